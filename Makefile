@@ -13,7 +13,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 8)))
 SERVING ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? n : 2)))
 PYTEST  := $(BIN)/python -m pytest
 # The quick tests wait more than they compute; but each worker collects all of them.
-QUICK   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? 3 * n : 8)))
+QUICK   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 2 * n : 8)))
 # A file's tests share what is expensive to make. (By pytest-xdist 3.8, --dist loadgroup groups nothing under pytest 9.2.)
 BESIDE  := -n $(WORKERS) --dist loadfile
 # The order of the end-to-end tests' files is that of tests/e2e/conftest.py; --no-loadscope-reorder retains it.
@@ -24,6 +24,8 @@ SUITES  := $(filter-out tests/e2e/,$(sort $(wildcard tests/*/)))
 CHECKED := tests/unit tests/attacks tests/adversarial tests/cli tests/fuzz tests/golden \
 	tests/property/artifacts tests/property/core tests/property/graphs
 SWIFT   := --ignore tests/unit/vllm -m "not vllm and not gpu and not slow"
+# `make check` leaves commands as processes and attacks to `make test`: they take most of the time of the quick tests.
+FIRST   := $(filter-out tests/attacks tests/cli,$(CHECKED)) tests/cli/test_cli_help.py tests/cli/test_command_options.py
 
 # The user's own bundles, keys and templates are neither used nor touched.
 export COLDSTART_CACHE_DIR := $(CURDIR)/.cache/coldstart
@@ -85,13 +87,13 @@ $(PYTEST) $(BESIDE) $(SELECT) --after-quick '$(CHECKED)' $(SUITES) || failed=1; 
 $(PYTEST) -n $(SERVING) --dist loadfile --no-loadscope-reorder $(SELECT) tests/e2e || failed=1; exit $$failed
 endef
 
-check: style ## Run lint and the quick tests, which need no vLLM.
+check: style ## Run lint and the quick unit tests, which need no vLLM.
 	@$(MAKE) --no-print-directory -j 2 types quick
 
 # The quick tests write many small files: into memory, where there is enough.
 quick: export TMPDIR := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 2000000 2>/dev/null && echo /dev/shm || echo "$${TMPDIR:-/tmp}")
 quick: $(STAMP)
-	$(PYTEST) -n $(QUICK) --dist loadfile --hypothesis-profile quick $(SWIFT) $(CHECKED)
+	$(PYTEST) -n $(QUICK) --dist loadfile --hypothesis-profile quick $(SWIFT) $(FIRST)
 
 lint: style types ## Check style, format, prose and types.
 

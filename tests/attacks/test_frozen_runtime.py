@@ -114,7 +114,7 @@ def test_thaw_leaves_no_files_when_refused_at_any_moment(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime_snapshot.freeze(cache, 60)
-    for milliseconds in range(0, 100, 2):
+    for milliseconds in range(0, 100, 10):
 
         def refuse(images: Path, plan: LaunchPlan, seconds: float = milliseconds / 1000) -> None:
             time.sleep(seconds)

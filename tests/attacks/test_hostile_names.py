@@ -81,6 +81,8 @@ STREAMS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
     "large pax headers": (_large_headers, "CS-BOMB"),
 }
 
+# Streams that take seconds; the others show the same limits.
+LONG = ("large pax headers", "chains of directories")
 LATE: dict[str, tuple[int, str, str]] = {
     "below a file": (COUNT, "0000000/x", "CS-PATH"),
     "twice": (COUNT, "0000000", "CS-DUPMEMBER"),
@@ -109,7 +111,9 @@ def memory_disk() -> Iterator[Path]:
         yield Path(place)
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in STREAMS]
+)
 def test_hostile_names_are_refused_within_seconds(name: str, store: Store, memory_disk: Path) -> None:
     headers, code = STREAMS[name]
     bundle = forge(store, _compressed(headers()))

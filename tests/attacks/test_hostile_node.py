@@ -110,47 +110,6 @@ def test_bundle_is_served_from_a_read_only_volume(
         subprocess.run(["umount", root], check=True)
 
 
-class TestSquattedRuntimeDirectory:
-    @pytest.fixture
-    def tmp(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """Replace /tmp by a directory in which another user can create names first."""
-        place = home / "tmp"
-        place.mkdir()
-        place.chmod(0o1777)
-        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-        monkeypatch.setattr(tempfile, "tempdir", str(place))
-        return place
-
-    @pytest.mark.parametrize(
-        "squat", ["directory", "file", "link", "dangling link", "pipe", "open directory"]
-    )
-    def test_runtime_directory_avoids_a_squatted_name(self, tmp: Path, squat: str) -> None:
-        name = tmp / f"coldstart-{os.getuid()}"
-        trap = tmp / "trap"
-        trap.mkdir(mode=0o700)
-        if squat.endswith("directory"):
-            name.mkdir()
-            name.chmod(0o777 if squat.startswith("open") else 0o755)
-        elif squat == "pipe":
-            os.mkfifo(name)
-        elif squat == "file":
-            name.write_text("")
-        else:
-            name.symlink_to(trap if squat == "link" else tmp / "nothing")
-        own = paths.runtime_dir()
-        assert own == paths.runtime_dir() and own != name and trap not in (own, *own.parents)
-        assert stat.S_IMODE(own.stat().st_mode) == 0o700
-        assert list(trap.iterdir()) == []
-
-    @pytest.mark.skipif(os.getuid() != 0, reason="giving a directory to another user needs root")
-    def test_runtime_directory_avoids_directory_of_another_user(self, tmp: Path) -> None:
-        name = tmp / f"coldstart-{os.getuid()}"
-        name.mkdir(mode=0o700)
-        os.chown(name, 64321, 64321)
-        own = paths.runtime_dir()
-        assert own != name and own.stat().st_uid == os.getuid()
-
-
 class TestLeftoverFiles:
     def test_a_server_leaves_no_file(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TMPDIR", str(home))

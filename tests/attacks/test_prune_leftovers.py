@@ -62,20 +62,6 @@ def test_prune_retains_the_cache_of_another_store_alone(run: Run, store: Store, 
     assert len(list((paths.state_dir() / "unpacked").glob("[0-9a-f]*"))) == 1
 
 
-def test_prune_dry_run_lists_removals(run: Run, store: Store, home: Path) -> None:
-    old = publish(store, home / "s")
-    place = _unpack(old)
-    _other(store, home)
-    before = sorted(path for path in home.rglob("*") if path.is_file())
-    done = run("prune", "--dry-run")
-    listed = done.stdout.splitlines()
-    blob = old.entry("compile").digest.removeprefix("sha256:")
-    assert listed[0].startswith("Would remove 1 bundle,") and old.digest in listed
-    assert str(place) in listed and str(store.root / "blobs" / "sha256" / blob) in listed
-    assert "Pruned" not in done.stdout + done.stderr and "Nothing was removed" in done.stderr
-    assert before == sorted(path for path in home.rglob("*") if path.is_file())
-
-
 def test_reclaim_retains_files_that_a_process_has_mapped(store: Store, home: Path) -> None:
     place = _unpack(publish(store, home / "s"))
     with (

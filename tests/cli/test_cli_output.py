@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from coldstart.commands._output import Output
 from support.waiting import wait_until
 from tools.forked import coldstart
 from tools.shell import Run
-
-from coldstart.system.start_progress import ProgressText
 
 
 def test_list_prints_text(run: Run, bundle: Bundle) -> None:
@@ -126,21 +123,6 @@ def test_a_long_phase_repeats_its_time_estimate_and_last_step(
     else:
         beats = [one for one in map(json.loads, lines) if one["event"] == "running"]
         assert beats[0]["phase"] == "build" and beats[0]["expected_s"] == 70.0
-
-
-def test_long_phase_names_the_stage_that_runs_now() -> None:
-    running = _progress.PhaseProgress("build", None, ProgressText("load weights: 1 of 3 shards"))
-    assert running.describe(180.0) == "build: 180 s; now: load weights: 1 of 3 shards"
-
-
-def test_no_line_about_a_phase_follows_its_end(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_progress, "HEARTBEAT_S", 0.001)
-    before = threading.active_count()
-    with pytest.raises(KeyError), Output(progress="plain").phase("build"):
-        raise KeyError
-    assert threading.active_count() == before
 
 
 def test_flag_overrides_the_environment(

@@ -163,11 +163,6 @@ def test_directory_of_bundles_is_pulled_first(run: Run, bundle: Bundle, home: Pa
     assert f"hint: coldstart pull {home / 'shared'}, then name the bundle\n" in said
 
 
-@pytest.mark.parametrize("word", ["org/other", "tiny-llama"])
-def test_validate_advises_a_pull_when_the_bundle_does_not_exist(run: Run, word: str) -> None:
-    assert "coldstart pull ADDRESS" in run("validate", word, code=3).stderr
-
-
 def test_export_and_import_elsewhere(run: Run, bundle: Bundle, home: Path) -> None:
     assert run("export", "org/tiny").stdout == "org--tiny-v1.oci.tar\n"
     done = run("import", "org--tiny-v1.oci.tar", "--cache-dir", "other")
@@ -259,18 +254,6 @@ def test_pull_reports_the_damaged_blobs_that_it_replaces(run: Run, bundle: Bundl
         else:
             assert "org/tiny:v1: 2 damaged blobs replaced" in done.stderr
         assert run("validate", "org/tiny").stdout == f"{bundle.ref}: valid at level checksum\n"
-
-
-def test_prune_keeps_the_newest_and_drops_the_named(run: Run, bundle: Bundle, home: Path) -> None:
-    newer = publish(Store(Cache.at().bundles), home / "scratch", blocks=9)
-    assert newer.version == 2
-    listed = json.loads(run("prune", "--dry-run", "--format=json").stdout)
-    assert listed["removed"] == [bundle.digest]
-    assert len(run("list", "-q").stdout.splitlines()) == 2
-    run("prune")
-    assert run("list", "-q").stdout.strip() == newer.ref
-    run("prune", "org/tiny")
-    assert run("list", "-q").stdout.strip() == ""
 
 
 def test_prune_dry_run_names_the_command_that_removes_the_same(run: Run, bundle: Bundle, home: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.store import Store
 from tools import tiny_models
-from tools.bundles import CODE, KV, provenance, publish, write_tree
+from tools.bundles import CODE, KV, provenance, write_tree
 from tools.shell import Run
 
 from coldstart.models import inspection
@@ -134,14 +133,3 @@ def test_a_hub_model_without_a_configuration_is_an_error_that_says_so(
     assert (
         "cannot describe a start of acme/other" in said and "hint: hf download acme/other config.json" in said
     )
-
-
-def test_prune_removes_and_records_nothing(before: list[Listing], run: Run, home: Path) -> None:
-    store = Store(Cache.at().bundles)
-    old = publish(store, home / "scratch")
-    publish(store, home / "scratch", blocks=9)
-    left = Cache.at().unpacked / ("a" * 64)
-    left.mkdir(parents=True)
-    before.append(_list(home))
-    listed = json.loads(run("prune", "--dry-run", "--format", "json").stdout)
-    assert listed["removed"] == [old.digest] and os.fspath(left) in json.dumps(listed)

@@ -77,15 +77,6 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     assert refused in said.stdout
 
 
-def test_table_has_the_gpu_memory_where_it_is_known() -> None:
-    document = _status_document()
-    assert "GPU memory" not in render(document)
-    document["models"][0]["gpu_memory_bytes"] = 5 << 29
-    head, first, second = render(document).splitlines()[4:7]
-    assert re.search(r"memory +GPU memory +waiting", head)
-    assert re.search(r"3072\.0 MiB +2560\.0 MiB +0", first) and re.search(r"\(1024\.0 MiB\) +0", second)
-
-
 def test_table_shows_the_progress_of_a_start_if_the_host_reports_it() -> None:
     document = _status_document()
     document["models"][0] |= {"state": "starting", "progress": {"text": "load weights: 1 of 2 shards"}}

@@ -18,7 +18,8 @@ from support.waiting import wait_until
 from tools.openai_server import FakeServer, running
 from tools.shell import Run
 
-SIMULATES = pytest.mark.skipif(not find_spec("vllm"), reason="--simulate runs vLLM's scheduler")
+# A simulated engine runs vLLM's scheduler, whose import takes seconds.
+SIMULATES = pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed")
 PROFILE = {"prefill": [[1, 0.01], [512, 0.05]], "decode": [[1, 0.01], [16, 0.012]]}
 
 
@@ -33,6 +34,7 @@ def trace(home: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @SIMULATES
 def test_simulated_replay_writes_every_report(run: Run, trace: Path, home: Path) -> None:
     forms = ("csv", "html", "markdown")
@@ -50,6 +52,7 @@ def test_simulated_replay_writes_every_report(run: Run, trace: Path, home: Path)
     assert (home / "out.markdown").read_text().count("| simulated |") == 10
 
 
+@pytest.mark.slow
 @SIMULATES
 def test_baseline_compares_two_policies(run: Run, trace: Path, home: Path) -> None:
     common = ("trace-replay", str(trace), "--simulate", "--profile", "profile.json", "--batch", "1")
@@ -93,6 +96,7 @@ def test_a_replay_of_failed_requests_lists_the_causes_and_ends_with_no(run: Run,
     assert cause["requests"] == 10 and f"10 of 10 requests failed: {cause['error']}" in done.stderr
 
 
+@pytest.mark.slow
 @SIMULATES
 def test_hint_without_a_target_works_when_it_is_followed(run: Run, trace: Path) -> None:
     for options in ([], ["--profile", "profile.json"]):

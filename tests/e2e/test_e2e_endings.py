@@ -49,7 +49,7 @@ def test_server_exits_with_128_plus_signal(
         assert "Traceback" not in REENTRANT.sub("", served.log.read_text(errors="replace"))
 
 
-@pytest.mark.parametrize("mode", [FRESH, ENGINE])
+@pytest.mark.parametrize("mode", [nightly(FRESH), ENGINE])
 def test_server_ends_when_the_supervisor_is_killed(
     machine: Machine, engine_template: None, mode: str, reference: Tokens
 ) -> None:

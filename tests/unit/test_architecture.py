@@ -7,9 +7,10 @@ whose modules must not form a cycle: it would mean that a part knows the whole f
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
     return ".".join([*base, node.module] if node.module else base)
 
 
-def _package_name(module: str) -> str:
+def package_name(module: str) -> str:
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
@@ -120,11 +121,11 @@ def _ours(name: str) -> bool:
 
 
 MODULES = _modules()
-PACKAGES = sorted({_package_name(name) for name in MODULES} - {""})
+PACKAGES = sorted({package_name(name) for name in MODULES} - {""})
 
 
 @cache
-def _every_import() -> list[Import]:
+def list_imports() -> list[Import]:
     return [one for name, path in MODULES.items() for one in _imports(name, path.read_bytes(), MODULES)]
 
 
@@ -136,9 +137,9 @@ def test_every_package_has_a_layer() -> None:
 def _upward(imports: Iterable[Import]) -> list[str]:
     floor = {package: number for number, layer in enumerate(LAYERS) for package in layer}
     crossing = [
-        (one, _package_name(one.by), _package_name(one.of))
+        (one, package_name(one.by), package_name(one.of))
         for one in imports
-        if _ours(one.of) and _package_name(one.of) and _package_name(one.by) != _package_name(one.of)
+        if _ours(one.of) and package_name(one.of) and package_name(one.by) != package_name(one.of)
     ]
     return [
         f"{one.by} imports {one.of}"
@@ -148,12 +149,12 @@ def _upward(imports: Iterable[Import]) -> list[str]:
 
 
 def test_package_imports_only_lower_packages() -> None:
-    assert len(_every_import()) > 1000
-    assert _upward(_every_import()) == []
+    assert len(list_imports()) > 1000
+    assert _upward(list_imports()) == []
 
 
 def test_the_core_needs_no_library_of_tables_plots_or_requests() -> None:
-    found = {(one.by, one.of) for one in _every_import() if _package_name(one.by) in CORE}
+    found = {(one.by, one.of) for one in list_imports() if package_name(one.by) in CORE}
     assert [pair for pair in found if pair[1].split(".")[0] in ("pandas", "requests")] == []
 
 
@@ -166,7 +167,7 @@ def test_the_core_needs_no_library_of_tables_plots_or_requests() -> None:
 )
 def test_decisions_of_host_and_fleet_do_no_network_io(package: str, foreign: tuple[str, ...]) -> None:
     live = (f"{package}.live", f"{package}.live.")
-    pure = [one for one in _every_import() if one.by.startswith(f"{package}.") and not _below(one.by, live)]
+    pure = [one for one in list_imports() if one.by.startswith(f"{package}.") and not _below(one.by, live)]
     assert pure and [one for one in pure if one.of.split(".")[0] in foreign] == []
     assert [one for one in pure if _below(one.of, live)] == []
 
@@ -178,67 +179,28 @@ def _below(module: str, package: tuple[str, str]) -> bool:
 @pytest.mark.parametrize("package", FOREIGN)
 def test_package_imports_no_forbidden_module(package: str) -> None:
     imported = {
-        (one.by, one.of) for one in _every_import() if _package_name(one.by) == package and not _ours(one.of)
+        (one.by, one.of) for one in list_imports() if package_name(one.by) == package and not _ours(one.of)
     }
     assert [pair for pair in imported if pair[1].split(".")[0] in FOREIGN[package]] == []
 
 
-def _circles(edges: Mapping[str, set[str]]) -> list[list[str]]:
-    """Tarjan's strongly connected components of more than one node, each sorted."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in edges.get(node, ()):
-            if other not in index:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], index[other])
-        if low[node] == index[node]:
-            position = stack.index(node)
-            component = stack[position:]
-            del stack[position:]
-            if len(component) > 1:
-                found.append(sorted(component))
-
-    for node in edges:
-        if node not in index:
-            visit(node)
-    return found
-
-
-def _run_time_edges(imports: Iterable[Import]) -> dict[str, set[str]]:
-    edges: dict[str, set[str]] = {name: set() for name in MODULES}
+def _require_no_cycle(imports: Iterable[Import]) -> None:
+    """Raise CycleError, which names a cycle. A module and its package's `__init__` cannot form one."""
+    edges: dict[str, set[str]] = {}
     for one in imports:
-        # An import of the package's __init__ cannot form a cycle.
-        if one.at_run_time and one.of in MODULES and one.of != one.by:
+        if one.of in MODULES and one.of != one.by:
             edges.setdefault(one.by, set()).add(one.of)
-    return edges
+    TopologicalSorter(edges).prepare()
 
 
 def test_run_time_imports_have_no_cycle() -> None:
-    assert _circles(_run_time_edges(_every_import())) == []
-
-
-def _cycles(imports: Iterable[Import]) -> set[frozenset[str]]:
-    """Return the cycles between modules of one package."""
-    edges: dict[str, set[str]] = {}
-    for one in imports:
-        if one.of in MODULES and one.of != one.by and one.by.rpartition(".")[0] == one.of.rpartition(".")[0]:
-            edges.setdefault(one.by, set()).add(one.of)
-    return {frozenset(cycle) for cycle in _circles(edges)}
+    _require_no_cycle(one for one in list_imports() if one.at_run_time)
 
 
 def test_modules_of_one_package_import_each_other_without_cycles() -> None:
-    assert _cycles(_every_import()) == set()
+    imports = list_imports()
+    _require_no_cycle(one for one in imports if one.by.rpartition(".")[0] == one.of.rpartition(".")[0])
 
 
 def test_packages_are_imported_by_their_installed_names() -> None:
-    assert [
-        one for one in _every_import() if one.of.split(".")[0] in ("artifacts", "commands", "tests")
-    ] == []
+    assert [one for one in list_imports() if one.of.split(".")[0] in ("artifacts", "commands", "tests")] == []

@@ -6,21 +6,19 @@ lab, starts and the loading of weights may also import what the extras in EXTRAS
 
 from __future__ import annotations
 
-import ast
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[2]
+from tests.unit.test_architecture import MODULES, ROOT, list_imports, package_name
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-DIRECTORIES = {"coldstart": "coldstart", "coldstart.artifacts": "artifacts", "coldstart.commands": "commands"}
 EXTRAS = {
     "host": ("host",),
     "fleet": ("fleet",),
@@ -36,25 +34,15 @@ DISTRIBUTIONS = {
 }
 
 
-def _modules() -> Iterator[tuple[str, str]]:
-    """Yield the name and the source of each module."""
-    for package, directory in DIRECTORIES.items():
-        for path in (ROOT / directory).rglob("*.py"):
-            parts = path.relative_to(ROOT / directory).with_suffix("").parts
-            yield ".".join([package, *parts]), path.read_text(encoding="utf-8")
-
-
 @cache
-def _imported(source: str) -> set[str]:
-    """Return the distributions that a source imports, lazy and type-only imports included."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module)
+def _imports() -> dict[str, set[str]]:
+    """Return the distributions that each module imports, lazy and type-only imports included."""
     own = sys.stdlib_module_names | {"coldstart"}
-    return {_distribution(name) for name in names if name.partition(".")[0] not in own}
+    found: dict[str, set[str]] = {module: set() for module in MODULES}
+    for one in list_imports():
+        if one.of.partition(".")[0] not in own:
+            found[one.by].add(_distribution(one.of))
+    return found
 
 
 def _distribution(module: str) -> str:
@@ -92,9 +80,9 @@ def _required(requirement: Requirement, seen: set[tuple[str, str]]) -> set[str]:
     return {canonicalize_name(name) for name, _ in seen}
 
 
-def _undeclared(module: str, source: str, engine: set[str]) -> set[str]:
-    package = module.split(".")[1]
-    return _imported(source) - _allowed(package) - (engine if package in ENGINE else set())
+def _undeclared(module: str, engine: set[str]) -> set[str]:
+    package = package_name(module)
+    return _imports()[module] - _allowed(package) - (engine if package in ENGINE else set())
 
 
 @cache
@@ -115,13 +103,12 @@ def engine() -> set[str]:
 
 
 def test_each_import_is_declared_by_the_part_that_needs_it(engine: set[str]) -> None:
-    found = {module: _undeclared(module, source, engine) for module, source in _modules()}
-    assert found
+    found = {module: _undeclared(module, engine) for module in MODULES}
     assert {module: names for module, names in found.items() if names} == {}
 
 
 def test_each_dependency_is_imported() -> None:
-    imported = set().union(*(_imported(source) for _, source in _modules()))
+    imported = set().union(*_imports().values())
     extras = {name for names in EXTRAS.values() for name in names} | {"all"}
     declared = _declared(PROJECT["dependencies"])
     declared |= _declared(line for extra in extras for line in PROJECT["optional-dependencies"][extra])

@@ -250,6 +250,11 @@ def test_container_files_copy_existing_files_only() -> None:
     assert ignored <= kept_out and ".git" in kept_out
 
 
+def test_image_of_the_container_is_pinned() -> None:
+    text = (EXAMPLES / "container/Containerfile.cpu").read_text()
+    assert re.search(r"^FROM \S+:[\w.-]+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
+
+
 def test_demo_uses_existing_options() -> None:
     text = (EXAMPLES / "two_models.py").read_text()
     (command,) = re.findall(r"command = \[COLDSTART, (.*?)\]", text, flags=re.S)

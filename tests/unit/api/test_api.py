@@ -56,10 +56,5 @@ def test_package_exports_no_name_of_a_subpackage() -> None:
     assert set(api.__all__) >= subpackages and not subpackages & set(coldstart.__all__)
 
 
-def test_package_raises_attribute_error_for_an_unknown_name() -> None:
-    with pytest.raises(AttributeError, match="module 'coldstart' has no attribute 'serv'"):
-        coldstart.serv  # type: ignore[attr-defined]  # noqa: B018
-
-
 def test_package_is_marked_as_typed() -> None:
     assert (files("coldstart") / "py.typed").is_file()

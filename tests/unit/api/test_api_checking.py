@@ -8,12 +8,10 @@ import pytest
 from coldstart.artifacts import blobs
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import BundleNotFoundError, Store
-from tools.bundles import NAME, key, publish
+from tools.bundles import NAME, publish
 
 from coldstart import api
-from coldstart.api import checking
 from coldstart.errors import UsageError
-from coldstart.system.paths import Cache
 
 
 @pytest.fixture
@@ -37,13 +35,6 @@ def test_validate_reports_a_damaged_blob_at_the_level_that_reads_it(bundle: Bund
     assert not api.validate(bundle.ref, "manifest", cache_dir=tmp_path).fails("note")
     (finding,) = api.validate(bundle.ref, cache_dir=tmp_path).findings
     assert (finding.severity, finding.subject) == ("error", "kv")
-
-
-def test_validate_all_returns_the_reports_in_order(bundle: Bundle, tmp_path: Path) -> None:
-    other = publish(Store(bundle.layout.root), tmp_path / "scratch", key(eager=True))
-    source = api.Source(cache=Cache.at(tmp_path))
-    reports = checking.validate_all(api.ValidationRequest([other.ref, bundle.ref], source=source))
-    assert [report.ref for report in reports] == [other.ref, bundle.ref]
 
 
 @pytest.mark.parametrize(

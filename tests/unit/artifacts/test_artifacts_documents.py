@@ -16,7 +16,7 @@ from coldstart.artifacts.errors import (
     InvalidKeyError,
     InvalidManifestError,
 )
-from coldstart.artifacts.key import Key, Mismatch, diff
+from coldstart.artifacts.key import Key
 from coldstart.artifacts.section import SECTION_TYPES
 from tools.bundles import config, key, provenance
 
@@ -111,17 +111,6 @@ def test_equal_settings_have_equal_digests() -> None:
     assert Key({"a.b": 1}).digest != Key({"a.b": True}).digest
     assert pickle.loads(pickle.dumps(key())) == key()
     assert len(key().short) == 12 and key().digest.startswith("sha256:" + key().short)
-
-
-def test_diff_names_each_field() -> None:
-    wanted, found = Key({"a.a": 1, "a.b": None, "a.d": 1}), Key({"a.a": 2, "a.c": "x", "a.d": True})
-    assert diff(wanted, found) == [
-        Mismatch("a.a", 1, 2),
-        Mismatch("a.b", None, None),
-        Mismatch("a.c", None, "x"),
-        Mismatch("a.d", 1, True),
-    ]
-    assert diff(wanted, wanted) == []
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1: 2}, {"a": object()}, "\ud800", [{"x": {None: 1}}]])

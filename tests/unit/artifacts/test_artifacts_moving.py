@@ -8,7 +8,6 @@ import shutil
 import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from inspect import signature
 from pathlib import Path
 
@@ -19,11 +18,9 @@ from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import (
     AmbiguousReferenceError,
-    DestinationExistsError,
     DigestMismatchError,
     InvalidReferenceError,
     MissingBlobError,
-    NotALayoutError,
     RemoteDeniedError,
 )
 from coldstart.artifacts.store import Store
@@ -77,35 +74,6 @@ def test_a_damaged_bundle_is_not_exported(store: Store, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tar")) and not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("damage", ["blob", "end"])
-def test_hint_of_a_damaged_archive_names_the_command_that_writes_another(
-    damage: str, store: Store, tmp_path: Path
-) -> None:
-    archive = tmp_path / "my one.tar"
-    export_archive([_signed(store, tmp_path)], archive)
-    data = archive.read_bytes()
-    assert data.count(b'{"blocks":3}') == 1
-    archive.write_bytes(data.replace(b'{"blocks":3}', b'{"blocks":4}') if damage == "blob" else data[:-2000])
-    with pytest.raises((DigestMismatchError, NotALayoutError)) as caught:
-        import_archive(Store(tmp_path / "other"), archive)
-    assert "coldstart export NAME --to 'my one.tar' --force" in str(caught.value.hint)
-
-
-def test_export_does_not_overwrite(store: Store, tmp_path: Path) -> None:
-    bundle = _signed(store, tmp_path)
-    (tmp_path / "one.tar").write_text("mine")
-    with pytest.raises(DestinationExistsError):
-        export_archive([bundle], tmp_path / "one.tar")
-    assert export_archive([bundle], tmp_path / "one.tar", replace=True) > 0
-
-
-def test_push_to_and_pull_from_a_directory(store: Store, tmp_path: Path) -> None:
-    bundle = _signed(store, tmp_path)
-    address = remote.push(bundle, str(tmp_path / "layout"))
-    _same(remote.pull(Store(tmp_path / "a"), address), bundle, tmp_path)
-    _same(remote.pull(Store(tmp_path / "b"), f"dir://{tmp_path / 'layout'}"), bundle, tmp_path)
-
-
 def test_pull_needs_a_digest_when_a_directory_has_several_keys(store: Store, tmp_path: Path) -> None:
     first = publish(store, tmp_path)
     publish(store, tmp_path, key(tp=2))
@@ -123,25 +91,6 @@ def test_a_layout_whose_index_another_client_wrote_bare(store: Store, tmp_path: 
     _same(remote.pull(Store(tmp_path / "other"), str(store.root)), bundle, tmp_path)
     store.prune()
     assert store.list() == [bundle] and check(bundle) == []
-
-
-@pytest.mark.parametrize("address", ["docker://foo/bar", "ftp://host/x", "file:///tmp/x", "OCI://host/x"])
-def test_remote_refuses_an_address_when_its_scheme_is_unknown(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    bundle = publish(store, tmp_path)
-    before = set(tmp_path.iterdir())
-    for use in (partial(remote.push, bundle), partial(remote.pull, store)):
-        with pytest.raises(InvalidReferenceError, match="unknown scheme") as caught:
-            use(address)
-        assert all(scheme in (caught.value.hint or "") for scheme in ("oci://", "hf://", "dir://"))
-    assert set(tmp_path.iterdir()) == before
-
-
-def test_pull_refuses_a_directory_without_a_layout(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(NotALayoutError):
-        remote.pull(store, str(tmp_path))
 
 
 class Folder:
@@ -233,29 +182,12 @@ def test_prune_keeps_the_newest_and_what_it_needs(store: Store, tmp_path: Path) 
     assert publish(store, tmp_path, run=4).version == 3
 
 
-def test_prune_removes_signatures_with_their_bundle(store: Store, tmp_path: Path) -> None:
-    bundle = _signed(store, tmp_path)
-    store.prune(keep=None, drop=[bundle])
-    assert store.layout.entries() == [] and list(store.layout.blobs.iterdir()) == []
-
-
 def test_prune_touches_no_blob_while_a_manifest_cannot_be_read(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     blob_path(store.root, bundle.digest).write_bytes(b"rotten")
     before = sorted(store.layout.blobs.iterdir())
     assert "cannot be read" in (store.prune().note or "")
     assert sorted(store.layout.blobs.iterdir()) == before
-
-
-def test_prune_of_a_store_that_does_not_exist(store: Store) -> None:
-    assert store.prune().files == 0 and not store.root.exists()
-
-
-def test_names_of_imported_bundles_answer(store: Store, tmp_path: Path) -> None:
-    bundle = _signed(store, tmp_path)
-    other = Store(tmp_path / "other")
-    remote.pull(other, str(store.root))
-    assert other.get(f"{NAME}:v1") == bundle
 
 
 def test_the_installed_hub_client_takes_the_calls_that_are_made(tmp_path: Path) -> None:

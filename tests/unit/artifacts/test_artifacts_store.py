@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import (
     AmbiguousReferenceError,
@@ -18,7 +17,7 @@ from coldstart.artifacts.errors import (
     SectionUnsupportedError,
     TooLargeError,
 )
-from coldstart.artifacts.key import Key, Mismatch
+from coldstart.artifacts.key import Mismatch
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.artifacts.verify import check
@@ -61,73 +60,6 @@ def test_equal_content_is_one_bundle(store: Store, tmp_path: Path) -> None:
     assert len(store.list()) == 1
 
 
-def test_references(store: Store, tmp_path: Path) -> None:
-    first, second = publish(store, tmp_path, run=1), publish(store, tmp_path, run=2)
-    assert store.get(NAME) == second
-    assert store.get(f"{NAME}:v1") == first
-    assert store.get(first.ref) == first
-    assert store.get(f"{NAME}@{first.digest[:20]}") == first
-    assert store.get(first.digest) == first
-    assert store.get(first.digest[7:19]) == first
-    assert store.get(first.digest[:19]) == first
-    assert store.get(key().short) == second
-    assert store.get(first.descriptor.annotations[oci.REF_NAME]) == first
-
-
-def test_a_version_that_two_keys_have_is_ambiguous(store: Store, tmp_path: Path) -> None:
-    first, second = publish(store, tmp_path), publish(store, tmp_path, key(dtype="float16"))
-    # Earlier releases numbered versions per key.
-    annotations = {**second.descriptor.annotations, oci.VERSION: "1"}
-    old = structs.replace(second.descriptor, annotations=annotations)
-    with store.layout.exclusive():
-        entries = [entry for entry in store.layout.entries() if entry.digest != old.digest]
-        store.layout.write_index(entries)
-        store.layout.write_index([*entries, old])
-    with pytest.raises(AmbiguousReferenceError) as caught:
-        store.get(f"{NAME}:v1")
-    assert all(bundle.digest[:19] in caught.value.message for bundle in (first, second))
-
-
-def test_a_name_is_its_newest_version_whatever_the_arguments(store: Store, tmp_path: Path) -> None:
-    publish(store, tmp_path)
-    second = publish(store, tmp_path, key(dtype="float16"))
-    assert store.get(NAME) == second
-    with pytest.raises(AmbiguousReferenceError):
-        store.get(NAME, one_key=True)
-
-
-def test_a_name_of_a_hub_model_is_its_newest_version_whatever_the_revision(
-    store: Store, tmp_path: Path
-) -> None:
-    revisions = [Key({**key().fields, "model.revision": one * 40, "model.config": one}) for one in "ab"]
-    _, second = (publish(store, tmp_path, one) for one in revisions)
-    assert store.get(NAME) == second
-
-
-def test_a_name_of_two_models_is_ambiguous_and_lists_the_choices(store: Store, tmp_path: Path) -> None:
-    other = Key({**key().fields, "model.config": "another"})
-    first, second = publish(store, tmp_path), publish(store, tmp_path, other)
-    with pytest.raises(AmbiguousReferenceError) as caught:
-        store.get(NAME)
-    lines = caught.value.message.splitlines()
-    assert [line.split()[:2] for line in lines[1:]] == [
-        [f"{NAME}:v{n}", f"{NAME}@{bundle.digest[:19]}"] for n, bundle in ((1, first), (2, second))
-    ]
-    assert store.get(lines[2].split()[1]) == second == store.get(f"{NAME}:v2")
-
-
-@pytest.mark.parametrize(
-    "ref", ["org/other", f"{NAME}:v9", f"{NAME}@sha256:{'0' * 64}", "abcdef0123", "abcdef012345"]
-)
-def test_unknown_reference(store: Store, tmp_path: Path, ref: str) -> None:
-    with pytest.raises(BundleNotFoundError) as empty:
-        store.get(ref)
-    publish(store, tmp_path)
-    with pytest.raises(BundleNotFoundError) as caught:
-        store.get(ref)
-    assert "coldstart materialize" in str(empty.value.hint) and "coldstart list" in str(caught.value.hint)
-
-
 @pytest.mark.parametrize("digits", [0, 6, 11])
 def test_a_digest_prefix_of_fewer_than_12_digits_names_no_bundle(
     store: Store, tmp_path: Path, digits: int
@@ -168,17 +100,6 @@ def test_a_miss_names_the_nearest_bundle_and_the_fields(store: Store, tmp_path: 
         store.find(key(dtype="bfloat16", tp=1))
     assert caught.value.nearest == (close, [Mismatch("engine.dtype", "bfloat16", "float16")])
     assert close.version == 2
-
-
-def test_a_miss_on_another_model_has_no_nearest_unless_named(store: Store, tmp_path: Path) -> None:
-    bundle = publish(store, tmp_path)
-    wanted = replace(key(), fields={**key().fields, "model.name": "other"})
-    with pytest.raises(BundleNotFoundError) as caught:
-        store.find(wanted)
-    assert caught.value.nearest is None
-    with pytest.raises(BundleNotFoundError) as caught:
-        store.find(wanted, name=NAME)
-    assert caught.value.nearest is not None and caught.value.nearest[0] == bundle
 
 
 def test_nothing_remains_of_an_abandoned_draft(store: Store, tmp_path: Path) -> None:

@@ -61,12 +61,6 @@ def test_reported_phases_join_the_harness_own(
     assert run.phases["imports"] == pytest.approx(0.1)
 
 
-def test_run_reports_the_log_of_a_dead_server(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    with pytest.raises(launch.ServerDiedError, match="the engine could not start") as caught:
-        measure.run(fake("fresh", "dies"), tmp_path / "r", settings, 0)
-    assert (caught.value.status, caught.value.exit_code) == (1, 1)
-
-
 def test_a_server_that_never_answers_times_out(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     before = len(strays())
     with pytest.raises(CommandFailedError, match="no token within the time limit"):

@@ -96,14 +96,6 @@ def test_a_slow_path_fails_with_its_reason(fake: Fake, settings: RunSettings, tm
     assert document["modes"]["fresh"]["fallbacks"] == ["compile: another ISA"]
 
 
-def test_dead_server_fails_alone(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    document, _ = bench([fake("vllm-warm"), fake("fresh", "dies")], settings, tmp_path, runs=1)
-    assert "the engine could not start" in document["modes"]["fresh"]["unavailable"]
-    assert document["failures"][0].startswith("fresh: the fresh server ended with status 1")
-    assert document["modes"]["vllm-warm"]["first_token_s"]["n"] == 1
-    assert document["tokens_identical"] is None
-
-
 def test_warm_caches_without_a_cold_start_need_one_of_their_own(
     fake: Fake, settings: RunSettings, tmp_path: Path
 ) -> None:

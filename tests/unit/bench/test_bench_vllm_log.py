@@ -11,11 +11,3 @@ INFO [core.py:403] init engine (profile, create kv cache, warmup model) took 17.
 
 def test_phases_do_not_overlap() -> None:
     assert vllm_log.phases(LOG) == {vllm_log.LOAD: 0.25, vllm_log.COMPILE: 13.5, vllm_log.INIT: 4.25}
-
-
-def test_older_and_silent_logs() -> None:
-    assert vllm_log.phases("init engine (profile) took 2.50 seconds") == {
-        vllm_log.COMPILE: 0.0,
-        vllm_log.INIT: 2.5,
-    }
-    assert vllm_log.phases("nothing") == {}

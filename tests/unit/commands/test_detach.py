@@ -13,7 +13,7 @@ import pytest
 from coldstart.commands._detach import Announce, start_detached
 from support.waiting import wait_until
 
-from coldstart.errors import CommandFailedError, UsageError
+from coldstart.errors import CommandFailedError
 from coldstart.launch.rejection import Rejection
 from coldstart.system.proc import processes
 from coldstart.system.start_progress import StartProgress
@@ -65,13 +65,6 @@ def fail(error: BaseException) -> Any:
         raise error
 
     return run
-
-
-def test_the_error_of_the_process_is_raised(tmp_path: Path) -> None:
-    with pytest.raises(CommandFailedError) as caught:
-        start_detached(tmp_path / "log", fail(UsageError(["no memory", "for it"], hint="use less")))
-    assert caught.value.lines[:2] == ("no memory", "for it") and caught.value.hint == "use less"
-    assert "the engine's last words" in caught.value.lines
 
 
 def test_an_error_that_each_start_meets_is_raised_without_the_log(tmp_path: Path) -> None:

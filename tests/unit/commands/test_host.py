@@ -60,19 +60,6 @@ def _write_host_file(tmp_path: Path, model: str, args: str) -> Path:
     return file
 
 
-def test_a_model_of_a_host_file_starts_with_the_arguments_of_its_bundle_when_it_has_none(
-    model: str, hosted: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = publish_recorded(model, SHORT)
-    file = _write_host_file(tmp_path, model, "")
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["host", "--host-file", str(file)])
-    said = capsys.readouterr().err
-    assert ended.value.code == 0, said
-    assert tuple(hosted[0].catalogue.launches["mine"].args) == SHORT
-    assert said.count(f"Using the arguments of {bundle.name}:v1: --max-model-len 512\n") == 1
-
-
 @pytest.mark.parametrize("args", ["args = []", 'args = ["--max-model-len", "1024"]'])
 def test_the_hint_names_the_line_of_the_host_file_when_no_bundle_has_its_arguments(
     model: str, hosted: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], args: str

@@ -76,14 +76,6 @@ def test_no_variable_is_read_by_a_literal_name() -> None:
     assert found == set()
 
 
-def test_checks_find_reads_and_literal_names() -> None:
-    source = (
-        'import os\nos.environ.get("A"); os.environ["B"]; "C" in os.environ; os.getenv("D"); f"COLDSTART_{x}"'
-    )
-    assert sorted(literal_reads(ast.parse(source))) == ["A", "B", "C", "D"]
-    assert list(literal_names(ast.parse(source))) == ["COLDSTART_"]
-
-
 @pytest.mark.parametrize("variable", EVERY)
 def test_read_returns_the_default_when_unset(variable: Variable[object]) -> None:
     assert variable.about.endswith(".")

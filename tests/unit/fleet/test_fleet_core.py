@@ -308,16 +308,6 @@ def test_rank_is_released_after_its_last_stream() -> None:
     assert one.handle(events.Tick(), 500.0 + MODELS[1].idle_s) == [Stop(first.worker)]
 
 
-def test_stream_of_a_dead_pipeline_goes_to_the_single_worker() -> None:
-    one, (first, *others) = _beside()
-    single = f"{first.worker}/whole"
-    one.handle(events.Moved("1", False), 13.0)
-    actions = one.handle(events.ProcessDied(first.worker, first.group, "killed"), 15.0)
-    release = events.Release(first.worker, first.group)
-    assert actions == [*(Stop(rank.worker) for rank in others), release, Send("1", single)]
-    assert list(one.groups) == [single]
-
-
 def test_pipeline_continues_when_the_engine_beside_it_dies() -> None:
     one, (first, *others) = _beside()
     single = f"{first.worker}/whole"
@@ -362,20 +352,6 @@ def test_a_rank_that_dies_takes_the_group_and_the_request_starts_again() -> None
     actions = one.handle(events.WorkerDied(ranks[1].worker, "killed"), 6.0)
     assert Stop(ranks[0].worker) in actions
     assert {launch.group for launch in launches(actions)} == {"large#2"}
-
-
-def test_request_is_refused_when_the_model_never_starts() -> None:
-    one, now = core(MODELS[:2], retries=2), 0.0
-    actions = one.handle(events.Arrived("1", "small"), now)
-    while not any(isinstance(action, Refuse) for action in actions):
-        started = launches(actions)
-        if started:
-            actions = one.handle(events.WorkerDied(started[0].worker, "no such model"), now)
-        else:
-            now = one.deadline()
-            actions = one.handle(events.Tick(), now)
-    assert [a.status for a in actions if isinstance(a, Refuse)] == [503]
-    assert 3.0 <= now < 10.0, "after a second, then two"
 
 
 @pytest.mark.parametrize("cause", ["lost", "unreached"])
@@ -463,19 +439,6 @@ def test_a_least_number_of_workers_is_kept() -> None:
         assert one.handle(events.Tick(), one.deadline()) == []
 
 
-def test_a_burst_starts_what_it_needs_in_one_group() -> None:
-    """Two requests per worker. The first starts one worker; at the third, 3 + 3 expected - 2 need two more workers."""
-    one, orders = core(MODELS[:2], window_s=10.0), list[LaunchRank]()
-    for request in "1234":
-        orders += launches(one.handle(events.Arrived(request, "small"), 0.0))
-    assert [(launch.group, launch.ranks, launch.full) for launch in orders] == [
-        ("small#1", 1, 1),
-        ("small#2", 2, 2),
-        ("small#2", 2, 2),
-    ]
-    assert [group.keep for group in one.groups.values()] == [1, 2]
-
-
 def _grown(servers: list[ServerSpec]) -> tuple[FleetCore, list[LaunchRank], list[events.Action]]:
     """Send five requests to a model with three per worker: a pipeline of two, launched for the first, serves them."""
     one, ranks = FleetCore(FleetSettings(), servers, MODELS[:2]), list[LaunchRank]()
@@ -516,14 +479,6 @@ def test_pipeline_without_memory_retains_one_worker() -> None:
     _, (first, _), actions = _grown([replace(SERVERS[0], memory=80), SERVERS[2]])
     assert [a.worker for a in actions if isinstance(a, events.FetchRest)] == [first.worker]
     assert [a.request for a in actions if isinstance(a, Send)] == list("123")
-
-
-def test_a_server_that_drains_takes_nothing_new() -> None:
-    one = core(MODELS[:2])
-    for server in SERVERS[:3]:
-        one.handle(events.Drained(server.name), 0.0)
-    assert {launch.server for launch in launches(one.handle(events.Arrived("1", "small"), 1.0))} == {"s3"}
-    assert launches(one.handle(events.Arrived("2", "large"), 2.0))[0].ranks == 1
 
 
 def test_an_idle_model_makes_room_before_its_time() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from random import Random
 
 import pytest
@@ -19,20 +18,6 @@ def test_admitted_fetches_meet_deadlines_and_bytes_add_up() -> None:
         # The clock's last bits.
         assert slack > -1e-6 and error < 1e-9
     assert admitted > 800 and refused > 400
-
-
-def test_an_idle_link_is_offered_whole() -> None:
-    assert BandwidthReservations(10.0).offer(5.0) == 10.0
-
-
-def test_new_fetch_is_admitted_when_no_deadline_is_missed() -> None:
-    reservations = BandwidthReservations(10.0)
-    reservations.claim("a", 100, 20.0, 0.0)
-    assert reservations.offer(0.0) == 5.0
-    reservations.claim("b", 50, 10.0, 0.0)
-    assert reservations.offer(0.0) == 0.0
-    with pytest.raises(ValueError, match="cannot fetch"):
-        reservations.claim("c", 1, inf, 0.0)
 
 
 def test_shares_are_right_across_a_departure() -> None:
@@ -55,61 +40,8 @@ def test_background_takes_what_is_left_and_does_not_count() -> None:
     assert reservations.link.advance(15.0) == [("rest", 15.0)]
 
 
-def test_late_fetch_blocks_no_other_fetch() -> None:
-    reservations = BandwidthReservations(10.0)
-    reservations.join("late", 1000, 0.0)
-    assert reservations.offer(0.0) == 5.0
-
-
-def test_finished_fetch_frees_its_share() -> None:
-    reservations = BandwidthReservations(10.0)
-    reservations.claim("a", 100, 20.0, 0.0)
-    reservations.finished("a", 1.0)
-    reservations.finished("a", 2.0)
-    assert reservations.offer(2.0) == 10.0
-
-
-def test_slower_link_admits_no_fetch() -> None:
-    reservations = BandwidthReservations(10.0)
-    reservations.claim("a", 100, 12.0, 0.0)
-    reservations.measured(5.0, 1.0)
-    assert reservations.offer(1.0) == 0.0
-
-
 def test_a_name_fetches_once() -> None:
     link = NetworkLink(1.0)
     link.add("a", 1)
     with pytest.raises(ValueError, match="already"):
         link.add("a", 1, background=True)
-
-
-def test_a_dead_link_moves_nothing() -> None:
-    link = NetworkLink(0.0)
-    link.add("a", 1)
-    assert link.advance(100.0) == [] and link.next_end() == inf
-
-
-def test_news_reports_changed_shares() -> None:
-    reservations = BandwidthReservations(10.0)
-    reservations.join("a", 100, 0.0)
-    assert reservations.list_changed_rates() == [("a", None)] and reservations.list_changed_rates() == []
-    reservations.join("b", 20, 1.0)
-    assert reservations.list_changed_rates() == [("a", 5.0), ("b", 5.0)]
-    reservations.trail("rest", 50, 1.0)
-    reservations.measured(8.0, 1.0)
-    assert reservations.list_changed_rates() == [("a", 4.0), ("b", 4.0)]
-    reservations.finished("b", 2.0)
-    assert reservations.list_changed_rates() == [("a", None)]
-    reservations.finished("a", 3.0)
-    reservations.join("a", 100, 3.0)
-    assert reservations.list_changed_rates() == []  # same name and same announced share
-
-
-def test_share_is_announced_again_after_the_fetch_ended() -> None:
-    reservations = BandwidthReservations(10.0)
-    reservations.join("a", 100, 0.0)
-    reservations.list_changed_rates()
-    reservations.finished("a", 1.0)
-    assert reservations.list_changed_rates() == []
-    reservations.join("a", 100, 3.0)
-    assert reservations.list_changed_rates() == [("a", None)]

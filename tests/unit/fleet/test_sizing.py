@@ -10,7 +10,7 @@ import pytest
 from support.fleet_oracles import cluster, exhaustive
 
 from coldstart.fleet import timing
-from coldstart.fleet.sizing import Demand, Offer, Place, Scheme, choose, considered, sizes
+from coldstart.fleet.sizing import Demand, Offer, Scheme, choose, considered, sizes
 from coldstart.fleet.timing import Costs, Overlap
 
 TERMS = Costs(
@@ -40,17 +40,6 @@ def test_first_token_of_four_ranks_one_of_them_full() -> None:
     assert timing.slowdown(4, 4) == timing.slowdown(1, 1) == 1.0
 
 
-@pytest.mark.parametrize("overlap", Overlap)
-def test_a_fetch_within_its_budget_is_a_rank_within_its_term(overlap: Overlap) -> None:
-    costs = replace(TERMS, overlap=overlap)
-    budget = timing.fetch_budget_s(costs, 100, 50.0, 20.0)
-    assert timing.loaded_after(costs, 100, 50.0, budget) == 20.0
-
-
-def test_no_rate_no_end() -> None:
-    assert timing.fetch_s(1, 0.0) == inf and timing.fetch_s(0, 0.0) == 0.0
-
-
 COSTS = Costs(container_s=2.0, context_s=1.0, library_s=3.0, prefill_s=1.0, decode_s=0.05)
 FAST = [Offer(f"s{n}", 2.0, 10.0, 100) for n in range(4)]
 
@@ -69,13 +58,6 @@ def test_no_choice_of_servers_does_better(seed: int) -> None:
             assert got == (*wanted[:2], pytest.approx(wanted[2], rel=1e-12), wanted[3])
 
 
-def test_size_is_one_worker_when_fast_enough() -> None:
-    """40 bytes at 2 a second: 20 s and 1 s of prefill."""
-    found = choose(Demand(40, 60, COSTS, ttft_s=21.0), FAST)
-    assert found is not None and found.meets
-    assert (found.ttft_s, found.places) == (21.0, (Place("s0", 40, 60, True),))
-
-
 def test_size_is_two_ranks_with_one_full_when_one_is_too_slow() -> None:
     found = choose(Demand(40, 60, COSTS, ttft_s=20.0), FAST)
     assert found is not None
@@ -86,18 +68,8 @@ def test_size_is_two_ranks_with_one_full_when_one_is_too_slow() -> None:
     assert found.ttft_s == 10.0 + 1.0 * (2 - 1 + 1 / 2)
 
 
-def test_size_has_full_workers_when_tpot_requires_them() -> None:
-    found = choose(Demand(40, 60, COSTS, ttft_s=20.0, tpot_s=0.05), FAST)
-    assert found is not None and (len(found.places), found.full, found.tpot_s) == (2, 2, 0.05)
-
-
 def test_server_that_would_delay_others_is_not_chosen() -> None:
     assert choose(Demand(40, 60, COSTS), [Offer("s", 0.0, 10.0, 100)]) is None
-
-
-def test_size_is_one_worker_when_no_group_meets_the_limit() -> None:
-    found = choose(Demand(40, 60, COSTS, ttft_s=1.0), FAST)
-    assert found is not None and not found.meets and len(found.places) == 1
 
 
 def test_consolidated_group_needs_a_full_worker() -> None:
@@ -120,13 +92,6 @@ def test_group_has_at_least_the_required_workers() -> None:
     assert list(sizes(9)) == [4, 3, 2, 1]
     found = choose(Demand(40, 60, COSTS), FAST, required=3)
     assert found is not None and (len(found.places), found.full) == (3, 3)
-
-
-def test_the_largest_rank_goes_over_the_quickest_link() -> None:
-    offers = [Offer("slow", 2.0, 10.0, 100), Offer("quick", 4.0, 10.0, 100)]
-    found = choose(Demand(40, 60, COSTS, ttft_s=20.0, shares={2: (10, 30)}), offers, required=2)
-    assert found is not None
-    assert [place.server for place in found.places] == ["slow", "quick"]
 
 
 def test_fullest_of_equal_servers_is_chosen() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from coldstart.errors import UsageError
-from coldstart.host.admission import LONGEST, brief
 from coldstart.host.core import Core
 from coldstart.host.events import (
     Abort,
@@ -69,77 +68,6 @@ def _brief(actions: list[Action]) -> list[Any]:
     return found
 
 
-def test_many_requests_cause_one_start_and_retain_their_order() -> None:
-    host = Driver()
-    first = host(0.0, *(Arrived(str(i), "a") for i in range(200)))
-    assert _brief(first) == [_start("a")]
-    assert _brief(host(5.0, Started("a", 5.0))) == [(str(i), "a") for i in range(200)]
-
-
-def test_a_ready_model_is_served_at_once_and_counts_as_a_hit() -> None:
-    host = Driver()
-    host.up("a", 1.0)
-    assert _brief(host(2.0, Arrived("r", "a"))) == [("r", "a")]
-    assert (host.core.hits, host.core.requests) == (1, 2)
-
-
-def test_idle_model_stops_before_the_next_starts() -> None:
-    host = Driver()
-    host.up("a", 1.0)
-    assert _brief(host(2.0, Arrived("r", "b"))) == [("leave", "a", "stopped")]
-    assert _brief(host(3.0, Left("a"))) == [_start("b")]
-    assert host.core.residents.device.used == 10
-
-
-def _why(actions: list[Action]) -> list[str]:
-    return [action.reason for action in actions if isinstance(action, Leave)]
-
-
-def test_each_stop_has_its_reason() -> None:
-    host = Driver(ModelSpec.simple("a", 10, 5.0, idle_s=60.0), ModelSpec.simple("b", 10, 7.0))
-    host.up("a", 1.0)
-    assert _why(host(2.0, Arrived("r", "b"))) == [
-        "evicted for b, which needs 0.0 MiB: 0.0 MiB of 0.0 MiB are free"
-    ]
-    host(3.0, Left("a"), Started("b", 1.0), Ended("r"))
-    assert _why(host(4.0, Measured("b", 16))) == ["the memory of the models is above the limit"]
-    host(5.0, Left("b"))
-    host.up("a", 6.0)
-    assert _why(host(70.0, Tick())) == ["idle for 64 s"]
-    host(71.0, Left("a"))
-    host.up("a", 72.0)
-    assert _why(host(73.0, Outdated("a", "unloaded by an operator"))) == ["unloaded by an operator"]
-    host(74.0, Left("a"))
-    host.up("a", 75.0)
-    assert _why(host(76.0, Configured((ModelSpec.simple("b", 10, 7.0),)))) == ["no longer configured"]
-
-
-@pytest.mark.parametrize(
-    ("memory", "template", "settings", "expected"),
-    [
-        (10, 0, {}, "which needs 10.0 MiB: 5.0 MiB of 15.0 MiB are free"),
-        (8, 3, {}, "which needs 8.0 MiB: 4.0 MiB of 15.0 MiB are free, and the runtime template has 3.0 MiB"),
-        (5, 0, {"max_residents": 1}, ": max_residents is 1"),
-    ],
-)
-def test_the_reason_of_an_eviction_names_the_needed_and_the_free_memory(
-    memory: int, template: int, settings: dict[str, Any], expected: str
-) -> None:
-    specs = (ModelSpec.simple("a", memory << 20, 5.0), ModelSpec.simple("b", memory << 20, 7.0))
-    host = Driver(*specs, memory=15 << 20, **settings)
-    host(0.0, TemplateHeld(template << 20))
-    host.up("a", 1.0)
-    (leave,) = host(2.0, Arrived("r", "b"))
-    assert isinstance(leave, Leave) and leave.evicted_for == "b"
-    assert leave.reason.startswith("evicted for b") and leave.reason.endswith(expected)
-
-
-def test_the_reason_of_a_stop_is_that_of_the_configuration_when_the_host_stops() -> None:
-    host = Driver()
-    host.up("a", 0.0)
-    assert _why(host(1.0, Configured((), reason="the host is stopping"))) == ["the host is stopping"]
-
-
 def _on(name: str, memory: int, *devices: int, **more: Any) -> ModelSpec:
     return ModelSpec.simple(name, memory, 1.0, devices=devices, **more)
 
@@ -191,73 +119,6 @@ def test_stopping_models_count_before_another_is_evicted() -> None:
     assert host(3.0, Tick(), Arrived("s", "d")) == []
 
 
-def test_a_model_with_requests_in_flight_stays() -> None:
-    host = Driver(patience_s=30.0)
-    host.up("a", 1.0)
-    host(2.0, Arrived("long", "a"), Arrived("r", "b"))
-    assert host.core.models["a"].state is State.READY
-    assert _brief(host(3.0, Ended("long"))) == [("leave", "a", "stopped")]
-
-
-def test_patience_runs_out_for_a_model_that_is_never_idle() -> None:
-    """The model accepts no new request, finishes its requests, and then stops."""
-    host = Driver(patience_s=30.0)
-    host.up("a", 1.0)
-    host(2.0, Arrived("long", "a"), Arrived("r", "b"))
-    assert host.core.deadline() == 32.0
-    assert host(32.0, Tick()) == []
-    assert host.core.models["a"].state is State.DRAINING
-    assert _brief(host(33.0, Arrived("late", "a"))) == []
-    assert _brief(host(34.0, Ended("long"))) == [("leave", "a", "stopped")]
-    assert _brief(host(35.0, Left("a"))) == [_start("b")]
-    assert _brief(host(42.0, Started("b", 7.0))) == [("r", "b")]
-    assert _brief(host(43.0, Ended("r"))) == [("leave", "b", "stopped")], "late's turn"
-
-
-def test_request_is_refused_when_no_model_may_be_evicted() -> None:
-    host = Driver(when_full="refuse")
-    host.up("a", 1.0)
-    host(2.0, Arrived("long", "a"))
-    (refused,) = host(3.0, Arrived("r", "b"))
-    assert isinstance(refused, Refuse) and refused.status == 503
-    assert refused.retry_after_s == 7.0 and "in use" in refused.reason
-
-
-def test_freed_memory_goes_to_the_first_waiting_model() -> None:
-    specs = (
-        ModelSpec.simple("big", 15, 9.0),
-        ModelSpec.simple("a", 10, 5.0),
-        ModelSpec.simple("small", 5, 1.0),
-    )
-    host = Driver(*specs)
-    host.up("a", 1.0)
-    host(2.0, Arrived("busy", "a"), Arrived("r", "big"), Arrived("s", "small"))
-    assert host.core.models["small"].state is State.STOPPED
-    assert _brief(host(3.0, Ended("busy"))) == [("leave", "a", "stopped")]
-    assert _brief(host(3.0, Left("a"))) == [_start("big")]
-
-
-def test_one_loader_starts_one_model_at_a_time() -> None:
-    host = Driver(memory=30)
-    assert _brief(host(0.0, Arrived("1", "a"), Arrived("2", "b"))) == [_start("a")]
-    assert _brief(host(5.0, Started("a", 5.0))) == [("1", "a"), _start("b")]
-    two = Driver(memory=30, loaders=2)
-    assert len(two(0.0, Arrived("1", "a"), Arrived("2", "b"))) == 2
-
-
-def test_pending_requests_are_limited_with_a_retry_time() -> None:
-    host = Driver(max_held=2)
-    actions = host(0.0, Arrived("1", "a"), Arrived("2", "a"), Arrived("3", "b"))
-    assert _brief(actions) == [_start("a"), (429, "3")]
-    assert isinstance(actions[-1], Refuse) and actions[-1].retry_after_s == 12.0, "a's start and b's"
-
-
-def test_pending_request_is_not_sent_when_its_client_disconnected() -> None:
-    host = Driver()
-    host(0.0, Arrived("1", "a"), Arrived("2", "a"), Ended("1"))
-    assert _brief(host(5.0, Started("a", 5.0))) == [("2", "a")]
-
-
 def test_a_failed_start_answers_its_own_requests_and_no_others() -> None:
     host = Driver(memory=30, loaders=2, backoff_s=4.0)
     host(0.0, Arrived("1", "a"), Arrived("2", "b"))
@@ -301,14 +162,6 @@ def test_requests_of_a_killed_start_are_refused_when_the_next_one_fails() -> Non
     assert _brief(host(3.0, Failed("a", "out of memory"))) == [(503, "1")]
 
 
-def test_a_server_that_dies_frees_its_memory() -> None:
-    host = Driver()
-    host.up("a", 1.0)
-    host(2.0, Arrived("r", "a"), Failed("a", "killed"))
-    assert host.core.residents.device.used == 0
-    assert _brief(host(3.0, Ended("r"), Arrived("s", "b"))) == [_start("b")]
-
-
 def test_model_that_dies_while_stopping_has_stopped() -> None:
     host = Driver()
     host.up("a", 1.0)
@@ -344,12 +197,6 @@ def test_idle_models_stop_down_to_the_minimum() -> None:
     assert host.core.models["c"].state is State.READY
 
 
-def test_models_never_exceed_the_maximum() -> None:
-    host = Driver(memory=100, max_residents=1)
-    host.up("a", 1.0)
-    assert _brief(host(2.0, Arrived("r", "b"))) == [("leave", "a", "stopped")]
-
-
 def test_pinned_model_starts_without_a_request_and_restarts() -> None:
     host = Driver(ModelSpec.simple("a", 10, 5.0, pinned=True), ModelSpec.simple("b", 5, 1.0), backoff_s=4.0)
     assert _brief(host(0.0, Tick())) == [_start("a")]
@@ -359,14 +206,6 @@ def test_pinned_model_starts_without_a_request_and_restarts() -> None:
     assert host.core.deadline() == 11.0
     host(8.0, Started("b", 1.0))
     assert _brief(host(11.0, Tick())) == [_start("a")]
-
-
-def test_model_that_never_fits_is_refused_at_once() -> None:
-    host = Driver(ModelSpec.simple("a", 10, 5.0, pinned=True), ModelSpec.simple("big", 12, 1.0))
-    (refused,) = host(0.0, Arrived("r", "big"))[:1]
-    assert isinstance(refused, Refuse) and refused.status == 507
-    with pytest.raises(UsageError, match="pinned"):
-        Driver(ModelSpec.simple("a", 16, 5.0, pinned=True))
 
 
 def test_model_larger_than_its_profile_evicts_others() -> None:
@@ -444,20 +283,7 @@ def test_a_changed_description_keeps_what_serves() -> None:
     assert _brief(host(12.0, Tick())) == [("leave", "a", "stopped")]
 
 
-def test_an_unknown_model_is_not_found() -> None:
-    assert _brief(Driver()(0.0, Arrived("r", "nobody"))) == [(404, "r")]
-
-
 class TestReconfiguration:
-    def test_less_memory_evicts_an_idle_model(self) -> None:
-        drive = Driver(memory=25)
-        drive.up("a", 0.0)
-        drive.up("b", 1.0)
-        specs = tuple(model.spec for model in drive.core.models.values())
-        found = _brief(drive(2.0, Configured(specs, HostSettings(memory=15, policy="iam"))))
-        assert found == [("leave", "a", "stopped")]
-        assert drive.core.settings.policy == "iam" and drive.core.residents.device.capacity == 15
-
     def test_invalid_limits_change_nothing(self) -> None:
         drive = Driver()
         pinned = (ModelSpec.simple("a", 10, 5.0, pinned=True),)
@@ -476,13 +302,6 @@ class TestReconfiguration:
 
 
 class TestHostTemplate:
-    def test_memory_of_the_template_is_reserved(self) -> None:
-        driver = Driver(memory=24)
-        driver.up("a", 0.0)
-        assert driver(1.0, TemplateHeld(5)) == []
-        assert _brief(driver(2.0, Arrived("1", "b"))) == [("leave", "a", "stopped")]
-        assert _brief(driver(3.0, Left("a"))) == [_start("b")]
-
     def test_a_model_that_does_not_fit_beside_the_template_is_refused(self) -> None:
         driver = Driver()
         assert driver(0.0, TemplateHeld(6)) == []
@@ -505,27 +324,6 @@ class TestMeasuredTier:
         assert driver.core.residents.device.reserved("a") == 4
         driver(4.0, Measured("a", 3, "template"), Measured("a", 99, "nowhere"), Measured("a", 99))
         assert driver.core.residents.device.reserved("a") == 3
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (
-            "No model '/nowhere/at/all': neither an alias nor there. (hint: name one)",
-            "No model '<path>': neither an alias nor there",
-        ),
-        ("cannot read /run/user/0/x.sock: ENOENT. Then more", "cannot read <path>: ENOENT"),
-        ("https://hub/x?token=1 refused\nTraceback", "<path> refused"),
-        ("ValueError: too little memory", "ValueError: too little memory"),
-        ("a ratio of 1/2 and/or more", "a ratio of 1/2 and/or more"),
-    ],
-)
-def test_short_error_contains_no_path(error: str, said: str) -> None:
-    assert brief(error) == said
-
-
-def test_short_error_is_truncated() -> None:
-    assert len(brief("word " * 100)) <= LONGEST + 4
 
 
 def test_model_without_idle_time_serves_waiting_requests_first() -> None:

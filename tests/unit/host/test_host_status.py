@@ -8,10 +8,9 @@ from pathlib import Path
 
 from coldstart.host import status
 from coldstart.host.core import Core
-from coldstart.host.events import Arrived, Ended, Failed, Left, Outdated, Started
+from coldstart.host.events import Arrived, Ended, Failed, Outdated, Started
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts, LastStart, estimate_progress
-from coldstart.system.start_progress import StartProgress
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "http-api.md"
 
@@ -45,28 +44,6 @@ def test_a_request_that_waits_and_a_model_that_starts() -> None:
     assert (b["state"], b["tier"], b["penalty_s"]) == ("stopped", "stopped", {"awake": 0.0, "stopped": 7.0})
     assert said["host"]["memory_used_bytes"] == 10
     assert a["progress"] is None
-
-
-def test_progress_of_a_start_has_figures_and_words() -> None:
-    core, facts = _host()
-    core.handle(Arrived("1", "a"), 2.0)
-    facts.get_model("a").progress = StartProgress("load weights", 1, 2, "shards")
-    (a, b) = status.document(core, facts, 4.0, 1e9)["models"]
-    assert a["progress"] == {
-        "stage": "load weights", "done": 1, "total": 2, "unit": "shards", "text": "load weights: 1 of 2 shards"
-    }  # fmt: skip
-    assert b["progress"] is None
-    progress = estimate_progress(core.models["a"], 4.0, facts.get_model("a").progress)
-    assert progress.step == a["progress"]
-
-
-def test_since_is_the_time_in_the_state_when_a_request_ends_and_for_a_model_that_never_started() -> None:
-    core, facts = _host()
-    core.handle(Arrived("1", "a"), 2.0)
-    core.handle(Started("a", 3.0, 12), 5.0)
-    core.handle(Ended("1"), 6.0)
-    a, b = status.document(core, facts, 7200.0, 1e9)["models"]
-    assert (a["since_s"], b["since_s"]) == (7195.0, 7199.0)
 
 
 def test_a_start_that_succeeded_and_one_that_failed() -> None:
@@ -114,14 +91,3 @@ def test_progress_follows_the_start_time_of_the_model() -> None:
     assert progress(111.0) == ("ready", 1.0, 0.0)
     core.handle(Outdated("a"), 112.0)
     assert progress(112.0) == ("draining", 0.0, None)
-
-
-def test_next_estimate_is_corrected_by_the_measured_start() -> None:
-    core = Core([ModelSpec.simple("a", 10, 8.0)], HostSettings(memory=15, policy="lru"))
-    core.handle(Arrived("1", "a"), 0.0)
-    core.handle(Started("a", 11.0), 11.0)
-    core.handle(Ended("1"), 11.5)
-    core.handle(Outdated("a"), 12.0)
-    core.handle(Left("a"), 13.0)
-    core.handle(Arrived("2", "a"), 20.0)
-    assert estimate_progress(core.models["a"], 20.0).eta_s == 9.0

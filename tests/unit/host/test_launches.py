@@ -59,10 +59,3 @@ def test_profile_supplies_members_missing_in_the_file() -> None:
     assert found == {"m": (5, 3.0), "n": (7, 3.0), "o": (1, 2.0)}
     assert file.sources == {"m": "bundle", "n": "file", "o": "file"}
     assert file.catalogue.launches["m"].model == "m"
-
-
-def test_launches_differ_only_by_members_of_the_server() -> None:
-    one = _launch("a", "--seed", "1")
-    assert one.same_server == Launch("a", "a", one.args, ("other",), mode="fresh").same_server
-    assert one.same_server != _launch("a", "--seed", "2").same_server
-    assert one.same_server != Launch("a", "a", one.args, devices=(1,)).same_server

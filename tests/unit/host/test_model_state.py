@@ -26,20 +26,6 @@ def test_failures_double_the_wait_up_to_a_limit_and_a_start_forgets_them() -> No
     assert (model.failures, model.error, model.retry_at) == (0, "", 0.0)
 
 
-def test_wait_does_not_grow_when_the_cause_is_not_the_model() -> None:
-    model, now = Model(SPEC), 0.0
-    for _ in range(5):
-        model.start(now)
-        model.fail("killed", now, 1.0, 5.0, external=True)
-        assert model.retry_at == now + 1.0
-        now = model.retry_at
-    model.start(now)
-    model.ready(now + 1, 1.0, None)
-    model.fail("killed", now + 2, 1.0, 5.0, external=True)
-    assert (model.failures, model.retry_at) == (0, now + 2), "a killed server starts again at once"
-    model.start(now + 2)
-
-
 @pytest.mark.parametrize(
     "tiers",
     [

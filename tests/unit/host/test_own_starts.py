@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coldstart.errors import UsageError
-from coldstart.host import configuration, status
+from coldstart.host import configuration
 from coldstart.host.core import Core
 from coldstart.host.events import (
     Action,
@@ -28,7 +28,6 @@ from coldstart.host.events import (
 )
 from coldstart.host.model_state import State
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.host.status import HostFacts
 
 A, B = ModelSpec.simple("a", 10, 5.0, idle_s=100.0), ModelSpec.simple("b", 10, 7.0)
 
@@ -64,34 +63,10 @@ def test_last_request_decides_how_long_the_model_stays() -> None:
     assert host.serve("a", 1e9, keep_s=0.0) == ["Leave a"]
 
 
-def test_keep_alive_of_zero_waits_for_other_requests() -> None:
-    host = Host()
-    host.serve("a", 0.0)
-    host(1.0, Arrived("1", "a"), Arrived("2", "a"))
-    assert host(2.0, Ended("1", 0.0)) == []
-    assert host(3.0, Ended("2", 0.0)) == ["Leave a"]
-
-
-def test_keep_alive_ends_with_the_server() -> None:
-    host = Host()
-    host.serve("a", 0.0, keep_s=inf)
-    host(1.0, Outdated("a"), Left("a"))
-    host.serve("a", 2.0)
-    assert host(101.9, Tick()) == [] and host(102.0, Tick()) == ["Leave a"]
-
-
 def test_keep_alive_does_not_protect_from_eviction() -> None:
     host = Host()
     host.serve("a", 0.0, keep_s=inf)
     assert host(1.0, Arrived("1", "b")) == ["Leave a"]
-
-
-def test_status_shows_the_idle_time_that_applies() -> None:
-    host = Host()
-    for keep_s, shown in ((5.0, 5.0), (inf, None), (None, 100.0)):
-        host.serve("a", 1.0, keep_s)
-        models: Any = status.document(host.core, HostFacts(), 1.0, 1e9)["models"]
-        assert models[0]["idle_s"] == shown
 
 
 def test_default_model_starts_at_once_and_has_no_idle_time() -> None:
@@ -124,21 +99,6 @@ def test_default_model_evicts_nothing_and_waits_for_requests() -> None:
     assert host(7.0, Ended("2")) == ["Start b"]
 
 
-def test_default_model_respects_the_number_of_residents() -> None:
-    host = Host(memory=100, max_residents=1, default_model="b")
-    assert host(0.0, Arrived("1", "a")) == ["Start a"]
-    assert host(1.0, Started("a", 1.0), Ended("1")) == []
-    assert host(200.0, Tick()) == ["Leave a"]
-    assert host(201.0, Left("a")) == ["Start b"]
-
-
-def test_default_model_that_failed_is_started_again_after_the_delay() -> None:
-    host = Host(default_model="a", backoff_s=8.0)
-    host(0.0, Tick())
-    assert host(1.0, Failed("a", "no weights")) == []
-    assert host.core.deadline() == 9.0 and host(9.0, Tick()) == ["Start a"]
-
-
 def test_default_model_does_not_return_when_it_is_no_longer_configured() -> None:
     host = Host(default_model="a")
     host(0.0, Tick(), Started("a", 1.0))
@@ -163,14 +123,6 @@ def test_prewarmed_model_evicts_an_idle_model_but_none_in_use() -> None:
     assert host(61.0, Left("a")) == ["Start b"]
     host(62.0, Started("b", 1.0))
     assert host.core.own_starts.deadline(62.0) == inf
-
-
-def test_prewarmed_model_starts_after_the_requests_that_wait() -> None:
-    host = Host()
-    assert host(0.0, Prewarm("b")) == ["Start b"]
-    assert host(1.0, Arrived("1", "a")) == []
-    assert host(2.0, Started("b", 1.0)) == ["Leave b"]
-    assert host(3.0, Prewarm("b"), Left("b")) == ["Start a"]
 
 
 def test_prewarming_is_missed_when_no_memory_becomes_free() -> None:

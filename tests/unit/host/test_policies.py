@@ -15,16 +15,6 @@ from benchmarks.host.offline import solve
 from coldstart.host.policies import POLICIES, ModelCost, Policy
 from coldstart.host.policies.iam import IAM, REBUILD_S, UPDATE_S
 from coldstart.host.policies.predictive import Predictive, least_loss
-from coldstart.host.policies.protocol import LRU
-
-EQUAL = {name: ModelCost(1, 1.0) for name in ("a1", "a2", "b1", "b2")}
-
-
-def test_lru_evicts_the_least_recently_used() -> None:
-    cache = ShadowCache(LRU(EQUAL, 2), EQUAL, 2)
-    for time, model in enumerate(("a1", "a2", "a1", "b1")):
-        cache.request(model, float(time))
-    assert cache.resident == {"a1", "b1"}
 
 
 def test_iam_evicts_by_the_queue_until_its_shadow_is_ready() -> None:

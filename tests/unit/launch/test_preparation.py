@@ -172,16 +172,6 @@ def test_a_usable_frozen_runtime_is_found(
     assert (prepared.mode, prepared.is_new) == ("runtime-snapshot", False)
 
 
-def test_every_failure_is_reported_where_nothing_can_be_prepared(
-    lookup: Lookup, plan: LaunchPlan, no_template: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLDSTART_CRIU", "/nonexistent/criu")
-    prepared = prepare(lookup, plan)
-    assert prepared.mode is None
-    last = prepared.failures[-1]
-    assert last.stage == "runtime-snapshot" and "/nonexistent/criu was not found" in last.reason
-
-
 def test_the_reason_is_the_error_of_the_template_without_its_log(
     lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,6 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import (
     ladder,
-    modes,
     preparation,
     process_snapshot,
     runtime_snapshot,
@@ -69,13 +68,6 @@ def test_find_frozen_runtime_returns_only_an_image_that_can_be_thawed(
     assert preparation.find_frozen_runtime(cache) is None
 
 
-def test_freeze_reports_missing_criu_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-    with pytest.raises(CommandFailedError, match="/nonexistent/criu was not found") as said:
-        runtime_snapshot.freeze(Cache.at(), 9)
-    assert said.value.hint == "coldstart doctor" and not Cache.at().runtimes.exists()
-
-
 def test_freeze_refuses_a_gpu_engine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     with pytest.raises(CommandFailedError, match="Cannot freeze the runtime") as said:
@@ -127,21 +119,6 @@ def test_image_starts_another_model(
     document = start(mode).document()
     assert document["mode"] == "runtime-snapshot" and document["fast_path"]["mode"]
     assert [step["section"] for step in document["fallbacks"]] == []
-
-
-def test_fresh_mode_does_not_use_the_image(
-    start: Callable[..., ladder.StartedServer], thawed: FakeThawed
-) -> None:
-    assert start("fresh").mode == "fresh"
-
-
-def test_start_is_fresh_with_a_reason_without_an_image(
-    start: Callable[..., ladder.StartedServer], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(modes, "find_obstacle", lambda mode: None)
-    document = start("runtime-snapshot").document()
-    assert document["mode"] == "fresh" and document["fallbacks"][0]["section"] == "runtime-snapshot"
-    assert document["fallbacks"][0]["hint"] == "coldstart template freeze"
 
 
 def test_start_is_fresh_with_a_reason_when_the_image_changed(

@@ -93,28 +93,6 @@ Started = Callable[..., ladder.StartedServer]
 Template = Callable[[str], template_pool.Warm]
 
 
-def test_auto_without_a_template_is_fresh_and_no_fallback(started: Started) -> None:
-    one = started("auto")
-    document = one.document()
-    assert one.mode == document["mode"] == "fresh" and document["fallbacks"] == []
-    assert [step["section"] for step in document["absent"]] == [
-        "standby",
-        "template-engine",
-        "snapshot",
-        "template-runtime",
-        "runtime-snapshot",
-    ]
-    assert document["absent"][0]["hint"].endswith("/tiny --level engine")
-    assert "no template-engine runs for tiny" in document["absent"][1]["reason"]
-    assert document["absent"][1]["hint"].endswith("/tiny --level engine")
-    assert document["absent"][2]["reason"] == "the bundle has no snapshot"
-    assert document["absent"][2]["hint"].startswith("coldstart materialize /")
-    assert document["absent"][2]["hint"].endswith("/tiny --snapshot")
-    assert document["fast_path"] == {"mode": True, "compile": True}
-    assert document["pid"] == one.running.process.pid and document["ready_s"] > 0
-    assert document["canary"] is True and document["tokens"] == [1]
-
-
 def test_a_template_with_other_arguments_is_named_in_the_reason_with_the_arguments_of_the_start(
     lookup: Lookup, fake_engine: FakeEngine
 ) -> None:
@@ -340,14 +318,6 @@ def test_an_interrupted_start_ends_its_server(
     with pytest.raises(KeyboardInterrupt):
         ladder.start(ServeRequest(lookup), PLAN)
     assert caught[0].poll() == 143
-
-
-def test_start_is_fresh_without_the_requested_snapshot(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probes, "criu", lambda: probes.Probe("criu", "ok", "4.1"))
-    one = started("snapshot")
-    assert one.mode == "fresh" and "has no snapshot" in one.account.fallbacks[0].reason
 
 
 def test_start_without_the_requested_snapshot_reports_missing_criu_first(

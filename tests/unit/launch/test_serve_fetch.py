@@ -190,39 +190,10 @@ def test_streaming_puts_our_arguments_first_and_the_source_in_the_request(
     assert request.source == SOURCE and request.read() == planned()
 
 
-def test_plan_is_stored_once_under_its_digest(tmp_path: Path) -> None:
-    first = requested(SOURCE, planned(), tmp_path)
-    assert first.plan.stem == weights.digest(planned()).removeprefix("sha256:")
-    assert tmp_path in first.plan.parents
-    written = first.plan.stat().st_ino
-    assert requested("s3://other", planned(), tmp_path) == WeightsRequest("s3://other", first.plan)
-    assert first.plan.stat().st_ino == written
-    assert requested(SOURCE, planned(NAMES[:2]), tmp_path).plan != first.plan
-
-
 def test_other_formats_than_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
     with pytest.raises(CommandFailedError, match=r"model\.safetensors has no safetensors tensors") as caught:
         requested(SOURCE, planned([]), tmp_path)
     assert caught.value.hint == "omit --weights-from" and list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("config", "names", "given", "overridden"),
-    [
-        ({}, NAMES, [], True),
-        ({"tie_word_embeddings": True}, NAMES, [], True),
-        ({"tie_word_embeddings": False}, NAMES, [], False),
-        ({}, NAMES[:-1], [], False),
-        ({}, NAMES, ["--hf-overrides", '{"a": 1}'], False),
-    ],
-)
-def test_separate_head_is_not_tied(
-    config: dict[str, Any], names: list[str], given: list[str], overridden: bool, home: Path
-) -> None:
-    expected = ["--hf-overrides", '{"tie_word_embeddings": false}'] if overridden else []
-    model = ResolvedModel("tiny", home, None, None, config)
-    own = (*OURS, *expected, "--model", str(home), "--served-model-name", "tiny", *given)
-    assert chosen(planned(names), model, home, Arguments(given)).arguments == own
 
 
 def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:
@@ -251,12 +222,6 @@ def test_any_other_difference_is_a_miss(
 ) -> None:
     missed = _missed(model, publish(), *mismatches)
     assert missed.drop_weights() is missed
-
-
-def test_hit_and_empty_store_are_unchanged(publish: Publish, model: ResolvedModel) -> None:
-    bundle = publish()
-    for found in (Lookup(model, NONE, Cache.at(), bundle.key, bundle), _missed(model, None)):
-        assert found.drop_weights() is found
 
 
 def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: ResolvedModel) -> None:

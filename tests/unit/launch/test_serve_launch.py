@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -33,17 +32,6 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-def test_server_reports_readiness(fake_engine: FakeEngine, tmp_path: Path) -> None:
-    fake_engine("serves")
-    running = acknowledged("serves", tmp_path / "log")
-    assert running.report["args"] == ["--port", "9"] and running.report["pid"] == running.process.pid
-    assert 0 < running.ready_s < 20
-    assert running.process.poll() is None
-    assert os.getsid(running.process.pid) == running.process.pid  # Ctrl-C at the terminal does not reach it
-    running.process.signal(signal.SIGTERM)
-    assert running.process.wait() == 143 == running.process.poll()
-
-
 @pytest.mark.parametrize("error", [None, BrokenPipeError()])
 def test_progress_of_the_server_is_passed_on_and_fails_no_start(
     error: Exception | None, fake_engine: FakeEngine, tmp_path: Path
@@ -63,16 +51,6 @@ def test_progress_of_the_server_is_passed_on_and_fails_no_start(
     assert running.report["pid"] == process.pid
     process.signal(signal.SIGKILL)
     process.wait()
-
-
-@pytest.mark.parametrize(("behaviour", "code"), [("dies", 7), ("raises", 1)])
-def test_launch_fails_when_the_server_dies_first(
-    fake_engine: FakeEngine, tmp_path: Path, behaviour: str, code: int
-) -> None:
-    fake_engine(behaviour)
-    with pytest.raises(CommandFailedError, match=f"ended with exit code {code} before it was ready"):
-        acknowledged(behaviour, tmp_path / "log")
-    assert (tmp_path / "log").read_text()
 
 
 def test_acknowledged_names_the_cause_that_the_engine_reported(

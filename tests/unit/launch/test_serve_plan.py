@@ -46,11 +46,6 @@ PLANS = st.builds(
 
 
 @given(PLANS)
-def test_a_plan_survives_json(plan: LaunchPlan) -> None:
-    assert LaunchPlan.parse(json.dumps(plan.document())) == plan
-
-
-@given(PLANS)
 def test_an_installed_plan_is_the_current_one(plan: LaunchPlan) -> None:
     before = dict(os.environ)
     try:

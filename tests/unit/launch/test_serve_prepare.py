@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from coldstart.artifacts import sign
@@ -15,10 +14,8 @@ from coldstart.artifacts.store import Store
 from tools.bundles import CODE, flip, key, provenance
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.launch import fetch, planning, prepare
-from coldstart.launch.request import ServeRequest
+from coldstart.launch import fetch, prepare
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
@@ -196,27 +193,6 @@ def test_code_of_a_key_that_is_trusted_no_longer_is_not_reused(
     shutil.rmtree(sign.trust_dir(paths.state_dir()))
     plan = prepare_plan(bundle, model)
     assert plan.compile_dir is None and "CS-UNTRUSTED" in reasons(plan)["compile"]
-
-
-def test_unpacked_code_is_reused_without_judging_it_again(
-    publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle = publish(kv=KV, modelinfo={})
-    first = prepare_plan(bundle, model).compile_dir
-    judged: list[Any] = []
-    monkeypatch.setattr(inspection, "trust", judged.append)
-    assert prepare_plan(bundle, model).compile_dir == first and judged == []
-
-
-def test_plan_without_a_bundle_is_stock_vllm(model: ResolvedModel, home: Path) -> None:
-    given, missed = Arguments(["--served-model-name", "mine"]), key()
-    lookup = Lookup(model, given, Cache(home / "c"), missed)
-    plan = planning.plan(ServeRequest(lookup, ["--port", "1"], without_bundle=True))
-    assert plan.vllm_args == ("--model", str(model.path), "--served-model-name", "mine", "--port", "1")
-    reason = inspection.miss(lookup).message
-    assert plan.fallbacks == [Fallback("bundle", reason)] and plan.compile_dir is None
-    assert plan.env["VLLM_CACHE_ROOT"] == str(home / "c" / "vllm" / missed.digest[7:19])
-    assert plan.key == missed.digest
 
 
 def public_key() -> bytes:

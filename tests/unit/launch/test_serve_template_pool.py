@@ -291,14 +291,3 @@ def test_a_pid_that_belongs_to_another_template_is_never_signalled(fake_engine: 
     )  # simulates that the pid was reused after the listing
     assert other.pid is not None and processes.is_alive(other.pid, other.birth)
     template_pool.stop(other)
-
-
-def test_templates_of_another_root_are_not_listed(fake_engine: FakeEngine, tmp_path: Path) -> None:
-    fake_engine("serves")
-    (tmp_path / "own").mkdir()
-    warm = template_pool.start("engine", PLAN, "tiny", 20, root=tmp_path / "own")
-    assert list(template_pool.listed()) == [] and template_pool.find("engine", KEY) is None
-    assert list(template_pool.listed(tmp_path / "own")) == [warm]
-    assert template_pool.find("engine", KEY, tmp_path / "own") == warm
-    template_pool.stop(warm)
-    assert list(template_pool.listed(tmp_path / "own")) == []

@@ -2,40 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from coldstart.materialize.materialize import workspace
-
-HELD = """
-import sys
-from pathlib import Path
-from coldstart.materialize.materialize import workspace
-with workspace(Path(sys.argv[1])) as work:
-    print(work, flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_workspace_of_a_killed_process_is_removed_only(tmp_path: Path) -> None:
-    root = tmp_path / "work"
-    process = subprocess.Popen(
-        [sys.executable, "-c", HELD, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    held = Path(process.stdout.readline().strip())
-    with workspace(root) as own:
-        assert held.is_dir() and own.is_dir() and own != held
-    assert not own.exists()
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert held.is_dir()
-    with workspace(root) as own:
-        assert [own] == list(root.iterdir())
-    assert list(root.iterdir()) == []
-
 
 WRITER = """
 import sys, time

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts.bundle import anyone
-from coldstart.artifacts.store import BundleNotFoundError, Store
+from coldstart.artifacts.store import Store
 from support.engines import home
 from support.recorded_models import engine, model
 from tools import tiny_models
@@ -30,38 +30,12 @@ def adopt(model: str) -> Lookup:
     return recorded.adopt_arguments(inspection.look_up(model))
 
 
-def test_adopt_arguments_takes_those_of_the_newest_bundle(model: str) -> None:
-    newest = publish_recorded(model, SHORT, created=LATER)
-    publish_recorded(model, LONG)
-    found = adopt(model)
-    assert (found.vllm_args, found.bundle, found.lender) == (SHORT, newest, newest)
-    assert found.key == newest.key == inspection.look_up(model, SHORT).key
-
-
 def test_adopt_arguments_takes_none_of_an_untrusted_bundle(model: str) -> None:
     trusted = publish_recorded(model, LONG)
     publish_recorded(model, ("--middleware", "evil.module"), created=LATER, signed=False)
     assert adopt(model).bundle == trusted
     unsigned = recorded.adopt_arguments(inspection.look_up(model, accepts=anyone))
     assert unsigned.vllm_args == LONG
-
-
-def test_miss_names_the_untrusted_bundle_when_no_other_lends_arguments(model: str) -> None:
-    made = publish_recorded(model, SHORT, signed=False)
-    missed = inspection.miss(adopt(model))
-    assert f"with key {made.key.short}, {made.ref}, is not trusted" in missed.message
-    assert "coldstart trust add FILE" in str(missed.hint)
-    # The look-up has no arguments, and those of an untrusted bundle are not shown.
-    assert "--untrusted" not in str(missed.hint) and "512" not in str(missed.hint)
-
-
-def test_hint_of_an_untrusted_bundle_repeats_the_typed_arguments(model: str) -> None:
-    typed = ("--max-model-len", "512", "--served-model-name", "a b")
-    publish_recorded(model, typed, signed=False)
-    hint = str(inspection.miss(inspection.look_up(model, typed)).hint)
-    after = "-- --max-model-len 512 --served-model-name 'a b'"
-    assert f"; or take it as it is: coldstart serve {model} --untrusted {after}; or " in hint
-    assert hint.endswith(f"coldstart materialize {model} {after}")
 
 
 def test_adopt_arguments_takes_none_with_a_hidden_secret(model: str) -> None:
@@ -89,30 +63,6 @@ def test_adopt_arguments_fits_a_directory_without_weights(model: str) -> None:
     assert found.vllm_args == SHORT and found.drop_weights().bundle == made
 
 
-def test_miss_shows_the_nearest_bundle_and_each_argument(model: str) -> None:
-    publish_recorded(model, (*SHORT, "--enforce-eager"))
-    missed = inspection.miss(inspection.look_up(model, LONG))
-    lines = missed.message.splitlines()
-    assert "the nearest, my-model:v1, differs in" in lines[0]
-    assert lines[1:] == [
-        "--enforce-eager: True in the bundle, not asked",
-        "--max-model-len: 512 in the bundle, 1024 asked",
-    ]
-    start = f"coldstart serve {model} -- --max-model-len 512 --enforce-eager"
-    assert missed.hint == f"{start}, or coldstart materialize {model} -- --max-model-len 1024"
-
-
-def test_miss_offers_no_arguments_of_an_untrusted_bundle(model: str) -> None:
-    publish_recorded(model, SHORT, signed=False)
-    missed = inspection.miss(inspection.look_up(model, LONG, accepts=anyone))
-    assert missed.hint == f"coldstart materialize {model} -- --max-model-len 1024"
-
-
-@pytest.mark.parametrize("word", ["tiny-llama", "org/model", "my-model", "my-model:latest"])
-def test_find_versioned_finds_nothing_for_a_model(word: str, store: Store) -> None:
-    assert recorded.find_versioned(store, word) is None
-
-
 class TestVersion:
     """NAME:vN and NAME@sha256:... start exactly that bundle."""
 
@@ -126,15 +76,6 @@ class TestVersion:
         assert bundle is not None
         return recorded.look_up_version(bundle, given and Arguments(given), cache=Cache.at())
 
-    def test_version_supplies_its_arguments(self, named: str) -> None:
-        first = publish_recorded(named, SHORT)
-        publish_recorded(named, SHORT, created=LATER)
-        for word in ("tiny-llama:v1", first.ref, first.ref[:30]):
-            found = self.look_up(word)
-            assert (found.bundle, found.vllm_args, found.lender) == (first, SHORT, first)
-            command = f"coldstart template start {first.name}:v{first.version} --level engine"
-            assert found.format_template("engine") == command
-
     def test_other_arguments_are_a_miss(self, named: str) -> None:
         first = publish_recorded(named, SHORT)
         found = self.look_up("tiny-llama:v1", LONG)
@@ -145,11 +86,6 @@ class TestVersion:
         publish_recorded(named, SHORT, signed=False)
         found = self.look_up("tiny-llama:v1", SHORT)
         assert found.bundle is None and "is not trusted" in inspection.miss(found).message
-
-    def test_an_unknown_version_is_an_error(self, named: str) -> None:
-        publish_recorded(named, SHORT)
-        with pytest.raises(BundleNotFoundError):
-            self.look_up("tiny-llama:v9")
 
     def test_bundle_of_a_directory_has_a_hint(self, model: str) -> None:
         publish_recorded(model, SHORT)

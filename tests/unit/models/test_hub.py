@@ -78,9 +78,3 @@ def test_error_names_the_missing_shard_when_the_cache_is_incomplete(
     link.resolve().unlink()
     found, seconds = _resolve(cache, environment)
     assert found.startswith(f"{code} cannot ") and f"lacks {link.name}." in found and seconds < 15
-
-
-def test_error_names_the_weights_when_only_the_configuration_is_cached(cache: Path) -> None:
-    for path in cache.glob("model*"):
-        path.unlink()
-    assert "lacks weights (*.safetensors" in _resolve(cache, _UNREACHABLE)[0]

@@ -35,12 +35,6 @@ def test_the_ten_models_of_the_paper_have_aliases() -> None:
     assert set(ten) <= set(ALIASES)
 
 
-def test_a_directory_is_named_without_its_path(directory: Path) -> None:
-    model = resolution.resolve(str(directory))
-    assert (model.name, model.path, model.repo_id, model.revision) == ("my-model", directory, None, None)
-    assert model.argument == str(directory)
-
-
 def test_a_snapshot_directory_knows_repository_and_commit(tmp_path: Path) -> None:
     place = tmp_path / "models--facebook--opt-125m" / "snapshots" / COMMIT
     place.mkdir(parents=True)
@@ -64,34 +58,6 @@ def test_alias_and_repository_are_one_model(monkeypatch: pytest.MonkeyPatch, tmp
     assert asked == ["facebook/opt-125m"] * 2
 
 
-def test_unknown_names_suggest_the_nearest() -> None:
-    with pytest.raises(UsageError) as caught:
-        resolution.resolve("lama2-7b")
-    assert "llama2-7b" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{"])
-def test_a_bad_configuration_is_named(directory: Path, text: str) -> None:
-    (directory / "config.json").write_text(text)
-    with pytest.raises(UsageError, match=r"config\.json"):
-        resolution.resolve(str(directory))
-
-
-def test_weights_must_be_there(directory: Path) -> None:
-    model = resolution.resolve(str(directory))
-    with pytest.raises(UsageError, match="no weights") as caught:
-        resolution.ensure_weights(model)
-    assert "--load-format dummy" in str(caught.value.hint)
-    (directory / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    assert resolution.ensure_weights(model) is model
-
-
 def test_a_revision_of_a_directory_is_refused(directory: Path) -> None:
     with pytest.raises(UsageError, match="--revision"):
         resolution.resolve(str(directory), revision="main")
-
-
-def test_resolve_gives_a_hint_when_a_directory_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"contains no config\.json") as caught:
-        resolution.resolve(str(tmp_path))
-    assert caught.value.hint == "pass a directory that contains config.json"

@@ -16,17 +16,6 @@ def test_a_curve_never_falls(points: list[tuple[int, float]], a: float, b: float
     assert curve(low) <= curve(high) * (1 + 1e-9)
 
 
-@given(POINTS)
-def test_a_profile_survives_json(points: list[tuple[int, float]]) -> None:
-    profile = IterationProfile.create(points, points)
-    assert IterationProfile.parse(profile.encode()) == profile
-
-
-def test_profile_interpolates_and_extrapolates_linearly() -> None:
-    curve = Curve.through([(100, 1.0), (200, 2.0)], "prefill")
-    assert [curve(50), curve(150), curve(400)] == [1.0, 1.5, 4.0]
-
-
 def test_a_point_above_a_later_one_was_disturbed_and_does_not_count() -> None:
     curve = Curve.through([(1, 9.0), (2, 6.0), (4, 6.5), (8, 6.2), (16, 7.0)], "decode")
     assert curve.ys == (6.0, 6.0, 6.2, 6.2, 7.0)

@@ -36,12 +36,6 @@ def test_doctor_permits_modes_with_one_device(fake: Fake, tmp_path: Path) -> Non
     }  # fmt: skip
 
 
-def test_doctor_reports_a_missing_gpu(fake: Fake, tmp_path: Path) -> None:
-    found, ways = _found(tmp_path)
-    assert found["gpu"].status == "missing" and "driver" in str(found["gpu"].hint)
-    assert not any(ways.values())
-
-
 def test_doctor_reports_a_lost_gpu(fake: Fake, tmp_path: Path) -> None:
     fake.add()
     fake.fail("nvmlDeviceGetMemoryInfo", 15)
@@ -60,9 +54,3 @@ def test_doctor_accepts_a_mig_instance(fake: Fake, tmp_path: Path) -> None:
 def test_modes_unavailable_on_a_gpu_engine() -> None:
     assert set(modes.list_reasons()) == {"template-engine", "snapshot", "runtime-snapshot"}
     assert all(found.reason and found.hint for found in modes.list_reasons().values())
-
-
-def test_a_cpu_engine_has_all_but_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert set(modes.list_reasons()) == {"standby"}
-    assert "--level engine" in modes.list_reasons()["standby"].hint

@@ -44,14 +44,6 @@ def test_memory_of_a_tree_is_summed_over_its_processes_and_devices(fake: Fake) -
         assert GpuMemory().gpu_memory(grandchild) == 6 * GIB
 
 
-def test_devices_hidden_from_the_host_count(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake.add()
-    fake.add()
-    fake.run(1, OWN, GIB)
-    monkeypatch.setenv(nvml.VISIBLE, "0")
-    assert GpuMemory().gpu_memory(OWN) == GIB
-
-
 def test_instances_of_a_divided_device_are_asked(fake: Fake) -> None:
     fake.add(mig=1)
     for _ in range(2):
@@ -91,13 +83,6 @@ def test_library_without_a_driver_is_no_figure(fake: Fake, code: int) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     fake.fail("nvmlInitWithFlags", code)
-    assert GpuMemory().gpu_memory(OWN) is None
-
-
-def test_server_without_memory_on_a_device_has_no_figure(fake: Fake) -> None:
-    fake.add()
-    assert GpuMemory().gpu_memory(OWN) is None
-    fake.run(0, ANY, GIB)
     assert GpuMemory().gpu_memory(OWN) is None
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from coldstart.launch import modes
 from coldstart.system import probes, runtime
-from coldstart.system.devices import hardware, nvml
-from coldstart.system.devices.nvml import Machine
+from coldstart.system.devices import hardware
 from coldstart.system.paths import Cache
 from coldstart.system.probes import Probe
 from coldstart.system.snapshot import criu, runtime_image
@@ -39,21 +38,6 @@ def test_a_cpu_without_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probes.cpu().status == "missing"
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     assert probes.cpu().status == "ok"
-
-
-def test_no_gpu_is_bad_only_for_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "machine", Machine)
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
-    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    assert probes.gpu().status == "missing"
-    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert probes.gpu().status == "note"
-
-
-def test_probe_reports_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "compiler", lambda: None)
-    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert probes.compiler().hint == "apt-get install g++"
 
 
 @pytest.fixture

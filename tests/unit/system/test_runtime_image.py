@@ -42,18 +42,6 @@ def make(root: Path) -> Make:
     return publish
 
 
-def test_image_of_this_machine_fits(make: Make) -> None:
-    previous = os.umask(0)
-    try:
-        image = make()
-    finally:
-        os.umask(previous)
-    described = runtime_image.described(image)
-    assert described.obstacle is None and described.vllm == "0.32.0" and described.size >= 999
-    assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
-    assert image.stat().st_mode & 0o777 == 0o700 and image.parent.stat().st_mode & 0o022 == 0
-
-
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
@@ -118,17 +106,3 @@ def test_prune_retains_an_image_in_progress(make: Make, root: Path) -> None:
     with runtime_image.published(root / ("d" * 64)) as partial:
         pruning.reclaim_images(root, dry_run=False)
         assert partial.is_dir()
-
-
-def test_discard_removes_every_image(make: Make, root: Path) -> None:
-    image = make()
-    runtime_image.discard(image)
-    assert not image.exists() and list(runtime_image.listed(root)) == []
-    assert runtime_image.obstacle(image) == f"{image} does not exist"
-
-
-def test_one_place_for_each_interpreter(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = runtime_image.place(root)
-    assert here == runtime_image.place(root) and here.parent == root
-    monkeypatch.setattr(sys, "executable", "/another/python")
-    assert runtime_image.place(root) != here

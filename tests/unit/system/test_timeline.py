@@ -1,6 +1,5 @@
 """The timeline merges processes on one clock, is valid trace-event JSON, and draws within its width."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -32,13 +31,6 @@ def test_find_longest_counts_no_span_for_those_within_it() -> None:
     assert line.find_longest(since_s=10.0) == ("imports", 4.0)
     line.spans.append(Span("load", 17.5, 19.0, "engine", pid=3))
     assert line.find_longest(since_s=10.0) == ("load", 4.5)
-
-
-def test_emit_does_nothing_without_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(timeline.EVENTS_VARIABLE, raising=False)
-    monkeypatch.chdir(tmp_path)
-    timeline.emit("a", 0.0, 1.0, "t")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_several_processes_merge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -87,16 +79,6 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
         Timeline.read(events)
 
 
-def test_chrome_events_are_in_microseconds_from_the_origin() -> None:
-    chrome = json.loads(json.dumps(sample().build_chrome_trace()))
-    complete = {event["name"]: event for event in chrome["traceEvents"] if event["ph"] == "X"}
-    assert (complete["imports"]["ts"], complete["imports"]["dur"]) == (0, 2e6)
-    assert (complete["listen"]["ts"], complete["listen"]["pid"]) == (1e6, 2)
-    assert complete["weights"]["args"] == {"bytes": 7}
-    names = {event["args"]["name"] for event in chrome["traceEvents"] if event["name"] == "thread_name"}
-    assert names == {"server", "api"}
-
-
 spans = st.builds(
     lambda name, start, length, track, pid: Span(name, start, start + length, track, pid=pid),
     st.text(max_size=60),
@@ -120,15 +102,6 @@ def test_spans_of_one_thread_nest_or_are_apart(members: list[Span]) -> None:
                 assert a1 <= b0 or b1 <= a0 or (a0 <= b0 and b1 <= a1) or (b0 <= a0 and a1 <= b1)
 
 
-@given(st.lists(spans, min_size=1, max_size=12), st.integers(0, 200), st.sampled_from(["utf-8", "ascii"]))
-def test_the_drawing_keeps_its_width(members: list[Span], width: int, encoding: str) -> None:
-    members = [Span(s.name.replace("\n", " "), s.start_s, s.end_s, s.track) for s in members]
-    text = drawing.draw(Timeline(members), width, encoding=encoding)
-    text.encode(encoding)
-    assert max(map(len, text.split("\n"))) <= max(width, drawing.MIN_WIDTH)
-    assert text.count("\n") == len(members) + len({span.track for span in members})
-
-
 def test_the_drawing_shows_when_and_how_long() -> None:
     lines = drawing.draw(sample(), 60, encoding="utf-8").splitlines()
     imports, weights = (next(line for line in lines if name in line) for name in ("imports", "weights"))
@@ -136,12 +109,6 @@ def test_the_drawing_shows_when_and_how_long() -> None:
     assert imports.count("█") > weights.count("█") > 0
     assert imports.endswith("2.000 s")
     assert "█" not in drawing.draw(sample(), 60, encoding="ascii")
-
-
-def test_phases_sum_by_name() -> None:
-    timeline_ = sample()
-    timeline_.spans.append(Span("imports", 20.0, 21.0, "api"))
-    assert timeline_.phases() == {"imports": 3.0, "listen": 2.0, "weights": 0.5}
 
 
 def test_import_of_timeline_is_cheap() -> None:

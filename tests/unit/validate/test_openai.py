@@ -14,23 +14,6 @@ def line(document: object) -> bytes:
     return b"data: " + json.dumps(document).encode() + b"\r\n"
 
 
-def test_plain_request_has_no_vllm_members() -> None:
-    body = openai.build_request("hello", 3, stream=False)
-    assert body == {
-        "prompt": "hello",
-        "max_tokens": 3,
-        "temperature": 0.0,
-        "ignore_eos": True,
-        "stream": False,
-    }
-
-
-def test_request_contains_the_given_options() -> None:
-    body = openai.build_request([1, 2], 3, stream=True, model="m", token_ids=True, usage=True)
-    assert body["model"] == "m" and body["return_token_ids"] is True and body["min_tokens"] == 3
-    assert body["stream_options"] == {"include_usage": True}
-
-
 @pytest.mark.parametrize("text", [b"", b"\n", b": a comment\n", b"event: x\n", b"data:\n", b"data: [DONE]\n"])
 def test_parse_returns_none_for_other_lines(text: bytes) -> None:
     assert openai.parse_event(text) is None

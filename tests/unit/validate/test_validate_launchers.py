@@ -72,20 +72,6 @@ def test_user_variables_are_retained(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "VLLM_CPU_KVCACHE_SPACE" not in launchers.baseline_variables(SUBJECT)
 
 
-def test_serve_is_started_in_its_mode_with_the_arguments_of_vllm(tmp_path: Path) -> None:
-    for mode in (launchers.FRESH, "snapshot"):
-        launcher = launchers.ServeLauncher(SUBJECT, mode, tmp_path / "run")
-        run = files(tmp_path, launcher.mode)
-        command = launcher.command(run)
-        argv = list(command.argv)
-        assert argv[argv.index("serve") + 1] == "tiny-llama"
-        assert argv[argv.index("--mode") + 1] == launcher.mode
-        assert argv[argv.index("--ready-file") + 1] == str(run.ready)
-        assert argv[-3:] == ["--", "--max-model-len", "256"]
-        assert command.environment["COLDSTART_TIMELINE_EVENTS"] == str(run.events)
-        assert launcher.tells_readiness
-
-
 def test_a_baseline_deep_below_has_room_for_vllms_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import InvalidReferenceError
-from coldstart.artifacts.store import BundleNotFoundError, Store
+from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
 from safetensors.numpy import load_file, save_file
 from support.fake_launcher import FakeLauncher
 from tools import bundles, tiny_models
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import NoBundleError, UsageError
+from coldstart.errors import NoBundleError
 from coldstart.models import keys, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths
@@ -99,34 +98,6 @@ def test_a_model_is_looked_up_with_its_arguments(materialized: Materialized) -> 
         subject.find_bundle(materialized.store, str(materialized.directory), materialized.source)
 
 
-@pytest.mark.parametrize(
-    ("word", "error"),
-    [("nothing", BundleNotFoundError), ("\x07", InvalidReferenceError), ("none:v3", BundleNotFoundError)],
-)
-def test_find_bundle_refuses_unknown_names(
-    materialized: Materialized, word: str, error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        subject.find_bundle(materialized.store, word, materialized.source)
-
-
-def test_a_directory_has_to_be_named(materialized: Materialized) -> None:
-    with pytest.raises(UsageError, match="it is a directory called my-model") as asked:
-        subject.look_up_bundle(materialized.bundle, "my-model", materialized.source)
-    assert asked.value.hint is not None and "--model DIR" in asked.value.hint
-    named = replace(materialized.source, model=str(materialized.directory))
-    lookup = subject.look_up_bundle(materialized.bundle, "my-model", named)
-    assert explain(materialized.bundle, lookup) == []
-    started = subject.prepare_subject(lookup)
-    assert started.model == started.target == str(materialized.directory) and started.vllm_args == ARGS
-    assert "--offline" in started.common_args and started.revision is None
-
-
-def test_a_directory_that_was_typed_is_the_model(materialized: Materialized) -> None:
-    lookup = subject.look_up_bundle(materialized.bundle, str(materialized.directory), materialized.source)
-    assert explain(materialized.bundle, lookup) == []
-
-
 def test_another_model_is_not_started(materialized: Materialized) -> None:
     # Another model by its configuration: to build one takes seconds.
     other = shutil.copytree(
@@ -140,14 +111,6 @@ def test_another_model_is_not_started(materialized: Materialized) -> None:
     (finding,) = explain(materialized.bundle, lookup)
     assert (finding.code, finding.severity) == ("CS-NOT-SERVED", "error")
     assert "model.architecture: wanted Qwen2ForCausalLM, found LlamaForCausalLM" in finding.message
-
-
-def test_other_arguments_ask_for_another_bundle(materialized: Materialized) -> None:
-    asked = replace(
-        materialized.source, model=str(materialized.directory), vllm_args=("--max-model-len", "64")
-    )
-    (finding,) = explain(materialized.bundle, subject.look_up_bundle(materialized.bundle, "my-model", asked))
-    assert "engine.max_model_len: wanted 64, found 512" in finding.message
 
 
 def test_replaced_version_is_not_started(materialized: Materialized, tmp_path: Path) -> None:

@@ -32,18 +32,6 @@ def test_a_cold_request_starts_a_server_and_the_next_ones_go_to_it(tmp_path: Pat
     run(work())
 
 
-def test_load_starts_workers_up_to_the_maximum(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path, 3) as stage:
-            stage.deploy(deployment("a"))
-            asked = [asyncio.create_task(stage.ask("a", n, pieces=1, pause_s=0.3)) for n in range(8)]
-            assert {status for status, _ in await asyncio.gather(*asked)} == {200}
-            assert len(list(stage.rig.servers())) == 2
-            assert sorted(n for server in stage.rig.servers() for n in server.asked) == list(range(8))
-
-    run(work())
-
-
 def test_requests_use_the_same_server_after_the_fleet_was_killed(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:

@@ -50,12 +50,6 @@ def test_wait_reports_the_reason_when_the_node_ends_at_once(tmp_path: Path) -> N
         made.wait()
 
 
-def test_find_error_reports_an_empty_log(tmp_path: Path) -> None:
-    made = node(tmp_path, "")
-    made.process.wait()
-    assert made.has_ended() and made.find_error() == "its log is empty"
-
-
 def test_end_kills_a_process_that_ignores_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "node.log"
     stubborn = (

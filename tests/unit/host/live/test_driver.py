@@ -14,9 +14,7 @@ from support.fake_upstream import TWO, run, staged, wait_until
 
 from coldstart.errors import UsageError
 from coldstart.host import configuration
-from coldstart.host.live import residence
 from coldstart.host.live.log import Log
-from coldstart.host.live.residence import Meter
 
 
 def _parsed(models: Any = None, **limits: Any) -> configuration.HostFile:
@@ -37,18 +35,6 @@ def test_a_model_makes_room_for_another_and_comes_back(tmp_path: Path) -> None:
             assert [one["mode"] for one in said["recent_starts"]] == ["fake"] * 4
             assert [one["phases"] for one in said["recent_starts"]] == [{"read tensors": 0.5}] * 4
             assert stage.model("b")["last_start"]["phases"] == {"read tensors": 0.5}
-
-    run(work())
-
-
-def test_used_model_is_not_evicted(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            long = asyncio.create_task(stage.events(model="a", prompt="x", pieces=30, pause_s=0.01))
-            await wait_until(lambda: stage.model("a")["in_flight"] == 1)
-            other = asyncio.create_task(stage.ask(model="b", prompt="y"))
-            assert len(await long) == 31
-            assert (await other)[0] == 200
 
     run(work())
 
@@ -93,31 +79,6 @@ def test_a_start_past_its_deadline_is_ended(tmp_path: Path) -> None:
             status, _, body = await stage.ask(model="a", prompt=1)
             assert status == 503 and "not ready within 0.05 s" in body["error"]["message"]
             assert stage.servers.last("a").ended.done()
-
-    run(work())
-
-
-def test_idle_model_stops(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, {**TWO, "a": {**TWO["a"], "idle_s": 0.05}}) as stage:
-            sink = io.StringIO()
-            stage.driver.lifecycle.log = Log(sink)
-            await stage.ask(model="a", prompt=1)
-            await wait_until(lambda: stage.model("a")["state"] == "stopped")
-            await wait_until(lambda: not stage.driver.lifecycle.residences)
-            lines = [json.loads(line) for line in sink.getvalue().splitlines()]
-            (reason,) = [line["reason"] for line in lines if line["event"] == "stop"]
-            assert reason.startswith("idle for ")
-
-    run(work())
-
-
-def test_pinned_model_starts_without_a_request(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, {**TWO, "a": {**TWO["a"], "pinned": True}}, memory=20) as stage:
-            await wait_until(lambda: stage.model("a")["state"] == "ready")
-            assert (await stage.ask(model="b", prompt=1))[0] == 200
-            assert stage.model("a")["state"] == "ready"
 
     run(work())
 
@@ -206,55 +167,6 @@ def test_observed_memory_of_a_model_is_recorded(tmp_path: Path) -> None:
             assert "--memory" in line["hint"]
             await wait_until(lambda: stage.model("a")["state"] == "stopped")
             assert (await stage.ask(model="a", prompt=1))[0] == 507
-
-    run(work())
-
-
-class GpuMeter(Meter):
-    """Meter of servers with 3 bytes of GPU memory, until `size` is another."""
-
-    size: int | None = 3
-
-    def gpu_memory(self, pid: int) -> int | None:
-        return self.size if pid == 4242 else 0
-
-
-def test_gpu_memory_is_that_of_the_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residence, "MEASURE_FIRST_S", 0.01)
-    monkeypatch.setattr(residence, "MEASURE_EVERY_S", 0.01)
-    meter = GpuMeter()
-
-    async def work() -> None:
-        async with staged(tmp_path, meter=meter) as stage:
-            await stage.ask(model="a", prompt=1)
-            await wait_until(lambda: stage.model("a").get("gpu_memory_bytes") == 3)
-            # It is shown only: reservations remain as estimated.
-            assert stage.model("a")["memory_source"] == "file" and stage.model("a")["held_bytes"] == 10
-            meter.size = None
-            await wait_until(lambda: "gpu_memory_bytes" not in stage.model("a"))
-            meter.size = 4
-            await wait_until(lambda: stage.model("a").get("gpu_memory_bytes") == 4)
-            stage.driver.unload("a")
-            await wait_until(lambda: stage.model("a")["state"] == "stopped")
-            assert "gpu_memory_bytes" not in stage.model("a")
-
-    run(work())
-
-
-def test_gpu_memory_is_forgotten_when_the_server_sleeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(residence, "MEASURE_FIRST_S", 0.01)
-    tier = {"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}
-    models = {"a": {**TWO["a"], "tiers": [tier]}, "b": TWO["b"]}
-
-    async def work() -> None:
-        async with staged(tmp_path, models, meter=GpuMeter(), memory=12, host_memory=8) as stage:
-            stage.servers.sleeps = True
-            await stage.ask(model="a", prompt=1)
-            await wait_until(lambda: "gpu_memory_bytes" in stage.model("a"))
-            await stage.ask(model="b", prompt=2)
-            assert stage.model("a")["tier"] == "asleep-1" and "gpu_memory_bytes" not in stage.model("a")
 
     run(work())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +12,10 @@ from support.engines import fake_engine, home
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import NoBundleError, UsageError
 from coldstart.host.configuration import Profile
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
-from coldstart.launch import template_pool
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
 
@@ -116,18 +113,3 @@ def test_model_is_restorable_when_its_mode_bundle_and_machine_permit_it(
     if has_image:
         runtime_image.engine_place(found.cache.runtimes, found.bundle.digest).mkdir(parents=True)
     assert profiles.needs_no_template(Launch("m", "m", mode=mode), found) is needs_no_template
-
-
-def test_model_with_an_engine_template_of_the_user_needs_no_runtime_template(
-    fake_engine: Callable[[str], None],
-) -> None:
-    fake_engine("serves")
-    found: Any = SimpleNamespace(bundle=None, key=key())
-    auto, fixed = Launch("m", "m"), Launch("m", "m", mode="template-runtime")
-    assert not profiles.needs_no_template(auto, found)
-    warm = template_pool.start("engine", LaunchPlan(["serves"], key=found.key.digest), "m", 20)
-    assert profiles.needs_no_template(auto, found) and not profiles.needs_no_template(fixed, found)
-    other: Any = SimpleNamespace(bundle=None, key=key(max_model_len=64))
-    assert not profiles.needs_no_template(auto, other)
-    template_pool.stop(warm)
-    assert not profiles.needs_no_template(auto, found)

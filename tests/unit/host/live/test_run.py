@@ -12,7 +12,7 @@ from support.fake_upstream import TWO, run, staged, wait_until
 from support.hosted import Served
 
 from coldstart.host import configuration
-from coldstart.host.running_hosts import list_urls, own_directory
+from coldstart.host.running_hosts import own_directory
 
 pytestmark = pytest.mark.usefixtures("runtime_home")
 
@@ -26,15 +26,6 @@ def test_own_directory_and_those_of_killed_hosts_are_removed() -> None:
         with own_directory() as second:
             assert living.is_dir() and second.is_dir() and not dead.exists()
     assert not living.exists() and not second.exists()
-
-
-def test_url_of_a_host_is_listed_while_it_runs(served: Served) -> None:
-    async def work(served: Served) -> None:
-        assert await asyncio.to_thread(list_urls) == served.urls
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    assert served.run(work) == 143
-    assert list_urls() == []
 
 
 @pytest.fixture
@@ -59,15 +50,6 @@ def test_changed_file_is_loaded_and_an_invalid_one_is_not(served: Served) -> Non
     assert served.events() == [
         "listening", "configuration read", "configuration refused", "configuration read", "stopping", "ended"
     ]  # fmt: skip
-
-
-def test_file_that_changes_before_the_host_listens_is_loaded(served: Served) -> None:
-    async def work(served: Served) -> None:
-        await wait_until(lambda: served.host.driver.core.settings.max_held == 3)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    served.write(memory=20, max_held=3)
-    assert served.run(work) == 143
 
 
 def test_sighup_reads_the_file_that_has_not_changed(served: Served) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from support.fake_upstream import TWO, Stage, run, staged, wait_until
+from support.fake_upstream import TWO, run, staged, wait_until
 
-from coldstart.host import configuration
-from coldstart.host.configuration import find_next_moment
 from coldstart.host.live import schedule
 from coldstart.host.live.schedule import Schedule
 
@@ -103,32 +101,6 @@ def test_schedule_wakes_up_by_itself(tmp_path: Path) -> None:
             soon.close()
 
     run(work())
-
-
-def test_status_has_the_schedule_and_the_next_moment(tmp_path: Path) -> None:
-    models = {**TWO, "a": {**TWO["a"], "prewarm": DAILY}}
-
-    async def work() -> None:
-        async with staged(tmp_path, models) as stage:
-            stage.driver.schedule._now = lambda: 1.8e9
-            for expression in (HOURLY, DAILY):
-                models["a"] = {**TWO["a"], "prewarm": expression}
-                _configure(stage, models)
-                assert _planned(stage) == (expression, find_next_moment(expression, 1.8e9))
-            assert _planned(stage, "b") == (None, None)
-            _configure(stage, TWO)
-            assert _planned(stage) == (None, None)
-
-    run(work())
-
-
-def _configure(stage: Stage, models: object) -> None:
-    stage.driver.configure(configuration.parse({"memory": 15, "runtime_template": False, "models": models}))
-
-
-def _planned(stage: Stage, name: str = "a") -> tuple[object, object]:
-    said = stage.model(name)
-    return said["prewarm"], said["next_prewarm_unix_s"]
 
 
 def test_missed_prewarming_is_counted(tmp_path: Path) -> None:

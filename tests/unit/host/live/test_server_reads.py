@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -122,19 +120,6 @@ def test_reads_without_a_model_reach_the_default_or_the_only_model(tmp_path: Pat
     run(work(own, 404, memory=20))
 
 
-def test_reads_reach_the_default_model_of_many(tmp_path: Path) -> None:
-    own = {name: {**TWO[name], "args": ["--api-key", f"of-{name}"]} for name in "ab"}
-
-    async def work() -> None:
-        async with staged(tmp_path, own, memory=20, default_model="b") as stage:
-            for name in "ab":
-                assert (await stage.ask(model=name, prompt=1))[0] == 200
-            async with stage.client.get(stage.url + "/version") as answer:
-                assert (answer.status, (await answer.json())["key"]) == (200, "Bearer of-b")
-
-    run(work())
-
-
 def test_upstream_sends_a_request_to_the_named_model(tmp_path: Path) -> None:
     models = {"org/a": TWO["a"], "b": TWO["b"]}
 
@@ -151,9 +136,6 @@ def test_upstream_sends_a_request_to_the_named_model(tmp_path: Path) -> None:
             assert stage.idle()
 
     run(work())
-
-
-TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 
 
 def _server(value: str, amount: float = 3.0) -> str:
@@ -174,16 +156,6 @@ def _parse_samples(text: str) -> list[tuple[str, dict[str, str], float]]:
     keys = [(name, *sorted(labels.items())) for name, labels, _ in found]
     assert len(set(keys)) == len(keys)
     return found
-
-
-@given(TEXT, TEXT, st.floats(0, allow_nan=False))
-def test_each_sample_is_retained_with_its_model(name: str, value: str, amount: float) -> None:
-    text = _server(value, amount)
-    merged, omitted = server_reads.merge("", [(name, text)])
-    assert not omitted
-    assert _parse_samples(merged) == [
-        (sample, {"model": name, **labels}, number) for sample, labels, number in _parse_samples(text)
-    ]
 
 
 def test_servers_share_one_head_of_each_family() -> None:

@@ -222,24 +222,6 @@ def test_stopped_supervisor_is_killed_when_it_cannot_report_or_obey(
             one.wait()
 
 
-@pytest.mark.parametrize(
-    ("messages", "reason", "killed"),
-    [
-        ([{"code": 137}, {"exit": 1}], "the server was killed by signal 9 (SIGKILL)", True),
-        ([{"code": 139}, {"exit": 1}], "the server was killed by signal 11 (SIGSEGV)", False),
-        ([{"code": 1}, {"exit": 1}], "the server ended with exit code 1", False),
-        ([{"failed": "no", "killed": True}], "no", True),
-    ],
-)
-def test_end_names_the_signal(tmp_path: Path, messages: list[Any], reason: str, killed: bool) -> None:
-    async def work() -> None:
-        leased = Leased(tmp_path)
-        assert await leased.end(*messages) == reason
-        assert leased.server.was_killed is killed
-
-    run(work())
-
-
 def test_end_names_the_kernel_when_memory_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         leased = Leased(tmp_path)

@@ -313,16 +313,6 @@ def test_an_engine_template_that_dies_leaves_the_model_stopped(tmp_path: Path) -
     run(work())
 
 
-def test_model_starts_and_stops_without_an_engine_template(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}) as stage:
-            stage.servers.templates_fail = True
-            for name in "aba":
-                assert (await stage.ask(model=name, prompt=1))[0] == 200
-
-    run(work())
-
-
 def test_changed_arguments_stop_an_unused_template(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}, meter=Fixed()) as stage:

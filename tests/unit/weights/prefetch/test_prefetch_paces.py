@@ -35,14 +35,6 @@ def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None
                 bucket.change(rate, now)
 
 
-def test_idle_bucket_allows_one_burst() -> None:
-    bucket = TokenBucket(100.0)
-    bucket.take(int(100 * BURST_S), 1000.0)
-    assert bucket.wait_s(1000.0) == 0
-    bucket.take(50, 1000.0)
-    assert bucket.wait_s(1000.0) == pytest.approx(0.5)
-
-
 def test_debt_is_paid_at_the_new_rate() -> None:
     bucket = TokenBucket(100.0)
     bucket.take(100, 0.0)
