@@ -1,6 +1,6 @@
 """Build the bundle of a model, prove it by a start, and publish it."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from coldstart.commands._options import Common, Model, Revision
@@ -34,13 +34,6 @@ def command(
     snapshot: Annotated[
         bool, typer.Option("--snapshot", help="Also write a CRIU snapshot of the built engine.")
     ] = False,
-    kernels: Annotated[
-        Literal["value", "reference"],
-        typer.Option(
-            "--kernels",
-            help="Store CUDA kernels as copies (value) or as references to libraries (reference).",
-        ),
-    ] = "value",
     profile_seconds: Annotated[
         float,
         typer.Option(
@@ -58,7 +51,6 @@ def command(
         force=force,
         graphs=graphs,
         snapshot=snapshot,
-        kernels=kernels,
         profile_s=profile_seconds,
     )
     planned = api.plan_materialization(

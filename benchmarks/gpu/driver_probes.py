@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import platform
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.gpu.answers import attempt, tell
-from coldstart.graphs import capture, references
+from coldstart.graphs import capture
 from coldstart.graphs.api import LAUNCH
 from coldstart.graphs.cuda.backend import MAP_ALIGNMENT
 from coldstart.graphs.cuda.calls import aligned, bindings, bytes_at, call
-from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.errors import DriverError
-from coldstart.graphs.fatbin import library_entries, unpack
 from coldstart.graphs.tables import EDGE, TENSOR_MAP_BYTES
 from coldstart.graphs.torch_framework import define_kept_class
 
@@ -97,21 +93,3 @@ def tensor_map(driver: Any, address: int) -> dict[str, Any]:
         "there_and_back": driver.move_tensor_map(moved, address) == descriptor,
         "plain_address_at_0": int.from_bytes(descriptor[:8], "little") == address,
     }
-
-
-def library_cubin(driver: Any) -> dict[str, Any]:
-    """Load a cubin of libtorch_cuda for this device and find a kernel by its name."""
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
-    wanted = 10 * torch.cuda.get_device_capability()[0]
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        entry = next(e for e in library_entries(data) if e.architecture == wanted)
-        image = unpack(data[entry.offset : entry.offset + entry.size])
-    name = next(iter(read_cubin(image).kernels))
-    return {"kernel": name, "function": bool(driver.library_kernel(driver.load_library(image), name))}
-
-
-def images_in_libraries(images: dict[str, bytes]) -> dict[str, int]:
-    """Count the binaries reported by CUPTI that a loaded library contains byte for byte."""
-    here = 10 * torch.cuda.get_device_capability()[0]
-    found = references.refer(images, references.loaded_libraries(), here)
-    return {"seen": len(images), "in_a_library": len(found)}

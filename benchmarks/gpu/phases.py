@@ -46,8 +46,6 @@ def probe(case: str, where: Path, seed: int, layers: int) -> dict[str, Any]:
     ask("edges_with_data", lambda: sum(e.type != 0 for e in d.edges(raw)))
     ask("pool_segments", lambda: [r.size for r in process.framework.pool()])
     ask("kept_class", probes.capture_retained_graph)
-    ask("library_cubin", lambda: probes.library_cubin(d))
-    ask("cupti_images", lambda: probes.images_in_libraries(process.log.images))
     ask("edges_rebuilt", lambda: probes.programmatic_edges(d, kernels))
     ask("raw_graph_edit", lambda: (d.add_empty(raw), d.instantiate(raw)) and "ok")
     return {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from coldstart.api.lookups import PathLike, look_up
 from coldstart.artifacts.bundle import Bundle
@@ -11,9 +10,6 @@ from coldstart.materialize.options import Options
 from coldstart.materialize.planned import MaterializationPlan
 from coldstart.materialize.progress import Phase
 from coldstart.scheduling.profiling import BUDGET_S
-
-if TYPE_CHECKING:
-    from coldstart.materialize.graphs import Kernels
 
 
 def materialize(
@@ -23,7 +19,6 @@ def materialize(
     snapshot: bool = False,
     force: bool = False,
     only: Sequence[str] = (),
-    kernels: Kernels = "value",
     profile_s: float = BUDGET_S,
     graphs: bool = False,
     revision: str | None = None,
@@ -39,7 +34,6 @@ def materialize(
         snapshot: Add a snapshot of a built engine (CRIU).
         force: Build a new version although a bundle exists.
         only: Sections to build; the others are copied from the existing bundle. Empty: all but `graphs`.
-        kernels: Copy the binaries of CUDA kernels ("value") or refer to them in their libraries ("reference").
         profile_s: Longest time for the iteration profile, in seconds.
         graphs: Also record CUDA graphs.
         revision: Commit, branch or tag of a hub model.
@@ -55,7 +49,7 @@ def materialize(
         NoSpaceError: The disk is full.
         ReadOnlyStoreError: The store is not writable.
     """
-    options = Options(only, force, snapshot, kernels, profile_s, graphs)
+    options = Options(only, force, snapshot, profile_s, graphs)
     planned = plan_materialization(
         model, vllm_args, options, revision=revision, offline=offline, cache_dir=cache_dir
     )

@@ -21,8 +21,7 @@ GRAPHS_REPORT = "coldstart_graphs_report"
 class EngineTask:
     """Work of each engine process of a server besides serving; none by default.
 
-    - `record`: directory of an offline round, where this process writes its layout. With `by_reference`, binaries are recorded
-      by library, build id and offset instead of being copied.
+    - `record`: directory of an offline round, where this process writes its layout.
     - `prove`: directory of the last offline round, which restores the graphs and compares the results.
     - `restore`: directory of proven graphs, which a start restores.
     - `kv_note`: directory of an offline start to which each worker writes its profiling results.
@@ -33,7 +32,6 @@ class EngineTask:
     record: Path | None = None
     prove: Path | None = None
     restore: Path | None = None
-    by_reference: bool = False
     kv_note: Path | None = None
     kv_plan: list[dict[str, Any]] | None = None
     compiled: Path | None = None

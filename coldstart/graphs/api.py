@@ -117,9 +117,6 @@ class DriverApi(Protocol):
     def loaded_functions(self) -> list[int]:
         """Return the functions of every loaded module (section 5: module enumeration)."""
 
-    def exported(self, name: str, library: str | None) -> int | None:
-        """Find a function with dlsym and cudaGetFuncBySymbol; return None if the symbol is hidden."""
-
     def set_function_attributes(self, function: int, attributes: Sequence[tuple[int, int]]) -> None: ...
 
     def new_graph(self) -> int: ...

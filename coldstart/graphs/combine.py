@@ -62,9 +62,8 @@ def combine(a: Snapshot, b: Snapshot, more: Sequence[Snapshot] = ()) -> Combined
     tables = _tables(a, classified, symbols, reasons)
     adopted = _adopted(b, classified)
     tables = _with_contents(tables, a, b, classified, symbols)
-    conflicts = _graphs_of(a.tables, classified.conflict)
-    reason = "a word points into live memory, but to different symbols or offsets in the two captures"
-    kept = subset(tables, lambda key: key not in conflicts, dict.fromkeys(conflicts, reason))
+    conflicts = _describe_conflicts(a, b, classified, symbols)
+    kept = subset(tables, lambda key: key not in conflicts, conflicts)
     return Combined(drop_unused_regions(kept), adopted)
 
 
@@ -96,8 +95,21 @@ def _same_structure(a: Tables, i: int, b: Tables, j: int) -> bool:
     )
 
 
-def _graphs_of(tables: Tables, positions: Array) -> set[str]:
-    return {tables.keys[i] for i in np.unique(windows.graphs(tables, positions)).tolist()}
+def _describe_conflicts(a: Snapshot, b: Snapshot, classified: Classified, symbols: Symbols) -> dict[str, str]:
+    """Return the reason for each graph with a word in live memory that differs: kernel, byte, and both addresses."""
+    graphs, first = np.unique(windows.graphs(a.tables, classified.conflict), return_index=True)
+    places = classified.conflict[first] // 8 * 8  # payloads and pointers are aligned
+    sides = [(Side(s, symbols), windows.values(s.tables.payload, places)) for s in (a, b)]
+    found = {}
+    for number, (graph, place) in enumerate(zip(graphs.tolist(), places.tolist(), strict=True)):
+        owner = a.tables.nodes[int(windows.owners(a.tables, places[number : number + 1])[0])]
+        kernel = a.tables.kernels[owner["kernel"]].name if owner["kind"] == 0 else "a memset or copy"
+        ends = " and ".join(side.describe(int(values[number])) for side, values in sides)
+        found[a.tables.keys[graph]] = (
+            f"{kernel}, parameter byte {place - int(owner['payload'])}: a word points into live memory, "
+            f"but to different places in the two captures: {ends}"
+        )
+    return found
 
 
 def _tables(a: Snapshot, classified: Classified, symbols: Symbols, reasons: dict[str, str]) -> Tables:

@@ -1,7 +1,7 @@
 """Resolve a kernel's identity (SHA-256 of its binary, mangled name) to a function handle.
 
 Methods, in order: the bundled binary; the loaded modules, and again after the triggering kernels ran (section
-5.2); dlsym. If all of them fail, the graphs of the kernel are captured. A binary with mutable globals is
+5.2). If all of them fail, the graphs of the kernel are captured. A binary with mutable globals is
 never loaded a second time, because each copy would have its own variables.
 """
 
@@ -45,7 +45,7 @@ class Ladder:
             MissingKernelError: Every method failed; the message has all reasons.
         """
         reasons: list[str] = []
-        for rung in (self._bundled, self._loaded, self._triggering, self._exported):
+        for rung in (self._bundled, self._loaded, self._triggering):
             try:
                 function = rung(kernel)
             except GraphError as error:
@@ -95,14 +95,6 @@ class Ladder:
             self.framework.trigger()
             self._enumerate()
         return self._loaded(kernel)
-
-    def _exported(self, kernel: Kernel) -> int:
-        function = self.driver.exported(kernel.name, kernel.library)
-        if function is None:
-            raise MissingKernelError("no library exports it")
-        if not self._fits(function, kernel):
-            raise MissingKernelError("a library exports the name with another binary")
-        return function
 
 
 def ambiguous_names(kernels: Iterable[Kernel]) -> frozenset[str]:

@@ -24,19 +24,18 @@ MOST_AFTER_PROOF = 8
 Launch = Callable[[str, EngineTask], None]
 
 
-def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
+def make(work: Path, launch: Launch) -> Path:
     """Return the directory of a proven bundle below `work`.
 
     Args:
         work: Directory of the offline phase.
         launch: Runs one process of the engine to its end; its arguments are a name and a task.
-        by_reference: Store references to kernels that an installed library contains.
 
     Raises:
         GraphRefusedError, NotProvenError: No graph of this model can be restored. `launch` may raise other errors.
     """
     while len(layouts(work)) < LEAST or (len(layouts(work)) < MOST and _ambiguous(work)):
-        _record(work, launch, by_reference)
+        _record(work, launch)
     dropped = False
     while True:
         live.settle(work, work / BUNDLE)
@@ -45,7 +44,7 @@ def make(work: Path, launch: Launch, *, by_reference: bool = False) -> Path:
         if (work / BUNDLE / gate.PROOF).exists():
             return work / BUNDLE
         if needs_another_layout(work / BUNDLE, len(layouts(work))):
-            _record(work, launch, by_reference)
+            _record(work, launch)
         elif dropped:
             raise NotProvenError(
                 "graphs that passed the first proof failed the second one; no graph of the bundle is reliable"
@@ -64,9 +63,9 @@ def needs_another_layout(bundle: Path, recorded: int) -> bool:
     return recorded < MOST_AFTER_PROOF and bool(gate.read_rejected(bundle)[1])
 
 
-def _record(work: Path, launch: Launch, by_reference: bool) -> None:
+def _record(work: Path, launch: Launch) -> None:
     number = len(layouts(work)) + 1
-    launch(f"record graphs, layout {number}", EngineTask(record=work, by_reference=by_reference))
+    launch(f"record graphs, layout {number}", EngineTask(record=work))
     _expect(work, len(layouts(work)) == number)
 
 

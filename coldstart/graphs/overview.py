@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from coldstart.graphs.api import NodeKind
 from coldstart.graphs.combine import NOISE
 from coldstart.graphs.errors import NotProvenError
 from coldstart.graphs.gate import read_proof
-from coldstart.graphs.table_files import load, read_manifest
+from coldstart.graphs.table_files import load
 from coldstart.graphs.tables import NO_KERNEL, TENSOR_MAP, Array, Kernel, Tables
 
 
 def summary(directory: Path) -> dict[str, Any]:
     """Return counts and bytes of a bundle on disk as JSON data. Raises AlteredTableError."""
-    tables, references = load(directory), read_manifest(directory)["report"].get("references", {})
+    tables = load(directory)
     return {
         "graphs": len(tables.keys),
         "sizes": dict(zip(tables.keys, tables.graphs["size"].tolist(), strict=True)),
@@ -28,7 +28,7 @@ def summary(directory: Path) -> dict[str, Any]:
         "nodes_by_kind": _kinds(tables),
         "edges": len(tables.edges),
         "edges_with_data": int(((tables.edges["type"] != 0) | (tables.edges["from_port"] != 0)).sum()),
-        "kernels": [_kernel(directory, k, uses, references) for k, uses in _uses(tables)],
+        "kernels": [_kernel(directory, k, uses) for k, uses in _uses(tables)],
         "relocations": len(tables.relocations),
         "relocations_by_region": count_relocations(tables),
         "relocations_of_tensor_maps": int((tables.relocations["kind"] == TENSOR_MAP).sum()),
@@ -51,14 +51,13 @@ def _uses(tables: Tables) -> list[tuple[Kernel, int]]:
     return [(kernel, uses[i]) for i, kernel in enumerate(tables.kernels)]
 
 
-def _kernel(directory: Path, kernel: Kernel, uses: int, references: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a kernel's entry; `held` is value, reference or name (found in the loaded modules)."""
+def _kernel(directory: Path, kernel: Kernel, uses: int) -> dict[str, Any]:
+    """Return a kernel's entry; `held` is value or name (found in the loaded modules)."""
     by_value = kernel.binary is not None and (directory / "kernels" / kernel.binary).exists()
-    referred = references.get(kernel.binary, {}) if kernel.binary else {}
-    held = "value" if by_value else "reference" if referred else "name"
+    held = "value" if by_value else "name"
     return {
         "name": kernel.name, "binary": kernel.binary, "held": held, "uses": uses,
-        "library": referred.get("library", kernel.library), "build_id": referred.get("build_id"),
+        "library": kernel.library,
     }  # fmt: skip
 
 

@@ -23,7 +23,6 @@ from coldstart.graphs.errors import GraphError, GraphRefusedError, MissingRegion
 from coldstart.graphs.kernels import Ladder, ambiguous_names, check_layout
 from coldstart.graphs.link import Bases, find_broken_assumptions, launch_rows, relocate
 from coldstart.graphs.rebuild import Linked, fill
-from coldstart.graphs.references import fetch, loaded_libraries
 from coldstart.graphs.table_files import load, load_binary
 from coldstart.graphs.tables import Array, SymbolRegion, Tables
 
@@ -109,7 +108,6 @@ class Restorer:
                 self.driver.write(int(base[region]) + offset, data[start : start + length].tobytes())
 
     def _resolve(self, tables: Tables) -> tuple[list[int], dict[int, str]]:
-        self._references = tables.report.get("references", {})
         # Read each binary once, although many kernels share it: some binaries have 22 MB.
         read = functools.cache(self._binary)
         declared = functools.cache(lambda digest: read_cubin(read(digest)))
@@ -126,9 +124,7 @@ class Restorer:
         return functions, missing
 
     def _binary(self, digest: str) -> bytes:
-        if (self.directory / "kernels" / digest).exists():
-            return load_binary(self.directory, digest)
-        return fetch(digest, self._references, loaded_libraries())
+        return load_binary(self.directory, digest)
 
     # --- building ------------------------------------------------------------------------------------
     def graph(self, key: str) -> Replayable:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coldstart.graphs import capture, combine, contents, gate, live, named, references, table_files
+from coldstart.graphs import capture, combine, contents, gate, live, named, table_files
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, Workload
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs
 from coldstart.graphs.restore import Restorer
@@ -36,7 +36,7 @@ def fail(work: Path, reason: str) -> None:
 
 def record(
     work: Path, driver: DriverApi, framework: FrameworkApi, captured: dict[str, Captured], workload: Workload,
-    log: InputLog, report: Mapping[str, Any], *, by_reference: bool = False,
+    log: InputLog, report: Mapping[str, Any],
 ) -> live.ContentWatch:  # fmt: skip
     """Write this process's layout, and from the second one on the bundle, whose sealed report includes `report`.
 
@@ -57,7 +57,7 @@ def record(
     tables = contents.minimise(driver, workload, captured, combined, mine.contents)
     inputs = named.narrow(Inputs.parse_report(report), tables)
     tables = replace(tables, report=tables.report | dict(report) | {ENTRY: inputs.document()})
-    part = _write(work, tables, mine, by_reference)
+    part = _write(work, tables, mine)
     log.save(part, inputs)
     shutil.rmtree(work / BUNDLE, ignore_errors=True)
     part.rename(work / BUNDLE)
@@ -72,14 +72,11 @@ def first_symbols(work: Path) -> dict[str, set[str]]:
     return named.possible_symbols(load_snapshot(layouts(work)[0])) if layouts(work) else {}
 
 
-def _write(work: Path, tables: Tables, mine: Snapshot, by_reference: bool) -> Path:
+def _write(work: Path, tables: Tables, mine: Snapshot) -> Path:
     """Write the tables into a new directory, and return it."""
     part = work / f"{BUNDLE}.part"
     used = {k.binary for k in tables.kernels if k.binary}
     binaries = {digest: data for digest, data in mine.binaries.items() if digest in used}
-    if by_reference:
-        tables.report["references"] = references.refer(binaries, references.loaded_libraries())
-        binaries = {d: data for d, data in binaries.items() if d not in tables.report["references"]}
     table_files.save(tables, part, binaries)
     return part
 

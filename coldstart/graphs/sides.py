@@ -105,6 +105,16 @@ class Side:
                     reading.offset[i] = match[1]
         return out[0], out[1]
 
+    def describe(self, address: int) -> str:
+        """Return the address, with the symbol and offset that contain it or else the nearest region below."""
+        at = np.array([address], np.uint64)
+        for reading in self.readings(at)[:2]:
+            if (number := int(reading.region[0])) != NONE:
+                return f"{address:#x} ({self._symbols.regions[number].symbol}+{int(reading.offset[0])})"
+        below = [r for r in self.snapshot.regions if r.base <= address]
+        nearest = max(below, key=lambda r: r.base, default=None)
+        return f"{address:#x} ({f'{address - nearest.base} bytes after {nearest.symbol}' if nearest else 'below all regions'})"
+
     def hits(self, address: Array) -> Array:
         """Return whether any known live memory is at these addresses."""
         known = [r.region != NONE for r in self.readings(address)[:2]]

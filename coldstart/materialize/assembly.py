@@ -46,7 +46,7 @@ class Assembly:
 
     def __init__(
         self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, *,
-        kernels: graphs.Kernels = "value", profile_s: float = profiling.BUDGET_S, estimates: Mapping[str, float] | None = None,
+        profile_s: float = profiling.BUDGET_S, estimates: Mapping[str, float] | None = None,
         records: Path | None = None,
     ) -> None:  # fmt: skip
         self.model, self.vllm_args, self.key = model, vllm_args, key
@@ -54,7 +54,7 @@ class Assembly:
         self.out = work / "out"
         self.out.mkdir()
         self.seconds: dict[str, float] = {}
-        self.kernels, self.profile_s, self.estimates = kernels, profile_s, estimates or {}
+        self.profile_s, self.estimates = profile_s, estimates or {}
         self.records = records
         self.not_made: dict[str, str] = {}
         self._say: Steps = progress.silent
@@ -94,9 +94,7 @@ class Assembly:
 
     def graphs(self) -> None:
         """Record CUDA graphs in separate processes and prove them in another, if this engine captures any."""
-        reason = graphs.make(
-            self.out / "graphs", self.work / "graphs", self._graphs_round, self.vllm_args, self.kernels
-        )
+        reason = graphs.make(self.out / "graphs", self.work / "graphs", self._graphs_round, self.vllm_args)
         if reason:
             self.not_made["graphs"] = reason
 

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
 from coldstart.system import runtime
-
-Kernels = Literal["value", "reference"]
 
 
 def absent(vllm_args: Arguments) -> str | None:
@@ -29,15 +26,13 @@ def absent(vllm_args: Arguments) -> str | None:
     return None
 
 
-def make(
-    target: Path, work: Path, launch: offline.Launch, vllm_args: Arguments, kernels: Kernels = "value"
-) -> str | None:
+def make(target: Path, work: Path, launch: offline.Launch, vllm_args: Arguments) -> str | None:
     """Write the section to the new directory `target`. Return None, or the reason for a missing section."""
     if reason := absent(vllm_args):
         return reason
     work.mkdir()
     try:
-        offline.make(work, launch, by_reference=kernels == "reference").rename(target)
+        offline.make(work, launch).rename(target)
     except (GraphError, CommandFailedError) as error:
         return f"every start captures its CUDA graphs: {error}"
     return None

@@ -66,7 +66,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     with workspace(lookup.cache.work) as work:
         assembly = Assembly(
             model, lookup.vllm_args, lookup.key.digest, work, phase,
-            kernels=options.kernels, profile_s=options.profile_s, estimates=estimates(lookup), records=lookup.cache.weights,
+            profile_s=options.profile_s, estimates=estimates(lookup), records=lookup.cache.weights,
         )  # fmt: skip
         assembly.run(with_graphs="graphs" in options.sections)
         with phase("publish"), lookup.store.begin(lookup.key) as draft:

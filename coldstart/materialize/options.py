@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from coldstart.errors import UsageError
 from coldstart.scheduling import profiling
-
-if TYPE_CHECKING:
-    from coldstart.materialize.graphs import Kernels
 
 SECTIONS = ("kv", "compile", "graphs", "modelinfo", "weights", "iterations", "stages")
 
@@ -24,14 +20,12 @@ class Options:
     - `force`: build a new version even if a bundle for the key exists.
     - `graphs`: also record CUDA graphs, which `only` may name too; no start became shorter by them when measured.
     - `snapshot`: add a process snapshot.
-    - `kernels`: CUDA kernels' binaries are copied ("value") or named by library, build id and offset ("reference").
     - `profile_s`: maximum duration of the iteration profile in seconds.
     """
 
     only: Sequence[str] = ()
     force: bool = False
     snapshot: bool = False
-    kernels: Kernels = "value"
     profile_s: float = profiling.BUDGET_S
     graphs: bool = False
 

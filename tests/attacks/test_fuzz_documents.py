@@ -23,6 +23,7 @@ from coldstart.artifacts.key import Key
 from coldstart.artifacts.manifest import SectionEntry
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 from coldstart.commands import _bundle_views
 from coldstart.commands import list as list_command
 from tools.bundles import config, plant, provenance
@@ -127,7 +128,7 @@ def read_inspect(store: Store, model: str) -> None:
 
 def read_validate(store: Store, model: str) -> None:
     for bundle in store.list():
-        bundle.verify("checksum")
+        check(bundle)
 
 
 def plan_serve(store: Store, model: str, **more: Any) -> None:

@@ -5,7 +5,6 @@ Every process draws its addresses and handles from the seed that it is given, so
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
@@ -26,7 +25,7 @@ from tests.support.graphs.model import Shape, SimModel
 
 SHAPE = Shape("engine", 2, sizes=(1, 8, 64, 256))
 INPUTS = ("static:ids", "static:positions", "static:slots", "static:lengths")
-LIBRARY, SEED, STEPS, MOVING = "SIM_LIBRARY", "SIM_SEED", "SIM_STEPS", "SIM_MOVING"
+SEED, STEPS, MOVING = "SIM_SEED", "SIM_STEPS", "SIM_MOVING"
 
 
 def regions(model: SimModel, *symbols: str) -> list[SymbolRegion]:
@@ -56,10 +55,7 @@ def record(model: SimModel, work: Path) -> dict[str, Any]:
     here = finder(model.regions, model.pool)
     workload = StoredInputs(model.driver, held, log.held.__getitem__, here, View(here), None)
     report = {ENTRY: held.document()}
-    by_reference = LaunchPlan.current().engine.by_reference
-    made = rounds.record(
-        work, model.driver, model, captured, workload, log, report, by_reference=by_reference
-    )
+    made = rounds.record(work, model.driver, model, captured, workload, log, report)
     for step in range(int(os.environ.get(STEPS, "3"))):
         _live(model, captured, made, step)
     made.save(work)
@@ -120,8 +116,6 @@ def _outputs(model: SimModel, executable: int, key: str) -> bytes:
 
 
 def main() -> None:
-    if LIBRARY in os.environ:
-        ctypes.CDLL(os.environ[LIBRARY])  # where references to kernels are looked for
     model = SimModel(SHAPE, int(os.environ[SEED]))
     task = LaunchPlan.current().engine
     jobs = [(record, task.record), (prove, task.prove), (restore, task.restore)]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import struct
-import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import zstandard
 
 from coldstart.graphs import capture, combine, contents, gate, table_files
 from coldstart.graphs.api import Captured
@@ -16,7 +12,7 @@ from coldstart.graphs.errors import GraphError
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import Snapshot
 from coldstart.graphs.tables import Tables
-from tests.support.graphs.model import Shape, SimModel, libraries
+from tests.support.graphs.model import Shape, SimModel
 
 SMALL = Shape("small", 2, sizes=(1, 8, 64, 256))
 
@@ -81,35 +77,3 @@ def outputs(model: SimModel, executable: int, key: str, seed: int = 9) -> bytes:
     model.prepare(key, seed)
     model.driver.launch(executable, 0)
     return model.observe(key)
-
-
-def fat_binary(images: Iterable[bytes]) -> bytes:
-    """Return one container with every second cubin packed; test_graphs_fatbin.py checks the format on a file of NVIDIA."""
-    body = b""
-    for number, image in enumerate(images):
-        packed = zstandard.compress(image) if number % 2 else image
-        payload = packed.ljust(-(-len(packed) // 8) * 8, b"\0")
-        flags, used, whole = (0x8011, len(packed), len(image)) if number % 2 else (0x11, 0, 0)
-        head = struct.pack("<HHIQI8xI8xQQ", 2, 0x101, 64, len(payload), used, 90, flags, whole)
-        body += head.ljust(64, b"\0") + payload
-    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
-
-
-def kernel_library(directory: Path, images: Iterable[Path] = ()) -> Path:
-    """Compile a shared library that contains `images`, by default those of the simulated libraries."""
-    files = list(images)
-    for library in () if files else libraries():
-        path = directory / f"{library.name}.cubin"
-        path.write_bytes(library.image)
-        files.append(path)
-    (directory / "kernels.fatbin").write_bytes(fat_binary([path.read_bytes() for path in files]))
-    lines = [
-        '__asm__(".section .nv_fatbin,\\"a\\"\\n.balign 8\\n"',
-        f'".incbin \\"{directory}/kernels.fatbin\\"\\n.text\\n");',
-        "int here(void) { return 1; }",
-    ]
-    (directory / "code.c").write_text("\n".join(lines))
-    target = directory / "libkernels.so"
-    command = ["cc", "-shared", "-fPIC", "-Wl,--build-id", "-o", str(target), str(directory / "code.c")]
-    subprocess.run(command, check=True, capture_output=True)
-    return target

@@ -192,12 +192,6 @@ class CudaReader:
                 p = call(self.d.cuGraphKernelNodeGetParams, self.d.CUgraphNode(node))
                 self.kernel(int(p.func) or int(call(self.d.cuKernelGetFunction, p.kern)))
 
-    def exported(self, name: str, library: str | None) -> int | None:
-        """Return a host stub, found by dlsym, as a function of the runtime."""
-        from coldstart.graphs.cuda.symbols import function_by_symbol
-
-        return function_by_symbol(name, library)
-
     def set_function_attributes(self, function: int, attributes: Sequence[tuple[int, int]]) -> None:
         for number, value in attributes:
             call(

@@ -99,7 +99,7 @@ def _session(task: EngineTask) -> CaptureSession:
     if task.record:
         from coldstart.vllm.graphs.record import GraphRecording
 
-        return GraphRecording(task.record, by_reference=task.by_reference)
+        return GraphRecording(task.record)
     from coldstart.vllm.graphs.restore import Proving, Restoring
 
     if task.prove:

@@ -32,8 +32,8 @@ PADDING = (1 << 21, 1 << 26)
 class GraphRecording:
     """Offline round; `directory` is the work directory of rounds.py."""
 
-    def __init__(self, directory: Path, *, by_reference: bool = False) -> None:
-        self._work, self._by_reference, self.modules = directory, by_reference, ModuleLog()
+    def __init__(self, directory: Path) -> None:
+        self._work, self.modules = directory, ModuleLog()
         self._padding: list[Any] = []
         try:
             self._watch = ModuleWatch(self.modules)
@@ -117,9 +117,7 @@ class GraphRecording:
             refuse_random(framework, workload, graphs)
         vllm = {"attributes": attributes, "outputs": likes, "driver": nvml.driver()}
         report = {ENTRY: held.document(), outputs.ENTRY: vllm}
-        return rounds.record(
-            self._work, driver, framework, captured, workload, inputs, report, by_reference=self._by_reference
-        )
+        return rounds.record(self._work, driver, framework, captured, workload, inputs, report)
 
 
 def refuse_random(

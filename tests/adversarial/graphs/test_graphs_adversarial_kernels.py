@@ -56,16 +56,6 @@ def test_hidden_kernels_come_from_modules_that_the_first_layer_loads() -> None:
     assert ladder.rungs == {"triggering": 1}
 
 
-def test_exported_kernels_need_no_trigger() -> None:
-    model = SimModel(SMALL, 2)
-    kernel = SimModel(SMALL, 1).driver
-    wanted = kernel.kernel(kernel.function("framework", "fw_embed"))
-    model.trigger = lambda: None  # type: ignore[method-assign]
-    ladder = Ladder(model.driver, model, _unbundled)
-    ladder.resolve(wanted)
-    assert ladder.rungs == {"exported": 1}
-
-
 def test_a_binary_with_mutable_globals_is_never_loaded_twice() -> None:
     image = cubin({"k": ("scale", ROUTINES["scale"].layout)}, globals_=("counter",))
     extra = (*libraries(), Library("stateful", image, exported=False))

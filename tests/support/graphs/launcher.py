@@ -124,12 +124,6 @@ class Launcher:
     def loaded_functions(self) -> list[int]:
         return [h for functions in self._loaded.values() for h in functions.values()]
 
-    def exported(self, name: str, library: str | None) -> int | None:
-        entry = self.libraries.get(library or "")
-        if entry is None or not entry.exported or name not in read_cubin(entry.image).kernels:
-            return None
-        return self.function(entry.name, name)
-
     def set_function_attributes(self, function: int, attributes: Sequence[tuple[int, int]]) -> None:
         self._get(function, Function, "cuFuncSetAttribute").attributes.update(dict(attributes))
 

@@ -48,11 +48,10 @@ def test_materialize_publishes_in_the_given_cache(model: str, built: list[Option
         snapshot=True,
         force=True,
         only=["kv"],
-        kernels="reference",
         profile_s=9,
         cache_dir=tmp_path,
     )
-    assert built == [Options(["kv"], True, True, "reference", 9)]
+    assert built == [Options(["kv"], True, True, 9)]
     assert Store(tmp_path / "bundles").list() == [bundle] == list(api.Store(tmp_path).list())
     assert building.find_bundle(model, ARGS, cache_dir=tmp_path) == bundle
     assert api.find_bundle(model, ARGS) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.graphs_tools import bundle, offline
 
@@ -76,3 +77,20 @@ def test_inspection_and_difference(bundle_directory: Path, tmp_path: Path) -> No
     bundle(tmp_path / "other", seeds=(2, 6, 1, 5))
     same = inspection.diff(bundle_directory, tmp_path / "other")
     assert same["graphs_changed"] == {} and same["kernels_only"] == [[], []]
+
+
+def test_a_refusal_names_kernel_byte_addresses_and_memory() -> None:
+    a, b = (offline(seed).snapshot for seed in (11, 12))
+    index = a.tables.keys.index("decode:8")
+    nodes, _, _ = a.tables.graph(index)
+    at = int(nodes["payload"][0]) + 8  # the second parameter of `embed`, a weight
+    payload, (kv,) = b.tables.payload.copy(), [r for r in b.regions if r.symbol == "kv:0"]
+    payload[at : at + 8] = np.frombuffer((kv.base + 64).to_bytes(8, "little"), np.uint8)
+    b.tables.payload = payload
+    (weight,) = [r for r in a.regions if r.symbol == "param:embed"]
+    tables = combine(a, b).tables
+    assert list(tables.refused) == ["decode:8"]
+    assert tables.refused["decode:8"] == (
+        "fw_embed, parameter byte 8: a word points into live memory, but to different places in the two captures: "
+        f"{weight.base:#x} (param:embed+0) and {kv.base + 64:#x} (kv:0+64)"
+    )

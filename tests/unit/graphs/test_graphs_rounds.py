@@ -7,9 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.graphs_engine import LIBRARY
 from support.graphs_processes import KEYS, Launches, engine
-from support.graphs_tools import kernel_library
 
 from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import gate, offline, rounds, table_files
@@ -31,18 +29,6 @@ def test_restore_works_in_a_process_that_captured_nothing(created_rounds: tuple[
     assert done["used"] and done["fallbacks"] == {} and done["restored"] == KEYS
     assert done["shown"] == ["decode:64", "decode:8"]
     assert done["launches_before_ready"] == 0 and all(done["equal"].values())
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_kernels_by_reference_from_end_to_end(tmp_path: Path) -> None:
-    library = str(kernel_library(tmp_path))
-    directory = offline.make(tmp_path / "w", Launches(**{LIBRARY: library}), by_reference=True)
-    assert list((directory / "kernels").iterdir()) == []
-    assert {r["library"] for r in table_files.load(directory).report["references"].values()} == {
-        "libkernels.so"
-    }
-    done = engine(EngineTask(restore=directory), **{LIBRARY: library})
-    assert done["restored"] == KEYS and all(done["equal"].values())
 
 
 def test_an_altered_input_is_caught_by_the_canary_and_all_graphs_are_captured(

@@ -26,7 +26,6 @@ PATHS = st.builds(Path, TEXT)
 TASKS = st.builds(
     EngineTask,
     record=st.none() | PATHS,
-    by_reference=st.booleans(),
     kv_note=st.none() | PATHS,
     kv_plan=st.none() | st.lists(st.dictionaries(TEXT, TEXT | st.integers())),
     compiled=st.none() | PATHS,
