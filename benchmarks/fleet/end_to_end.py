@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import RESULTS, about, finish
+from benchmarks.common import RESULTS, finish
 from benchmarks.fleet.published import ATTAINMENT, CLAIMED_ATTAINMENT, RPS
 from coldstart.fleet.specification import FIRST_FIT, LOCALITY, FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs, Overlap
@@ -197,7 +197,6 @@ def main() -> None:
         "fleet-end-to-end-simulated",
         {
             "kind": "simulated",
-            **about(),
             "load": {"skew": SKEW, "invocations": INVOCATIONS, "trace": "synthetic, not the authors'"},
             "ordered_cells": sum(ordered(one) for one in cells),
             "cells": len(cells),
