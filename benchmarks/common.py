@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,9 +24,18 @@ def command_line() -> list[str]:
     return ["python", "-m", "benchmarks", str(name), *facts.strip_paths(sys.argv[1:])]
 
 
+def commit() -> str:
+    """Return the commit of this checkout, with "+" after it if files differ from it; "unknown" in a copy without git."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--abbrev=8", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 def about() -> dict[str, object]:
-    """Return the date, the command and the machine of a result."""
-    return {"date": facts.today(), "command": command_line(), "machine": facts.machine()}
+    """Return the date, the commit, the command and the machine of a result."""
+    return {"date": facts.today(), "commit": commit(), "command": command_line(), "machine": facts.machine()}
 
 
 def parser(documentation: str | None) -> argparse.ArgumentParser:
@@ -41,6 +51,7 @@ def load(name: str, results: Path = RESULTS) -> Any:
 
 
 def finish(name: str, result: Mapping[str, object]) -> None:
-    """Store the result and print it without its lists as the last line."""
+    """Store the result, after what `about` returns where it lacks that; print it without its lists as the last line."""
+    result = about() | result
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({"benchmark": name, **{k: v for k, v in result.items() if not isinstance(v, list)}}))

@@ -19,8 +19,6 @@ from benchmarks.common import RESULTS, ROOT, load
 QUOTED = {
     "docs/explanation/paraserve.md": (("fleet-cold-ttft", "cold-ttft"),),
     "docs/explanation/fastserve.md": (
-        ("scheduling-live-regimes", "decision"),
-        ("figure7", "figure7"),
         ("figure11", "figure11"),
         ("figure14", "figure14"),
         ("figure15", "figure15"),

@@ -20,7 +20,7 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmarks.common import about, finish
+from benchmarks.common import finish
 from benchmarks.fleet.published import CLAIMED_TTFT, COLD_TTFT_S, SIZES_GB
 
 WORKERS = {"one worker": 1, "four workers": 4}
@@ -144,7 +144,6 @@ def main() -> None:
         "fleet-cold-ttft",
         {
             "kind": "computed from published figures",
-            **about(),
             "fit": asdict(found),
             "in_sample": {"worst": max(each), "mean": fmean(each), "asked": ASKED_IN_SAMPLE},
             "left_out": {"worst": max(out.values()), "asked": ASKED_LEFT_OUT, "by_model": out},

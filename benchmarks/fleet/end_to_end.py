@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import RESULTS, about, finish
+from benchmarks.common import RESULTS, finish
 from benchmarks.fleet.baselines import Cached, FirstFit, Locality
 from benchmarks.fleet.published import ATTAINMENT, CLAIMED_ATTAINMENT, RPS
 from coldstart.fleet.roster import Roster
@@ -205,7 +205,6 @@ def main() -> None:
         "fleet-end-to-end-simulated",
         {
             "kind": "simulated",
-            **about(),
             "load": {"skew": SKEW, "invocations": INVOCATIONS, "trace": "synthetic, not the authors'"},
             "ordered_cells": sum(ordered(one) for one in cells),
             "cells": len(cells),

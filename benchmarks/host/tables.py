@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from benchmarks.host import live_tables
 from benchmarks.tables import Part, Table, listed, met
 
-PAGE = "benchmarks/MODEL_CACHE.md"
+PAGE, LIVE = "benchmarks/MODEL_CACHE.md", "docs/reference/host-measurements.md"
+# Target of the throughput through the gateway over direct.
+THROUGHPUT = 0.97
 GROUPS = ("tuned", "held out", "all", "all, percentile 90", "all, worst")
 FAMILY_POLICIES = ("lru", "lfu", "iam", "predictive", "offline plan", "bound")
 Row = Mapping[str, Any]
@@ -80,18 +81,45 @@ def _flat(values: Any) -> str:
     return listed(f"{k}: {_flat(v)}" if isinstance(v, Mapping) else f"{k} {v}" for k, v in values.items())
 
 
+def live_rows(result: Row) -> Iterator[Row]:
+    """Yield the lines of the live host."""
+    cold, runs, later = (
+        result["cold"],
+        result["overhead"]["throughput"],
+        result["overhead"]["ttft_s"]["over_direct"],
+    )
+    yield {
+        "part": "`cold`: {requests} requests to a stopped model".format_map(cold),
+        "result": "{starts} start ({start[seconds]:.1f} s until ready, `{start[mode]}`), {answered} answered, {seen_by_server}"
+        " received by vLLM, {out_of_order_at_server} out of order".format_map(cold),
+    }
+    yield {
+        "part": f"`overhead`: first token of a running model through the gateway and directly ({later['n']} pairs)",
+        "result": f"{later['p50'] * 1e3:.1f} ms later at the median (quartiles {later['p25'] * 1e3:.1f} and"
+        f" {later['p75'] * 1e3:.1f} ms)",
+    }
+    shown = "{p50:.2f}x (quartiles {p25:.2f} and {p75:.2f})"
+    ratios = listed(f"{clients} clients {shown.format_map(one['ratio'])}" for clients, one in runs.items())
+    cost = " and ".join(f"{one['gateway_cpu_s_per_token'] * 1e6:.0f}" for one in runs.values())
+    holds = met(all(one["ratio"]["p50"] >= THROUGHPUT for one in runs.values()))
+    yield {
+        "part": "`overhead`: output tokens per second over direct, both on"
+        f" {result['overhead']['about']['cores']} shared cores",
+        "result": f"{ratios}; target {THROUGHPUT}: {holds}; the gateway uses {cost} µs of CPU for each token",
+    }
+
+
+def loads(result: Row) -> str:
+    """Return the load average before each part."""
+    return listed(f"{result[part]['about']['load_before']:.1f} in `{part}`" for part in ("cold", "overhead"))
+
+
 def policies(path: str) -> Table:
     """Return a table of the cost of each policy over that of GDSF."""
     columns = {group: f"{{{group}:.2f}}" for group in GROUPS}
     return Table(partial(items, path), {"policy": "{name}", **columns})
 
 
-COSTS = {
-    "sizes and penalties": "{name}",
-    "geometric mean": "{geometric_mean:.2f}",
-    "90th percentile": "{percentile_90:.2f}",
-    "worst": "{worst:.2f}",
-}
 TABLE3 = {
     "cache": "{share}",
     "policy": "{policy}",
@@ -102,7 +130,14 @@ TABLE3 = {
 }
 CACHE, MCACHE = "model-cache-simulated", "mcache-figures-simulated"
 PARTS = [
-    *live_tables.PARTS,
+    Part(LIVE, "host-load", "host-live-cpu", (loads,), "host/live"),
+    Part(
+        LIVE,
+        "host",
+        "host-live-cpu",
+        (Table(live_rows, {"part": "{part}", "result": "{result}"}),),
+        "host/live",
+    ),
     Part(PAGE, "policies", CACHE, (policies("cost_over_gdsf"),), "host/policies"),
     Part(PAGE, "verdict", CACHE, (verdicts,), "host/policies"),
     Part(PAGE, "host", CACHE, (policies("cost_over_gdsf_on_host"),), "host/policies"),
@@ -118,7 +153,6 @@ PARTS = [
         ),
         "host/policies",
     ),
-    Part(PAGE, "costs", "model-cache-costs", (Table(partial(items, "costs"), COSTS),)),
     Part(PAGE, "table3", MCACHE, (Table(table3, TABLE3),), "host/mcache_figures"),
     Part(
         PAGE,

@@ -1,107 +1,91 @@
-"""Tables of the live scheduling results."""
+"""Figures of the FastServe paper beside ours, with a verdict that follows from the result files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from statistics import median
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.scheduling import overhead_tables, paper_tables
-from benchmarks.scheduling.live.names import BASELINE, BOUNDS, CONTROL, HONEST, MLFQ
-from benchmarks.tables import Part, Table, listed, span
+from benchmarks.tables import Part, Table, listed, met, span
 
 PAGE = "benchmarks/SCHEDULING.md"
-MEAN, LONGEST = "per_token_s.mean", "longest_s.mean"
+# The starvation limit that the results are stated with.
+PATIENT = ", alpha 60 s"
+OURS, NAIVE = "skip-join-mlfq", "naive-mlfq"
 Row = Mapping[str, Any]
 
 
-def gains(result: Row) -> Iterator[Row]:
-    """Yield each scheduler's ratios over FCFS with the same batch, and the mean over FCFS with the largest batch."""
-    for cell in result["cells"]:
-        for name in (MLFQ, "mlfq-bounded", CONTROL):
-            if against := cell["against"][BASELINE].get(name):
-                largest = cell["against"].get(HONEST, {}).get(name)
-                yield {**cell, **against, "scheduler": name, "largest": largest}
-
-
-def ratio(metric: str) -> Callable[[Row], str]:
-    """Return a cell with the median ratio and its range."""
-    return lambda row: "{median:.2f}x ({min:.2f} to {max:.2f})".format_map(row[metric])
-
-
-def ratios(
-    result: Row, regime: str, base: str, workload: str = "", name: str = MLFQ, metric: str = MEAN
-) -> list[float]:
-    """Return the median ratios of the cells of a regime."""
-    return [
-        cell["against"][base][name][metric]["median"]
-        for cell in result["cells"]
-        if cell["regime"] == regime and workload in ("", cell["workload"])
-        if cell["against"].get(base, {}).get(name)
-    ]
-
-
-def decision(result: Row) -> str:
-    """Return which scheduler to choose, with the range of the measured ratios."""
-    skewed = [
-        [span(ratios(result, regime, base, "skewed", name, metric)) for metric in (MEAN, LONGEST)]
-        for regime, base, name in (
-            ("kv-bound", HONEST, MLFQ),
-            ("batch-bound", BASELINE, MLFQ),
-            ("batch-bound", BASELINE, "mlfq-bounded"),
-        )
-    ]
+def memory(result: Row) -> str:
+    """Return the ratios of the peak KV memory of Figure 8."""
+    rows = result["rows"]
+    batches, seeds = (dict.fromkeys(row[name] for row in rows) for name in ("batch", "seed"))
     return (
-        "1. **The batch can be as large as memory allows: `fcfs`, without `--batch`.** Skip-join MLFQ reached "
-        f"{span(ratios(result, 'neither', BASELINE))} of it, and {span(ratios(result, 'batch-bound', HONEST))} with a smaller"
-        " batch.\n2. **Answers have similar lengths (Azure trace): `fcfs`.** With little KV memory skip-join MLFQ reached "
-        f"{span(ratios(result, 'kv-bound', HONEST, 'azure'))}.\n3. **KV memory is short, answer lengths differ, and long"
-        f" answers may wait: `skip-join-mlfq`.** {skewed[0][0]}; longest tenth {skewed[0][1]}.\n4. **The batch must stay small"
-        f" and answer lengths differ: `skip-join-mlfq`.** {skewed[1][0]} (longest tenth {skewed[1][1]}) of `fcfs` with the same"
-        f" batch; with `--oldest-share {BOUNDS['mlfq-bounded']}` {skewed[2][0]} ({skewed[2][1]})."
+        f"- **Figure 8.** Paper: KV memory of MLFQ up to {result['paper_ratio']:g}x that of FCFS. Here: "
+        f"{span((row['ratio'] for row in rows), '.1f')} over batches {listed(batches)} and {len(seeds)} seeds."
     )
 
 
-def answers(result: Row) -> str:
-    """Return how many repetitions there were, and whether the answers equal those of FCFS."""
-    runs = [one["runs"] for cell in result["cells"] for one in cell["schedulers"].values()]
-    pairs = [pair for cell in result["cells"] for pair in cell["identical"].values()]
-    same, compared = (sum(pair[name] for pair in pairs) for name in ("identical", "compared"))
-    return f"Medians of {max(runs)} repetitions (range). Answers identical to those of FCFS: {same} of {compared}."
+def rates(result: Row) -> str:
+    """Return the verdict on the rates of Figure 11."""
+    low, high = result["paper_over_fcfs"]
+    reached = any(model["ours_over"]["fcfs"] >= low for model in result["models"])
+    return (
+        f"- **Figure 11.** Rate within {result['slo_s']:g} s per token over FCFS. Paper: {low} to {high}x. Here, on the Azure "
+        f"lengths: {met(reached)}."
+    )
 
 
-def capacities(result: Row) -> str:
-    """Return the measured rates of load 1."""
-    rates: dict[str, list[float]] = {}
-    for one in result["capacity"]:
-        rates.setdefault(f"{one['regime']} {one['workload']}", []).append(one["requests_per_s"])
-    return f"Load 1, requests/s: {listed(f'{place} {median(found):.1f}' for place, found in rates.items())}."
+def rate_rows(result: Row) -> Iterator[Row]:
+    """Yield the rates of each model of Figure 11, and the latency at the last rate tried."""
+    for model in result["models"]:
+        last = {name: points[-1][1] for name, points in model["curves"].items()}
+        within = listed(name for name, seconds in last.items() if seconds <= result["slo_s"])
+        yield {**model, "slower": last[OURS] / last["fcfs-largest-batch"], "within": within}
 
 
-def notes(result: Row) -> str:
-    """Return the lines below the table."""
-    return "\n".join(f"- {line(result)}" for line in (answers, capacities))
+def order_rows(result: Row) -> Iterator[Row]:
+    """Yield how much shorter a token takes in Figure 14 with skip-join MLFQ, by lengths and policy."""
+    for source, spread in result["cv_of_outputs"].items():
+        rows = [row["s_per_token"] for row in result["rows"] if row["lengths"] == source]
+        for name, paper in result["paper_most"].items():
+            other = name + PATIENT if name == NAIVE else name
+            over = [row[other] / row[OURS + PATIENT] for row in rows]
+            above = f"{sum(ratio > 1 for ratio in over)} of {len(over)}"
+            yield {"lengths": f"{source} ({spread:.2f})", "over": name, "paper": paper, "above": above,
+                   "ours": span(over), "reached": met(max(over) >= paper)}  # fmt: skip
 
 
-GAINS = Table(
-    gains,
-    {
-        "regime": "{regime}",
-        "workload": "{workload}",
-        "load": "{load}",
-        "scheduler": "{scheduler}",
-        "mean per token": ratio(MEAN),
-        "mean over fcfs-max": lambda row: ratio(MEAN)(row["largest"]) if row["largest"] else "",
-        "TTFT": ratio("ttft_s.mean"),
-        "longest 10 %": ratio(LONGEST),
-        "throughput": ratio("tokens_per_s"),
-        "slowest request": "{slowdown[max]:.1f}x",
-    },
-)
-LIVE, SERVER = "scheduling-live-regimes", "scheduling/live_server"
+def tempered(result: Row) -> str:
+    """Return how the starvation limit of the results compares with the tempered one."""
+    rows = [row["s_per_token"] for row in result["rows"]]
+    better = sum(row[OURS] > row[OURS + PATIENT] for row in rows)
+    return f"The limit of 60 s was better than the tempered limit in {better} of {len(rows)} cells."
+
+
+def strategies(result: Row) -> str:
+    """Return what the paper states in Figure 15."""
+    return (
+        "- **Figure 15.** Paper: proactive {over_recompute:g}x over recompute, {over_reactive:g}x over reactive, swapping below"
+        " {swapping_percent:g} % of the latency. Here:"
+    ).format_map(result["paper"])
+
+
+ORDERS = Table(order_rows, {
+    "lengths (coefficient of variation)": "{lengths}", "skip-join over": "{over}", "paper, at most": "{paper:g}x",
+    "ours": "{ours}", "cells above 1": "{above}", "the paper's ratio": "{reached}",
+})  # fmt: skip
+RATES = Table(rate_rows, {
+    "model": "{model}", "over FCFS": "{ours_over[fcfs]:.2f}x",
+    "over FCFS with the largest batch": "{ours_over[fcfs-largest-batch]:.2f}x",
+    "its latency at the last rate": "{slower:.1f}x", "still within the limit there": "{within}",
+})  # fmt: skip
+STRATEGIES = Table(lambda result: [*result["rows"], *result["links"], *result["papers_alpha"]], {
+    "alpha": "{alpha}", "load": "{load:g}", "link (GB/s)": "{link_gb_s:g}",
+    "proactive over recompute": "{over_recompute:.1f}x", "over reactive": "{over_reactive:.1f}x",
+    "swapping": "{proactive_percent[swapping]:.0f} %", "displaced": "{proactive_percent[displaced]:.0f} %",
+})  # fmt: skip
+HEAD = "- **Figure 14.** Time per token of other orders over skip-join MLFQ; both MLFQ have an alpha of 60 s:"
+FIGURES = {8: (memory,), 11: (rates, RATES), 14: (HEAD, ORDERS, tempered), 15: (strategies, STRATEGIES)}
 PARTS = [
-    Part(PAGE, "decision", LIVE, (decision,), SERVER),
-    Part(PAGE, "live-gain", LIVE, (GAINS, notes), SERVER),
-    *paper_tables.PARTS,
-    *overhead_tables.PARTS,
+    Part(PAGE, f"figure{number}", f"figure{number}", blocks, f"scheduling/figures --figure {number}")
+    for number, blocks in FIGURES.items()
 ]

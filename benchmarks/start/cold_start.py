@@ -16,7 +16,7 @@ import json
 import subprocess
 import sys
 
-from benchmarks.common import RESULTS
+from benchmarks.common import RESULTS, finish
 from coldstart.validate.launchers import console
 
 RESULT = RESULTS / "cold-start-cpu.json"
@@ -24,11 +24,11 @@ VLLM_ARGS = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456"]
 
 
 def main(arguments: list[str]) -> int:
-    """Run the bench, keep its JSON, print the table for people and the JSON in one last line."""
+    """Run the bench, keep its JSON, print the table for people and the JSON without its lists."""
     command = [*console(), "bench", "tiny-llama", f"--export=json={RESULT}", *arguments, "--", *VLLM_ARGS]
     code = subprocess.run(command, check=False).returncode
     if RESULT.exists():
-        print(json.dumps(json.loads(RESULT.read_text()), separators=(",", ":")))
+        finish(RESULT.stem, json.loads(RESULT.read_text()))
     return code
 
 

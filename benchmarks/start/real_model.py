@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.common import RESULTS, about, finish
+from benchmarks.common import RESULTS, finish
 from benchmarks.start import transcript
 from coldstart.bench import facts
 from coldstart.validate.completions import CompletionClient
@@ -94,7 +94,6 @@ def store(
         {"prompt": prompt, "transformers": tokens} for prompt, tokens in zip(PROMPTS, expected, strict=True)
     ]
     document = {
-        **about(),
         "versions": facts.versions(),
         "prompts": rows,
         "equal": {mode: tokens == expected for mode, tokens in answers.items()},

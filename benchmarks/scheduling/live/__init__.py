@@ -1,1 +1,0 @@
-"""The live scheduling campaign's parts: model, servers, workloads, one run, and the summary."""
