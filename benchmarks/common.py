@@ -52,6 +52,6 @@ def load(name: str, results: Path = RESULTS) -> Any:
 
 def finish(name: str, result: Mapping[str, object]) -> None:
     """Store the result, after what `about` returns where it lacks that; print it without its lists as the last line."""
-    result = about() | result
+    result = {**about(), **result}
     (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({"benchmark": name, **{k: v for k, v in result.items() if not isinstance(v, list)}}))
