@@ -117,7 +117,7 @@ def write(store: Store, key: Key, target: str, chance: random.Random) -> None:
 
 
 def read_list(store: Store, model: str) -> None:
-    list_command._text([list_command._data(bundle, trusted=True) for bundle in store.list()])
+    list_command._text([list_command._data(bundle) for bundle in store.list()])
 
 
 def read_inspect(store: Store, model: str) -> None:

@@ -24,7 +24,7 @@ start_s = 2.0
 memory = "10GiB"
 start_s = 3.0
 """
-PLOTS = {"bench": 3 + 7, "replay": 3 + 4, "host": 3 + 5}
+PLOTS = {"bench": 3 + 6, "replay": 3 + 4, "host": 3 + 5}
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ async def main():
 
 AsyncLLM.from_vllm_config = engine
 logging = SimpleNamespace(pylogging_config_file="x")
-server.configure = lambda args: SimpleNamespace(logging_config=logging, shutdown_timeout=0)
+server.configure = lambda args: SimpleNamespace(logging_config=logging, additional_config={}, shutdown_timeout=0)
 server.scheduler.settle = lambda *_: False
 asyncio.run(main())
 """
