@@ -3,12 +3,11 @@
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-if TYPE_CHECKING:
-    from coldstart.scheduling.declaration import Setting
+from coldstart.scheduling.declaration import Setting, list_settings
 
 
 def list_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -21,7 +20,7 @@ def list_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def declare_settings(
-    default: object, settings: Iterable[tuple[str, "Setting"]], **shown: object
+    default: object, settings: Iterable[tuple[str, Setting]], **shown: object
 ) -> list[inspect.Parameter]:
     """Return the options of declared settings, with the values of `default`, or those of `shown` by field name."""
     types = get_type_hints(type(default))
@@ -39,26 +38,22 @@ def declare_settings(
 
 def declare_optional(kind: type) -> list[inspect.Parameter]:
     """Return the options of a dataclass with declared settings; without an option, a file or the field's default counts."""
-    from coldstart.host.tables import list_settings
-
     types, defaults = get_type_hints(kind), {one.name: one.default for one in fields(kind)}
-    parameters = []
-    for name, one in list_settings(kind):
-        shown = defaults[name] not in (MISSING, None)
-        about = f"{one.help} Default: {defaults[name]}." if shown else one.help
+
+    def declare(name: str, one: Setting) -> inspect.Parameter:
+        shown = "" if defaults[name] in (MISSING, None) else f" Default: {defaults[name]}."
         value: Any = str if one.unit == "SIZE" else types[name]
-        annotation = Annotated[value | None, typer.Option(one.flag, help=about, metavar=one.unit)]
-        if one.flag:
-            option = inspect.Parameter(
-                one.option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-            )
-            parameters.append(option)
-    return parameters
+        annotation = Annotated[
+            value | None, typer.Option(one.flag, help=f"{one.help}{shown}", metavar=one.unit)
+        ]
+        return inspect.Parameter(
+            one.option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+        )
+
+    return [declare(name, one) for name, one in list_settings(kind) if one.flag]
 
 
 def take_settings(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     """Remove the options of a dataclass with declared settings from `given`; return those that have a value, by field."""
-    from coldstart.host.tables import list_settings
-
     named = ((name, given.pop(one.option)) for name, one in list_settings(kind) if one.flag)
     return {name: value for name, value in named if value is not None}

@@ -9,7 +9,7 @@ from coldstart.commands._declared import declare_settings, list_parameters, take
 from coldstart.commands._output import Output
 
 from coldstart.host.endpoint import ClientKeys, GatewayEndpoint, GatewayLimits
-from coldstart.host.tables import list_settings
+from coldstart.scheduling.declaration import list_settings
 
 
 def _endpoint(

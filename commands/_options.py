@@ -23,6 +23,7 @@ from coldstart.commands._output import Format, Output, Progress
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import AuthRequiredError, UsageError
+from coldstart.scheduling.declaration import list_settings
 from coldstart.system import paths
 from coldstart.system.dry_run import dry_run
 from coldstart.system.paths import Cache
@@ -286,8 +287,6 @@ def command(
 
 
 def _setting_options(sets: object) -> list[inspect.Parameter]:
-    from coldstart.host.tables import list_settings
-
     return declare_optional(sets) if isinstance(sets, type) else declare_settings(sets, list_settings(sets))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from math import isfinite
 from pathlib import Path
@@ -20,7 +20,7 @@ import msgspec
 from coldstart.artifacts import files
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError, describe
-from coldstart.scheduling.declaration import Setting
+from coldstart.scheduling.declaration import list_settings
 from coldstart.units import parse_size
 
 T = TypeVar("T")
@@ -85,12 +85,6 @@ def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
         for name, one in content.items()
     }
     return kind(**given, **found)
-
-
-def list_settings(kind: Any) -> Iterator[tuple[str, Setting]]:
-    """Yield the name and the declaration of each declared field of a dataclass or its object."""
-    declared = ((one.name, one.metadata.get("setting")) for one in fields(kind))
-    return ((name, one) for name, one in declared if one is not None)
 
 
 def require_settings(settings: Any) -> None:

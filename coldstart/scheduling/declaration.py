@@ -1,11 +1,12 @@
-"""Declaration of one scheduler setting, kept in the metadata of its dataclass field.
+"""Declaration of a setting, kept in the metadata of its dataclass field.
 
 The command line generates an option from a declaration, and a value is checked against the range that it states.
 """
 
 from __future__ import annotations
 
-from dataclasses import field
+from collections.abc import Iterator
+from dataclasses import field, fields
 from typing import Any, NamedTuple
 
 
@@ -57,3 +58,9 @@ class Setting(NamedTuple):
 def setting(default: object, about: str, flag: str = "", unit: str | None = None, **more: Any) -> Any:
     """Return a dataclass field with a declaration; `more` are further members of Setting."""
     return field(default=default, metadata={"setting": Setting(about, flag, unit, **more)})
+
+
+def list_settings(kind: Any) -> Iterator[tuple[str, Setting]]:
+    """Yield the name and the declaration of each declared field of a dataclass or its object."""
+    declared = ((one.name, one.metadata.get("setting")) for one in fields(kind))
+    return ((name, one) for name, one in declared if one is not None)

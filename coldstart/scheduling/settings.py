@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from math import inf
 from typing import TYPE_CHECKING, Literal, get_args
 
-from coldstart.scheduling.declaration import Setting, setting
+from coldstart.scheduling.declaration import Setting, list_settings, setting
 
 if TYPE_CHECKING:
     from coldstart.scheduling.deadline import Deadlines
@@ -227,7 +227,7 @@ class SchedulerSettings:
 
     def check(self) -> None:
         """Raise ValueError for a value out of range."""
-        for name, one in list_declarations():
+        for name, one in list_settings(self):
             one.require(name, getattr(self, name))
 
     def check_command_line(self) -> None:
@@ -250,11 +250,6 @@ class SchedulerSettings:
                 )
 
 
-def list_declarations() -> Iterator[tuple[str, Setting]]:
-    """Yield each field's name and declaration."""
-    return ((one.name, one.metadata["setting"]) for one in fields(SchedulerSettings))
-
-
 def options() -> Iterator[tuple[str, Setting]]:
     """Yield the fields that have a command-line option."""
-    return ((name, one) for name, one in list_declarations() if one.flag)
+    return ((name, one) for name, one in list_settings(SchedulerSettings) if one.flag)

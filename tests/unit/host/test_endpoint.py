@@ -13,7 +13,7 @@ from support.client_key_files import write_clients
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import ClientKeys, GatewayEndpoint, GatewayLimits
 from coldstart.host.live.headers import parse_keep_alive
-from coldstart.host.tables import list_settings
+from coldstart.scheduling.declaration import list_settings
 
 
 def test_find_returns_the_client_of_a_key(tmp_path: Path) -> None:
