@@ -42,10 +42,9 @@ def declare_optional(kind: type) -> list[inspect.Parameter]:
 
     def declare(name: str, one: Setting) -> inspect.Parameter:
         shown = "" if defaults[name] in (MISSING, None) else f" Default: {defaults[name]}."
+        about = one.help + shown
         value: Any = str if one.unit == "SIZE" else types[name]
-        annotation = Annotated[
-            value | None, typer.Option(one.flag, help=f"{one.help}{shown}", metavar=one.unit)
-        ]
+        annotation = Annotated[value | None, typer.Option(one.flag, help=about, metavar=one.unit)]
         return inspect.Parameter(
             one.option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
         )
