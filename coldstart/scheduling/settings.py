@@ -250,6 +250,12 @@ class SchedulerSettings:
                 )
 
 
+def selects_deadlines(additional_config: object) -> bool:
+    """Return whether a value of vLLM's --additional-config asks for deadlines."""
+    given = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
+    return isinstance(given, Mapping) and given.get("policy") == DEADLINE
+
+
 def options() -> Iterator[tuple[str, Setting]]:
     """Yield the fields that have a command-line option."""
     return ((name, one) for name, one in list_settings(SchedulerSettings) if one.flag)

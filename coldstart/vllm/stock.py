@@ -17,7 +17,7 @@ from typing import Any
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.scheduling.settings import DEADLINE
+from coldstart.scheduling.settings import selects_deadlines
 from coldstart.system.ipc import addresses
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import SCHEDULER_CLS
@@ -55,7 +55,7 @@ def _its_own(plan: LaunchPlan) -> list[str]:
     if given.value("scheduler_cls") == SCHEDULER_CLS:
         dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
         plan.fallbacks.append(Fallback("scheduler", "vLLM's own server runs its own scheduler."))
-    elif f'"policy": "{DEADLINE}"' in str(given.value("additional_config")):
+    elif selects_deadlines(given.value("additional_config")):
         dropped |= {"--scheduling-policy", "--additional-config"}
         plan.fallbacks.append(Fallback("scheduler", "vLLM's own server gives requests no deadlines."))
     if given.value("load_format") == LOAD_FORMAT and (reason := compat.check("weights")):

@@ -12,7 +12,7 @@ from typing import Any
 
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.scheduling.settings import DEADLINE, KEY
+from coldstart.scheduling.settings import KEY, selects_deadlines
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import OFFLOADING_MODULE, SCHEDULER_CLS
 from coldstart.vllm.scheduling.limits import unsupported
@@ -40,7 +40,7 @@ def engine_client(config: Any, plan: LaunchPlan) -> Any:
     """Return the class of vLLM's engine client: vLLM's, or ours if requests are to carry deadlines."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    if not _has_deadlines(config.additional_config):
+    if not selects_deadlines(config.additional_config):
         return AsyncLLM
     if reason := compat.check("deadline", _import_deadlines):
         _note(plan, f"{reason} Requests have no deadlines.")
@@ -48,10 +48,6 @@ def engine_client(config: Any, plan: LaunchPlan) -> Any:
     from coldstart.vllm.scheduling.deadlines import DeadlineLLM
 
     return DeadlineLLM
-
-
-def _has_deadlines(additional_config: Any) -> bool:
-    return bool((additional_config or {}).get(KEY, {}).get("policy") == DEADLINE)
 
 
 def _import_deadlines() -> None:

@@ -21,6 +21,7 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.scheduling import SchedulerSettings
 from coldstart.vllm import compat, stock
 from coldstart.vllm.engine import headless, offline, server, stepdowns
 from coldstart.vllm.scheduling import SCHEDULER_CLS
@@ -28,6 +29,7 @@ from coldstart.vllm.weights import entry
 from coldstart.vllm.weights.extension import Reporting
 
 REASON = "It lacks an integration point."
+DEADLINES = json.dumps(SchedulerSettings("deadline").additional_config())
 
 
 @pytest.fixture
@@ -204,6 +206,12 @@ def test_stock_server_receives_only_supported_arguments(lacking: set[str]) -> No
     lacking.add("weights")
     assert stock._its_own(plan) == ["--model", "m", "--port", "9"]
     assert plan.fallbacks[-1] == Fallback("weights", f"{REASON} vLLM's own loader reads them.")
+    plan = LaunchPlan(Arguments(["--scheduling-policy", "priority", "--additional-config", DEADLINES]))
+    assert stock._its_own(plan) == []
+    assert plan.fallbacks[-1].reason == "vLLM's own server gives requests no deadlines."
+    # The user's own object may have a member of any name.
+    users = Arguments(["--additional-config", '{"their_plugin": {"policy": "deadline"}}'])
+    assert stock._its_own(LaunchPlan(users)) == list(users)
     users = Arguments(["--scheduler-cls", "their.Own", "--additional-config", "{}", "--load-format", "dummy"])
     assert stock._its_own(LaunchPlan(users)) == list(users)
 
