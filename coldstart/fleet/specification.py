@@ -96,7 +96,7 @@ class FleetSettings:
         least=1,
         most=16,
     )
-    window_s: Seconds = 1.0
+    window_s: Seconds = setting(1.0, "", least=0)
     consolidate: bool = setting(
         True,
         "Replace a pipeline by a single worker when it serves, and move its streams.",

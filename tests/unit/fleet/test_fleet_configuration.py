@@ -11,6 +11,7 @@ import pytest
 
 from coldstart.errors import UsageError
 from coldstart.fleet import configuration, plan
+from coldstart.fleet.specification import FleetSettings
 from coldstart.fleet.timing import Overlap
 from coldstart.lab.fleet import simulate
 from coldstart.lab.plan import generate, time_requests
@@ -128,3 +129,8 @@ def test_generated_requests_depend_on_the_seed_only() -> None:
     done = simulate(time_requests(rows, None, costs), file.servers, file.models, file.settings)
     assert [one.model for one in done.records] == [row.model for row in rows]
     assert all(one.ok for one in done.records)
+
+
+def test_settings_of_a_caller_have_the_ranges_of_the_file() -> None:
+    with pytest.raises(UsageError, match=r"window_s must be at least 0, got -1\.0"):
+        FleetSettings(window_s=-1.0)
