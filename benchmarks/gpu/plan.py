@@ -26,15 +26,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from benchmarks import llama
 from benchmarks.common import ROOT, parser
-from coldstart.models import tiny
 from coldstart.system.timeline import Timeline
 
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
-         "max_position_embeddings": 4096, "vocab_size": 32000, "tie_word_embeddings": False, "bos_token_id": 0,
-         "eos_token_id": 1, "torch_dtype": "bfloat16", "rope_theta": 10000.0}  # fmt: skip
-# Layers, hidden and inner size, heads; 7b is Llama2-7B's.
-SHAPES = {"7b": (32, 4096, 11008, 32), "tiny": (2, 256, 512, 4)}
 VLLM_ARGS = ["--max-model-len", "4096", "--gpu-memory-utilization", "0.8", "--served-model-name", "m"]
 REHEARSAL = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456", "--served-model-name", "m"]
 SLEEP = ["--enable-sleep-mode"]
@@ -234,41 +229,6 @@ def coldstart(*words: str) -> list[str]:
     return [sys.executable, "-m", "coldstart.commands.cli", *words]
 
 
-def write_model(shape: str, place: Path) -> dict[str, Any]:
-    """Write a Llama with random weights, made on the device, in eight files."""
-    import torch
-    from safetensors.torch import save_file
-
-    layers, hidden, inner, heads = SHAPES[shape]
-    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner,
-             "num_attention_heads": heads, "num_key_value_heads": heads}  # fmt: skip
-    tiny.make_tokenizer().save_pretrained(place)
-    (place / "config.json").write_text(json.dumps(LLAMA | sizes))
-    names = {
-        "model.embed_tokens.weight": (32000, hidden),
-        "lm_head.weight": (32000, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}."
-        names |= {f"{prefix}self_attn.{n}_proj.weight": (hidden, hidden) for n in "qkvo"}
-        names |= {f"{prefix}mlp.{n}_proj.weight": (inner, hidden) for n in ("gate", "up")}
-        names |= {f"{prefix}mlp.down_proj.weight": (hidden, inner)}
-        names |= {f"{prefix}{n}_layernorm.weight": (hidden,) for n in ("input", "post_attention")}
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    random = torch.Generator(device).manual_seed(1)
-    files, items, index = 8 if layers > 8 else 1, list(names.items()), dict[str, str]()
-    for number in range(files):
-        name = f"model-{number + 1:05d}-of-{files:05d}.safetensors"
-        mine = items[number::files]
-        made = {key: torch.empty(size, dtype=torch.bfloat16, device=device).normal_(0, 0.02, generator=random).cpu()
-                if len(size) == 2 else torch.ones(size, dtype=torch.bfloat16) for key, size in mine}  # fmt: skip
-        save_file(made, str(place / name), metadata={"format": "pt"})
-        index |= dict.fromkeys(made, name)
-    (place / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    return {"bytes": sum(path.stat().st_size for path in place.glob("*.safetensors"))}
-
-
 def model_of(work: Path) -> str:
     """Return the directory of the model."""
     return str(work / "model")
@@ -299,8 +259,10 @@ IMPORTS = {"first": "collect", "collecting": "collect", "not collecting": "disab
 MODEL = """
 import json, sys
 from pathlib import Path
-from benchmarks.gpu import plan
-print(json.dumps(plan.write_model(sys.argv[1], Path(sys.argv[2]))))
+from benchmarks import llama
+place = Path(sys.argv[2])
+llama.write(sys.argv[1], place)
+print(json.dumps({"bytes": sum(path.stat().st_size for path in place.glob("*.safetensors"))}))
 """
 
 IMPORT = """
@@ -519,7 +481,7 @@ PARTS: dict[str, Callable[[Part, str], None]] = {
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("part", choices=PARTS)
-    arguments.add_argument("--shape", choices=SHAPES, default="7b")
+    arguments.add_argument("--shape", choices=llama.SHAPES, default="7b")
     arguments.add_argument("--work", type=Path, default=Path("build/gpu-plan"))
     arguments.add_argument("--seconds", type=float, default=300.0)
     arguments.add_argument("--rehearse", action="store_true", help="run on a machine without a GPU")

@@ -18,7 +18,7 @@ from itertools import product
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from benchmarks.common import about, finish, parser
+from benchmarks.common import finish, parser
 from benchmarks.scheduling.figures import OPT_13B, capacity, lengths, simulate, skewed
 from coldstart.lab.engine import EngineSimulator
 from coldstart.lab.plan import rearrive
@@ -70,7 +70,6 @@ def main(argv: list[str]) -> None:
         "deadline-simulated",
         {
             "kind": "simulated",
-            "about": about(),
             "batch": BATCH,
             "requests": REQUESTS,
             "geometric_means": means,
