@@ -53,11 +53,8 @@ def loading(given: Arguments, model: ResolvedModel) -> list[str]:
         return []
     if runtime.targets_cpu():
         return _format(given)
-    return (
-        _format(given, INSTANT_TENSOR)
-        if runtime.torch_build().get("cuda") and find_spec(INSTANT_TENSOR)
-        else []
-    )
+    has_loader = runtime.torch_build().get("cuda") and find_spec(INSTANT_TENSOR)
+    return _format(given, INSTANT_TENSOR) if has_loader else []
 
 
 def _format(given: Arguments, name: str = LOAD_FORMAT) -> list[str]:

@@ -31,7 +31,7 @@ def judge(bundle: Bundle) -> TrustResult:
     from coldstart.artifacts import sign  # cryptography
 
     signatures = _group_signatures(bundle.layout.index)
-    result = sign.TrustStore(paths.state_dir() / "trust", signatures)(bundle)
+    result = sign.TrustStore(sign.trust_dir(paths.state_dir()), signatures)(bundle)
     if result.ok and result.signer and not is_dry_run():
         with suppress(OSError, BundleError):  # without a writable state directory, each start verifies again
             _remember(record, result.signer)
