@@ -15,14 +15,15 @@ from coldstart.validate import launch, process_tree
 Fake = Callable[..., launch.Launcher]
 
 
-def strays() -> list[process_tree.ProcessSample]:
-    return [p for p in process_tree.snapshot().values() if p.parent == os.getpid()]
+def list_children() -> set[tuple[int, int]]:
+    """Return process identifier and start time of each child of the test's own process."""
+    return {(p.pid, p.started) for p in process_tree.snapshot().values() if p.parent == os.getpid()}
 
 
 def test_run_measures_a_server_and_leaves_no_process(
     fake: Fake, settings: RunSettings, tmp_path: Path
 ) -> None:
-    before = len(strays())
+    before = list_children()
     run = measure.run(fake("fresh", "busy"), tmp_path / "r", replace(settings, steady=True), 3)
     assert (run.mode, run.round) == ("fresh", 3)
     assert run.first_token_s >= 0.15
@@ -32,7 +33,7 @@ def test_run_measures_a_server_and_leaves_no_process(
     assert [len(tokens) for tokens, _ in run.answers] == [4, 4]
     assert run.steady is not None and run.steady.tokens_per_s > 0
     assert run.readiness["fast_path"] == {"compile": True}
-    assert len(strays()) == before
+    assert list_children() <= before
 
 
 def test_reported_phases_join_the_harness_own(
@@ -62,10 +63,10 @@ def test_reported_phases_join_the_harness_own(
 
 
 def test_a_server_that_never_answers_times_out(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    before = len(strays())
+    before = list_children()
     with pytest.raises(CommandFailedError, match="no token within the time limit"):
         measure.run(fake("vllm-warm", "silent"), tmp_path / "r", replace(settings, ready_timeout_s=1.0), 0)
-    assert len(strays()) == before
+    assert list_children() <= before
 
 
 def test_readiness_must_be_reported(
@@ -77,12 +78,12 @@ def test_readiness_must_be_reported(
 
 
 def test_run_measures_and_ends_a_detached_server(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    before = len(strays())
+    before = list_children()
     with process_tree.adopting_orphans():
         run = measure.run(fake("template-engine", "daemon"), tmp_path / "r", settings, 0)
     assert run.cpu_s >= 0.14
     assert run.pss_bytes > 0
-    assert len(strays()) == before
+    assert list_children() <= before
 
 
 def test_a_server_that_ignores_the_request_to_stop_is_killed(
@@ -90,6 +91,6 @@ def test_a_server_that_ignores_the_request_to_stop_is_killed(
 ) -> None:
     monkeypatch.setattr(launch, "STOP_S", 0.3)
     monkeypatch.setattr(launch, "LEFTOVER_S", 0.3)
-    before = len(strays())
+    before = list_children()
     measure.run(fake("fresh", "stubborn"), tmp_path / "r", settings, 0)
-    assert len(strays()) == before
+    assert list_children() <= before
