@@ -72,14 +72,6 @@ def test_a_bad_member_is_named(path: tuple[str, ...], value: object, said: str) 
         configuration.parse(table)
 
 
-@pytest.mark.parametrize("missing", [("servers", "a", "load"), ("models", "small", "size")])
-def test_a_missing_member_is_named(missing: tuple[str, str, str]) -> None:
-    table = copy.deepcopy(GOOD)
-    del table[missing[0]][missing[1]][missing[2]]
-    with pytest.raises(UsageError, match=f"missing key {missing[2]}"):
-        configuration.parse(table)
-
-
 @pytest.mark.parametrize(
     ("member", "value", "hint"),
     [

@@ -294,32 +294,6 @@ def _beside() -> tuple[FleetCore, list[LaunchRank]]:
     return one, ranks
 
 
-def test_rank_is_released_after_its_last_stream() -> None:
-    one, (first, *others) = _beside()
-    device = one.roster.servers[first.server].free
-    assert one.handle(events.Moved("1", False), 12.5) == []
-    # The single-worker engine is idle, but the pipeline rank of its worker is not.
-    assert one.handle(events.Tick(), 300.0) == []
-    release = events.Release(first.worker, first.group)
-    assert one.handle(events.Ended("1"), 500.0) == [*(Stop(rank.worker) for rank in others), release]
-    assert device == [0]
-    assert one.handle(events.Released(first.worker, first.group), 501.0) == []
-    assert device == [first.memory - MODELS[1].memory]
-    assert one.handle(events.Tick(), 500.0 + MODELS[1].idle_s) == [Stop(first.worker)]
-
-
-def test_pipeline_continues_when_the_engine_beside_it_dies() -> None:
-    one, (first, *others) = _beside()
-    single = f"{first.worker}/whole"
-    one.handle(events.Moved("1", False), 13.0)
-    assert one.handle(events.ProcessDied(first.worker, single, "killed"), 15.0)[0] == events.Release(
-        first.worker, single
-    )
-    assert first.group in one.groups and single not in one.groups
-    actions = one.handle(events.Ended("1"), 16.0)
-    assert [Stop(rank.worker) for rank in (first, *others)] == [a for a in actions if isinstance(a, Stop)]
-
-
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_fleet_that_begins_again_does_not_consolidate_a_second_time(ready: bool) -> None:
     one, ranks = _beside()
@@ -352,49 +326,6 @@ def test_a_rank_that_dies_takes_the_group_and_the_request_starts_again() -> None
     actions = one.handle(events.WorkerDied(ranks[1].worker, "killed"), 6.0)
     assert Stop(ranks[0].worker) in actions
     assert {launch.group for launch in launches(actions)} == {"large#2"}
-
-
-@pytest.mark.parametrize("cause", ["lost", "unreached"])
-def test_failures_of_servers_do_not_count_against_a_model(cause: str) -> None:
-    """The servers of ten starts in a row are lost or unreachable, and the eleventh start serves."""
-    one, now, tried = core(MODELS[:2], retries=2), 0.0, list[str]()
-    actions = one.handle(events.Arrived("1", "small"), now)
-    while len(tried) <= 10:
-        assert not any(isinstance(action, Refuse) for action in actions)
-        if not (started := launches(actions)):
-            assert one.deadline() < now + 2.0, "a pause that does not grow"
-            now = one.deadline()
-            actions = one.handle(events.Tick(), now)
-            continue
-        tried.append(started[0].server)
-        if len(tried) > 10:
-            break
-        if cause == "lost":
-            actions = one.handle(events.ServerLost(tried[-1]), now)
-            actions += one.handle(events.Joined(next(s for s in SERVERS if s.name == tried[-1])), now)
-        else:
-            actions = one.handle(events.WorkerDied(started[0].worker, "unreached", own=False), now)
-    assert one.handle(events.RankReady(started[0].worker), now) == [Send("1", started[0].group)]
-
-
-def test_a_server_where_a_start_failed_is_not_the_next_one_tried() -> None:
-    """The disk of the server may be full; the model and other models are not affected."""
-    one = core([replace(MODELS[0], most=1, idle_s=1.0)], retries=1)
-    (first,) = launches(one.handle(events.Arrived("1", "small"), 0.0))
-    assert not launches(one.handle(events.WorkerDied(first.worker, "no space left on device"), 0.0))
-    (second,) = launches(one.handle(events.Tick(), one.deadline()))
-    assert second.server != first.server
-    assert one.handle(events.RankReady(second.worker), 3.0) == [Send("1", second.group)]
-    # Starts avoid the server until the backoff has passed.
-    one.handle(events.Ended("1"), 4.0)
-    one.handle(events.Tick(), 6.0)
-    one.handle(events.Stopped(second.worker), 6.0)
-    (third,) = launches(one.handle(events.Arrived("2", "small"), 7.0))
-    assert third.server == second.server
-    one.handle(events.ServerLost(third.server), 8.0)
-    late = 8.0 + one.settings.backoff_max_s
-    (fourth,) = launches(one.handle(events.Tick(), late))
-    assert fourth.server == first.server
 
 
 def test_start_evicts_elsewhere_before_it_retries_the_failed_server() -> None:
@@ -451,43 +382,10 @@ def _grown(servers: list[ServerSpec]) -> tuple[FleetCore, list[LaunchRank], list
     return one, ranks, one.handle(events.RankReady(ranks[1].worker), 6.0)
 
 
-def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
-    """The second rank now has memory for the full model, and each worker continues with its share of the five streams."""
-    one, (first, second), actions = _grown([replace(server, memory=80) for server in SERVERS[:2]])
-    assert [a for a in actions if isinstance(a, events.FetchRest)] == [
-        events.FetchRest(first.worker, 20),
-        events.FetchRest(second.worker, 20),
-    ]
-    assert [a.request for a in actions if isinstance(a, Send)] == list("12345") and not launches(actions)
-    free = {server: one.roster.servers[server].free for server in (first.server, second.server)}
-    assert sorted(min(devices) for devices in free.values()) == [10, 10]
-    assert one.handle(events.Whole(second.worker), 12.0) == [], "one by itself would be too few"
-    moved = [action for action in one.handle(events.Whole(first.worker), 13.0) if isinstance(action, Move)]
-    assert (
-        sorted(action.target for action in moved)
-        == [f"{first.worker}/whole"] * 3 + [f"{second.worker}/whole"] * 2
-    )
-    for action in moved:
-        last = one.handle(events.Moved(action.request, True), 14.0)
-    assert last == [events.Release(rank.worker, first.group) for rank in (first, second)]
-    for rank in (first, second):
-        one.handle(events.Released(rank.worker, first.group), 15.0)
-    assert sorted(min(devices) for devices in free.values()) == [30, 30]
-
-
 def test_pipeline_without_memory_retains_one_worker() -> None:
     _, (first, _), actions = _grown([replace(SERVERS[0], memory=80), SERVERS[2]])
     assert [a.worker for a in actions if isinstance(a, events.FetchRest)] == [first.worker]
     assert [a.request for a in actions if isinstance(a, Send)] == list("123")
-
-
-def test_an_idle_model_makes_room_before_its_time() -> None:
-    one = FleetCore(FleetSettings(beside=False), SERVERS[:1], MODELS[:2])
-    small = launches(one.handle(events.Arrived("1", "small"), 0.0))[0]
-    one.handle(events.RankReady(small.worker), 5.0)
-    one.handle(events.Ended("1"), 6.0)
-    assert one.handle(events.Arrived("2", "large"), 7.0) == [Stop(small.worker)]
-    assert launches(one.handle(events.Stopped(small.worker), 8.0))[0].model == "large"
 
 
 def test_rebuilt_core_counts_found_workers() -> None:

@@ -40,13 +40,6 @@ def test_a_pipeline_by_hand() -> None:
     assert done.limits == {"m": {"ttft_s": 9.0}}
 
 
-def test_one_worker_where_the_slo_allows_it() -> None:
-    relaxed = FleetModel("m", 40, 50, COSTS, ttft_s=20.0)
-    (served,) = simulate([one()], SERVERS, [relaxed], FleetSettings()).records
-    assert (served.first_token_s, served.finished_s) == (11.25, 61.25)
-    assert served.output_tokens == 101
-
-
 @pytest.mark.parametrize(
     ("overlap", "first"),
     [(Overlap.FULL, 11.25), (Overlap.AFTER_IMPORT, 13.25), (Overlap.SEQUENTIAL, 18.25)],

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 from random import Random
 
 import pytest
 from support.fleet_oracles import cluster, exhaustive
 
 from coldstart.fleet import timing
-from coldstart.fleet.sizing import Demand, Offer, Scheme, choose, considered, sizes
+from coldstart.fleet.sizing import Demand, Offer, choose
 from coldstart.fleet.timing import Costs, Overlap
 
 TERMS = Costs(
@@ -70,55 +69,3 @@ def test_size_is_two_ranks_with_one_full_when_one_is_too_slow() -> None:
 
 def test_server_that_would_delay_others_is_not_chosen() -> None:
     assert choose(Demand(40, 60, COSTS), [Offer("s", 0.0, 10.0, 100)]) is None
-
-
-def test_consolidated_group_needs_a_full_worker() -> None:
-    small = [Offer(f"s{n}", 2.0, 10.0, 30) for n in range(4)]
-    assert choose(Demand(40, 60, COSTS, ttft_s=20.0), small) is None
-    found = choose(Demand(40, 60, COSTS, ttft_s=20.0), small, consolidate=False)
-    assert found is not None and (len(found.places), found.full) == (2, 0)
-
-
-def test_an_engine_beside_its_rank_needs_room_for_both() -> None:
-    tight = [Offer(f"s{n}", 2.0, 10.0, 70) for n in range(4)]
-    demand = Demand(40, 60, COSTS, ttft_s=20.0, beside=True)
-    found = choose(demand, tight)
-    assert found is not None and len(found.places) == 4 and found.places[0].memory == 70
-
-
-def test_group_has_at_least_the_required_workers() -> None:
-    assert list(sizes(1)) == [1, 2, 3, 4]
-    assert list(sizes(3)) == [3, 4, 2, 1]
-    assert list(sizes(9)) == [4, 3, 2, 1]
-    found = choose(Demand(40, 60, COSTS), FAST, required=3)
-    assert found is not None and (len(found.places), found.full) == (3, 3)
-
-
-def test_fullest_of_equal_servers_is_chosen() -> None:
-    offers = [Offer("empty", 20.0, 50.0, 100), Offer("fuller", 20.0, 50.0, 61)]
-    found = choose(Demand(40, 60, COSTS, inf), offers)
-    assert found is not None and found.places[0].server == "fuller"
-
-
-def test_observed_join_time_counts_for_its_group_size_only() -> None:
-    said = replace(COSTS, join_s=0.5)
-    before = Demand(20, 30, said, ttft_s=100.0)
-    seen = replace(before, joins={2: 38.0})
-    for ranks, more in ((1, 0.0), (2, 38.0 - 2 * 0.5)):
-        now, then = (
-            next(s for s in considered(demand, FAST, required=1, consolidate=True) if len(s.places) == ranks)
-            for demand in (seen, before)
-        )
-        assert now.ttft_s == pytest.approx(then.ttft_s + more)
-
-
-def test_slow_joining_ranks_are_not_chosen() -> None:
-    slow = Demand(20, 30, COSTS, ttft_s=8.0)
-    assert len(chosen(slow).places) == 2
-    assert not chosen(replace(slow, joins={2: 38.0, 3: 38.0, 4: 38.0})).meets
-
-
-def chosen(demand: Demand) -> Scheme:
-    found = choose(demand, FAST)
-    assert found is not None
-    return found

@@ -72,14 +72,6 @@ def _on(name: str, memory: int, *devices: int, **more: Any) -> ModelSpec:
     return ModelSpec.simple(name, memory, 1.0, devices=devices, **more)
 
 
-def test_a_model_evicts_only_models_of_its_devices() -> None:
-    host = Driver(_on("a", 8, 0), _on("b", 8, 1), _on("c", 8, 1), memory=40, device_memory=10)
-    for name in "ab":
-        host.up(name, 1.0)
-    assert _brief(host(2.0, Arrived("r", "c"))) == [("leave", "b", "stopped")]
-    assert _brief(host(3.0, Left("b"))) == [_start("c")]
-
-
 def test_a_model_on_two_devices_evicts_what_each_device_needs() -> None:
     host = Driver(
         _on("a", 4, 0), _on("b", 4, 1), _on("c", 9, 2), _on("d", 14, 0, 1), memory=60, device_memory=10
@@ -91,32 +83,11 @@ def test_a_model_on_two_devices_evicts_what_each_device_needs() -> None:
     assert _brief(host(4.0, Left("b"))) == [_start("d")]
 
 
-def test_a_model_larger_than_its_devices_is_refused_whatever_the_host_holds() -> None:
-    host = Driver(_on("a", 12, 0), _on("b", 12, 0, 1), memory=100, device_memory=10)
-    assert _brief(host(1.0, Arrived("r", "a"))) == [(507, "r")]
-    assert _brief(host(1.0, Arrived("s", "b"))) == [_start("b")]
-
-
 def test_pinned_models_reduce_what_their_device_has_for_others() -> None:
     host = Driver(_on("a", 6, 0, pinned=True), _on("b", 6, 0), _on("c", 6, 1), memory=100, device_memory=10)
     assert _brief(host(1.0, Arrived("r", "b"))) == [(507, "r"), _start("a")]
     with pytest.raises(UsageError, match="pinned models need 12 bytes, device 0 has 10"):
         Driver(_on("a", 6, 0, pinned=True), _on("b", 6, 0, pinned=True), memory=100, device_memory=10)
-
-
-def test_a_device_above_its_capacity_evicts_its_own_idle_model() -> None:
-    host = Driver(_on("a", 5, 0), _on("b", 5, 0), _on("c", 5, 1), memory=100, device_memory=10)
-    for name in "cab":
-        host.up(name, 1.0)
-    assert _brief(host(2.0, Measured("b", 6))) == [("leave", "a", "stopped")]
-
-
-def test_stopping_models_count_before_another_is_evicted() -> None:
-    host = Driver(*(ModelSpec.simple(name, 5, 1.0) for name in "abc"), ModelSpec.simple("d", 5, 1.0))
-    for name in "abc":
-        host.up(name, 1.0)
-    assert _brief(host(2.0, Arrived("r", "d"))) == [("leave", "a", "stopped")]
-    assert host(3.0, Tick(), Arrived("s", "d")) == []
 
 
 def test_a_failed_start_answers_its_own_requests_and_no_others() -> None:
@@ -128,13 +99,6 @@ def test_a_failed_start_answers_its_own_requests_and_no_others() -> None:
     assert _brief(host(2.0, Arrived("3", "a"))) == [(503, "3")], "no start during the back-off"
     assert _brief(host(3.0, Started("b", 3.0))) == [("2", "b")]
     assert _brief(host(5.0, Arrived("4", "a"))) == [_start("a")]
-
-
-def test_a_killed_server_starts_again_for_the_next_request() -> None:
-    host = Driver()
-    host.up("a", 1.0)
-    assert host(2.0, Failed("a", "killed", external=True)) == []
-    assert _brief(host(2.0, Arrived("r", "a"))) == [_start("a")]
 
 
 def test_requests_wait_for_the_next_start_until_three_in_a_row_were_killed() -> None:
@@ -153,13 +117,6 @@ def test_requests_wait_for_the_next_start_until_three_in_a_row_were_killed() -> 
         _start("a")
     ]
     assert host(12.0, Failed("a", "killed", external=True)) == [], "a start has succeeded in between"
-
-
-def test_requests_of_a_killed_start_are_refused_when_the_next_one_fails() -> None:
-    host = Driver(backoff_s=2.0)
-    host(0.0, Arrived("1", "a"), Failed("a", "killed", external=True))
-    assert _brief(host(2.0, Tick())) == [_start("a")]
-    assert _brief(host(3.0, Failed("a", "out of memory"))) == [(503, "1")]
 
 
 def test_model_that_dies_while_stopping_has_stopped() -> None:
@@ -238,16 +195,6 @@ def test_a_model_goes_to_sleep_where_host_memory_allows_and_stops_where_not() ->
     assert host.core.models["a"].state is State.STARTING and host.core.models["a"].tier.name == "asleep-1"
 
 
-def test_sleeping_model_stops_when_its_memory_is_needed() -> None:
-    host = Driver(ModelSpec("a", SLEEPER), ModelSpec.simple("all", 12, 1.0), memory=12, host_memory=8)
-    host.up("a", 1.0)
-    assert _brief(host(2.0, Arrived("1", "all"))) == [("leave", "a", "stopped")], (
-        "asleep it would hold one byte"
-    )
-    assert _brief(host(4.0, Left("a"))) == [_start("all")]
-    assert host.core.residents.beside.used == 0
-
-
 def test_a_model_asleep_goes_further_down_when_its_bytes_are_needed() -> None:
     specs = ModelSpec("a", SLEEPER), ModelSpec.simple("b", 11, 1.0), ModelSpec.simple("all", 12, 1.0)
     host = Driver(*specs, memory=12, host_memory=8)
@@ -273,14 +220,6 @@ def test_reconfiguration_adds_and_removes_models_after_their_streams() -> None:
     assert _brief(host(5.0, Ended("stream"))) == [("leave", "a", "stopped")]
     host(6.0, Left("a"))
     assert set(host.core.models) == {"c"}
-
-
-def test_a_changed_description_keeps_what_serves() -> None:
-    host = Driver()
-    host.up("a", 1.0)
-    host(2.0, Configured((ModelSpec.simple("a", 10, 5.0, idle_s=10.0), ModelSpec.simple("b", 10, 7.0))))
-    assert host.core.models["a"].state is State.READY
-    assert _brief(host(12.0, Tick())) == [("leave", "a", "stopped")]
 
 
 class TestReconfiguration:
@@ -324,13 +263,6 @@ class TestMeasuredTier:
         assert driver.core.residents.device.reserved("a") == 4
         driver(4.0, Measured("a", 3, "template"), Measured("a", 99, "nowhere"), Measured("a", 99))
         assert driver.core.residents.device.reserved("a") == 3
-
-
-def test_model_without_idle_time_serves_waiting_requests_first() -> None:
-    driver = Driver(ModelSpec.simple("a", 10, 5.0, idle_s=0.0))
-    driver(0.0, Arrived("1", "a"))
-    assert driver(1.0, Started("a", 1.0)) == [Dispatch("1", "a")]
-    assert _brief(driver(2.0, Ended("1"))) == [("leave", "a", "stopped")]
 
 
 def test_an_order_of_an_operator_is_no_request_for_the_statistics_and_the_policy() -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from coldstart.errors import UsageError
 from coldstart.host import configuration
-from coldstart.host.configuration import Profile, describe_limits, load, parse
-from coldstart.host.launches import Launch
+from coldstart.host.configuration import load, parse
 
 MODEL = '[models.m]\nmemory = "1GiB"\nstart_s = 2\n'
 
@@ -93,40 +92,6 @@ def test_load_prefers_the_command_line_to_the_file(tmp_path: Path) -> None:
     assert [spec.name for spec in file.models] == ["m", "typed"]
 
 
-def test_forked_model_counts_its_private_memory() -> None:
-    models = {"a": {}, "b": {"memory": 7}}
-
-    def profile(launch: Launch) -> Profile:
-        return Profile(10, 8.0, "bundle", 0.5, shared=6)
-
-    file = parse({"memory": 20, "models": models}, profile)
-    assert [spec.tiers[0].memory for spec in file.models] == [4, 7]
-    file = parse({"memory": 20, "runtime_template": False, "models": models}, profile)
-    assert [spec.tiers[0].memory for spec in file.models] == [10, 7]
-    (note,) = describe_limits(parse({"memory": 11, "models": {"a": {}}}, profile), None, 8)
-    assert note.startswith("a needs ") and "of which the runtime template has" in note
-    with pytest.raises(UsageError, match="runtime_template"):
-        parse({"memory": 20, "runtime_template": 1, "models": models}, profile)
-
-
-def test_an_engine_template_is_a_tier_that_counts_as_awake_until_it_was_measured() -> None:
-    models = {"a": {"memory": 10, "engine_template": True}}
-    (spec,) = parse({"memory": 20, "models": models}, lambda _: Profile(10, 8.0, "bundle", 0.5)).models
-    assert [(tier.name, tier.memory, tier.penalty_s) for tier in spec.tiers] == [
-        ("awake", 10, 0.0), ("template", 10, 0.5), ("stopped", 0, 8.0)
-    ]  # fmt: skip
-
-
-def test_devices_place_a_model_and_its_memory() -> None:
-    figures = {"memory": 10, "start_s": 1.0}
-    models = {"a": {**figures, "devices": [0, 1]}, "b": {**figures, "devices": [1]}}
-    file = parse({"memory": 40, "device_memory": 8, "models": models})
-    assert [spec.devices for spec in file.models] == [(0, 1), (1,)]
-    assert file.catalogue.launches["a"].devices == (0, 1)
-    (note,) = configuration.describe_limits(file, None)
-    assert note.startswith("b needs")
-
-
 @pytest.mark.parametrize(
     ("devices", "complaint"),
     [
@@ -142,13 +107,6 @@ def test_wrong_devices_are_named(devices: object, complaint: str) -> None:
     figures = {"memory": 10, "start_s": 1.0}
     with pytest.raises(UsageError, match=complaint):
         parse({"memory": 40, "models": {"a": {**figures, "devices": devices}, "b": figures}})
-
-
-def test_models_inherit_the_idle_time_of_the_host() -> None:
-    figures = {"memory": 10, "start_s": 1.0}
-    models = {"a": figures, "b": {**figures, "idle_s": 5}}
-    file = parse({"memory": 20, "idle_s": 60, "models": models})
-    assert [spec.idle_s for spec in file.models] == [60.0, 5.0]
 
 
 def test_describe_limits_names_the_machine_and_each_model_that_the_limit_does_not_allow() -> None:

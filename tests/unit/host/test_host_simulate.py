@@ -50,13 +50,6 @@ def test_a_start_past_its_deadline_answers_its_requests() -> None:
     ]
 
 
-def test_refusals_have_a_status_and_no_service() -> None:
-    asked = [ModelRequest(0.0, "a", 50.0), ModelRequest(10.0, "b", 1.0)]
-    done = simulate(asked, [A, B], _settings(when_full="refuse"))
-    served, refused = done.records
-    assert served.ok and (refused.error or "").startswith("HTTP 503: ") and refused.sent_s is None
-
-
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_distant_requests_give_the_results_of_the_untimed_cache(policy: str) -> None:
     """No request overlaps a start or another request: starts and hits follow from the metadata alone."""

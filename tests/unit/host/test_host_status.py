@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 from coldstart.host import status
 from coldstart.host.core import Core
-from coldstart.host.events import Arrived, Ended, Failed, Outdated, Started
+from coldstart.host.events import Arrived, Outdated, Started
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.host.status import HostFacts, LastStart, estimate_progress
-
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "http-api.md"
+from coldstart.host.status import HostFacts, estimate_progress
 
 
 def _host() -> tuple[Core, HostFacts]:
@@ -44,32 +40,6 @@ def test_a_request_that_waits_and_a_model_that_starts() -> None:
     assert (b["state"], b["tier"], b["penalty_s"]) == ("stopped", "stopped", {"awake": 0.0, "stopped": 7.0})
     assert said["host"]["memory_used_bytes"] == 10
     assert a["progress"] is None
-
-
-def test_a_start_that_succeeded_and_one_that_failed() -> None:
-    core, facts = _host()
-    core.handle(Arrived("1", "a"), 2.0)
-    core.handle(Started("a", 3.0, 12), 5.0)
-    facts.get_model("a").last_start = LastStart(1e9, "fresh", 3.0, {"load": 1.0})
-    core.handle(Ended("1"), 6.0)
-    core.handle(Failed("a", "it fell over"), 7.0)
-    (a, _) = status.document(core, facts, 7.5, 1e9)["models"]
-    assert (a["state"], a["error"], a["retry_in_s"], a["failures"]) == ("failed", "it fell over", 0.5, 1)
-    assert a["last_start"] == {
-        "at_unix_s": 1e9, "mode": "fresh", "seconds": 3.0, "phases": {"load": 1.0}, "fallbacks": [], "spans": ()
-    }  # fmt: skip
-    assert status.document(core, facts, 9.0, 1e9)["models"][0]["retry_in_s"] is None
-
-
-def test_every_member_is_in_the_text_and_the_whole_is_json() -> None:
-    core, facts = _host()
-    facts.get_model("a").gpu_memory_bytes = 5
-    said = json.loads(json.dumps(status.document(core, facts, 2.0, 1e9)))
-    text = PAGE.read_text(encoding="utf-8")
-    members = {*said, *said["host"], *said["host"]["config"], *said["requests"], *said["starts"]}
-    members |= set(said["models"][0])
-    assert [model.get("gpu_memory_bytes") for model in said["models"]] == [5, None]
-    assert [name for name in members if not re.search(rf"\b{name}\b", text)] == []
 
 
 def test_progress_follows_the_start_time_of_the_model() -> None:

@@ -7,7 +7,6 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.host import configuration
-from coldstart.host.configuration import Profile
 from coldstart.host.launches import Catalogue, Destination, Launch
 
 
@@ -29,11 +28,6 @@ def test_every_name_leads_to_its_model_under_the_name_its_server_knows() -> None
     assert named.served_names == ("first", "second")
 
 
-def test_a_name_means_one_model() -> None:
-    with pytest.raises(UsageError, match="'x' refers to two models, a and b"):
-        Catalogue([_launch("a", aliases=("x",)), _launch("b", aliases=("x",))])
-
-
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
@@ -50,12 +44,3 @@ def test_invalid_arguments_are_named(given: dict[str, object], complaint: str) -
     model = {"memory": 5, "start_s": 1.0, **given}
     with pytest.raises(UsageError, match=complaint):
         configuration.parse({"memory": 10, "models": {"m": model}})
-
-
-def test_profile_supplies_members_missing_in_the_file() -> None:
-    models = {"m": {}, "n": {"memory": 7}, "o": {"memory": 1, "start_s": 2.0}}
-    file = configuration.parse({"memory": 10, "models": models}, lambda launch: Profile(5, 3.0, "bundle"))
-    found = {spec.name: (spec.tiers[0].memory, spec.tiers[-1].penalty_s) for spec in file.models}
-    assert found == {"m": (5, 3.0), "n": (7, 3.0), "o": (1, 2.0)}
-    assert file.sources == {"m": "bundle", "n": "file", "o": "file"}
-    assert file.catalogue.launches["m"].model == "m"

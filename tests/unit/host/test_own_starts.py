@@ -26,7 +26,6 @@ from coldstart.host.events import (
     Started,
     Tick,
 )
-from coldstart.host.model_state import State
 from coldstart.host.specification import HostSettings, ModelSpec
 
 A, B = ModelSpec.simple("a", 10, 5.0, idle_s=100.0), ModelSpec.simple("b", 10, 7.0)
@@ -63,20 +62,6 @@ def test_last_request_decides_how_long_the_model_stays() -> None:
     assert host.serve("a", 1e9, keep_s=0.0) == ["Leave a"]
 
 
-def test_keep_alive_does_not_protect_from_eviction() -> None:
-    host = Host()
-    host.serve("a", 0.0, keep_s=inf)
-    assert host(1.0, Arrived("1", "b")) == ["Leave a"]
-
-
-def test_default_model_starts_at_once_and_has_no_idle_time() -> None:
-    host = Host(default_model="a")
-    assert host(0.0, Tick()) == ["Start a"]
-    host(1.0, Started("a", 1.0))
-    assert host(1e6, Tick()) == [] and host.core.deadline() == inf
-    assert host.serve("a", 2e6, keep_s=0.0) == []
-
-
 def test_default_model_returns_once_nothing_else_needs_the_memory() -> None:
     host = Host(default_model="a")
     host(0.0, Tick(), Started("a", 1.0))
@@ -104,14 +89,6 @@ def test_default_model_does_not_return_when_it_is_no_longer_configured() -> None
     host(0.0, Tick(), Started("a", 1.0))
     assert host(1.0, Configured(())) == ["Leave a"]
     assert host(2.0, Left("a")) == [] and "a" not in host.core.models
-
-
-def test_pinned_model_starts_before_the_default_model() -> None:
-    pinned = ModelSpec.simple("b", 10, 7.0, pinned=True)
-    host = Host(A, pinned, default_model="a")
-    assert host(0.0, Tick()) == ["Start b"]
-    host(1.0, Started("b", 1.0))
-    assert host.core.models["a"].state is State.STOPPED
 
 
 def test_prewarmed_model_evicts_an_idle_model_but_none_in_use() -> None:

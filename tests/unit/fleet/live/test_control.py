@@ -118,46 +118,6 @@ def test_restarted_fleet_recovers_its_groups(tmp_path: Path) -> None:
     run(work())
 
 
-def test_restarted_fleet_drops_workers_that_died_meanwhile(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            stage.deploy(deployment("a"))
-            await stage.ask("a")
-            await stage.rig.kill()
-            (server,) = stage.rig.servers()
-            server.over.set()
-            await wait_until(lambda: not any(node.node.processes for node in stage.rig.nodes.values()))
-            await stage.rig.revive()
-            assert not stage.rig.groups()
-            assert (await stage.ask("a"))[0] == 200
-
-    run(work())
-
-
-def test_lost_server_is_replaced(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            stage.deploy(deployment("a"))
-            await stage.ask("a")
-            control = stage.control
-            (group,) = control.status()["models"][0]["groups"]
-            (worker,) = group["workers"]
-            lost, left = sorted(stage.rig.nodes, key=lambda name: name != worker["server"])
-            control.lose_server(lost)
-            await wait_until(lambda: group["name"] not in stage.control.replicas)
-            assert (await stage.ask("a"))[0] == 200
-            said: Any = control.status()
-            assert [server["name"] for server in said["servers"]] == [left]
-            (group,) = said["models"][0]["groups"]
-            assert (
-                group["workers"][0]["server"] == left
-                and group["phase"] == "serving"
-                and group["mode"] == "fake"
-            )
-
-    run(work())
-
-
 def test_a_drained_server_goes_empty_and_stays_so(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:

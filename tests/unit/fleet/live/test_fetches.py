@@ -43,23 +43,6 @@ class Prefetcher:
         return mine[-1] if mine else -1.0
 
 
-def test_fetch_receives_its_rate_until_it_ends() -> None:
-    prefetcher = Prefetcher()
-
-    async def run() -> Mapping[str, Any]:
-        fetch = NodeFetch(PacedFetch("w x", 5.0, True), prefetcher.tell)
-        ended = asyncio.create_task(fetch.wait())
-        await wait_until(lambda: prefetcher.told)
-        fetch.change(7.0)
-        await wait_until(lambda: len(prefetcher.told) > 4)
-        prefetcher.said["w"] = ENDED
-        return await ended
-
-    assert asyncio.run(run()) == ENDED
-    assert prefetcher.told[0] == PacedFetch("w x", 5.0, True)
-    assert prefetcher.told[-1] == PacedFetch("w x", 7.0, True)
-
-
 @pytest.fixture
 def prefetcher(monkeypatch: pytest.MonkeyPatch) -> Prefetcher:
     made = Prefetcher()
@@ -111,28 +94,6 @@ def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_
             again = stage.control
             assert again is not None and again is not control
             assert again.core.roster.servers["s0"].reservations.link.rate == 32 << 20
-
-    asyncio.run(run())
-
-
-def test_server_with_a_slow_link_gets_no_start_while_another_has_memory(
-    tmp_path: Path, prefetcher: Prefetcher
-) -> None:
-    """Ten times slower, as its first fetch shows; by what it said it would have the next ones too, as the fuller of two."""
-
-    async def run() -> None:
-        async with fleet(tmp_path, memory=100, settings=SETTINGS, network=5.0) as stage:
-            slow, other = stage.rig.nodes["s0"].servers, stage.rig.nodes["s1"].servers
-            slow.hold = other.hold = True
-            for name in ("a", "b", "c", "d"):
-                stage.deploy(fetched_from(deployment(name, most=1)))
-            first = await _launched(stage, "a")
-            assert first in slow.begun
-            prefetcher.said["a#1.0"] = ENDED | {"bytes": 4 << 20, "seconds": (4 << 20) / 0.5}
-            control = stage.control
-            await wait_until(lambda: control.state.links == {"s0": 0.5})
-            for name in ("b", "c", "d"):
-                assert await _launched(stage, name) in other.begun
 
     asyncio.run(run())
 

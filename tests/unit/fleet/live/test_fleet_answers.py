@@ -32,22 +32,6 @@ def test_a_cold_request_starts_a_server_and_the_next_ones_go_to_it(tmp_path: Pat
     run(work())
 
 
-def test_requests_use_the_same_server_after_the_fleet_was_killed(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            stage.deploy(deployment("a"))
-            await stage.ask("a")
-            running = asyncio.create_task(stage.events("a", "long", pieces=20, pause_s=0.02))
-            await wait_until(lambda: any("long" in server.asked for server in stage.rig.servers()))
-            await stage.rig.kill()
-            await asyncio.wait([running])
-            await stage.rig.revive()
-            assert (await stage.ask("a"))[0] == 200
-            assert len(list(stage.rig.servers())) == 1 and stage.control.again_count == 0
-
-    run(work())
-
-
 def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
@@ -105,17 +89,6 @@ def test_only_sent_requests_count_as_the_cause_of_a_dead_server(
     run(work())
 
 
-def test_stream_reports_that_its_server_ended(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            stage.deploy(deployment("a"))
-            broken = await stage.events("a", pieces=5, break_after=2)
-            assert b"disconnected" in broken[-1] and len([one for one in broken if b"number" in one]) == 2
-            assert stage.control.again_count == 0
-
-    run(work())
-
-
 def test_request_fails_with_the_reason_when_the_model_cannot_start(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:
@@ -156,19 +129,6 @@ def test_server_with_a_full_disk_loses_no_request(tmp_path: Path) -> None:
             # The fuller server is tried first.
             assert b["groups"][0]["name"] == "b#2"
             assert (await stage.ask("a"))[0] == 200 and len(at.servers.begun) == 1
-
-    run(work())
-
-
-def test_idle_server_stops(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            stage.deploy(deployment("a", idle_s=0.05))
-            for _ in range(15):
-                assert (await stage.ask("a"))[0] == 200
-                await asyncio.sleep(0.045)
-            await wait_until(lambda: all(server.ended.done() for server in stage.rig.servers()))
-            assert stage.control.again_count == 0 and not stage.rig.groups()
 
     run(work())
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from math import inf
 from pathlib import Path
-from typing import Any
 
 from support.engines import home
 from support.fake_upstream import FakeServer, run, wait_until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
-
-from coldstart.fleet.events import LaunchRank
-from coldstart.fleet.live.orders import RankOrder
 
 __all__ = ["home"]
 HANG_S = 1.0
@@ -81,32 +76,6 @@ def test_server_is_killed_when_its_engine_holds_requests_and_makes_no_step(tmp_p
     run(work())
 
 
-def test_server_is_not_killed_when_it_makes_progress(tmp_path: Path) -> None:
-    async def serves(progress: str) -> None:
-        directory = tmp_path / progress
-        directory.mkdir()
-        async with fleet(directory, settings=QUICK) as stage:
-            _show(stage, HOLDS_NONE if progress == "no request" else HOLDS_ONE)
-            for node in stage.rig.nodes.values():
-                node.servers.computes_s = 1.0 if progress == "processor" else 0.0
-            stage.deploy(deployment("a"))
-            asked = asyncio.create_task(stage.ask("a", 1, pause_s=3, pieces=1))
-            number = 0
-            while not asked.done():
-                number += 1
-                if progress == "counters":
-                    _show(stage, f"{HOLDS_ONE}vllm:generation_tokens_total {number}\n")
-                await asyncio.sleep(0.05)
-            assert (await asked)[0] == 200, progress
-            (server,) = _servers(stage)
-            assert not server.was_killed, progress
-
-    async def work() -> None:
-        await asyncio.gather(*map(serves, ("counters", "processor", "no request")))
-
-    run(work())
-
-
 def test_pipeline_is_replaced_when_a_later_rank_is_stopped(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, memory=8, settings=PIPELINE, network=1.0) as stage:
@@ -120,8 +89,3 @@ def test_pipeline_is_replaced_when_a_later_rank_is_stopped(tmp_path: Path) -> No
             assert (await stage.ask("a", 2))[0] == 200
 
     run(work())
-
-
-def _order(**given: Any) -> RankOrder:
-    rank = LaunchRank("a#1.0", "a#1", "a", 0, 1, 1, "s", 0, 10, 10, 10, inf)
-    return RankOrder(rank, deployment("a").launch, 60.0, hang_timeout_s=2.0, **given)

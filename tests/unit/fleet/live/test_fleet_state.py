@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,43 +11,13 @@ import pytest
 from coldstart.artifacts.errors import BundleError
 from support.fleet_rig import deployment
 
-from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
-from coldstart.fleet.live import deployments, state
+from coldstart.fleet.live import deployments
 from coldstart.fleet.live.deployments import DeployArguments, build_deployment, parse_limits
-from coldstart.fleet.live.state import FleetState, ModelDeployment
+from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetModel
-from coldstart.fleet.timing import Costs, Overlap
 from coldstart.host.launches import Launch
 from coldstart.system.paths import Cache
-
-SPEC = FleetModel("m", 10, 20, Costs(1.0, overlap=Overlap.SEQUENTIAL), shares={2: (4, 6)}, joins={2: 0.5})
-MADE = ModelDeployment(Launch("m", "/models/m", Arguments(["--max-model-len", "64"]), ("alias",)), SPEC)
-
-
-def _document() -> Any:
-    return json.loads(json.dumps(state.encode(MADE)))
-
-
-def test_decode_returns_the_encoded_deployment() -> None:
-    found = state.decode(_document(), ModelDeployment)
-    assert found == MADE and isinstance(found.launch.args, Arguments)
-
-
-@pytest.mark.parametrize(
-    ("member", "value", "error"),
-    [
-        ("batch", 0, UsageError),
-        ("batch", "2", ValueError),
-        ("costs", {"overlap": "x"}, ValueError),
-        ("shares", {"two": [1, 2]}, ValueError),
-    ],
-)
-def test_decode_names_an_invalid_member(member: str, value: object, error: type[Exception]) -> None:
-    document = _document()
-    document["spec"][member] = value
-    with pytest.raises(error, match=member):
-        state.decode(document, ModelDeployment)
 
 
 def test_state_retains_deployments(tmp_path: Path) -> None:

@@ -126,38 +126,6 @@ def test_unmovable_stream_ends_in_the_pipeline(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_burst_is_served_by_the_pipeline_at_once_and_by_two_workers_afterwards(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
-            for node in stage.rig.nodes.values():
-                node.servers.hold = True
-            stage.deploy(deployment("a", ttft_s=1.9, most=2, batch=3))
-            prompts = [f"p{number}" for number in range(5)]
-            streams = [
-                asyncio.create_task(stage.events("a", prompt, max_tokens=100, temperature=0))
-                for prompt in prompts
-            ]
-            await wait_until(lambda: stage.control.core.waiting_count == 5)
-            await wait_until(lambda: len(list(stage.rig.servers())) == 2)
-            ranks = list(stage.rig.servers())
-            for rank in ranks:
-                # No stream ends before it has moved.
-                rank.servers = replace(rank.servers, pause_s=0.5)
-                rank.gate.set()
-            await wait_until(
-                lambda: len(list(stage.rig.servers())) == 4 and sum(len(one.asked) for one in ranks) == 5
-            )
-            for server in stage.rig.servers():
-                server.gate.set()
-            for prompt, lines in zip(prompts, await asyncio.gather(*streams), strict=True):
-                assert _ids(lines) == generated(prompt, 100)
-            assert stage.control.moves.count == 5
-            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
-            assert sorted(stage.rig.groups()) == ["a#1.0/whole", "a#1.1/whole"]
-
-    run(work())
-
-
 def test_worker_whose_engine_ended_before_the_switch_gets_no_request(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]

@@ -68,36 +68,6 @@ def test_failed_start_and_dead_server_are_reported_with_the_reason(tmp_path: Pat
     run(work())
 
 
-def test_ranks_receive_their_positions_and_only_the_first_answers(tmp_path: Path) -> None:
-    async def work() -> None:
-        servers = FakeServers(tmp_path)
-        node = NodeServers("127.0.0.1", servers)
-        master = await node.rendezvous()
-        for rank in range(2):
-            await node.launch(_order(f"a#1.{rank}", rank, 2, master))
-        first, second = (list(server.launch.args) for server in servers.begun)
-        assert first[:2] == second[:2] == ["--max-model-len", "64"]
-        assert first[first.index("--node-rank") + 1] == "0" and second[second.index("--node-rank") + 1] == "1"
-        assert "--headless" in second and "--headless" not in first
-        assert second[second.index("--master-port") + 1] == str(master[1])
-        await node.clear()
-        assert not node.processes
-
-    run(work())
-
-
-def test_a_server_sees_the_device_it_was_given_where_there_are_any(tmp_path: Path) -> None:
-    async def work() -> None:
-        servers = FakeServers(tmp_path)
-        for shows in (False, True):
-            node = NodeServers("127.0.0.1", servers, shows_devices=shows)
-            await node.launch(_order())
-            await node.clear()
-        assert [server.env.get("CUDA_VISIBLE_DEVICES") for server in servers.begun] == [None, "0"]
-
-    run(work())
-
-
 @pytest.mark.parametrize("words", [(), ("--api-key", "own")])
 def test_each_server_has_a_key_that_only_its_report_tells(tmp_path: Path, words: tuple[str, ...]) -> None:
     async def work() -> None:

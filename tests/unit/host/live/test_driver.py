@@ -39,27 +39,6 @@ def test_a_model_makes_room_for_another_and_comes_back(tmp_path: Path) -> None:
     run(work())
 
 
-def test_failed_start_reports_the_reason_and_disturbs_no_other_model(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, backoff_s=30.0) as stage:
-            stage.servers.failing["a"] = "no weights at /nowhere"
-            failed = 'coldstart_host_failed_starts_total{model="a"} '
-            assert f"{failed}0.0" in stage.driver.metrics.text().decode()
-            status, headers, body = await stage.ask(model="a", prompt=1)
-            assert status == 503 and "no weights at <path>" in body["error"]["message"]
-            assert headers["x-request-id"] in body["error"]["message"]
-            assert 1 <= int(headers["retry-after"]) <= 30
-            assert f"{failed}1.0" in stage.driver.metrics.text().decode()
-            assert (await stage.ask(model="a", prompt=2))[0] == 503
-            assert (await stage.ask(model="b", prompt=3))[0] == 200
-            assert [server.launch.name for server in stage.servers.begun] == ["a", "b"]
-            said = stage.model("a")
-            assert (said["state"], said["failures"]) == ("failed", 1) and said["retry_in_s"] > 0
-            assert b'coldstart_host_failed_starts_total{model="a"} 1.0' in stage.driver.metrics.text()
-
-    run(work())
-
-
 def test_start_is_retried_after_a_full_disk(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:
@@ -230,18 +209,5 @@ def test_evicted_model_sleeps_when_its_server_can_else_stops(tmp_path: Path, sle
             assert 'stage="read tensors"' not in "".join(
                 line for line in text.splitlines() if "asleep-1" in line
             )
-
-    run(work())
-
-
-def test_request_is_retried_when_the_connection_queue_is_full(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True) as stage:
-            stage.servers.backlog = 2
-            asked = [asyncio.create_task(stage.ask(model="a", prompt=number)) for number in range(60)]
-            await wait_until(lambda: len(stage.driver._tickets) == 60)
-            stage.servers.last("a").gate.set()
-            assert {one[0] for one in await asyncio.gather(*asked)} == {200}
-            assert sorted(stage.servers.last("a").asked) == list(range(60))
 
     run(work())

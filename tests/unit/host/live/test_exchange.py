@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_upstream import TWO, Stage, run, staged, wait_until
+from support.fake_upstream import Stage, run, staged, wait_until
 
 JSON = {"Content-Type": "application/json"}
 
@@ -35,35 +35,6 @@ def test_request_and_answer_pass_unchanged_with_timings(tmp_path: Path) -> None:
     run(work())
 
 
-def test_request_id_of_the_client_is_used_or_created(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            named = {"X-Request-Id": "mine", "X-Own": "x"}
-            async with stage.client.post(
-                stage.url + "/v1/chat/completions?x=1", json={"model": "a", "prompt": 1}, headers=named
-            ) as answer:
-                assert answer.headers["x-request-id"] == "mine"
-            (seen,) = stage.servers.last("a").headers
-            assert (seen["x-request-id"], seen["x-own"]) == ("mine", "x")
-            assert stage.servers.last("a").paths == ["/v1/chat/completions?x=1"]
-            ids = {(await stage.ask(model="a", prompt=i))[1]["x-request-id"] for i in range(3)}
-            assert len(ids) == 3
-
-    run(work())
-
-
-def test_an_alias_and_an_adapter_reach_the_server_by_the_names_it_knows(tmp_path: Path) -> None:
-    models = {**TWO, "a": {**TWO["a"], "args": ["--enable-lora", "--lora-modules", "tuned=/adapters/t"]}}
-
-    async def work() -> None:
-        async with staged(tmp_path, models) as stage:
-            for asked in ("a", "alpha", "tuned"):
-                assert (await stage.ask(model=asked, prompt=asked))[0] == 200
-            assert [body["model"] for body in stage.servers.last("a").bodies] == ["a", "a", "tuned"]
-
-    run(work())
-
-
 def test_200_requests_to_a_cold_model_are_one_start_and_keep_their_order(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, hold=True) as stage:
@@ -77,24 +48,6 @@ def test_200_requests_to_a_cold_model_are_one_start_and_keep_their_order(tmp_pat
             assert [body["text"][0] for _, _, body in answers] == list(range(200))
             assert stage.servers.last("a").asked == list(range(200))
             assert len(stage.servers.begun) == 1
-
-    run(work())
-
-
-def test_a_stream_that_waits_is_kept_alive_by_comments(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True, gateway={"heartbeat_s": 0.01}) as stage:
-            async with stage.post(model="a", prompt="x", stream=True) as answer:
-                assert answer.status == 200 and answer.content_type == "text/event-stream"
-                progress = json.loads((await answer.content.readline()).removeprefix(b": "))
-                assert (progress["model"], progress["stage"]) == ("a", "starting")
-                assert 0 < progress["fraction"] < 1 and 0 < progress["eta_s"] <= 1
-                stage.servers.last("a").gate.set()
-                assert answer.headers["x-accel-buffering"] == "no"
-                lines = [line.strip() async for line in answer.content if line.strip()]
-            assert [one["number"] for one in _data(lines)[:-1]] == [0, 1, 2]
-            assert _data(lines)[-1] == "[DONE]"
-            assert any(line.startswith(b": coldstart queued;dur=") for line in lines)
 
     run(work())
 
@@ -117,21 +70,6 @@ def test_error_after_a_heartbeat_is_an_event_of_the_stream(tmp_path: Path) -> No
     run(work())
 
 
-def test_excess_requests_are_refused_with_a_retry_time(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True, max_held=2) as stage:
-            held = [asyncio.create_task(stage.ask(model="a", prompt=i)) for i in range(2)]
-            await wait_until(lambda: len(stage.driver._tickets) == 2)
-            status, headers, body = await stage.ask(model="a", prompt="late")
-            assert status == 429 and int(headers["retry-after"]) >= 1
-            assert body["error"]["type"] == "RateLimitError" and body["error"]["code"] == 429
-            stage.servers.last("a").gate.set()
-            assert [one[0] for one in await asyncio.gather(*held)] == [200, 200]
-            assert stage.driver.status()["requests"]["refused"] == {"429": 1}  # type: ignore[index]
-
-    run(work())
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_server_request_ends_when_the_client_disconnects(tmp_path: Path, stream: bool) -> None:
     async def work() -> None:
@@ -143,31 +81,6 @@ def test_server_request_ends_when_the_client_disconnects(tmp_path: Path, stream:
             asked.cancel()
             await wait_until(lambda: stage.servers.last("a").gone == ["x"])
             await wait_until(stage.idle)
-
-    run(work())
-
-
-def test_disconnected_waiting_client_frees_its_place(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True) as stage:
-            asked = asyncio.create_task(stage.ask(model="a", prompt="x"))
-            await wait_until(lambda: stage.driver._tickets)
-            asked.cancel()
-            await wait_until(stage.idle)
-            stage.servers.last("a").gate.set()
-            assert (await stage.ask(model="a", prompt="y"))[2]["text"][0] == "y"
-            assert stage.servers.last("a").asked == ["y"]
-
-    run(work())
-
-
-def test_broken_server_ends_a_stream_with_an_error(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            said = _data(await stage.events(model="a", prompt="x", pieces=5, break_after=2))
-            assert [one["number"] for one in said[:2]] == [0, 1]
-            assert said[2]["error"]["code"] == 502 and len(said) == 3
-            assert (await stage.ask(model="a", prompt="y"))[0] == 200
 
     run(work())
 

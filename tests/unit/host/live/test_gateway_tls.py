@@ -20,7 +20,7 @@ from support.fake_upstream import Stage, run, staged, wait_until
 
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
-from coldstart.host.live.http_server import find_signature, format_url, listen
+from coldstart.host.live.http_server import find_signature, listen
 
 
 def write_certificate(directory: Path, name: str) -> tuple[Path, Path]:
@@ -105,12 +105,6 @@ def test_listen_names_the_reason_once_when_the_address_is_of_another_machine() -
     with pytest.raises(UsageError) as error, listen(endpoint):
         pass
     assert error.value.message == "cannot listen at 192.0.2.77:0: Cannot assign requested address"
-
-
-def test_url_of_is_what_a_client_of_this_machine_writes_when_all_addresses_are_bound() -> None:
-    endpoint = GatewayEndpoint("0.0.0.0", 0, insecure=True)
-    with listen(endpoint) as sock:
-        assert format_url(sock, endpoint) == f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 def test_listen_refuses_a_port_above_65535() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from support.fake_upstream import FakeServer, Stage, run, staged, wait_until
 
 HANG_S = 1.0
-LONG = {"pieces": 2, "pause_s": 60, "stream": True}
 
 
 async def _hung(stage: Stage, server: FakeServer) -> str:
@@ -85,22 +84,5 @@ def test_server_is_not_killed_when_its_client_does_not_read(tmp_path: Path) -> N
                 await asyncio.sleep(2.5 * HANG_S)
                 assert not stage.servers.last("a").was_killed
                 assert len([line async for line in answer.content if line.startswith(b"data: {")]) == 400
-
-    run(work())
-
-
-def test_start_is_killed_when_a_process_is_stopped(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True, hang_timeout_s=HANG_S) as stage:
-            asked = asyncio.create_task(stage.ask(model="a", prompt=1))
-            await stage.servers.begins(1)
-            first, stage.servers.hold = stage.servers.last("a"), False
-            first.stopped = True
-            await first.ended
-            await wait_until(
-                lambda: "a process of the start was stopped for 1 s" in stage.model("a")["error"]
-            )
-            # The request has waited for the next start.
-            assert (await asked)[0] == 200
 
     run(work())

@@ -47,27 +47,6 @@ def test_load_returns_once_the_model_is_ready(tmp_path: Path) -> None:
     run(work())
 
 
-def test_load_names_the_models_that_were_evicted_for_it(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            assert (await _post(stage, "/load/a"))[1]["evicted"] == []
-            assert (await _post(stage, "/load/b"))[1]["evicted"] == ["a"]
-            assert (await _post(stage, "/load/b"))[1]["evicted"] == []
-
-    run(work())
-
-
-def test_load_without_waiting_returns_before_the_model_is_ready(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True) as stage:
-            assert await _post(stage, "/load/a?wait=false") == (202, {"model": "a", "state": "starting"})
-            await stage.servers.begins(1)
-            stage.servers.begun[0].gate.set()
-            await wait_until(lambda: stage.model("a")["state"] == "ready" and stage.idle())
-
-    run(work())
-
-
 def test_load_reports_why_a_model_does_not_start(tmp_path: Path) -> None:
     models = {**TWO, "big": {"memory": 100, "start_s": 1.0}}
 
@@ -108,27 +87,6 @@ def test_control_needs_the_key(tmp_path: Path) -> None:
             assert (await _post(stage, "/load/a"))[0] == 401
             assert not stage.servers.begun
             assert (await _post(stage, "/load/a", Authorization="Bearer k"))[0] == 200
-
-    run(work())
-
-
-def test_followed_log_ends_with_the_last_line_of_the_server(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            await _post(stage, "/load/a")
-            log = stage.servers.last("a").log.path
-            async with stage.client.get(stage.url + "/logs/alpha?follow") as answer:
-                assert await answer.content.readline() == b"a said so\n"
-                with log.open("a") as file:
-                    file.write("API_KEY=hf_abcdefghijklmnopqrst\nhalf a")
-                assert await answer.content.readline() == b"API_KEY=***\n"
-                with log.open("a") as file:
-                    file.write(" line\nlast words")
-                assert await answer.content.readline() == b"half a line\n"
-                await _post(stage, "/unload/alpha")
-                assert await answer.content.read() == b"last words"
-            async with stage.client.get(stage.url + "/logs/a?follow") as answer:
-                assert answer.status == 404 and "it is stopped" in await answer.text()
 
     run(work())
 
@@ -275,22 +233,6 @@ def test_stop_lets_a_stream_end_and_a_second_stop_changes_nothing(served: Served
 
     assert served.run(work) == 143
     assert [event for event in served.events() if event == "stopping"] == ["stopping"]
-
-
-def test_the_log_says_that_the_host_stops_when_it_stops_its_models(
-    tmp_path: Path, runtime_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = Served(tmp_path, monkeypatch)
-
-    async def work(served: Served) -> None:
-        async with aiohttp.ClientSession() as client:
-            async with client.post(f"{served.urls[0]}/load/a", json={}) as answer:
-                assert answer.status == 200
-            assert await _stop(client, served.urls[0]) == 202
-
-    assert served.run(work) == 143
-    lines = [json.loads(line) for line in served.said.getvalue().splitlines()]
-    assert [one["reason"] for one in lines if one["event"] == "stop"] == ["the host is stopping"]
 
 
 async def _stop(client: aiohttp.ClientSession, url: str) -> int:

@@ -32,29 +32,6 @@ class Clock:
         return list(self.said)
 
 
-def test_model_is_prewarmed_once_at_its_moment() -> None:
-    async def work() -> None:
-        clock = Clock(a=HOURLY)
-        hour = clock.now - clock.now % 3600 + 3600
-        assert clock.tick(hour - 1) == [] and clock.tick(hour) == ["prewarm a"] and clock.tick(hour + 1) == []
-        assert clock.tick(hour + 3600 + 30) == ["prewarm a"]
-        clock.schedule.close()
-
-    run(work())
-
-
-def test_moment_during_which_the_machine_slept_is_reported_as_missed() -> None:
-    async def work() -> None:
-        clock = Clock(a=HOURLY)
-        hour = clock.now - clock.now % 3600 + 3600
-        (said,) = clock.tick(hour + 5 * 3600 + 120)
-        assert said == "missed a: the moment passed 18120 s ago, while the host did not run"
-        assert clock.tick(hour + 6 * 3600) == ["prewarm a"]
-        clock.schedule.close()
-
-    run(work())
-
-
 def test_clock_that_is_set_back_does_not_delay_the_next_moment() -> None:
     async def work() -> None:
         clock = Clock(a=HOURLY)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse
 from support.fake_upstream import TWO, Stage, run, staged
@@ -138,17 +137,6 @@ def test_upstream_sends_a_request_to_the_named_model(tmp_path: Path) -> None:
     run(work())
 
 
-def _server(value: str, amount: float = 3.0) -> str:
-    registry = CollectorRegistry()
-    labels = ("model_name", "engine")
-    Histogram("vllm:e2e_seconds", "Latency \\ in\nseconds.", labels, registry=registry).labels(
-        value, "0"
-    ).observe(amount)
-    Counter("vllm:tokens", "Tokens.", labels, registry=registry).labels(value, "0").inc(amount)
-    Gauge("process_start_seconds", "Start.", registry=registry).set(amount)
-    return generate_latest(registry).decode()
-
-
 def _parse_samples(text: str) -> list[tuple[str, dict[str, str], float]]:
     found = [
         (sample.name, dict(sample.labels), sample.value) for one in parse(text) for sample in one.samples
@@ -156,18 +144,6 @@ def _parse_samples(text: str) -> list[tuple[str, dict[str, str], float]]:
     keys = [(name, *sorted(labels.items())) for name, labels, _ in found]
     assert len(set(keys)) == len(keys)
     return found
-
-
-def test_servers_share_one_head_of_each_family() -> None:
-    own = _server("host").replace("vllm:", "coldstart_host_").replace("process_", "coldstart_host_process_")
-    merged, omitted = server_reads.merge(own, [("a", _server("x")), ("b", _server("y"))])
-    assert not omitted
-    heads = [line for line in merged.splitlines() if line.startswith(("# HELP", "# TYPE"))]
-    assert len(heads) == len(set(heads)) and len([one for one in heads if "vllm:tokens_total" in one]) == 2
-    families = [family.name for family in parse(merged)]
-    assert len(families) == len(set(families))
-    assert len(_parse_samples(merged)) == 3 * len(_parse_samples(own))
-    assert merged.startswith(own.splitlines()[0])
 
 
 @pytest.mark.parametrize(
@@ -199,8 +175,3 @@ def test_invalid_or_contradicting_text_is_omitted(text: str) -> None:
     merged, omitted = server_reads.merge(own, [("bad", text), ("good", "up 2\n")])
     assert omitted == ["bad"]
     assert _parse_samples(merged) == [("own", {}, 1.0), ("up", {"model": "good"}, 2.0)]
-
-
-def test_long_line_of_a_broken_server_is_refused_in_linear_time() -> None:
-    text: Any = "up{" + 'a="b",' * 200_000 + "!"
-    assert server_reads.merge("", [("bad", text)])[1] == ["bad"]

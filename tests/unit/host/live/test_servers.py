@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
@@ -126,18 +125,6 @@ def test_starter_sends_the_order_again_when_its_process_dies(
     assert first == second
     assert '"model": "tiny-llama", "args": ["--seed", "1"], "served": ["a"], "mode": "fresh"' in first
     assert '"offline": true' in first and '"ready_timeout": 9.0' in first and "1.sock" in first
-
-
-def test_order_fails_when_no_process_begins_it(tmp_path: Path) -> None:
-    async def work() -> None:
-        leased = Leased(tmp_path, ignored=True)
-        while not leased.server.ended.done():
-            leased.there.close()
-            await asyncio.sleep(0.001)
-        assert leased.server.ended.result() == "the server's starter process was killed"
-        assert leased.server.was_killed and leased.orders == 3
-
-    run(work())
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])

@@ -91,29 +91,6 @@ def _all(lease: json_lines.Channel) -> list[dict[str, Any]]:
     return list(lease.replies())
 
 
-def test_result_of_an_order_is_reported_and_its_lease_ends(starter: Starter) -> None:
-    with starter.order("ends") as ends, starter.order("fails") as fails, starter.order("breaks") as breaks:
-        ready, exited = _all(ends)
-        assert ready["ready"]["pid"] != starter.process.pid and exited == {"exit": 3}
-        assert _all(fails) == [{"failed": "no such model (hint: name another)"}]
-        assert _all(breaks) == [{"failed": "KeyError: 'weights'"}]
-    said = starter.log.read_text()
-    assert "said" in said and "Traceback" in said and "no such model" not in said
-
-
-@pytest.mark.parametrize(
-    ("members", "place"),
-    [({}, "after --"), ({"place": "in args of [models.m]"}, "in args of [models.m]")],
-)
-def test_hint_names_the_place_of_the_arguments_that_vllm_rejects(
-    starter: Starter, members: dict[str, str], place: str
-) -> None:
-    with starter.order("is rejected", **members) as lease:
-        (failed,) = _all(lease)
-    assert failed["final"]
-    assert f"(hint: change the arguments {place}; vLLM lists its options" in failed["failed"]
-
-
 def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path) -> None:
     message = _describe_start(tmp_path) | {"on_miss": "fail", "args": ["--seed", "1"]}
     with pytest.raises(NoBundleError) as missing:

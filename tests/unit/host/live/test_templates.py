@@ -77,34 +77,6 @@ def test_wait_for_the_template_is_the_first_span_of_a_start() -> None:
     assert document["attempts"] == 1
 
 
-@pytest.fixture
-def measured_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a server be measured every hundredth of a second."""
-    monkeypatch.setattr(residence, "MEASURE_FIRST_S", 0.01)
-    monkeypatch.setattr(residence, "MEASURE_EVERY_S", 0.01)
-
-
-@pytest.mark.usefixtures("measured_often")
-def test_pages_that_the_template_lends_are_counted_once(tmp_path: Path) -> None:
-    meter = Fixed()
-
-    async def work() -> None:
-        # The assumed 4 bytes of the template and the 6 of the server exceed the limit; 1 of both is the same page.
-        one = {"a": {"memory": 5, "start_s": 1.0}}
-        limits = staged(tmp_path, one, runtime_template=True, template_bytes=4, memory=9, meter=meter)
-        async with asyncio.timeout(30), limits as stage:
-            stage.servers.mode = "template-runtime"
-            await stage.ask(model="a", prompt=1)
-            await wait_until(lambda: meter.trees > 3)
-            assert (stage.model("a")["state"], _kept(stage), stage.model("a")["held_bytes"]) == (
-                "ready",
-                4,
-                5,
-            )
-
-    run(work())
-
-
 class Shared(Meter):
     """Proportional set sizes of a template of 300 bytes and of servers that add 100 each."""
 
@@ -189,28 +161,6 @@ def test_start_waits_for_the_next_template_when_the_first_is_killed(tmp_path: Pa
     run(work())
 
 
-def test_stopped_template_is_replaced_before_its_last_server_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(templates, "CHECK_S", 0.05)
-
-    async def work() -> None:
-        async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
-            first = stage.servers.templates[0]
-            await wait_until(lambda: _forks(stage).pid)
-            monkeypatch.setattr(first, "retire", lambda: setattr(first, "retired", True))
-            assert (await stage.ask(model="a", prompt=1))[0] == 200
-            monkeypatch.setattr(_forks(stage), "_is_stopped", lambda: True)
-            await wait_until(lambda: len(stage.servers.templates) == 2)
-            assert first.retired and not first.ended.done()
-            await wait_until(
-                lambda: _forks(stage).pid and _forks(stage).process is stage.servers.templates[1]
-            )
-        assert first.ended.done(), "it ends with the host"
-
-    run(work())
-
-
 def _restorable(*names: str) -> configuration.HostFile:
     """Return a host file with a runtime template and two models; the bundles of `names` have a snapshot."""
     return configuration.parse(
@@ -286,16 +236,6 @@ def test_an_engine_template_is_a_tier_with_its_own_memory(tmp_path: Path) -> Non
             # It was forked from the same template, and no memory is counted twice.
             assert stage.servers.templates == [template] and not template.ended.done()
         assert template.ended.done()
-
-    run(work())
-
-
-def test_eviction_of_a_model_stops_its_template(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, {"a": ENGINE, "b": {**TWO["b"], "memory": 15}}, meter=Fixed()) as stage:
-            await stage.ask(model="a", prompt=1)
-            assert (await stage.ask(model="b", prompt=1))[0] == 200
-            assert stage.model("a")["tier"] == "stopped" and stage.servers.templates[0].ended.done()
 
     run(work())
 
