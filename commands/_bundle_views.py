@@ -12,8 +12,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.section import SECTION_TYPES
 from coldstart.commands import _graphs
-from coldstart.commands._output import human_bytes, one_line, public, table
-from coldstart.commands._tables import Verbatim
+from coldstart.commands._output import Verbatim, human_bytes, one_line, public, table
 
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup

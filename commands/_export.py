@@ -1,62 +1,18 @@
-"""Write a result as JSON, CSV, an HTML page or Markdown, for ``--export FORM=FILE``.
+"""Write a report as JSON, CSV, an HTML page or Markdown, for ``--export FORM=FILE``.
 
 Invariant: an unknown form and a missing directory are reported before the command begins its work. A file is complete, or
 as it was before.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from io import StringIO, TextIOWrapper
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
 
 from coldstart.artifacts.files import replacing
-from coldstart.commands._output import Output
-from coldstart.commands._tables import Verbatim
+from coldstart.commands._output import Output, Verbatim
 
-from coldstart.bench.report import markdown
-from coldstart.bench.report.page import page, table
-from coldstart.bench.report.table import Table
+from coldstart.bench.report.report import FORMS, Report
 from coldstart.errors import UsageError
-
-FORMS = ("json", "csv", "html", "markdown")
-
-
-@dataclass(frozen=True)
-class Result:
-    """Result of a command. `document` is its JSON; a result without `page` or `markdown` renders its table."""
-
-    title: str
-    document: Mapping[str, Any]
-    table: Table
-    page: Callable[[], str] | None = None
-    markdown: Callable[[], str] | None = None
-
-    def text(self, form: str) -> str:
-        """Render the result in any form."""
-        if form == "json":
-            return json.dumps(self.document, indent=2, default=str)
-        if form == "csv":
-            self.table.write_csv(out := StringIO())
-            return out.getvalue()
-        if form == "html":
-            shown = self.page or (lambda: page(self.title, table(self.table.columns, self.table.texts())))
-            return shown()
-        return self.markdown() if self.markdown else self._markdown()
-
-    def _markdown(self) -> str:
-        lines = markdown.table(list(self.table.columns), self.table.texts())
-        return "\n".join([f"# {self.title}", "", *lines, ""])
-
-    def write(self, form: str, out: IO[bytes]) -> None:
-        """Write the result in any form, as UTF-8 where it is text."""
-        if form == "csv":
-            text = TextIOWrapper(out, encoding="utf-8", newline="")
-            self.table.write_csv(text)
-            text.detach()
-        else:
-            out.write(self.text(form).encode() + b"\n" * (form == "json"))
 
 
 @dataclass(frozen=True)
@@ -64,7 +20,7 @@ class Exports:
     """Forms of one `--export`: at most one that replaces the usual result, and any number of files."""
 
     form: str | None = None
-    files: Mapping[Path, str] | None = None
+    files: Mapping[Path, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, given: Sequence[str]) -> "Exports":
@@ -79,47 +35,32 @@ class Exports:
             )
         return cls(next(iter(results), None), {Path(file): form for form, file in pairs if file})
 
-    @property
-    def forms(self) -> set[str]:
-        """Return all forms, of files and of the result."""
-        return {*(self.files or {}).values(), *([self.form] if self.form else [])}
-
-    def write(self, result: Result) -> list[str]:
+    def write(self, report: Report) -> list[str]:
         """Write every file and return their names. Raises UsageError for one that cannot be written."""
-        for path, form in (self.files or {}).items():
+        for path, form in self.files.items():
+            content = report.render(form).encode()
             try:
                 if path.exists() and not path.is_file():  # a pipe or a device
-                    with path.open("wb") as out:
-                        result.write(form, out)
+                    path.write_bytes(content)
                 else:
                     with replacing(path) as out:
-                        result.write(form, out)
+                        out.write(content)
             except OSError as error:
                 raise UsageError(
                     f"--export {form}={path}: {error.strerror}.", hint="name a file that can be written"
                 ) from error
-        return [path.name for path in self.files or {}]
-
-    def shown(self, result: Result) -> str | None:
-        """Return the text that replaces the usual result, or None if no form replaces it."""
-        return result.text(self.form) if self.form else None
+        return [path.name for path in self.files]
 
 
 def give(
-    out: Output,
-    exports: Exports,
-    result: Result,
-    text: str | Callable[[], str],
-    *,
-    brief: str | None = None,
+    out: Output, exports: Exports, report: Report, text: str | Callable[[], str], *, brief: str | None = None
 ) -> list[str]:
     """Write the exported files, show the result in its usual or its exported form, and return the files' names."""
-    files = exports.write(result)
-    shown = exports.shown(result)
-    if shown is not None:
-        replace(out, format="text").result(result.document, Verbatim(shown))
+    files = exports.write(report)
+    if exports.form is not None:
+        replace(out, format="text").result(report.document, Verbatim(report.render(exports.form)))
     else:
-        out.result(result.document, text, brief=brief)
+        out.result(report.document, text, brief=brief)
     return files
 
 

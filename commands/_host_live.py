@@ -15,8 +15,7 @@ import typer
 from coldstart.commands._completion import complete_model
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import printable
-from coldstart.commands._tables import Verbatim
+from coldstart.commands._output import Verbatim, printable
 
 from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError

@@ -4,8 +4,12 @@ stdout (or ``-o FILE``) contains only the result; stderr contains progress, note
 line. JSON results have ``schema_version``.
 """
 
+import io
 import json
+import re
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,13 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from coldstart.commands import _progress, _tables
+from coldstart.commands import _progress
 
 from coldstart.contract import environment
 from coldstart.errors import UsageError
 from coldstart.system import secrets, start_progress
 
 SCHEMA_VERSION = 2
+# Columns between two columns of a table.
+_GAP = 2
 
 Format = Literal["text", "json"]
 Progress = Literal["auto", "plain", "none", "json"]
@@ -53,7 +59,7 @@ class Output:
             self._write(printable(brief))
         else:
             shown = text if isinstance(text, str) else text()
-            self._write(printable(shown if self.out_file else _tables.wrap(shown)))
+            self._write(printable(shown if self.out_file else wrap(shown)))
 
     def success(self, outcome: str, *, where: str | None = None, then: str | None = None) -> None:
         """Print the closing line: result, place, duration, and the next command."""
@@ -163,19 +169,71 @@ def public(data: Mapping[str, object]) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, **cast("dict[str, Any]", secrets.document(data))}
 
 
+class Verbatim(str):
+    """Text for another program, such as a manifest or a log: it is not wrapped."""
+
+    __slots__ = ()
+
+
+def find_width() -> int | None:
+    """Return the number of columns of the terminal that shows standard output, None without one."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def wrap(text: str) -> str:
+    """Return the text with lines wrapped at spaces to the width of the terminal; unchanged without one.
+
+    A line of a label and a value, with two spaces between them, continues below its value.
+    """
+    width = find_width()
+    if width is None or isinstance(text, Verbatim):
+        return text
+    return "\n".join(_wrap_line(line, width) for line in text.splitlines())
+
+
+def _wrap_line(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    label = re.match(r" *(?:\S+(?: \S+)*  +)?", line)
+    indent = len(label[0]) if label else 0
+    indent = indent if indent <= width // 2 else len(line) - len(line.lstrip()) + _GAP
+    return textwrap.fill(
+        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows below ``headers`` in aligned columns, numbers to the right, within the width of a terminal."""
-    cells = [[one_line(str(cell)) for cell in row] for row in rows]
-    widths = [max(len(line[i]) for line in [list(headers), *cells]) for i in range(len(headers))]
-    right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
-    width = _tables.find_width()
-    if rows and width is not None and sum(widths) + len(_tables.GAP) * (len(headers) - 1) > width:
-        return _tables.fit(headers, cells, right, width)
-    lines = [
-        _tables.GAP.join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True))
-        for line in [list(headers), *cells]
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    """Return rows below ``headers`` in aligned columns, numbers to the right, wrapped at spaces within a terminal's width.
+
+    If a row of the longest words is wider than the terminal, each cell has its own line.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = [[header, *(one_line(str(row[n])) for row in rows)] for n, header in enumerate(headers)]
+    words = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    gaps, width = _GAP * (len(columns) - 1), find_width()
+    if width is not None and sum(words) + gaps > width:
+        name = max(map(len, headers))
+        lines = [
+            [f"{column[0].ljust(name)}  {column[n + 1]}".rstrip() for column in columns]
+            for n in range(len(rows))
+        ]
+        return "\n\n".join(map("\n".join, lines))
+    grid = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="")
+    for n, (column, least) in enumerate(zip(columns, words, strict=True)):
+        is_right = bool(rows) and all(isinstance(row[n], int | float) for row in rows)
+        grid.add_column(Text(column[0]), justify="right" if is_right else "left", min_width=least)
+    for row in zip(*(column[1:] for column in columns), strict=True):
+        grid.add_row(*map(Text, row))
+    whole = sum(max(map(len, column)) for column in columns) + gaps
+    console = Console(
+        file=io.StringIO(), width=min(width or whole, whole), color_system=None, legacy_windows=False
+    )
+    with console.capture() as captured:
+        console.print(grid)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def count(number: int, noun: str) -> str:

@@ -7,19 +7,17 @@ shows a regression. Arguments after -- go to vLLM in all modes.
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 import typer
-from coldstart.commands._export import Exports, Result, give
+from coldstart.commands._export import Exports, give
 from coldstart.commands._options import READY_TIMEOUT, Baseline, Common, Model, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
 from coldstart.bench import run_order
 from coldstart.bench.benchmark import BenchRequest, run
-from coldstart.bench.report import html, markdown, rows
-from coldstart.bench.report.table import Table
+from coldstart.bench.report import starts
 from coldstart.errors import CommandFailedError
 
 
@@ -67,21 +65,14 @@ def command(
     )
     with common.out.phase("measure cold starts") as step:
         document = run(replace(request, command_line=_command_line(request)), step)
-    result = Result(
-        f"Cold start of {document['model']}",
-        document,
-        Table(rows.COLUMNS, partial(rows.records, document)),
-        lambda: html.render(document),
-        lambda: markdown.render(document),
-    )
     # One line, so that the last line of a log is the whole result.
     text = json.dumps(document) if common.out.format == "json" else _text(document)
-    _judge(document, common, give(replace(common.out, format="text"), exports, result, text))
+    out = replace(common.out, format="text")
+    _judge(document, common, give(out, exports, starts.report(document), text))
 
 
 def _text(document: Mapping[str, Any]) -> str:
-    notes = [*rows.verdict(document), *rows.unavailable(document)]
-    return "\n".join([table(rows.HEADERS, rows.rows(document)), "", *notes])
+    return "\n".join([table(*starts.tabulate(document)), "", *starts.list_notes(document)])
 
 
 def _judge(document: Mapping[str, Any], common: Common, files: list[str]) -> None:

@@ -11,12 +11,12 @@ from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.commands import _bundle_views
 from coldstart.commands._bundle_views import BundleView
 from coldstart.commands._completion import complete_model
-from coldstart.commands._export import Exports, Result, give
+from coldstart.commands._export import Exports, give
 from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import public
 
-from coldstart.bench.report.table import Table
+from coldstart.bench.report.report import Report
 from coldstart.errors import UsageError
 from coldstart.models import inspection, recorded
 
@@ -77,5 +77,5 @@ def _view(common: Common, bundle: Bundle, *, manifest: bool, tree: bool, diff: s
 
 def _show(common: Common, exports: Exports, view: BundleView) -> None:
     rows = public({"rows": view.rows})["rows"]
-    result = Result(view.title, public(view.data), Table(view.columns, lambda: rows))
-    give(common.out, exports, result, view.text, brief=view.brief)
+    report = Report(view.title, public(view.data), view.columns, lambda: rows)
+    give(common.out, exports, report, view.text, brief=view.brief)

@@ -5,6 +5,7 @@ target, the report covers what was measured.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,16 +15,27 @@ import typer
 from coldstart.artifacts import canonical
 from coldstart.commands import _replay_options
 from coldstart.commands._completion import complete_reference
-from coldstart.commands._export import Exports, Result, give
+from coldstart.commands._export import Exports, give
 from coldstart.commands._options import Baseline, Common, Gaps, Seed
 from coldstart.commands._options import command as declare
 
-from coldstart.bench.report.table import Table
+from coldstart.bench.report.report import Report
 from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError, describe
 from coldstart.lab.live import ReplaySettings, Target, replay
 from coldstart.lab.plan import TracePlan, time_requests
-from coldstart.lab.records import COLUMNS, Limits, Replay, compare, format_text, list_records, tabulate
+from coldstart.lab.records import (
+    COLUMNS,
+    MARKS,
+    Limits,
+    Replay,
+    compare,
+    format_rates,
+    format_text,
+    list_metrics,
+    list_records,
+    tabulate,
+)
 from coldstart.lab.records import report as report_replay
 from coldstart.lab.traces import TraceReport, TraceRequest
 from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings
@@ -269,17 +281,25 @@ def _show(
     ratios: dict[str, float] | None,
     frame: Any,
 ) -> None:
-    def page() -> str:
-        from coldstart.lab.page import render_replay
+    def parts() -> Iterable[str]:
+        from coldstart.lab.page import render_parts
 
-        return render_replay(title, document, frame)
+        return render_parts(document, frame)
 
     title = f"trace-replay, {document['kind']}"
     document = {"schema_version": 1, **document}
     # One line of JSON, so that the last line of a log is the whole result.
     shown = json.dumps(document) if common.out.format == "json" else format_text(document, ratios)
-    result = Result(title, document, Table(COLUMNS, partial(list_records, frame)), page)
-    give(replace(common.out, format="text"), exports, result, shown)
+    report = Report(
+        title,
+        document,
+        COLUMNS,
+        partial(list_records, frame),
+        lambda: (("seconds", *MARKS), list_metrics(document)),
+        format_rates(document),
+        parts,
+    )
+    give(replace(common.out, format="text"), exports, report, shown)
 
 
 def _warn(common: Common, report: TraceReport) -> None:

@@ -15,14 +15,14 @@ from typing import Annotated, Literal
 
 import typer
 from coldstart.commands._completion import complete_model
-from coldstart.commands._export import Exports, Result, give
+from coldstart.commands._export import Exports, give
 from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import count, public
 
 from coldstart import api
 from coldstart.api import Source, ValidationReport, ValidationRequest
-from coldstart.bench.report.table import Table
+from coldstart.bench.report.report import Report
 from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.validate import renderers
 from coldstart.validate.checks import FailLevel, Level
@@ -110,10 +110,9 @@ def command(
 
 def _show(common: Common, exports: Exports, reports: list[ValidationReport], fail_level: FailLevel) -> None:
     form, document = str(common.out.format), public(renderers.document(reports, fail_level))
-    table = Table(renderers.COLUMNS, partial(renderers.rows, document))
-    result = Result("Validation", document, table)
+    report = Report("Validation", document, renderers.COLUMNS, partial(renderers.rows, document))
     out = common.out if form == "json" else replace(common.out, format="text")
-    give(out, exports, result, lambda: RENDERERS[form](reports, fail_level))
+    give(out, exports, report, lambda: RENDERERS[form](reports, fail_level))
 
 
 def _with_report_formats(function: Callable[..., None]) -> Callable[..., None]:

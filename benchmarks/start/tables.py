@@ -6,19 +6,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.tables import Part, Table
-from coldstart.bench.report import markdown, rows
+from coldstart.bench.report import starts
+from coldstart.bench.report.report import markdown_table
 
 Row = Mapping[str, Any]
 
 
 def report(result: Row) -> str:
     """Return the whole report of `coldstart bench`."""
-    return markdown.render(result).strip()
+    return starts.report(result).render("markdown").strip()
 
 
 def report_table(result: Row) -> str:
     """Return the columns of the report's table that need no explanation."""
-    return "\n".join(markdown.table(rows.HEADERS[:7], (row[:7] for row in rows.rows(result))))
+    headers, rows = starts.tabulate(result)
+    return "\n".join(markdown_table(headers[:7], (row[:7] for row in rows)))
 
 
 def sizes(result: Row) -> Iterator[Row]:
@@ -32,7 +34,7 @@ def sizes(result: Row) -> Iterator[Row]:
 def weights(row: Row) -> str:
     """Return the median seconds of vLLM's load stage, empty if the mode has none."""
     stage = row["phases"].get("load weights")
-    return rows.seconds(stage["median"]) if stage else ""
+    return starts.seconds(stage["median"]) if stage else ""
 
 
 def size_facts(result: Row) -> str:
@@ -75,13 +77,13 @@ SIZES = Table(
     {
         "size": "{size}",
         "mode": "{mode}",
-        "first token (s)": lambda row: rows.seconds(row["first_token_s"]["median"]),
+        "first token (s)": lambda row: starts.seconds(row["first_token_s"]["median"]),
         "range": lambda row: (
-            f"{rows.seconds(row['first_token_s']['min'])} to {rows.seconds(row['first_token_s']['max'])}"
+            f"{starts.seconds(row['first_token_s']['min'])} to {starts.seconds(row['first_token_s']['max'])}"
         ),
         "n": "{first_token_s[n]}",
         "weights (s)": weights,
-        "CPU (s)": lambda row: rows.seconds(row["cpu_s"]["median"]),
+        "CPU (s)": lambda row: starts.seconds(row["cpu_s"]["median"]),
         "PSS (MiB)": lambda row: f"{row['pss_bytes']['median'] / 2**20:.0f}",
         "on disk (MiB)": lambda row: f"{row['disk'] / 2**20:.1f}" if row["disk"] else "",
     },
@@ -90,7 +92,7 @@ STARTS = Table(
     lambda result: [{"mode": mode, **row} for mode, row in result["modes"].items()],
     {
         "Start": "{mode}",
-        "First token (s)": lambda row: rows.seconds(row["first_token_s"]["median"]),
+        "First token (s)": lambda row: starts.seconds(row["first_token_s"]["median"]),
         "Speedup": "{ratio:.1f}x",
     },
 )

@@ -1,16 +1,16 @@
-"""HTML pages of a replay: tables, load over time, and distributions."""
+"""Plots of a replay on its page: load over time, and distributions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coldstart.bench.report import svg
-from coldstart.bench.report.page import embed, items, page, section, table
-from coldstart.lab.records import MARKS, METRICS, MODEL_COLUMNS, format_rates, list_metrics, list_models
+from coldstart.bench.report.report import html_section, html_table
+from coldstart.lab.records import METRICS, MODEL_COLUMNS, list_models
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -22,22 +22,22 @@ MOST_MODELS = 7
 Series = dict[str, Any]
 
 
-def render_replay(title: str, found: Mapping[str, Any], frame: DataFrame) -> str:
-    """Return the page of a live or simulated replay."""
-    parts = [items(format_rates(found)), table(("seconds", *MARKS), list_metrics(found))]
+def render_parts(found: Mapping[str, Any], frame: DataFrame) -> Iterator[str]:
+    """Yield the table of models and the plots of the page of a live or simulated replay, as HTML."""
     if models := list_models(found):
-        parts.append(table(MODEL_COLUMNS, models))
-    plots = measure_load(frame, found["duration_s"])
-    drawn = [svg.lines(series, "time (s)", unit, step=True) for unit, series in plots.items()]
-    parts += [section("Over time", "".join(drawn))] if drawn else []
+        yield html_table(MODEL_COLUMNS, models)
+    loads = measure_load(frame, found["duration_s"])
+    drawn = [svg.lines(series, "time (s)", unit, step=True) for unit, series in loads.items()]
+    if drawn:
+        yield html_section("Over time", "".join(drawn))
     known = {name: frame.loc[frame["ok"] | (name == "wait_s")].dropna(subset=[name]) for name in METRICS}
     drawn = [
         svg.lines(_distributions(rows, name), f"{METRICS[name]} (s)", "share of requests (%)")
         for name, rows in known.items()
         if rows[name].gt(0).any()
     ]
-    parts += [section("Distributions", "".join(drawn))] if drawn else []
-    return page(title, *parts, embed("replay", found))
+    if drawn:
+        yield html_section("Distributions", "".join(drawn))
 
 
 def _distributions(rows: DataFrame, metric: str) -> Series:

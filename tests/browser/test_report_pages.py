@@ -10,7 +10,7 @@ import pytest
 from tools import page_checks
 from tools.chromium import Page
 
-from coldstart.bench.report import html
+from coldstart.bench.report import starts
 from coldstart.validate.launchers import console
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("pages")
     document = json.loads((ROOT / "benchmarks" / "results" / "cold-start-cpu.json").read_text())
     document["model"] = "$$x^2$$ <b>"
-    (made / "bench.html").write_text(html.render(document), encoding="utf-8")
+    (made / "bench.html").write_text(starts.report(document).render("html"), encoding="utf-8")
     (made / "profile.json").write_text(json.dumps(PROFILE))
     (made / "host.toml").write_text(HOST)
     rows = [f"{0.7 * number},{'ab'[number // 3 % 2]},100,{20 + number}" for number in range(60)]

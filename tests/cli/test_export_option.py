@@ -1,32 +1,33 @@
 """--export: one implementation for every command with a result, early errors, and complete files only."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
-from coldstart.commands import _export
-from coldstart.commands._export import Exports, Result
+from coldstart.commands._export import Exports
 from support import pages
 from tools.shell import Run
 
-from coldstart.bench.report.table import Table
+from coldstart.bench.report.report import FORMS, Report
 from coldstart.errors import UsageError
 
 ROWS = ({"name": "x | y", "size": 3}, {"name": "z", "size": None})
-RESULT = Result("A <title>", {"a": 1}, Table(("name", "size"), lambda: ROWS))
+RESULT = Report("A <title>", {"a": 1}, ("name", "size"), lambda: ROWS)
 
 
 def test_exports_write_every_form(tmp_path: Path) -> None:
-    wanted = [f"{form}={tmp_path / form}" for form in _export.FORMS]
-    assert Exports.parse(wanted).write(RESULT) == list(_export.FORMS)
+    wanted = [f"{form}={tmp_path / form}" for form in FORMS]
+    assert Exports.parse(wanted).write(RESULT) == list(FORMS)
     assert json.loads((tmp_path / "json").read_text()) == {"a": 1}
     assert (tmp_path / "csv").read_text() == "name,size\nx | y,3\nz,\n"
     assert "| x \\| y | 3 |" in (tmp_path / "markdown").read_text()
     page = (tmp_path / "html").read_text()
     pages.check(page)
     assert "A &lt;title&gt;" in page and "<td>z</td><td>-</td>" in page
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(_export.FORMS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FORMS)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +45,12 @@ def test_parse_refuses_invalid_exports(given: list[str], words: str) -> None:
 
 
 def test_write_leaves_the_old_file_when_rendering_fails(tmp_path: Path) -> None:
-    def fails() -> str:
+    def fails() -> Iterator[str]:
+        yield "half"
         raise RuntimeError("half")
 
     (tmp_path / "x.html").write_text("old")
-    result = Result("t", {}, RESULT.table, page=fails)
+    result = replace(RESULT, parts=fails)
     with pytest.raises(RuntimeError):
         Exports.parse([f"html={tmp_path / 'x.html'}"]).write(result)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.html", "old")]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.commands import _tables, cli
+from coldstart.commands import _output, cli
 from coldstart.commands._host_table import render
 from support.client_key_files import write_clients
 from tools.raw_server import Asked, answering, say
@@ -90,8 +90,8 @@ def test_status_fits_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPat
     document = _status_document()
     document["models"][1]["error"] = "a reason of many words " * 20
     assert f"b: {document['models'][1]['error']}".rstrip() in render(document).splitlines()
-    monkeypatch.setattr(_tables, "find_width", lambda: width)
-    lines = _tables.wrap(render(document)).splitlines()
+    monkeypatch.setattr(_output, "find_width", lambda: width)
+    lines = _output.wrap(render(document)).splitlines()
     assert max(map(len, lines)) <= width and any("snapshot" in line for line in lines)
 
 

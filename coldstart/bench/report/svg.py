@@ -17,8 +17,6 @@ WIDE = 20.0
 """Ratio of the largest to the smallest value above which an axis is logarithmic."""
 
 Point = tuple[float, float]
-Bar = tuple[str, float, float, str, str]
-"""Row, begin, end, colour and description of a bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +72,18 @@ def ranges(entries: Mapping[str, Mapping[str, Any]], label: str, notes: Mapping[
 
 def timeline(spans: Sequence[Mapping[str, Any]]) -> str:
     """Return a plot of spans (`name`, `track`, `start_s`, `end_s`) in order of their start, coloured by track."""
-    ordered = sorted(spans, key=lambda span: (float(span["start_s"]), -float(span["end_s"])))
+    ordered = sorted(spans, key=lambda span: float(span["start_s"]))
     tracks = dict.fromkeys(str(span["track"]) for span in ordered)
     colours = {track: colour(number) for number, track in enumerate(tracks)}
-    bars: list[Bar] = []
-    for number, span in enumerate(ordered):  # numbered: a repeated name must not share a row
-        track, begin, end = str(span["track"]), float(span["start_s"]), float(span["end_s"])
-        text = f"{span['name']} ({track}): {begin:.3f} to {end:.3f} s"
-        bars.append((f"{number + 1}. {span['name']}", begin, end, colours[track], text))
-    return _bars(bars, max((bar[2] for bar in bars), default=1.0), "time since the launch (s)", colours)
+    names = [f"{number + 1}. {span['name']}" for number, span in enumerate(ordered)]
+    latest = max((float(span["end_s"]) for span in ordered), default=1.0)
+    x, marks = _Scale(0.0, latest or 1.0, _left(names), WIDTH - RIGHT), []
+    for row, span in enumerate(ordered):
+        begin, end, track = float(span["start_s"]), float(span["end_s"]), str(span["track"])
+        place = {"x": x.at(begin), "width": round(max(1.0, x.at(end) - x.at(begin)), 1)}
+        text = _title(f"{span['name']} ({track}): {begin:.3f} to {end:.3f} s")
+        marks.append(_tag("rect", text, **place, y=ROW * row + 3, height=ROW - 6, fill=colours[track]))
+    return _rows(names, marks, x, "time since the launch (s)", colours)
 
 
 def lines(series: Mapping[str, Iterable[Point]], x_label: str, y_label: str, *, step: bool = False) -> str:
@@ -110,15 +111,6 @@ def lines(series: Mapping[str, Iterable[Point]], x_label: str, y_label: str, *, 
 def colour(number: int) -> str:
     """Return a colour of the palette, which repeats."""
     return COLOURS[number % len(COLOURS)]
-
-
-def _bars(bars: Sequence[Bar], most: float, label: str, legend: Mapping[str, str]) -> str:
-    rows = {row: number for number, row in enumerate(dict.fromkeys(bar[0] for bar in bars))}
-    x, marks = _Scale(0.0, most or 1.0, _left(rows), WIDTH - RIGHT), []
-    for row, begin, end, fill, text in bars:
-        place = {"x": x.at(begin), "width": round(max(1.0, x.at(end) - x.at(begin)), 1)}
-        marks.append(_tag("rect", _title(text), **place, y=ROW * rows[row] + 3, height=ROW - 6, fill=fill))
-    return _rows([*rows], marks, x, label, legend)
 
 
 def _rows(

@@ -1,20 +1,18 @@
 """Reports show the document's figures, escape all texts, and need no network."""
 
-import io
 import json
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from support import pages
 
-from coldstart.bench.report import html, markdown, rows, svg
-from coldstart.bench.report.page import items, page
-from coldstart.bench.report.table import Table
+from coldstart.bench.report import starts, svg
+from coldstart.bench.report.report import Report
 
 
 def test_page_is_self_contained_and_plots_have_axes_and_values(document: dict[str, Any]) -> None:
-    page = html.render(document)
+    page = starts.report(document).render("html")
     pages.check(page)
     found = pages.plots(page)
     assert len(found) == 2 + 2  # first tokens, rounds, a timeline per mode that ran
@@ -47,20 +45,21 @@ def test_lines_begin_and_end_with_their_points() -> None:
 
 def test_the_page_embeds_the_document(document: dict[str, Any]) -> None:
     document["model"] = "</script><b>"
-    page = html.render(document)
-    (embedded,) = re.findall(r'id="bench">(.*?)</script>', page, flags=re.S)
+    page = starts.report(document).render("html")
+    (embedded,) = re.findall(r'id="document">(.*?)</script>', page, flags=re.S)
     assert json.loads(embedded) == document
     assert "<b>" not in page
 
 
 def test_rows_contain_the_figures(document: dict[str, Any]) -> None:
-    table = [dict(zip(rows.HEADERS, row, strict=True)) for row in rows.rows(document)]
+    headers, shown = starts.tabulate(document)
+    table = [dict(zip(headers, row, strict=True)) for row in shown]
     assert [row["mode"] for row in table] == ["vllm-warm", "fresh"]
     assert table[1]["first token (s)"] == "6.00"
     assert (table[1]["ratio"], table[1]["95 % interval"]) == ("5.0x", "5.0 to 5.0")
     assert table[1]["% of floor"] == "84"  # 5 s of imports and 0.01 s of service, of 6 s
     assert table[1]["latency ratio"] == "1.000 ok"
-    assert rows.unavailable(document) == ["snapshot could not run: no <CRIU> | here"]
+    assert starts.list_notes(document)[-1] == "snapshot could not run: no <CRIU> | here"
 
 
 def test_markdown_keeps_its_table(document: dict[str, Any]) -> None:
@@ -68,9 +67,9 @@ def test_markdown_keeps_its_table(document: dict[str, Any]) -> None:
         "modes": {"fresh": {"verdict": "ok", "reason": None, "change_pct": 1.0, "ci95_pct": [-1, 2]}}
     }
     document["failures"] = ["fresh: a | b"]
-    text = markdown.render(document)
+    text = starts.report(document).render("markdown")
     table = [line for line in text.splitlines() if line.startswith("|")]
-    assert {line.count(" | ") for line in table} == {len(rows.HEADERS) - 1}
+    assert {line.count(" | ") for line in table} == {len(starts.HEADERS) - 1}
     assert len(table) == 4
     assert "- snapshot could not run: no &lt;CRIU> \\| here" in text
     assert "- fresh against the baseline: ok, +1.0 % (-1.0 to +2.0 %)" in text
@@ -87,21 +86,18 @@ def test_empty_plots_are_plots() -> None:
     assert [len(pages.plots(one)) for one in drawn] == [1] * 4
 
 
+def render(form: str, *rows: dict[str, object]) -> str:
+    return Report("a <b>", {}, ("name", "n", "s", "ok"), lambda: rows, notes=["c"]).render(form)
+
+
 def test_a_page_escapes_its_texts() -> None:
-    page_ = page("a <b>", items(["c"]))
-    pages.check(page_)
-    assert "a &lt;b&gt;" in page_
+    page = render("html")
+    pages.check(page)
+    assert "a &lt;b&gt;" in page
 
 
-class TestTable:
-    ROWS = ({"name": "a", "n": 1, "s": 0.5, "ok": True}, {"name": "b"})
-    TABLE: ClassVar = Table(("name", "n", "s", "ok"), lambda: TestTable.ROWS)
-
-    def test_csv_leaves_missing_values_empty(self) -> None:
-        self.TABLE.write_csv(out := io.StringIO())
-        assert out.getvalue() == "name,n,s,ok\na,1,0.5,True\nb,,,\n"
-        Table(("name",), list).write_csv(out := io.StringIO())
-        assert out.getvalue() == "name\n"
-
-    def test_texts_show_a_dash_for_missing_values(self) -> None:
-        assert list(self.TABLE.texts()) == [["a", "1", "0.5", "True"], ["b", "-", "-", "-"]]
+def test_missing_values_are_empty_in_csv_and_a_dash_for_people() -> None:
+    rows = ({"name": "a", "n": 1, "s": 0.5, "ok": True}, {"name": "b"})
+    assert render("csv", *rows) == "name,n,s,ok\na,1,0.5,True\nb,,,\n"
+    assert render("csv") == "name,n,s,ok\n"
+    assert "| a | 1 | 0.5 | True |\n| b | - | - | - |" in render("markdown", *rows)
