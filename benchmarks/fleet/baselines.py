@@ -49,16 +49,17 @@ class Cached(FirstFit):
 
     def fetched(self, worker: FleetWorker, now: float) -> None:
         super().fetched(worker, now)
-        if worker.whole:
+        if worker.whole and not worker.beside:
             self._remember(worker)
 
-    def complete_worker(self, worker: FleetWorker, now: float) -> None:
-        super().complete_worker(worker, now)
-        self._remember(worker)
+    def ready(self, worker: FleetWorker, now: float) -> None:
+        super().ready(worker, now)
+        if worker.beside:
+            self._remember(worker)
 
     def _remember(self, worker: FleetWorker) -> None:
         size, limit, cached = (
-            worker.size + worker.rest,
+            worker.size,
             self._limits[worker.server],
             self._cached[worker.server],
         )

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from coldstart.fleet import events
-from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Action, Event, Refuse
-from coldstart.fleet.groups import FleetWorker
+from coldstart.fleet.groups import Deployment, FleetWorker
 from coldstart.fleet.growth import Growth
 from coldstart.fleet.lives import IDLE, RETRY, GroupLives
 from coldstart.fleet.requests import HOLD, Agenda
@@ -106,37 +105,20 @@ class FleetCore:
 
     def _of_worker(
         self,
-        event: events.Fetched
-        | events.RankReady
-        | events.Whole
-        | events.WorkerDied
-        | events.ProcessDied
-        | events.Released
-        | events.Stopped,
+        event: events.Fetched | events.RankReady | events.WorkerDied | events.Stopped,
         worker: FleetWorker,
         now: float,
     ) -> Iterator[Action]:
-        model = self.models[worker.model]
         match event:
             case events.Fetched():
                 self.roster.fetched(worker, now)
                 self._agenda.free()
             case events.RankReady():
-                worker.ready = True
-                for name in list(worker.groups):
-                    yield from self._lives.begin_serving(self.groups[name], now)
-            case events.Whole():
-                self.roster.complete_worker(worker, now)
-                self._agenda.free()
-                yield from self._lives.consolidate(worker, now)
+                self.roster.ready(worker, now)
+                if (group := self.groups.get(worker.group)) is not None:
+                    yield from self._lives.begin_serving(group, now)
             case events.WorkerDied(_, reason, own):
                 yield from self._lives.end_worker(worker, reason, now, own=own)
-            case events.ProcessDied(_, name, reason):
-                if name in worker.groups:
-                    yield from self._lives.fail(self.groups[name], f"{worker.name}: {reason}", now)
-            case events.Released(_, name):
-                self.roster.released(worker, model.spec, name)
-                self._agenda.free()
             case events.Stopped():
                 self.roster.remove_worker(worker, now)
                 self._agenda.free()
@@ -150,7 +132,7 @@ class FleetCore:
         elif self.waiting_count >= self.settings.max_held:
             yield Refuse(request, 429, f"{self.waiting_count} requests already wait", 1.0)
         else:
-            model.count_arrival(now)
+            model.arrivals.append(now)
             self._agenda.wait(request, name, now)
 
     def _timed(self, now: float) -> Iterator[Action]:

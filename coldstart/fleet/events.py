@@ -69,36 +69,12 @@ class RankReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A worker holds the full model and can serve alone."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerDied:
     """A worker's process died or did not start; `own` is False if the cause is that its server could not be reached."""
 
     worker: str
     reason: str
     own: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessDied:
-    """A worker that serves two groups lost its process for one of them; the other process continues."""
-
-    worker: str
-    group: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """A release order was carried out: the worker has no process for that group."""
-
-    worker: str
-    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +86,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A stream's move ended: at the worker, or rolled back to the group."""
+    """A stream's move ended: at its target, or rolled back to the pipeline."""
 
     request: str
     done: bool
@@ -128,7 +104,8 @@ class LaunchRank:
     """Start a rank: fetch `fetch` of its `size` bytes (those not in host memory), and load all onto the device.
 
     `deadline` is the time at which the fetch must have ended; infinity without a reservation. `Share` follows if it
-    fetches.
+    fetches. `number` is that of its group among the groups of the model. A worker `beside` a rank of a pipeline, on the
+    same device, loads the full model to replace the pipeline; its fetch gives way to all others.
     """
 
     worker: str
@@ -143,6 +120,8 @@ class LaunchRank:
     fetch: int
     memory: int
     deadline: float
+    number: int = 0
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +156,7 @@ Event = (
     | Rate
     | Fetched
     | RankReady
-    | Whole
     | WorkerDied
-    | ProcessDied
-    | Released
     | Stopped
     | Moved
 )
@@ -192,22 +168,6 @@ class Share:
 
     worker: str
     rate: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class FetchRest:
-    """Fetch the `size` bytes of the other ranks at a lower priority than other fetches, and load them."""
-
-    worker: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """End the worker's process for that group; it continues to serve another group. `Released` follows."""
-
-    worker: str
-    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +187,11 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Hand the stream over from the group to the worker. `Moved` follows, unless the stream ends first."""
+    """Move the stream from one group to another. `Moved` follows, unless the stream ends first."""
 
     request: str
     source: str
     target: str
 
 
-Action = LaunchRank | Share | FetchRest | Release | Stop | Send | Move | Refuse
+Action = LaunchRank | Share | Stop | Send | Move | Refuse

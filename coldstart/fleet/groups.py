@@ -1,47 +1,27 @@
-"""Workers and the groups that serve with them, without I/O.
+"""Deployed models in the core: their waiting requests, workers, and the groups in which workers serve; without I/O.
 
-A group is a pipeline of one or more workers, each on another server. When a pipeline is consolidated, every remaining
-worker becomes its own group, in addition to the old group until the last stream has moved.
+A group is a pipeline of one or more workers, each on another server. Consolidation replaces a pipeline: beside each rank
+that remains, a new group of one worker loads the full model. It has no share of the requests until all of them are ready.
 
 starting --all ready--> serving --consolidated, idle or removed--> leaving;  any --a worker died--> removed
+
+The number of workers that a model needs now is that of ParaServe, section 6.1:
+required = ceil(max(0, waiting + arrivals in W - room) / batch).
+`room` is the number of requests that live and starting workers can still accept. The paper subtracts complete live
+workers; if all of them were busy, it would never start another one.
+
+Invariant: a request waits for at most one model, once; a request that was sent and came back waits in its old
+position.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import ceil
 
-_FULL_ENGINE, _BACKGROUND = "/whole", "+rest"
-
-
-def name_group(model: str, number: int) -> str:
-    """Return the name of the group with this number among those of its model."""
-    return f"{model}#{number}"
-
-
-def find_group_number(group: str) -> int:
-    """Return the number in the name of a group, or of a worker or its engine."""
-    return int(group.rpartition("#")[2].partition(".")[0])
-
-
-def name_full_engine(worker: str) -> str:
-    """Return the name of a worker's full-model engine, next to the engine of its rank, and of the group that it serves."""
-    return worker + _FULL_ENGINE
-
-
-def is_full_engine(name: str) -> bool:
-    """Return whether an engine or a group is that of a worker with the full model, next to its rank."""
-    return name.endswith(_FULL_ENGINE)
-
-
-def find_worker(engine: str) -> str:
-    """Return the worker of an engine."""
-    return engine.removesuffix(_FULL_ENGINE)
-
-
-def name_background_fetch(worker: str) -> str:
-    """Return the name of the worker's background fetch in its server's bandwidth reservations."""
-    return worker + _BACKGROUND
+from coldstart.fleet.specification import FleetModel, FleetSettings
 
 
 class GroupPhase(StrEnum):
@@ -52,24 +32,24 @@ class GroupPhase(StrEnum):
 
 @dataclass(slots=True)
 class FleetWorker:
-    """A rank on a device.
+    """A worker process on a device: a rank of `group`, of `size` bytes of weights.
 
-    `memory` is its device memory in bytes, `rest` the bytes of the other ranks, `groups` the groups that it serves.
-    `full`: its device memory suffices for the full model; `whole`: it holds the full model.
+    `memory` is its device memory in bytes. `full`: that suffices for the full model. `whole`: it loads the full model,
+    `beside` that rank of a pipeline if it replaces one.
     """
 
     name: str
+    group: str
     model: str
     server: str
     device: int
     memory: int
     size: int
-    rest: int
     full: bool
+    whole: bool
+    beside: str = ""
     ready: bool = False
-    whole: bool = False
     stopping: bool = False
-    groups: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -77,9 +57,9 @@ class Group:
     """A group of workers.
 
     `keep` workers remain after consolidation; `capacity` is its limit of concurrent requests; `since` is the time at
-    which it became idle or began. `predicted_s` is the predicted time to its first token at launch, including the
-    wait of its oldest request; None for a group that was found when the fleet's process began. It gets no request
-    before `suspect_until`.
+    which it became idle or began. `replaces` is the pipeline that it replaces. `predicted_s` is the predicted time to its
+    first token at launch, including the wait of its oldest request; None for a group that was found when the fleet's
+    process began. It gets no request before `suspect_until`.
     """
 
     name: str
@@ -92,6 +72,7 @@ class Group:
     since: float = 0.0
     predicted_s: float | None = None
     suspect_until: float = 0.0
+    replaces: str = ""
 
     @property
     def spare(self) -> int:
@@ -105,11 +86,80 @@ class Group:
     def ready(self) -> bool:
         return all(worker.ready for worker in self.workers)
 
-    @property
-    def single(self) -> bool:
-        """Return whether it is the own group of one worker of a former pipeline."""
-        return is_full_engine(self.name)
 
-    def remaining(self) -> list[FleetWorker]:
-        """Return the workers that will hold the full model."""
-        return [worker for worker in self.workers if worker.full][: self.keep]
+@dataclass(slots=True)
+class Deployment:
+    """State of one deployed model. `number` is that of its latest group.
+
+    `failures` counts failures in a row. No group starts before `retry_at`, and none on a server of `failed_on` unless
+    no other server is suitable.
+    """
+
+    spec: FleetModel
+    window_s: float
+    arrivals: deque[float] = field(default_factory=deque)
+    waiting: dict[str, float] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    failures: int = 0
+    retry_at: float = 0.0
+    failed_on: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+    retired: bool = False
+    number: int = 0
+
+    def name_next_group(self) -> str:
+        """Return a new name of a group."""
+        self.number += 1
+        return f"{self.spec.name}#{self.number}"
+
+    def list_replacing(self, pipeline: Group) -> list[Group]:
+        """Return the groups that replace the pipeline."""
+        return [group for group in self.groups.values() if group.replaces == pipeline.name]
+
+    def live(self) -> int:
+        """Return the number of workers that serve or will serve after consolidation."""
+        return sum(group.keep for group in self.groups.values() if group.phase is not GroupPhase.LEAVING)
+
+    def spares(self, group: Group) -> bool:
+        """Return whether the model has its minimum number of workers without the group."""
+        return self.live() - group.keep >= self.spec.least
+
+    def wanted(self, now: float) -> int:
+        """Return the number of workers to start now; arrivals of the last `window_s` seconds estimate the next ones."""
+        if self.retired or now < self.retry_at:
+            return 0
+        room = sum(group.spare for group in self.groups.values())
+        while self.arrivals and self.arrivals[0] <= now - self.window_s:
+            self.arrivals.popleft()
+        waiting = len(self.waiting)
+        need = ceil((waiting + len(self.arrivals) - room) / self.spec.batch) if waiting > room else 0
+        live = self.live()
+        return max(0, min(max(need, self.spec.least - live), self.spec.most - live))
+
+    def oldest(self) -> float | None:
+        return next(iter(self.waiting.values()), None)
+
+    def next_to_send(self, now: float) -> tuple[str, Group] | None:
+        """Return the request that waits longest and the first group with room for it, or None."""
+        request = next(iter(self.waiting), None)
+        if request is None:
+            return None
+        for group in self.groups.values():
+            if group.phase is GroupPhase.SERVING and group.spare and group.suspect_until <= now:
+                return request, group
+        return None
+
+    def back(self, request: str, since: float) -> None:
+        """Queue a request again that was already sent, in its old position."""
+        again = [*self.waiting.items(), (request, since)]
+        self.waiting = dict(sorted(again, key=lambda one: one[1]))
+
+    def avoided(self, now: float) -> frozenset[str]:
+        """Return the servers where a start failed recently: the cause may be the server (a full disk), not the model."""
+        self.failed_on = {server: until for server, until in self.failed_on.items() if now < until}
+        return frozenset(self.failed_on)
+
+    def failed(self, reason: str, now: float, settings: FleetSettings, *, counts: bool) -> None:
+        self.failures, self.error = self.failures + counts, reason
+        backoff = settings.backoff_s * 2 ** min(max(self.failures - 1, 0), 60)
+        self.retry_at = now + min(settings.backoff_max_s, backoff)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Action, Send
-from coldstart.fleet.groups import name_group
+from coldstart.fleet.groups import Deployment
 from coldstart.fleet.lives import GroupLives
 from coldstart.fleet.sizing import Demand, Scheme
 
@@ -73,9 +72,8 @@ class Growth:
     def _launch(
         self, model: Deployment, demand: Demand, scheme: Scheme, need: int, now: float
     ) -> Iterator[Action]:
-        model.number, self.starts = model.number + 1, self.starts + 1
-        name = name_group(model.spec.name, model.number)
-        group, orders = self.roster.launch(name, model.spec, demand, scheme, need, now)
+        self.starts += 1
+        group, orders = self.roster.launch(model, demand, scheme, need, now)
         self.lives.add(group)
         yield from orders
 

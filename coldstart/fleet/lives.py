@@ -2,25 +2,18 @@
 
 A pipeline is consolidated into single workers (ParaServe, section 6). Scaling down retains one worker. Scaling up
 retains as many as the load requires, among those with enough memory. The switch happens when all of them hold the full
-model. Streams that cannot move end in the pipeline, which stops after its last stream.
+model. Streams that cannot move end in the pipeline, which stops after its last stream. If a worker that loads the full
+model ends before the switch, one fewer remains; without any the pipeline serves on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from coldstart.fleet import events
-from coldstart.fleet.deployments import Deployment
-from coldstart.fleet.events import Action, FetchRest, Move, Refuse
-from coldstart.fleet.groups import (
-    FleetWorker,
-    Group,
-    GroupPhase,
-    find_group_number,
-    is_full_engine,
-    name_full_engine,
-)
-from coldstart.fleet.requests import Agenda, TrackedRequest
+from coldstart.fleet.events import Action, LaunchRank, Move, Refuse
+from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
+from coldstart.fleet.requests import Agenda
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetSettings
 
@@ -64,26 +57,18 @@ class GroupLives:
             self._rest(group, now)
 
     def _rest(self, group: Group, now: float) -> None:
-        # A worker that still has streams in its pipeline is not idle.
-        if group.idle and not (group.single and len(group.workers[0].groups) > 1):
+        if group.idle:
             self.idle.pop(group.name, None)
             self.idle[group.name] = None
             self.agenda.plan(now + self.models[group.model].spec.idle_s, IDLE, group.name)
 
     def _close(self, group: Group, now: float) -> Iterator[Action]:
-        """Remove a group without requests: its workers stop, except those that continue to serve alone."""
+        """Remove a group without requests, and stop its workers."""
         self.groups.pop(group.name, None)
         self.models[group.model].groups.pop(group.name, None)
         self.idle.pop(group.name, None)
         self.agenda.free()
         yield from self.roster.stop(group, now)
-        for worker in group.workers:
-            if not worker.groups or worker.name not in self.roster.workers:
-                continue
-            if self.settings.beside:
-                yield events.Release(worker.name, group.name)
-            for name in worker.groups:
-                self._rest(self.groups[name], now)
 
     def keeps_more(self, group: Group, batch: int, memory: int) -> bool:
         """Let one more worker of a starting pipeline remain after consolidation; return whether there was one.
@@ -101,40 +86,12 @@ class GroupLives:
         group.capacity = batch * group.keep
         return True
 
-    def _begin_consolidation(self, group: Group, wanted: int, batch: int, now: float) -> Iterator[FetchRest]:
-        """Start consolidation of a ready pipeline: full workers fetch the rest; `wanted` more remain if possible."""
-        full = sum(worker.full for worker in group.workers)
-        group.keep = max(1, min(full, group.keep + wanted))
-        group.capacity = batch * group.keep
-        for worker in group.remaining():
-            yield self.roster.fetch_rest(worker, now)
-
-    def _is_complete(self, group: Group) -> bool:
-        remaining = group.remaining()
-        return len(group.workers) > 1 and bool(remaining) and all(worker.whole for worker in remaining)
-
-    def _split(self, group: Group, batch: int, now: float) -> list[Group]:
-        """Split the pipeline: each remaining worker becomes its own group, and the old group accepts no new request."""
-        group.phase = GroupPhase.LEAVING
-        singles = []
-        for worker in group.remaining():
-            single = Group(
-                name_full_engine(worker.name), group.model, [worker], 1, batch, GroupPhase.SERVING, since=now
-            )
-            worker.groups.append(single.name)
-            singles.append(single)
-        return singles
-
-    def _move_streams(self, group: Group, singles: Sequence[Group]) -> Iterator[Move]:
-        """Yield a move for every stream of a split pipeline, to the single worker with the fewest streams."""
-        for request in group.in_flight:
-            target = min(singles, key=lambda single: len(single.in_flight))
-            target.in_flight[request] = None
-            self.moving[request] = target.name
-            yield Move(request, group.name, target.name)
-
     def begin_serving(self, group: Group, now: float) -> Iterator[Action]:
+        """Let a group serve that is ready; for one that replaces a pipeline, see `_switch`."""
         if group.phase is not GroupPhase.STARTING or not group.ready:
+            return
+        if group.replaces:
+            yield from self._switch(self.groups[group.replaces], now)
             return
         model = self.models[group.model]
         model.failures, group.phase, group.since = 0, GroupPhase.SERVING, now
@@ -142,27 +99,43 @@ class GroupLives:
             model.failed_on.pop(worker.server, None)
         self.agenda.touch(group.model)
         self._rest(group, now)
-        beside = any(name_full_engine(worker.name) in self.roster.workers for worker in group.workers)
-        if self.settings.consolidate and len(group.workers) > 1 and not beside:
-            yield from self._begin_consolidation(group, model.wanted(now), model.spec.batch, now)
+        if model.list_replacing(group):
+            yield from self._switch(group, now)
+        elif self.settings.consolidate and len(group.workers) > 1:
+            yield from self._consolidate(group, model, now)
 
-    def consolidate(self, worker: FleetWorker, now: float) -> Iterator[Action]:
-        for name in list(worker.groups):
-            group = self.groups[name]
-            if group.phase is not GroupPhase.SERVING or not self._is_complete(group):
-                continue
-            self.idle.pop(group.name, None)
-            singles = self._split(group, self.models[group.model].spec.batch, now)
-            for single in singles:
-                self.add(single)
-            for move in self._move_streams(group, singles):
-                self.moves += 1
-                yield move
-            for remaining in group.remaining():
-                self._rest(self.groups[remaining.groups[-1]], now)
-            if not group.in_flight:
-                yield from self._close(group, now)
-            self.agenda.touch(group.model)
+    def _consolidate(self, group: Group, model: Deployment, now: float) -> Iterator[LaunchRank]:
+        """Launch workers for the full model beside the ranks of a ready pipeline: as many as the load requires."""
+        full = [worker for worker in group.workers if worker.full]
+        group.keep = max(1, min(len(full), group.keep + model.wanted(now)))
+        group.capacity = model.spec.batch * group.keep
+        for rank in full[: group.keep]:
+            single, order = self.roster.launch_beside(rank, model, now)
+            self.add(single)
+            yield order
+
+    def _switch(self, pipeline: Group, now: float) -> Iterator[Action]:
+        """Replace a pipeline once all workers for it hold the full model, and move its streams to the least busy ones."""
+        model = self.models[pipeline.model]
+        singles = model.list_replacing(pipeline)
+        if pipeline.phase is not GroupPhase.SERVING or not all(single.ready for single in singles):
+            return
+        pipeline.phase = GroupPhase.LEAVING
+        self.idle.pop(pipeline.name, None)
+        for single in singles:
+            single.phase, single.keep, single.capacity = GroupPhase.SERVING, 1, model.spec.batch
+            single.since = now
+        for request in pipeline.in_flight:
+            target = min(singles, key=lambda single: len(single.in_flight))
+            target.in_flight[request] = None
+            self.moving[request] = target.name
+            self.moves += 1
+            yield Move(request, pipeline.name, target.name)
+        for single in singles:
+            self._rest(single, now)
+        if not pipeline.in_flight:
+            yield from self._close(pipeline, now)
+        self.agenda.touch(pipeline.model)
 
     def end_move(self, request: str, done: bool, now: float) -> Iterator[Action]:
         target = self.moving.pop(request, None)
@@ -176,16 +149,15 @@ class GroupLives:
             yield from self.drop_request(self.groups[left], request, now)
 
     def end_worker(self, worker: FleetWorker, reason: str, now: float, *, own: bool) -> Iterator[Action]:
-        names = list(worker.groups)
         self.roster.remove_worker(worker, now)
         self.agenda.free()
-        if worker.stopping:
+        group = self.groups.get(worker.group)
+        if worker.stopping or group is None:
             return
-        for name in names:
-            if own and self.groups[name].phase is GroupPhase.STARTING:
-                until = now + self.settings.backoff_max_s
-                self.models[worker.model].failed_on[worker.server] = until
-            yield from self.fail(self.groups[name], f"{worker.name}: {reason}", now, counts=own)
+        if own and group.phase is GroupPhase.STARTING and not group.replaces:
+            until = now + self.settings.backoff_max_s
+            self.models[worker.model].failed_on[worker.server] = until
+        yield from self.fail(group, f"{worker.name}: {reason}", now, counts=own)
 
     def fail(self, group: Group, reason: str, now: float, *, counts: bool = True) -> Iterator[Action]:
         """End the group, as the end of any rank does; its requests wait again, in their old positions.
@@ -196,6 +168,10 @@ class GroupLives:
         requests = list(group.in_flight)
         group.in_flight.clear()
         yield from self._close(group, now)
+        if starting and group.replaces:
+            yield from self._keep_fewer(group.replaces, now)
+            return
+        yield from self._stop_replacing(group, now)
         for request in requests:
             yield from self._again(request, group, reason, now, counts=counts)
         if starting:
@@ -206,6 +182,25 @@ class GroupLives:
                     self.agenda.forget(request)
                     yield Refuse(request, 503, f"model {group.model} did not start: {reason}", 1.0)
         self.agenda.touch(group.model)
+
+    def _keep_fewer(self, pipeline: str, now: float) -> Iterator[Action]:
+        """Let the other workers for a pipeline replace it, after one of them ended; without any it serves on."""
+        group = self.groups.get(pipeline)
+        if group is None or group.phase is GroupPhase.LEAVING:
+            return
+        model = self.models[group.model]
+        left = len(model.list_replacing(group))
+        group.keep = max(1, left)
+        group.capacity = model.spec.batch * group.keep
+        self.agenda.touch(group.model)
+        if left:
+            yield from self._switch(group, now)
+
+    def _stop_replacing(self, pipeline: Group, now: float) -> Iterator[Action]:
+        """Stop the workers that would have replaced a pipeline which ends before the switch."""
+        for single in self.models[pipeline.model].list_replacing(pipeline):
+            if single.phase is GroupPhase.STARTING:
+                yield from self._close(single, now)
 
     def _again(
         self, request: str, group: Group, reason: str, now: float, *, counts: bool
@@ -219,13 +214,10 @@ class GroupLives:
             yield from self.drop_request(self.groups[target], request, now)
         known.tries += counts
         if known.tries > self.settings.retries or self.models[known.model].retired:
-            yield self._given_up(request, known, reason)
+            self.agenda.forget(request)
+            yield Refuse(request, 503, f"model {known.model} was lost {max(1, known.tries)} times: {reason}")
         else:
             self.agenda.requeue(request, now)
-
-    def _given_up(self, request: str, known: TrackedRequest, reason: str) -> Refuse:
-        self.agenda.forget(request)
-        return Refuse(request, 503, f"model {known.model} was lost {max(1, known.tries)} times: {reason}")
 
     def end_request(self, request: str, now: float) -> Iterator[Action]:
         """Remove a request that has ended from its group."""
@@ -241,22 +233,27 @@ class GroupLives:
         by_group: dict[str, list[events.FoundRank]] = {}
         for found in ranks:
             by_group.setdefault(found.launch.group, []).append(found)
-        # Adopt engines beside ranks first: their pipelines must not be consolidated a second time.
-        for name, parts in sorted(by_group.items(), key=lambda one: not is_full_engine(one[0])):
-            model = self.models.get(parts[0].launch.model)
-            group = (
-                None if model is None or name in self.groups else self.roster.adopt(parts, model.spec, now)
-            )
-            if model is None or group is None:
+        replaced = {found.launch.beside for found in ranks}
+        adopted: list[Group] = []
+        # Pipelines before the groups that replace them.
+        for name, parts in sorted(by_group.items(), key=lambda one: one[1][0].launch.beside):
+            first = parts[0].launch
+            model = self.models.get(first.model)
+            group = None
+            if model is not None and name not in self.groups:
+                model.number = max(model.number, first.number)
+                group = self.roster.adopt(parts, model.spec, replaced, now)
+            if group is None:
                 yield from (events.Stop(part.launch.worker) for part in parts if not part.stopping)
                 continue
+            rank = self.roster.workers.get(first.beside)
+            if rank is not None and rank.group in self.groups:
+                group.replaces, group.keep, group.capacity = rank.group, 0, 0
             self.add(group)
-            model.number = max(model.number, find_group_number(name))
-            yield from self.begin_serving(group, now)
-        for group in list(self.groups.values()):
-            singles = (self.groups.get(name_full_engine(worker.name)) for worker in group.workers)
-            if any(single is not None and single.phase is GroupPhase.SERVING for single in singles):
-                yield from self.stop(group, now)
+            adopted.append(group)
+        for group in adopted:
+            if group.name in self.groups:
+                yield from self.begin_serving(group, now)
         for model in self.models.values():
             self.agenda.touch(model.spec.name)
 
@@ -264,10 +261,9 @@ class GroupLives:
         if server not in self.roster.servers:
             return
         for worker in self.roster.lose(server):
-            for name in list(worker.groups):
-                if name in self.groups:
-                    reason = f"server {server} was lost"
-                    yield from self.fail(self.groups[name], reason, now, counts=False)
+            if worker.group in self.groups:
+                reason = f"server {server} was lost"
+                yield from self.fail(self.groups[worker.group], reason, now, counts=False)
         self.agenda.free()
 
     def drain_server(self, server: str, now: float) -> Iterator[Action]:
@@ -280,6 +276,7 @@ class GroupLives:
 
     def stop(self, group: Group, now: float) -> Iterator[Action]:
         """Give the group no new requests, and stop it once its last request has ended."""
+        yield from self._stop_replacing(group, now)
         group.phase = GroupPhase.LEAVING
         self.idle.pop(group.name, None)
         if not group.in_flight:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
-from coldstart.fleet.deployments import Deployment
+from coldstart.fleet.groups import Deployment
 
 HOLD = "hold"
 

@@ -11,15 +11,8 @@ from collections.abc import Collection, Iterator
 from math import inf
 
 from coldstart.fleet import timing
-from coldstart.fleet.events import FetchRest, FoundRank, LaunchRank, Share, Stop
-from coldstart.fleet.groups import (
-    FleetWorker,
-    Group,
-    GroupPhase,
-    is_full_engine,
-    name_background_fetch,
-    name_full_engine,
-)
+from coldstart.fleet.events import FoundRank, LaunchRank, Share, Stop
+from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.reservations import BandwidthReservations
 from coldstart.fleet.sizing import Demand, Offer, Place, Scheme, choose
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
@@ -49,9 +42,6 @@ class FleetServer:
         device = min(fitting)[1]
         self.free[device] -= memory
         return device
-
-    def give(self, device: int, memory: int) -> None:
-        self.free[device] += memory
 
 
 class Roster:
@@ -108,39 +98,68 @@ class Roster:
         return size
 
     def launch(
-        self, name: str, model: FleetModel, demand: Demand, scheme: Scheme, keep: int, now: float
+        self, deployment: Deployment, demand: Demand, scheme: Scheme, keep: int, now: float
     ) -> tuple[Group, list[LaunchRank]]:
         """Allocate memory and links for a scheme; return its group and the launch orders."""
-        keep = min(keep, max(1, scheme.full))
-        group = Group(name, model.name, [], keep, 0, since=now, predicted_s=scheme.ttft_s)
-        group.capacity = model.batch * group.keep
-        orders = [self._start(group, model, demand, scheme, rank, now) for rank in range(len(scheme.places))]
+        keep, model = min(keep, max(1, scheme.full)), deployment.spec
+        group = Group(
+            deployment.name_next_group(),
+            model.name,
+            [],
+            keep,
+            model.batch * keep,
+            since=now,
+            predicted_s=scheme.ttft_s,
+        )
+        orders = []
+        for rank, place in enumerate(scheme.places):
+            server, name = self.servers[place.server], f"{group.name}.{rank}"
+            device, fetch = server.take(place.memory), self.count_missing(server, model.name, place.size)
+            deadline = now + self._budget(demand, scheme, place, server.spec.load)
+            if fetch and deadline < inf:
+                self._reservations(server).claim(name, fetch, deadline, now)
+            elif fetch:
+                self._reservations(server).join(name, fetch, now)
+            where = place.server, device, place.size, fetch, place.memory, deadline, deployment.number
+            order = LaunchRank(name, group.name, model.name, rank, len(scheme.places), scheme.full, *where)
+            self._add(group, order, full=place.full)
+            orders.append(order)
         return group, orders
 
-    def _start(
-        self, group: Group, model: FleetModel, demand: Demand, scheme: Scheme, rank: int, now: float
-    ) -> LaunchRank:
-        place, name = scheme.places[rank], f"{group.name}.{rank}"
-        server = self.servers[place.server]
-        device = server.take(place.memory)
-        fetch = self.count_missing(server, model.name, place.size)
-        deadline = now + self._budget(demand, scheme, place, server.spec.load)
-        if fetch and deadline < inf:
-            self._reservations(server).claim(name, fetch, deadline, now)
-        elif fetch:
-            self._reservations(server).join(name, fetch, now)
-        worker = FleetWorker(name, model.name, place.server, device, place.memory, place.size, 0, place.full)
-        worker.rest, worker.whole = model.size - place.size, len(scheme.places) == 1
-        worker.groups.append(group.name)
-        group.workers.append(worker)
-        self.workers[name] = worker
-        where = place.server, device, place.size, fetch, place.memory, deadline
-        return LaunchRank(name, group.name, model.name, rank, len(scheme.places), scheme.full, *where)
+    def launch_beside(
+        self, rank: FleetWorker, deployment: Deployment, now: float
+    ) -> tuple[Group, LaunchRank]:
+        """Launch a worker for the full model in a part of the rank's memory; return its group and the launch order.
 
-    def adopt(self, parts: list[FoundRank], model: FleetModel, now: float) -> Group | None:
+        The group has no capacity before it replaces that of the rank.
+        """
+        model, server = deployment.spec, self.servers[rank.server]
+        group = Group(deployment.name_next_group(), model.name, [], 0, 0, since=now, replaces=rank.group)
+        name, fetch = f"{group.name}.0", self.count_missing(server, model.name, model.size - rank.size)
+        if fetch:
+            server.reservations.trail(name, fetch, now)
+        rank.memory -= model.memory
+        where = rank.server, rank.device, model.size, fetch, model.memory, inf, deployment.number, rank.name
+        order = LaunchRank(name, group.name, model.name, 0, 1, 1, *where)
+        self._add(group, order, full=True)
+        return group, order
+
+    def _add(self, group: Group, order: LaunchRank, *, full: bool) -> FleetWorker:
+        where = order.server, order.device, order.memory, order.size
+        worker = FleetWorker(
+            order.worker, order.group, order.model, *where, full, order.ranks == 1, order.beside
+        )
+        group.workers.append(worker)
+        self.workers[order.worker] = worker
+        return worker
+
+    def adopt(
+        self, parts: list[FoundRank], model: FleetModel, replaced: Collection[str], now: float
+    ) -> Group | None:
         """Adopt a group that an earlier process of the fleet launched; return None if it is incomplete.
 
-        A worker that is stopping, or will be stopped, retains its memory until it has ended.
+        A worker that is stopping, or will be stopped, retains its memory until it has ended. Workers beside the ranks
+        `replaced` have a part of their memory.
         """
         first = parts[0].launch
         whole = len(parts) == first.ranks and not any(part.stopping for part in parts)
@@ -151,17 +170,11 @@ class Roster:
             server = self.servers.get(launch.server)
             if server is None or launch.worker in self.workers:
                 continue
-            rest, full = model.size - launch.size, launch.memory >= model.memory
-            # An engine beside it reserves its own memory.
-            beside = name_full_engine(launch.worker) in self.workers
-            memory = max(launch.size, launch.memory - model.memory) if beside and full else launch.memory
-            server.free[launch.device] -= memory
-            where = launch.server, launch.device, memory, launch.size, rest, full
-            worker = FleetWorker(launch.worker, model.name, *where, part.ready, launch.ranks == 1, not whole)
-            self.workers[launch.worker] = worker
-            if whole:
-                worker.groups.append(group.name)
-                group.workers.append(worker)
+            full = launch.memory >= model.memory
+            worker = self._add(group, launch, full=full)
+            worker.memory -= model.memory if full and launch.worker in replaced else 0
+            worker.ready, worker.stopping = part.ready, not whole
+            server.free[launch.device] -= worker.memory
         return group if whole else None
 
     def _budget(self, demand: Demand, scheme: Scheme, place: Place, load: float) -> float:
@@ -181,17 +194,9 @@ class Roster:
     def fetched(self, worker: FleetWorker, now: float) -> None:
         self._reservations(self.servers[worker.server]).finished(worker.name, now)
 
-    def fetch_rest(self, worker: FleetWorker, now: float) -> FetchRest:
-        server = self.servers[worker.server]
-        size = self.count_missing(server, worker.model, worker.rest)
-        if size:
-            server.reservations.trail(name_background_fetch(worker.name), size, now)
-        return FetchRest(worker.name, size)
-
-    def complete_worker(self, worker: FleetWorker, now: float) -> None:
-        worker.whole = True
-        server = self.servers[worker.server]
-        server.reservations.finished(name_background_fetch(worker.name), now)
+    def ready(self, worker: FleetWorker, now: float) -> None:
+        """Record that a worker has loaded its weights."""
+        worker.ready = True
 
     def grow(self, worker: FleetWorker, memory: int) -> bool:
         """Enlarge the worker to `memory` bytes for the full model. Return False if its device has too little free memory."""
@@ -202,35 +207,21 @@ class Roster:
         worker.memory, worker.full = memory, True
         return True
 
-    def shrink(self, worker: FleetWorker, memory: int) -> None:
-        """Reduce the worker's device memory to `memory` bytes."""
-        if memory < worker.memory:
-            self.servers[worker.server].give(worker.device, worker.memory - memory)
-            worker.memory = memory
-
-    def released(self, worker: FleetWorker, model: FleetModel, group: str) -> None:
-        """Free the memory of the worker's process for that group: its rank, or the full model beside it."""
-        left = max(worker.size, worker.memory - model.memory) if is_full_engine(group) else model.memory
-        self.shrink(worker, left)
-
     def stop(self, group: Group, now: float) -> Iterator[Stop]:
-        """Order the workers of a group to stop, unless they work for another group."""
+        """Order the workers of a group to stop."""
         group.phase = GroupPhase.LEAVING
         for worker in group.workers:
-            if group.name in worker.groups:
-                worker.groups.remove(group.name)
-            if worker.groups or worker.stopping or worker.name not in self.workers:
-                continue
-            worker.stopping = True
-            self._release_link(worker, now)
-            yield Stop(worker.name)
+            if not worker.stopping and worker.name in self.workers:
+                worker.stopping = True
+                self._release_link(worker, now)
+                yield Stop(worker.name)
 
     def remove_worker(self, worker: FleetWorker, now: float) -> None:
         """Free the memory and link of a worker whose process has ended."""
         if self.workers.pop(worker.name, None) is None or worker.server not in self.servers:
             return
         self._release_link(worker, now)
-        self.servers[worker.server].give(worker.device, worker.memory)
+        self.servers[worker.server].free[worker.device] += worker.memory
 
     def lose(self, server: str) -> list[FleetWorker]:
         """Remove a lost server; return its workers."""
@@ -244,4 +235,3 @@ class Roster:
         server = self.servers.get(worker.server)
         if server is not None:
             self._reservations(server).finished(worker.name, now)
-            server.reservations.finished(name_background_fetch(worker.name), now)

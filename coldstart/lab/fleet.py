@@ -17,15 +17,12 @@ from math import inf
 from coldstart.fleet import events, timing
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event
-from coldstart.fleet.groups import name_full_engine
 from coldstart.fleet.reservations import NetworkLink
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.fleet.timing import Costs
 from coldstart.lab.loop import Loop, Timer
 from coldstart.lab.records import ModelRequest, Replay, RequestRecord
-
-REST = "+rest"
 
 
 @dataclass(slots=True)
@@ -42,10 +39,12 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Process:
-    """A launched worker and its progress."""
+    """A launched worker and its progress; it has held `memory` bytes since the time `held_since`."""
 
     launch: events.LaunchRank
     began: float
+    memory: int
+    held_since: float
     stopping: bool = False
 
 
@@ -158,11 +157,11 @@ class _Fleet:
         process = self.processes.pop(worker)
         self._count(process)
         self._release(process)
-        dead = {process.launch.group, name_full_engine(worker)}
+        dead = process.launch.group
         for request, home in list(self._home.items()):
-            if home in dead:
+            if home == dead:
                 self._halt(request)
-            elif self._goal.get(request) in dead:
+            elif self._goal.get(request) == dead:
                 del self._goal[request]
                 self._go_on(request, home, self._loop.now + self.move_s)
 
@@ -179,15 +178,11 @@ class _Fleet:
         match action:
             case events.LaunchRank():
                 self._launch(action)
-            case events.FetchRest(worker, size):
-                self._fetch(worker + REST, self.processes[worker].launch.server, size, background=True)
             case events.Stop(worker):
                 process = self.processes[worker]
                 process.stopping = True
                 self._release(process)
                 self._loop.plan(now + self.stop_s, partial(self._stopped, worker))
-            case events.Release(worker, group):
-                self._loop.plan(now, partial(self._report, worker, events.Released(worker, group)))
             case events.Send(request, group):
                 self._send(request, group)
             case events.Move(request, _, target):
@@ -200,8 +195,15 @@ class _Fleet:
                 self._home.pop(request, None)
 
     def _launch(self, launch: events.LaunchRank) -> None:
-        self.processes[launch.worker] = _Process(launch, self._loop.now)
+        now = self._loop.now
+        self.processes[launch.worker] = _Process(launch, now, launch.memory, now)
         self.shape[launch.group] = launch.ranks, launch.full
+        if launch.beside:
+            rank = self.processes[launch.beside]
+            self._count(rank)
+            rank.memory, rank.held_since = rank.memory - launch.memory, now
+            self._fetch(launch.worker, launch.server, launch.fetch, background=True)
+            return
         self._workers += 1
         self._ranks[launch.ranks] += launch.rank == 0
         begin = timing.fetch_begin_s(self._costs(launch.model)) if launch.fetch else 0.0
@@ -224,8 +226,7 @@ class _Fleet:
     def _release(self, process: _Process) -> None:
         server = process.launch.server
         self._carried(server)
-        for name in (process.launch.worker, process.launch.worker + REST):
-            self.links[server].drop(name)
+        self.links[server].drop(process.launch.worker)
         self._watch(server)
 
     def _carried(self, server: str) -> None:
@@ -240,29 +241,28 @@ class _Fleet:
         if (end := self.links[server].next_end()) < inf:
             self._link_timers[server] = self._loop.plan(end, partial(self._carried, server))
 
-    def _arrived(self, name: str) -> None:
-        worker, now = name.removesuffix(REST), self._loop.now
+    def _arrived(self, worker: str) -> None:
+        now = self._loop.now
         if not self._works(worker):
             return
         process = self.processes[worker]
         launch, load = process.launch, self.servers[process.launch.server].load
-        if name.endswith(REST):
-            rest = self.core.models[launch.model].spec.size - launch.size
-            self._loop.plan(
-                now + timing.fetch_s(rest, load), partial(self._report, worker, events.Whole(worker))
-            )
+        ready = partial(self._report, worker, events.RankReady(worker))
+        if launch.beside:
+            rest = launch.size - self.processes[launch.beside].launch.size
+            self._loop.plan(now + timing.fetch_s(rest, load), ready)
             return
         costs = self._costs(launch.model)
         # Weights in host memory are available at once, but the runtime is not.
         begin = timing.fetch_begin_s(costs) if not launch.fetch else 0.0
         after = timing.loaded_after(costs, launch.size, load, max(begin, now - process.began))
         after += costs.join_s * launch.ranks
-        self._loop.plan(process.began + after, partial(self._report, worker, events.RankReady(worker)))
+        self._loop.plan(process.began + after, ready)
         if launch.fetch:
             self._tell(events.Fetched(worker))
 
     def _count(self, process: _Process) -> None:
-        self._held_byte_s += process.launch.memory * (self._loop.now - process.began)
+        self._held_byte_s += process.memory * (self._loop.now - process.held_since)
 
     def _shape(self, group: str) -> tuple[int, int]:
         return self.shape.get(group, (1, 1))

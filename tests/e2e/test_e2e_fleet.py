@@ -45,13 +45,14 @@ def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None
     """Two ranks on two nodes; the new engine takes a second to start. Runs before the shared fleet exists."""
     with two_node_fleet(tmp_path, 2, "5B") as fleet:
         fleet.deploy("p", words=("--max-model-len", "1000"), ttft_s=1.9, least=1, most=1, batch=20)
-        fleet.wait_until(lambda status: [g["phase"] for g in fleet.groups(status, "p")] == ["serving"])
-        (pipeline,) = fleet.groups(fleet.status(), "p")
+        fleet.wait_until(lambda status: [g["phase"] for g in fleet.groups(status, "p")][:1] == ["serving"])
+        pipeline, single = fleet.groups(fleet.status(), "p")
+        assert single["replaces"] == pipeline["name"]
         assert len({worker["server"] for worker in pipeline["workers"]}) == 2
         with Streaming(fleet, "p", 10, 200):
             fleet.wait_until(lambda status: status["gateway"]["moved"] == 10)
         alone = fleet.wait_until(lambda status: (g := fleet.groups(status, "p")) and len(g) == 1 and g)[0][0]
-        assert alone["name"] == f"{pipeline['name']}.0/whole" and alone["url"] != pipeline["url"]
+        assert alone["name"] == single["name"] and alone["url"] != pipeline["url"]
         fleet.wait_until(lambda s: sorted(one["free_bytes"] for one in s["servers"]) == [[30], [40]])
 
 

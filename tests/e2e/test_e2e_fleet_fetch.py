@@ -104,15 +104,14 @@ def _workers(status: Any, model: str) -> list[Any]:
         for one in status["models"]
         if one["name"] == model
         for group in one["groups"]
-        if not group["name"].endswith("/whole")
+        if group["replaces"] is None
         for worker in group["workers"]
     ]
 
 
 def _alone(groups: list[Any]) -> list[str]:
-    """Return the name of the only group if it is a single-worker group."""
-    names = [group["name"] for group in groups]
-    return names if len(names) == 1 and names[0].endswith("/whole") else []
+    """Return the server of the only group if it has replaced a pipeline."""
+    return [group["workers"][0]["server"] for group in groups if len(groups) == 1 and group["replaces"]]
 
 
 def _fetched(workers: list[Any], count: int) -> list[Any]:
@@ -134,7 +133,7 @@ def test_each_rank_fetches_its_own_layers_and_the_rest_comes_behind(
         assert asked.result()["model"] == "split"
     # The full model starts beside one of the ranks, whose tensors are not fetched again.
     (left,), _ = fleet.wait_until(lambda status: _alone(fleet.groups(status, "split")))
-    other = checkpoint.ranks[0 if ".1" in left else 1]
+    other = checkpoint.ranks[1 if left == workers[0]["server"] else 0]
     header = (checkpoint.source.directory / "model.safetensors").stat().st_size - checkpoint.whole
     assert checkpoint.source.total("model.safetensors") == checkpoint.whole + other + header
     # The observed rates are those of the source, which was slower than the links.

@@ -29,7 +29,7 @@ from coldstart.host.live.app import Gateway
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.host_routes import host_routes
 from coldstart.host.live.http_server import GatewayServer, create_server, format_url, listen, loop_factory
-from coldstart.host.live.residence import Meter
+from coldstart.host.live.profiles import Meter
 from coldstart.host.live.server_log import ServerLog
 from coldstart.host.live.servers import Ready, StartFailedError
 from coldstart.system.start_progress import StartProgress
@@ -250,11 +250,6 @@ class FakeServers:
     hung: set[str] = field(default_factory=set)
     computes_s: float = 0.0
 
-    def begin_template(self, launch: Launch, level: str, deadline_s: float) -> FakeTemplate:
-        template = FakeTemplate(self, launch, level, self.directory / "nobody.sock")
-        self.templates.append(template)
-        return template
-
     def begin(
         self,
         launch: Launch,
@@ -262,7 +257,12 @@ class FakeServers:
         listen: Sequence[str] = (),
         env: Mapping[str, str] = MappingProxyType({}),
         pace: PacedFetch | None = None,
-    ) -> FakeServer:
+        *,
+        template: str | None = None,
+    ) -> FakeServer | FakeTemplate:
+        if template is not None:
+            self.templates.append(FakeTemplate(self, launch, template, self.directory / "nobody.sock"))
+            return self.templates[-1]
         if self.full:
             raise OSError(28, "No space left on device")
         server = FakeServer(self, launch, self.directory / f"{len(self.begun)}.sock", listen)

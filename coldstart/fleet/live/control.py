@@ -167,12 +167,8 @@ class FleetControl(Front[FleetTicket]):
         for group in groups.values():
             if group.phase is not GroupPhase.SERVING or group.name in self.replicas:
                 continue
-            if (up := processes.answering(group)) is not None:
+            if (up := processes.find_first(group)) is not None:
                 self.replicas[group.name] = FleetReplica(group.name, group.model, up)
-            elif group.single:
-                # It ended before the other workers of its pipeline held the full model.
-                died = events.ProcessDied(group.workers[0].name, group.name, "its engine ended")
-                asyncio.get_running_loop().call_soon(self.emit, died)
 
     def _do(self, action: Action) -> None:
         match action:
@@ -184,10 +180,6 @@ class FleetControl(Front[FleetTicket]):
                 self._move(request, target)
             case events.Stop(worker):
                 self.workers.stop(worker)
-            case events.Release(worker, group):
-                self.workers.release(worker, group)
-            case events.FetchRest(worker):
-                self.workers.load_whole(worker)
             case events.Share(worker, rate):
                 self.workers.share(worker, rate)
 

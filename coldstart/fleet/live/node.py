@@ -31,8 +31,8 @@ from coldstart.fleet.live.orders import (
 from coldstart.host.launches import Launch
 from coldstart.host.live import headers
 from coldstart.host.live.hang import HangDetector
-from coldstart.host.live.residence import PATIENCE_S
-from coldstart.host.live.servers import ModelServer, Servers, StartFailedError
+from coldstart.host.live.servers import PATIENCE_S, ModelServer, StartFailedError
+from coldstart.host.live.starter_client import Starter
 from coldstart.system.ipc.addresses import free_port
 from coldstart.weights.prefetch import client
 
@@ -86,7 +86,7 @@ class NodeServers:
     def __init__(
         self,
         host: str,
-        servers: Servers,
+        servers: Starter,
         *,
         shows_devices: bool = False,
         clock: Callable[[], float] = time.monotonic,

@@ -42,7 +42,7 @@ class RankUp:
     url: str
     mode: str
     start_s: float
-    pid: int
+    pid: int | None
     fallbacks: tuple[Fallback, ...] = ()
     key: str = field(default="", repr=False)
 

@@ -18,8 +18,8 @@ import msgspec
 from coldstart.artifacts import canonical, files
 from coldstart.errors import UsageError, describe
 from coldstart.fleet import events
-from coldstart.fleet.deployments import Deployment
 from coldstart.fleet.events import Event
+from coldstart.fleet.groups import Deployment
 from coldstart.fleet.specification import FleetModel
 from coldstart.host.launches import Launch
 from coldstart.host.live.log import Log

@@ -13,8 +13,7 @@ from prometheus_client.registry import Collector
 
 from coldstart.contract import fallback
 from coldstart.fleet.core import FleetCore
-from coldstart.fleet.deployments import Deployment
-from coldstart.fleet.groups import FleetWorker, Group, GroupPhase
+from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.live.workers import Processes
 from coldstart.fleet.roster import FleetServer
 from coldstart.host.live.metrics import REQUESTS, count_refusals, list_gauges
@@ -75,10 +74,11 @@ def _model(model: Deployment, processes: Processes) -> dict[str, Any]:
 
 
 def _group(group: Group, processes: Processes) -> dict[str, Any]:
-    up = processes.answering(group)
+    up = processes.find_first(group)
     return {
         "name": group.name,
         "phase": str(group.phase),
+        "replaces": group.replaces or None,
         "in_flight": len(group.in_flight),
         "capacity": group.capacity,
         "url": up.url if up else None,

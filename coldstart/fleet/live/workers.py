@@ -1,8 +1,7 @@
 """Worker processes of the fleet: carries out the core's orders, and reports the end of each process to the core.
 
-A worker is one process, except a worker of a pipeline that loads the full model (ParaServe, section 6). That worker
-has a second engine in addition to that of its rank, named and launched as a separate group, and has ended when both
-have. vLLM cannot extend a rank to a full model in place.
+vLLM cannot extend a rank to a full model in place. So a pipeline is replaced by workers that load the full model beside
+its ranks (ParaServe, section 6).
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import inf
 
 from coldstart.fleet import events, timing
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Event, LaunchRank
-from coldstart.fleet.groups import Group, find_worker, is_full_engine, name_full_engine
+from coldstart.fleet.groups import Group
 from coldstart.fleet.live.orders import (
     Node,
     NodeLostError,
@@ -34,10 +32,7 @@ from coldstart.host.live.log import Log, Tasks
 
 @dataclass(slots=True)
 class EngineProcess:
-    """Process of a rank, or of the full model beside a rank.
-
-    `is_ordered`: it was sent to its server. `rate` is that of its fetch in bytes/s; None means no limit.
-    """
+    """Process of a worker. `is_ordered`: it was sent to its server. `rate` is that of its fetch in bytes/s; None: no limit."""
 
     rank: LaunchRank
     is_ordered: bool = False
@@ -48,16 +43,15 @@ class EngineProcess:
 
 
 class Processes(dict[str, EngineProcess]):
-    """Processes of one fleet by name, and its servers; `dying` workers wait for an engine's end, with the reason."""
+    """Processes of one fleet by worker, and its servers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.nodes: dict[str, Node] = {}
-        self.dying: dict[str, str] = {}
 
-    def answering(self, group: Group) -> RankUp | None:
-        """Return the process that answers for a group, once it is ready."""
-        process = self.get(group.name if group.single else group.workers[0].name)
+    def find_first(self, group: Group) -> RankUp | None:
+        """Return the first rank of a group, which answers requests, once it is ready."""
+        process = self.get(group.workers[0].name)
         return process.up if process else None
 
     def lose(self, server: str) -> bool:
@@ -66,7 +60,6 @@ class Processes(dict[str, EngineProcess]):
             return False
         for name in [name for name, one in self.items() if one.rank.server == server]:
             del self[name]
-            self.dying.pop(name, None)
         return True
 
     def adopt(self, server: str, node: Node, report: NodeReport) -> None:
@@ -106,21 +99,11 @@ class Workers:
         self.processes |= {rank.worker: EngineProcess(rank) for rank in ranks}
         self._tasks.spawn(self._launch(ranks))
 
-    def load_whole(self, worker: str) -> None:
-        """Load the full model beside the worker's rank. If that fails the pipeline continues unchanged."""
-        if (known := self.processes.get(worker)) is None:
-            return
-        rank = known.rank
-        spec = self._core.models[rank.model].spec
-        name = name_full_engine(worker)
-        self._log.write("consolidate", worker=worker, server=rank.server)
-        whole = replace(rank, worker=name, group=name, rank=0, ranks=1, full=1, deadline=inf)
-        self.launch([replace(whole, size=spec.size, fetch=spec.size - rank.size, memory=spec.memory)])
-
     async def _launch(self, ranks: list[LaunchRank]) -> None:
         first = ranks[0]
         deployment = self._state.models[first.model]
-        self._log.write("launch", group=first.group, servers=[rank.server for rank in ranks])
+        servers = [rank.server for rank in ranks]
+        self._log.write("launch", group=first.group, servers=servers, beside=first.beside or None)
         try:
             master = await self.processes.nodes[first.server].rendezvous() if len(ranks) > 1 else None
         except (NodeLostError, KeyError) as lost:
@@ -152,7 +135,7 @@ class Workers:
         if (process := self.processes.get(rank.worker)) is None:  # its server was lost
             return
         process.is_ordered = True
-        paced = replace(order, rate=process.rate, behind=is_full_engine(rank.worker))
+        paced = replace(order, rate=process.rate, behind=bool(rank.beside))
         try:
             await self.processes.nodes[rank.server].launch(paced)
         except (NodeLostError, KeyError) as lost:
@@ -162,27 +145,11 @@ class Workers:
         self._ended(RankEnded(worker, f"server {server} cannot be reached: {lost}", False, own=False))
 
     def stop(self, worker: str) -> None:
-        """End all processes of the worker."""
-        for name in self._names(worker):
-            self._stop(name)
-
-    def release(self, worker: str, group: str) -> None:
-        """End the worker's process for that group."""
-        name = group if is_full_engine(group) else worker
-        if name in self.processes:
-            self._stop(name)
-        else:
-            told = events.Released(worker, group)
-            asyncio.get_running_loop().call_soon(self._emit, told)
-
-    def _stop(self, name: str) -> None:
-        if not self.processes[name].is_stopping:
-            self._order_stop(name)
-
-    def _order_stop(self, name: str) -> None:
-        process = self.processes[name]
-        process.is_stopping = True
-        self._tasks.spawn(self._stopped(name, process.rank))
+        """End the process of the worker."""
+        process = self.processes.get(worker)
+        if process is not None and not process.is_stopping:
+            process.is_stopping = True
+            self._tasks.spawn(self._stopped(worker, process.rank))
 
     async def _stopped(self, name: str, rank: LaunchRank) -> None:
         self._log.write("stop", worker=name)
@@ -190,10 +157,6 @@ class Workers:
             await self.processes.nodes[rank.server].stop(name)
         except (NodeLostError, KeyError):
             self._ended(RankEnded(name, f"server {rank.server} cannot be reached", True))
-
-    def _names(self, worker: str) -> list[str]:
-        names = (worker, name_full_engine(worker))
-        return [name for name in names if name in self.processes and self._worker(name) == worker]
 
     def process_event(self, event: WorkerEvent) -> None:
         """Process an event of a worker's process."""
@@ -205,20 +168,16 @@ class Workers:
             self._came_up(event, process)
 
     def _has_fetched(self, fetched: RankFetched) -> None:
-        """Record a completed fetch.
-
-        A fetch for an engine beside a rank runs in the background, so it shows nothing about the link's speed.
-        """
-        name, process = fetched.worker, self.processes.get(fetched.worker)
+        """Record a completed fetch. One beside a rank gives way to others, so it shows nothing about the link's speed."""
+        process = self.processes.get(fetched.worker)
         if process is None:
             return
         process.fetched, rank = fetched, process.rank
         took = {"bytes": fetched.size, "seconds": round(fetched.seconds, 3), "limited": fetched.limited}
-        self._log.write("fetched", worker=name, server=rank.server, **took)
-        if self._worker(name) == name:
-            self._emit(events.Fetched(name))
-            if not fetched.limited:
-                self._measurements.record_fetch(rank.server, fetched.size, fetched.seconds)
+        self._log.write("fetched", worker=rank.worker, server=rank.server, **took)
+        self._emit(events.Fetched(rank.worker))
+        if not fetched.limited and not rank.beside:
+            self._measurements.record_fetch(rank.server, fetched.size, fetched.seconds)
 
     def _came_up(self, up: RankUp, first: EngineProcess) -> None:
         """Record that a group is ready: its first rank answers only when all ranks do."""
@@ -227,15 +186,12 @@ class Workers:
         log.write("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
         for fallback in up.fallbacks:
             log.write("fallback", worker=up.worker, **fallback.encode())
-        worker = self._worker(up.worker)
-        if worker != up.worker:
-            self._emit(events.Whole(worker))
-            return
         ranks = [one for one in self.processes.values() if one.rank.group == first.rank.group]
         for one in ranks:
             self._emit(events.Fetched(one.rank.worker))
             self._emit(events.RankReady(one.rank.worker))
-        self._has_joined(up, first.rank, ranks)
+        if not first.rank.beside:
+            self._has_joined(up, first.rank, ranks)
 
     def _has_joined(self, up: RankUp, first: LaunchRank, ranks: list[EngineProcess]) -> None:
         """Record the time after the largest term of a start; known only if each rank fetched its own weights."""
@@ -252,44 +208,15 @@ class Workers:
         self._log.write("joined", group=first.group, seconds=round(seconds, 3))
         self._measurements.record_start(first.model, len(terms), seconds)
 
-    def _worker(self, name: str) -> str:
-        """Return the worker of a process. One that was found at the beginning is a separate worker."""
-        return name if name in self._core.roster.workers else find_worker(name)
-
     def _ended(self, ended: RankEnded) -> None:
         process = self.processes.pop(ended.worker, None)
         if process is None:
             return
-        rank, ordered = process.rank, ended.ordered or process.is_stopping
-        worker = self._worker(ended.worker)
-        if not ordered:
-            self._log.write("worker ended", worker=ended.worker, reason=ended.reason)
+        rank = process.rank
         if ended.hung:
             self.hung[rank.model] += 1
-        tell = self._emit
-        left = self._names(worker)
-        known = self._core.roster.workers.get(worker)
-        if reason := self.processes.dying.get(worker):
-            if not left:
-                del self.processes.dying[worker]
-                tell(events.WorkerDied(worker, reason))
-        elif known is None or not left:
-            tell(events.Stopped(worker) if ordered else events.WorkerDied(worker, ended.reason, ended.own))
-        elif known.stopping:
+        if ended.ordered or process.is_stopping:
+            self._emit(events.Stopped(rank.worker))
             return
-        elif ordered:
-            tell(events.Released(worker, rank.group))
-        elif rank.group in known.groups and known.whole:
-            tell(events.ProcessDied(worker, rank.group, ended.reason))
-        elif ended.worker == worker:
-            self._die(worker, left, ended.reason)
-        else:
-            self._log.write(
-                "not consolidated", worker=worker, reason=ended.reason, served=process.up is not None
-            )
-
-    def _die(self, worker: str, left: list[str], reason: str) -> None:
-        """End the engine beside a rank that has ended; the worker ends with it."""
-        self.processes.dying[worker] = reason
-        for name in left:
-            self._order_stop(name)
+        self._log.write("worker ended", worker=rank.worker, reason=ended.reason, beside=rank.beside or None)
+        self._emit(events.WorkerDied(rank.worker, ended.reason, ended.own))

@@ -16,12 +16,12 @@ from coldstart.host.core import Core
 from coldstart.host.events import Action, Event
 from coldstart.host.launches import Destination
 from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket, unknown
-from coldstart.host.live.lifecycle import STOPPING, Lifecycle
+from coldstart.host.live.lifecycle import STOPPING, Lifecycle, Residence
 from coldstart.host.live.log import Log
+from coldstart.host.live.profiles import Meter
 from coldstart.host.live.record import Record
-from coldstart.host.live.residence import Meter, Residence
 from coldstart.host.live.schedule import Schedule
-from coldstart.host.live.servers import Servers
+from coldstart.host.live.starter_client import Starter
 from coldstart.host.live.upstream import AbortedError, Replica
 from coldstart.host.model_state import Model, State
 from coldstart.host.status import Progress, estimate_progress
@@ -72,7 +72,7 @@ class Driver(Front[Ticket]):
     def __init__(
         self,
         file: HostFile,
-        servers: Servers,
+        servers: Starter,
         *,
         log: Log | None = None,
         clock: Callable[[], float] = time.monotonic,

@@ -1,4 +1,7 @@
-"""Server processes of the host's models: start, stop and abort them as the core orders.
+"""Servers of the host's models, from the start order until their processes have ended; in between they may sleep and wake up.
+
+The tiers `asleep-N` are vLLM's sleep levels (`/sleep?level=N`, `/wake_up`), which vLLM offers with
+`--enable-sleep-mode` on platforms that support it. In the tier `template` no server runs.
 
 Invariant: every order results in exactly one event, whatever happens to the process: a start in Started or Failed, a
 leave order in Left.
@@ -7,23 +10,62 @@ leave order in Left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 
 from coldstart.host import events
 from coldstart.host.core import Core
 from coldstart.host.events import Event
 from coldstart.host.launches import Launch
+from coldstart.host.live import headers
+from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.log import Tasks
-from coldstart.host.live.profiles import show_devices
+from coldstart.host.live.profiles import Meter, show_devices
 from coldstart.host.live.record import Record
-from coldstart.host.live.residence import Meter, Residence
-from coldstart.host.live.servers import ModelServer, Ready, Servers, StartFailedError
-from coldstart.host.live.templates import Templates
+from coldstart.host.live.servers import ModelServer, Ready, StartFailedError, end_by_force
+from coldstart.host.live.starter_client import Starter
+from coldstart.host.live.templates import RUNTIME, Templates
+from coldstart.host.live.upstream import Replica, Upstream
 from coldstart.host.model_state import State
-from coldstart.host.specification import TEMPLATE
+from coldstart.host.specification import STOPPED, TEMPLATE
 
 STOPPING = "the host is stopping"
-Order = events.Start | events.Leave | events.Abort
+MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
+# Time in seconds above which the wait for a template is a phase of the start; a ready template takes less.
+WAIT_S = 0.001
+_SLEEP = "asleep-"
+
+
+class Residence(Replica):
+    """A server of this host, whose start was ordered at the time `began`."""
+
+    def __init__(self, launch: Launch, server: ModelServer, began: float) -> None:
+        super().__init__(launch.name, Upstream(server.socket), headers.find_server_key(launch.args))
+        self.launch, self.server, self.began = launch, server, began
+        self.ready = Ready("", None, {})
+        self.is_ending = False
+        self.reason = ""
+
+    @property
+    def serves(self) -> bool:
+        """Return whether the server is ready and not ending."""
+        return bool(self.start_s) and not self.is_ending
+
+    async def post(self, path: str) -> bool:
+        """Return whether the server carries out an order."""
+        try:
+            async with await self.upstream.request("POST", path) as answer:
+                await answer.read()
+                return answer.status == 200
+        except OSError:  # includes TimeoutError
+            return False
+
+    async def end(self, reason: str = "") -> None:
+        """Ask the server to end, and force it after a while; `reason` is reported to waiting requests."""
+        self.is_ending = True
+        self.reason = self.reason or reason
+        await end_by_force(self.server)
 
 
 class Lifecycle:
@@ -33,7 +75,7 @@ class Lifecycle:
         self,
         core: Core,
         launches: Mapping[str, Launch],
-        servers: Servers,
+        servers: Starter,
         *,
         record: Record,
         emit: Callable[[Event], None],
@@ -57,76 +99,143 @@ class Lifecycle:
         )
         self._tasks = Tasks(self.log)
 
-    def carry_out(self, order: Order) -> None:
+    def carry_out(self, order: events.Start | events.Leave | events.Abort) -> None:
         """Begin to carry out an order of the core."""
         match order:
             case events.Start(model, tier):
-                self._tasks.spawn(self._start(model, tier.name))
+                known = self.residences.get(model)
+                self._tasks.spawn(self._wake(known, tier.name) if known else self._start(model, tier.name))
             case events.Leave(model, tier, reason):
-                residence = self.residences.get(model)
-                left = residence.leave(tier.name, reason) if residence else self._end_template(model)
-                self._tasks.spawn(left)
+                known = self.residences.get(model)
+                self._tasks.spawn(
+                    self._leave(known, tier.name, reason) if known else self._end_template(model)
+                )
             case events.Abort(model):
-                self._abort(model)
-
-    def _abort(self, model: str) -> None:
-        self.log.write("start aborted", model=model, reason=self._too_late())
-        if model in self.residences:
-            self._tasks.spawn(self.residences[model].end(self._too_late()))
-        else:
-            self.templates.abort(model)
+                self.log.write("start aborted", model=model, reason=self._too_late())
+                if model in self.residences:
+                    self._tasks.spawn(self.residences[model].end(self._too_late()))
+                else:
+                    self.templates.abort(model)
 
     def _too_late(self) -> str:
         return f"the server was not ready within {self.core.settings.ready_timeout_s:g} s"
 
     async def _start(self, model: str, tier: str) -> None:
-        known = self.residences.get(model)
-        if known is not None:
-            await known.wake(tier)
-            return
+        """Start a server, and observe it until its end."""
         launch, began = self.launches[model], self.clock()
         self.log.write("start", model=model, tier=tier)
         await self.templates.prepare(launch)
         waited_s = self.clock() - began
         server = self._begin(launch, began)
-        if server is not None:
-            await self._live(
-                Residence(
-                    launch,
-                    server,
-                    began,
-                    waited_s,
-                    observer=self,
-                    log=self.log,
-                    clock=self.clock,
-                    hang_timeout_s=lambda: self.core.settings.hang_timeout_s,
-                )
-            )
-
-    async def _live(self, residence: Residence) -> None:
-        name = residence.name
-        self.residences[name] = residence
+        if server is None:
+            return
+        residence = self.residences[model] = Residence(launch, server, began)
+        watch = asyncio.create_task(self._end_if_hung(residence))
         try:
-            await residence.live()
+            if await self._came_up(residence, waited_s):
+                await self._measure_until_end(residence)
         finally:
-            del self.residences[name]
-            self.record.record_end(name)
-        await self._end(name, residence.end_event())
+            watch.cancel()
+            residence.upstream.close()
+            residence.reason = residence.reason or await server.ended
+            del self.residences[model]
+            self.record.record_end(model)
+        if residence.is_ending and residence.start_s:
+            await self._end(model, events.Left(model))
+            return
+        if residence.start_s:
+            self.log.write("server died", model=model, reason=residence.reason)
+        external = server.was_killed or bool(residence.fault)
+        await self._end(model, events.Failed(model, residence.reason, external=external))
 
     def _begin(self, launch: Launch, began: float) -> ModelServer | None:
         """Return a new server; if it cannot be created, report a failed start to the core and return None."""
         left = self.core.settings.ready_timeout_s - (self.clock() - began)
         try:
-            if left <= 0 or self.facts.stopping:
-                raise StartFailedError(STOPPING if self.facts.stopping else self._too_late())
-            return self.servers.begin(launch, left, env=show_devices(launch))
-        except StartFailedError as late:
-            reason = str(late)
+            if left > 0 and not self.facts.stopping:
+                return self.servers.begin(launch, left, env=show_devices(launch))
+            reason = STOPPING if self.facts.stopping else self._too_late()
         except OSError as error:  # no descriptor, no disk, no process
             reason = f"cannot start a server: {error.strerror or error}"
-        self.report_failed_start(launch.name, reason, self.clock() - began)
+        self._record_failed_start(launch.name, reason, self.clock() - began)
         self._tasks.spawn(self._end(launch.name, events.Failed(launch.name, reason)))
         return None
+
+    async def _came_up(self, residence: Residence, waited_s: float) -> bool:
+        """Wait until the server is ready, and return whether it is. Before it began, its start waited for a template."""
+        try:
+            ready = await residence.server.ready
+        except StartFailedError as reason:
+            await residence.server.ended
+            residence.reason = residence.reason or str(reason)
+            self._record_failed_start(residence.name, residence.reason, self.clock() - residence.began)
+            return False
+        residence.ready = ready.add_wait(waited_s) if waited_s > WAIT_S else ready
+        residence.start_s, residence.mode = self.clock() - residence.began, ready.mode
+        self._report_ready(residence, residence.ready, ready.mode)
+        return True
+
+    async def _measure_until_end(self, residence: Residence) -> None:
+        """Measure the server's memory periodically until it ends."""
+        wait, name, ended = MEASURE_FIRST_S, residence.name, residence.server.ended
+        while not ended.done():
+            await asyncio.wait([ended], timeout=wait)
+            wait = MEASURE_EVERY_S
+            if ended.done() or residence.is_ending or residence.ready.pid is None:
+                continue
+            with suppress(OSError):  # includes ProcessLookupError
+                pid, sharers = residence.ready.pid, self._count_sharers(name)
+                self.record.record_gpu_memory(name, await asyncio.to_thread(self.meter.gpu_memory, pid))
+                memory = await asyncio.to_thread(self._measure, name, pid, sharers)
+                if memory is not None and not ended.done():
+                    self.record.record_memory(self.core.residents, name, memory)
+                    self.emit(events.Measured(name, memory))
+
+    def _count_sharers(self, model: str) -> int:
+        """Return how many servers share the runtime template's pages, if the model's server is one of them, else 0."""
+        mode = f"template-{RUNTIME}"
+        forked = [name for name, one in self.residences.items() if one.serves and one.ready.mode == mode]
+        return len(forked) if model in forked else 0
+
+    def _measure(self, model: str, pid: int, sharers: int) -> int | None:
+        """Return the bytes that the server's process and the model's template hold, None if it cannot be measured."""
+        if (server := self.meter.tree(pid)) is None:
+            return None
+        own = server - self.templates.measure_lent(sharers)
+        return max(1, own) + self.templates.memory_beside(model)
+
+    async def _end_if_hung(self, residence: Residence) -> None:
+        """Kill the server if it hangs; its end is then a failure."""
+        server = residence.server
+        hung = HangDetector(server, server.socket, residence.upstream)
+        found = await hung.find(lambda: self.core.settings.hang_timeout_s)
+        residence.fault, residence.reason = "hung and was killed", f"the server hung and was killed: {found}"
+        self.log.write("server hung", model=residence.name, reason=found)
+        server.kill()
+
+    async def _leave(self, residence: Residence, tier: str, reason: str) -> None:
+        """Put the server to sleep for a sleeping tier; end it for another tier, or if it cannot sleep."""
+        sleeps = tier not in (STOPPED, TEMPLATE)
+        if not sleeps or not await residence.post(f"/sleep?level={tier.removeprefix(_SLEEP)}"):
+            self.log.write("stop", model=residence.name, tier=tier, reason=reason)
+            await residence.end()
+            return
+        self.log.write("sleep", model=residence.name, tier=tier, reason=reason)
+        self.record.record_gpu_memory(residence.name, None)
+        self.emit(events.Left(residence.name))
+        self._retire_if_outdated(residence.launch)
+
+    async def _wake(self, residence: Residence, tier: str) -> None:
+        """Wake the server up; end it if that fails."""
+        began = self.clock()
+        if await residence.post("/wake_up"):
+            residence.start_s = self.clock() - began
+            # The stages and fallbacks in the ready file are those of the start, not of this waking.
+            self._report_ready(residence, replace(residence.ready, document={}), tier)
+            return
+        residence.start_s, residence.reason = 0.0, "the server did not wake up"
+        self._record_failed_start(residence.name, residence.reason, self.clock() - began)
+        await residence.end()
 
     async def _end(self, model: str, event: events.Left | events.Failed) -> None:
         """Send the core the event that ends a server, and first drop its template if the target tier does not retain it."""
@@ -143,45 +252,20 @@ class Lifecycle:
         await self.templates.drop(model)
         self.emit(events.Left(model))
 
-    def report_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
-        """Implement ServerObserver: record a server that is ready."""
-        self.record.record_start(launch.name, ready, mode, seconds)
-        self.emit(events.Started(launch.name, seconds))
-        if self._is_outdated(launch):
-            self.emit(events.Outdated(launch.name))
+    def _report_ready(self, residence: Residence, ready: Ready, mode: str) -> None:
+        self.record.record_start(residence.name, ready, mode, residence.start_s)
+        self.emit(events.Started(residence.name, residence.start_s))
+        self._retire_if_outdated(residence.launch)
 
-    def report_failed_start(self, model: str, reason: str, seconds: float) -> None:
-        """Implement ServerObserver: record a failed start."""
+    def _record_failed_start(self, model: str, reason: str, seconds: float) -> None:
         if not self.facts.stopping:
             self.record.record_failed_start(model, reason, seconds)
 
-    def report_asleep(self, launch: Launch) -> None:
-        """Implement ServerObserver: report that a server is asleep."""
-        self.record.record_gpu_memory(launch.name, None)
-        self.emit(events.Left(launch.name))
-        if self._is_outdated(launch):
-            self.emit(events.Outdated(launch.name))
-
-    def report_memory(self, model: str, memory: int) -> None:
-        """Implement ServerObserver: report the measured memory of a server."""
-        self.record.record_memory(self.core.residents, model, memory)
-        self.emit(events.Measured(model, memory))
-
-    async def measure(self, model: str, pid: int) -> int | None:
-        """Implement ServerObserver: record its GPU memory; return the memory of its process tree and its template."""
-        self.record.record_gpu_memory(model, await asyncio.to_thread(self.meter.gpu_memory, pid))
-        return await asyncio.to_thread(self._measure, model, pid, self.templates.list_sharers(model))
-
-    def _measure(self, model: str, pid: int, sharers: Collection[Residence]) -> int | None:
-        if (server := self.meter.tree(pid)) is None:
-            return None
-        own = server - self.templates.measure_lent(sharers)
-        return max(1, own) + self.templates.memory_beside(model)
-
-    def _is_outdated(self, launch: Launch) -> bool:
-        """Return whether a server of `launch` would now be started with other arguments."""
+    def _retire_if_outdated(self, launch: Launch) -> None:
+        """Retire a server or a template if it would now be started with other arguments."""
         now = self.launches.get(launch.name)
-        return now is not None and now.same_server != launch.same_server
+        if now is not None and now.same_server != launch.same_server:
+            self.emit(events.Outdated(launch.name))
 
     def begin(self) -> None:
         """Start the runtime template if the settings require one."""
@@ -190,11 +274,11 @@ class Lifecycle:
     def configure(self, launches: Mapping[str, Launch]) -> None:
         """Apply other launches and the core's settings; retire servers and templates with outdated arguments."""
         self.launches = launches
-        running = {name: template.launch for name, template in self.templates.engines()}
+        running = self.templates.list_engine_launches()
         running |= {name: residence.launch for name, residence in self.residences.items()}
         for name, launch in running.items():
-            if self._is_outdated(launch) and self.core.models[name].state is not State.STARTING:
-                self.emit(events.Outdated(name))
+            if self.core.models[name].state is not State.STARTING:
+                self._retire_if_outdated(launch)
         self.begin()
 
     def drain(self) -> None:
@@ -207,7 +291,9 @@ class Lifecycle:
     def kill(self) -> None:
         """End every server at once."""
         for residence in self.residences.values():
-            residence.kill()
+            residence.is_ending = True
+            residence.server.stop()
+            residence.server.stop()
 
     async def close(self) -> None:
         """Wait until every server and template has ended."""

@@ -31,6 +31,7 @@ from coldstart.models.resolution import weight_files
 from coldstart.system import runtime
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
+from coldstart.system.proc import processes
 from coldstart.system.snapshot import criu, runtime_image
 
 
@@ -220,3 +221,30 @@ def show_devices(launch: Launch) -> Mapping[str, str]:
     names = [] if visible is None else [name.strip() for name in visible.split(",")]
     shown = (names[number] if number < len(names) else str(number) for number in launch.devices)
     return {str(environment.CUDA_VISIBLE_DEVICES): ",".join(shown)}
+
+
+class Meter:
+    """Memory of processes in bytes; None if it cannot be measured.
+
+    With `on_cpu`, `tree` and `alone` measure proportional set sizes, so that shared pages are counted once. On a GPU
+    reservations remain as estimated.
+    """
+
+    def __init__(self, *, on_cpu: bool = False) -> None:
+        self.on_cpu = on_cpu
+
+    def tree(self, pid: int) -> int | None:
+        """Return the memory of a process and its descendants. Raises ProcessLookupError if the process has ended."""
+        return processes.memory_bytes(pid) if self.on_cpu else None
+
+    def alone(self, pid: int) -> int | None:
+        """Return the memory of one process."""
+        return processes.pss_bytes([pid]) if self.on_cpu else None
+
+    def gpu_memory(self, pid: int) -> int | None:
+        """Return the GPU memory of a process and its descendants, as the driver reports it. Raises ProcessLookupError."""
+        known = {} if self.on_cpu else nvml.process_memory()
+        if not known:
+            return None
+        sizes = [known[one] for one in processes.tree(pid) if one in known]
+        return None if not sizes or None in sizes else sum(size for size in sizes if size is not None)

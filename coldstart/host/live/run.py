@@ -26,8 +26,7 @@ from coldstart.host.live.host_routes import host_routes, process_routes
 from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.lifecycle import STOPPING
 from coldstart.host.live.log import Log, Tasks, capture_loggers, explain
-from coldstart.host.live.profiles import find_template_bytes
-from coldstart.host.live.residence import GpuMemory, ProcessorMemory
+from coldstart.host.live.profiles import Meter, find_template_bytes
 from coldstart.host.live.starter_client import Starter
 from coldstart.host.running_hosts import own_directory, publish_url
 from coldstart.system import runtime
@@ -86,7 +85,7 @@ class ModelHost:
         options = self.options
         starter = Starter(directory, options.cache, offline=options.offline, in_file=options.is_in_file)
         starter.warm()
-        meter = ProcessorMemory() if runtime.targets_cpu() else GpuMemory()
+        meter = Meter(on_cpu=runtime.targets_cpu())
         self.driver = Driver(
             self.file, starter, log=self.log, meter=meter, template_bytes=find_template_bytes()
         )

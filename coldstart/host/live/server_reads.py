@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from coldstart.host.live import headers
-from coldstart.host.live.residence import Residence
+from coldstart.host.live.lifecycle import Residence
 from coldstart.host.live.upstream import DisconnectedError
 
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"

@@ -1,18 +1,29 @@
-"""Interface of server processes as futures of the gateway's event loop; each server has its own unix socket."""
+"""Server processes of a gateway, each observed over its lease, a connection to its supervisor.
+
+The end of the lease reports the end of the server, for any reason. The socket and log of a server are deleted when it
+ends. An order that the starter process did not begin, because it was killed or replaced, is sent again. A supervisor that a
+signal has stopped cannot report its server's end, so it is killed then.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-from coldstart.contract.weights import PacedFetch
-from coldstart.host.launches import Launch
 from coldstart.host.live.server_log import ServerLog
-from coldstart.system.start_progress import StartProgress
+from coldstart.launch.modes import STANDBY
+from coldstart.system.ipc import json_lines
+from coldstart.system.ipc.peers import PeerError
+from coldstart.system.proc import exits, processes
+from coldstart.system.proc.tree import ProcessTree
+from coldstart.system.start_progress import KEY, StartProgress
 from coldstart.system.timeline import Span, Timeline
 
 
@@ -22,10 +33,10 @@ class StartFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Facts about a ready server: `document` is its ready file; `pid` is 0 without a process to measure."""
+    """Facts about a ready server: `document` is its ready file; `pid` is None without a process to measure."""
 
     mode: str
-    pid: int
+    pid: int | None
     document: Mapping[str, Any]
 
     def add_wait(self, waited_s: float) -> Ready:
@@ -35,66 +46,195 @@ class Ready:
             {**span, "start_s": span["start_s"] + waited_s, "end_s": span["end_s"] + waited_s}
             for span in self.document.get("spans", ())
         ]
-        told = {
-            "phases": wait.phases() | self.document.get("phases", {}),
-            "spans": wait.describe_spans() + spans,
-        }
-        return replace(self, document={**self.document, **told})
+        phases = wait.phases() | self.document.get("phases", {})
+        document = {**self.document, "phases": phases, "spans": wait.describe_spans() + spans}
+        return replace(self, document=document)
 
 
-class ModelServer(Protocol):
-    """One server, from its start order to its end.
+# Interval in seconds at which the size of a server's log is checked.
+LOOK_AT_LOG_S = 10.0
+# Interval in seconds at which the supervisor of a server that has ended is checked.
+REPORT_S = 1.0
+# Number of times that an order is sent.
+ORDERS = 3
 
-    `ready` raises StartFailedError. `ended` returns how the server ended, after its files are deleted; `was_killed`
-    is then whether another program killed it with SIGKILL. `progress` is what it last reported about its start, None
-    before that and once it is ready.
+
+class ModelServer:
+    """One server, or template, from its start order to its end. `order` sends the order to the starter and returns the lease.
+
+    `ready` raises StartFailedError. `ended` returns how it ended, after its files are deleted; `was_killed` is then
+    whether another program killed it with SIGKILL. `progress` is what it last reported about its start, None before
+    that and once it is ready. It listens at `socket` unless its order names another address.
     """
 
-    socket: Path
-    log: ServerLog
-    ready: asyncio.Future[Ready]
-    ended: asyncio.Future[str]
-    was_killed: bool
-    progress: StartProgress | None
+    def __init__(self, path: Path, log: Path, order: Callable[[], socket.socket]) -> None:
+        loop = asyncio.get_running_loop()
+        self.socket, self.log = path, ServerLog(log)
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.ended: asyncio.Future[str] = loop.create_future()
+        self.ordered_s = loop.time()
+        self.is_begun = self.was_killed = False
+        self.progress: StartProgress | None = None
+        # Mark the exception as retrieved: a caller may use only one of the two futures.
+        self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._loop, self._order, self._orders, self._reason = loop, order, ORDERS, ""
+        self._stopping = self._is_final = False
+        self._trees: list[ProcessTree] = []
+        self._kernel_kills = exits.count_memory_kills()
+        self._send()
+        self._looks = loop.call_later(LOOK_AT_LOG_S, self._look)
+
+    def _send(self) -> None:
+        self._orders -= 1
+        self.ordered_s = self._loop.time()
+        lease = self._order()
+        lease.setblocking(False)
+        self._channel = json_lines.Channel(lease)
+        self._loop.add_reader(lease, self._receive)
 
     def stop(self) -> None:
-        """Ask the server to end; a second call ends it at once. Does nothing after its end."""
+        """Ask the server to end; a second call ends it at once, as does the first if its supervisor is stopped."""
+        self._stopping = True
+        self._signal(signal.SIGTERM)
+
+    def retire(self) -> None:
+        """Retire a template: it ends after all processes forked from it. Kill it if its supervisor is stopped."""
+        self._signal(signal.SIGUSR1)
 
     def kill(self) -> None:
-        """Kill its processes, also if they are stopped or do not answer."""
+        """Kill the server and its supervisor, also if they are stopped or do not answer."""
+        self._stopping = True
+        for tree in self._trees:
+            tree.kill()
+        if not self.is_begun and not self.ended.done():
+            self._close()
 
     def is_stopped(self) -> bool:
         """Return whether a signal has stopped one of its processes. Blocks."""
+        return any(tree.is_stopped() for tree in self._trees)
+
+    def _has_stopped_supervisor(self) -> bool:
+        return bool(self._trees) and processes.is_stopped(self._trees[0].pid)
 
     def used_processor_s(self) -> float:
         """Return the processor time in seconds that its engine has used since the last call. Blocks."""
+        return self._trees[-1].used_processor_s() if self._trees else 0.0
 
-    def retire(self) -> None:
-        """Retire a template: fork no further process, and end after all forked processes."""
+    def _signal(self, number: int) -> None:
+        """Have the supervisor act as on this signal; kill it if it is stopped, because it would not."""
+        if self._has_stopped_supervisor():
+            self.kill()
+        if not self.ended.done():
+            with suppress(OSError):
+                self._channel.send({"signal": int(number)})
+
+    def _look(self) -> None:
+        self._loop.run_in_executor(None, self.log.bound)
+        self._looks = self._loop.call_later(LOOK_AT_LOG_S, self._look)
+
+    def _receive(self) -> None:
+        try:
+            messages = self._channel.receive(None)
+        except PeerError as error:
+            self._reason, messages = str(error), None
+        if messages is None:
+            self._lost()
+            return
+        for message in messages:
+            self._process_message(message)
+
+    def _process_message(self, message: Mapping[str, Any]) -> None:
+        self.is_begun = True
+        if "process" in message:
+            self._trees.append(ProcessTree(int(message["process"])))
+        elif KEY in message:
+            self.progress = StartProgress.parse(message[KEY])
+        elif "ready" in message and not self.ready.done():
+            document = message["ready"]
+            ready = Ready(document["mode"], document["pid"], document)
+            # The process of a standby engine continues after its server has ended.
+            if ready.pid is not None and ready.mode != STANDBY.name:
+                self._trees.append(ProcessTree(ready.pid))
+                self._watch(ready.pid)
+            self.progress = None
+            self.ready.set_result(ready)
+        elif "failed" in message:
+            self._reason = str(message["failed"])
+            self.was_killed, self._is_final = bool(message.get("killed")), bool(message.get("final"))
+        elif "code" in message:
+            self._reason = f"the server {exits.describe(message['code'])}"
+            self.was_killed = exits.is_kill(message["code"])
+        elif "exit" in message:
+            self._reason = self._reason or f"the server ended with exit code {message['exit']}"
+
+    def _watch(self, pid: int) -> None:
+        """Check the supervisor once this process has ended."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:  # it has ended, or no descriptor is free
+            self._check_supervisor()
+            return
+
+        def end() -> None:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._check_supervisor()
+
+        self._loop.add_reader(pidfd, end)
+
+    def _check_supervisor(self) -> None:
+        if self.ended.done():
+            return
+        if self._has_stopped_supervisor():
+            self.kill()
+        self._loop.call_later(REPORT_S, self._check_supervisor)
+
+    def _lost(self) -> None:
+        """Send the order again if no supervisor has begun it; else the server has ended."""
+        if self.is_begun or self._reason or self._stopping or not self._orders:
+            self._close()
+            return
+        self._release()
+        try:
+            self._send()
+        except OSError as error:
+            self._reason = f"cannot start a server: {error.strerror or error}"
+            self._close()
+
+    def _release(self) -> None:
+        self._loop.remove_reader(self._channel.socket)
+        self._channel.close()
+
+    def _close(self) -> None:
+        self._release()
+        self._looks.cancel()
+        if not self._reason:
+            died = "supervisor" if self.is_begun else "starter process"
+            self._reason, self.was_killed = f"the server's {died} was killed", True
+            # The supervisor ends a server with its session; without it, a stopped process would remain.
+            for tree in self._trees:
+                tree.kill()
+        if self.was_killed and exits.count_memory_kills() > self._kernel_kills:
+            self.was_killed = False
+            self._reason = f"{self._reason}: out of memory, the kernel killed a process"
+        if not self.ready.done():
+            cause = "" if self._is_final else self.log.find_error()
+            reason = f"{self._reason}: {cause}" if cause and cause not in self._reason else self._reason
+            self.ready.set_exception(StartFailedError(reason))
+        self.socket.unlink(missing_ok=True)
+        self.log.remove()
+        self.ended.set_result(self._reason)
 
 
-class Servers(Protocol):
-    """Factory of server processes."""
+# Time in seconds that a server has to end before it is ended by force.
+PATIENCE_S = 20.0
+# Time in seconds in which its supervisor ends it by force, before all its processes are killed.
+FORCE_S = 5.0
 
-    def begin(
-        self,
-        launch: Launch,
-        deadline_s: float,
-        listen: Sequence[str] = (),
-        env: Mapping[str, str] = MappingProxyType({}),
-        pace: PacedFetch | None = None,
-    ) -> ModelServer:
-        """Start a server; returns at once.
 
-        The server listens at its socket, or as vLLM's arguments in `listen` define; `env` is added to its
-        environment. `pace` limits the rate at which weights are fetched.
-
-        Raises:
-            OSError: The order cannot be sent.
-        """
-
-    def begin_template(self, launch: Launch, level: str, deadline_s: float) -> ModelServer:
-        """Start a template of this level for the servers that are begun here; its `socket` is unused. See `begin`."""
-
-    async def close(self) -> None:
-        """Wait until every server has ended; no server may be begun afterwards."""
+async def end_by_force(server: ModelServer) -> None:
+    """Ask a server to end, then have its supervisor end it, then kill all its processes; return when it has ended."""
+    for ask, wait_s in ((server.stop, PATIENCE_S), (server.stop, FORCE_S), (server.kill, None)):
+        ask()
+        if (await asyncio.wait([server.ended], timeout=wait_s))[0]:
+            return

@@ -23,7 +23,6 @@ from coldstart.contract.weights import PacedFetch
 from coldstart.errors import UsageError
 from coldstart.host.launches import Launch
 from coldstart.host.live.servers import ModelServer
-from coldstart.host.live.supervised import Supervised
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
@@ -57,7 +56,7 @@ class Starter:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: json_lines.Channel | None = None
         self._number = 0
-        self._living: set[Supervised] = set()
+        self._living: set[ModelServer] = set()
         self._was_stopped, self._began_s = False, 0.0
         self._checks: asyncio.TimerHandle | None = None
 
@@ -107,23 +106,17 @@ class Starter:
         listen: Sequence[str] = (),
         env: Mapping[str, str] = MappingProxyType({}),
         pace: PacedFetch | None = None,
+        *,
+        template: str | None = None,
     ) -> ModelServer:
-        """Implement Servers: start a server."""
-        return self._begin(launch, deadline_s, None, listen, env, pace)
+        """Start a server, or a template of this level for the servers that are begun here; returns at once.
 
-    def begin_template(self, launch: Launch, level: str, deadline_s: float) -> ModelServer:
-        """Implement Servers: start a template."""
-        return self._begin(launch, deadline_s, level)
+        The server listens at its socket, or as vLLM's arguments in `listen` define; `env` is added to its
+        environment. `pace` limits the rate at which weights are fetched.
 
-    def _begin(
-        self,
-        launch: Launch,
-        deadline_s: float,
-        level: str | None,
-        listen: Sequence[str] = (),
-        env: Mapping[str, str] = MappingProxyType({}),
-        pace: PacedFetch | None = None,
-    ) -> ModelServer:
+        Raises:
+            OSError: The order cannot be sent.
+        """
         self._number += 1
         path = self.directory / f"{self._number}.sock"
         log = self.directory / f"{self._number}.log"
@@ -143,7 +136,7 @@ class Starter:
             "ready_timeout": deadline_s,
             "weights_from": launch.weights_from,
             "pace": None if pace is None else asdict(pace),
-            "template": level,
+            "template": template,
             "templates": str(self.directory / "templates"),
         }
 
@@ -155,7 +148,7 @@ class Starter:
                     self._order(message, (theirs.fileno(), file.fileno()))
                 return ours
 
-        server = Supervised(path, log, order)
+        server = ModelServer(path, log, order)
         self._living.add(server)
         server.ended.add_done_callback(lambda _: self._living.discard(server))
         return server
@@ -170,7 +163,7 @@ class Starter:
             self._process = None
 
     async def close(self) -> None:
-        """Wait until every server and the starter process have ended."""
+        """Wait until every server and the starter process have ended; no server may be begun afterwards."""
         while self._living:
             await asyncio.wait([one.ended for one in self._living])
         if self._checks is not None:

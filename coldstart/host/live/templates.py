@@ -9,7 +9,7 @@ with the tier.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,8 +17,9 @@ from coldstart.host import events
 from coldstart.host.events import Event
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live.log import Log, Tasks
-from coldstart.host.live.residence import Meter, Residence, end_by_force
-from coldstart.host.live.servers import ModelServer, Servers, StartFailedError
+from coldstart.host.live.profiles import Meter
+from coldstart.host.live.servers import ModelServer, StartFailedError, end_by_force
+from coldstart.host.live.starter_client import Starter
 from coldstart.host.specification import TEMPLATE, HostSettings
 from coldstart.host.status import HostFacts
 from coldstart.system.proc.processes import is_stopped
@@ -34,11 +35,11 @@ CHECK_S = 2.0
 
 @dataclass(eq=False)
 class TemplateProcess:
-    """A template process; `pid` is 0 until it is ready, and for the user's own template, which is used but never ended."""
+    """A template process; `pid` is None until it is ready, and for the user's own template, which is used but never ended."""
 
     launch: Launch
     process: ModelServer
-    pid: int = 0
+    pid: int | None = None
     is_retired: bool = False
 
     def __post_init__(self) -> None:
@@ -49,11 +50,6 @@ class TemplateProcess:
     def _lose(self) -> None:
         if not self.gone.done():
             self.gone.set_result(None)
-
-    @property
-    def belongs_to_host(self) -> bool:
-        """Return whether the host started it, as far as is known once it is ready."""
-        return self.pid != 0
 
     async def came_up(self) -> bool:
         """Wait until the template is ready or has failed; return whether it is ready."""
@@ -76,7 +72,7 @@ class TemplateProcess:
             stopped = await asyncio.to_thread(self._is_stopped)
             if stopped and was_stopped:
                 if not self.gone.done():
-                    log.write("template stopped", model=self.launch.name, pid=self.pid or None)
+                    log.write("template stopped", model=self.launch.name, pid=self.pid)
                 if not servers or not self.process.ready.done():
                     self.process.kill()
                 elif not self.gone.done():
@@ -86,22 +82,22 @@ class TemplateProcess:
 
     def _is_stopped(self) -> bool:
         # The tree of a ready template contains its servers.
-        return is_stopped(self.pid) if self.pid else self.process.is_stopped()
+        return self.process.is_stopped() if self.pid is None else is_stopped(self.pid)
 
 
 class Templates:
     """Template processes of one host.
 
-    `emit` sends an event to the core, and `residences` are the host's servers by model. A runtime template counts with
+    `emit` sends an event to the core, and `residences` are the models that have servers. A runtime template counts with
     `assumed_bytes`.
     """
 
     def __init__(
         self,
-        servers: Servers,
+        servers: Starter,
         settings: HostSettings,
         *,
-        residences: Mapping[str, Residence],
+        residences: Collection[str],
         emit: Callable[[Event], None],
         meter: Meter,
         log: Log,
@@ -154,7 +150,7 @@ class Templates:
         again_s, loop = AGAIN_S, asyncio.get_running_loop()
         if template is not None:
             is_ready, since = await self._ready(template, RUNTIME), loop.time()
-            if is_ready and not template.belongs_to_host:  # its memory is that of another process
+            if is_ready and template.pid is None:  # its memory is that of another process
                 self.emit(events.TemplateHeld(0))
             await template.gone
             was_stable = is_ready and loop.time() - since > STABLE_S
@@ -167,23 +163,15 @@ class Templates:
             self.log.write("template gone", level=RUNTIME, again_s=again_s)
             self._again = loop.call_later(again_s, self._begin_runtime)
 
-    def list_sharers(self, model: str) -> list[Residence]:
-        """Return the servers that share the runtime template's pages, if the model's server is one of them."""
-        forked = f"template-{RUNTIME}"
-        found = [one for one in self.residences.values() if one.serves and one.ready.mode == forked]
-        return found if any(one.name == model for one in found) else []
-
-    def measure_lent(self, sharers: Collection[Residence]) -> int:
-        """Return the template's bytes that are part of a sharer's proportional set size. Blocks.
+    def measure_lent(self, sharers: int) -> int:
+        """Return the template's bytes that are part of the proportional set size of each of `sharers` servers. Blocks.
 
         The template always counts with `assumed_bytes`. What its measured size lacks is part of its servers' sizes, so the
         sum of all is what the processes hold.
         """
-        template = self.runtime
-        if not sharers or template is None or not template.belongs_to_host:
-            return 0
-        memory = self.meter.alone(template.pid)
-        return max(0, self.assumed_bytes - memory) // len(sharers) if memory else 0
+        pid = self.runtime.pid if self.runtime else None
+        memory = self.meter.alone(pid) if sharers and pid is not None else None
+        return max(0, self.assumed_bytes - memory) // sharers if memory else 0
 
     async def prepare(self, launch: Launch) -> None:
         """Prepare the template for a start of this model, if the start should wait for it. Does not raise."""
@@ -227,14 +215,14 @@ class Templates:
         """Return whether the model has a template, or one is being built."""
         return model in self._engines
 
-    def engines(self) -> Iterator[tuple[str, TemplateProcess]]:
-        """Yield the engine templates by model."""
-        yield from self._engines.items()
+    def list_engine_launches(self) -> dict[str, Launch]:
+        """Return the launches of the engine templates by model."""
+        return {name: template.launch for name, template in self._engines.items()}
 
     def memory_beside(self, model: str) -> int:
         """Return the bytes of the model's engine template; 0 if it has none or it cannot be measured. Blocks."""
         engine = self._engines.get(model)
-        return (self.meter.alone(engine.pid) if engine and engine.belongs_to_host else None) or 0
+        return (self.meter.alone(engine.pid) if engine and engine.pid is not None else None) or 0
 
     async def drop(self, model: str) -> None:
         """End the model's template, if it has one, and wait for its end."""
@@ -268,7 +256,7 @@ class Templates:
     def _begin(self, launch: Launch, level: str) -> TemplateProcess | None:
         self.log.write("template", model=launch.name, level=level)
         try:
-            process = self.servers.begin_template(launch, level, self.settings.ready_timeout_s)
+            process = self.servers.begin(launch, self.settings.ready_timeout_s, template=level)
         except OSError as error:
             self._report_failure(launch, level, str(error))
             return None

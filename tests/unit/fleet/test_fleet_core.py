@@ -47,7 +47,6 @@ class Fleet(RuleBasedStateMachine):
         self.to: dict[str, str] = {}
         self.workers: dict[str, LaunchRank] = {}
         self.ready: set[str] = set()
-        self.rest: set[str] = set()
         self.stopping: set[str] = set()
         self.refused: dict[str, int] = {}
         self.model: dict[str, str] = {}
@@ -60,16 +59,14 @@ class Fleet(RuleBasedStateMachine):
                 case LaunchRank(worker):
                     assert worker not in self.workers
                     self.workers[worker] = action
-                case events.FetchRest(worker):
-                    self.rest.add(worker)
                 case Stop(worker):
                     assert worker in self.workers and worker not in self.stopping
                     used = {*self.at.values(), *self.to.values()}
-                    assert not used & {self.workers[worker].group, f"{worker}/whole"}, "a request uses it"
+                    assert self.workers[worker].group not in used, "a request uses it"
                     self.stopping.add(worker)
                 case Send(request, group):
                     self.waiting.pop(request, None)
-                    members = [w for w in self.workers.values() if group in (w.group, f"{w.worker}/whole")]
+                    members = [w for w in self.workers.values() if group == w.group]
                     assert members and all(w.worker in self.ready - self.stopping for w in members)
                     self.at[request] = group
                 case Move(request, source, target):
@@ -81,16 +78,15 @@ class Fleet(RuleBasedStateMachine):
                     self.refused[request] = status
 
     def drop(self, worker: str) -> None:
-        """Remove a worker; its streams wait again."""
+        """Remove a worker; the streams of its group wait again."""
         launch = self.workers.pop(worker)
-        dead = {launch.group, f"{worker}/whole"}
         for request, group in list(self.at.items()):
-            if group in dead:
+            if group == launch.group:
                 self.waiting[request] = self.model[request]
                 del self.at[request]
                 self.to.pop(request, None)
-        self.to = {request: group for request, group in self.to.items() if group not in dead}
-        for known in (self.ready, self.rest, self.stopping):
+        self.to = {request: group for request, group in self.to.items() if group != launch.group}
+        for known in (self.ready, self.stopping):
             known.discard(worker)
 
     @rule(name=st.sampled_from(NAMES), many=st.integers(1, 4))
@@ -123,13 +119,6 @@ class Fleet(RuleBasedStateMachine):
             self.ready.add(worker)
         self.handle(events.RankReady(worker))
 
-    @precondition(lambda self: self.rest)
-    @rule(data=st.data())
-    def worker_becomes_whole(self, data: st.DataObject) -> None:
-        worker = data.draw(st.sampled_from(sorted(self.rest)))
-        self.rest.remove(worker)
-        self.handle(events.Whole(worker))
-
     @precondition(lambda self: self.to)
     @rule(data=st.data(), done=st.booleans())
     def stream_moves(self, data: st.DataObject, done: bool) -> None:
@@ -150,14 +139,7 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data())
     def worker_dies(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.workers)))
-        group = self.workers[worker].group
         self.drop(worker)
-        # The end of any rank ends the group.
-        for request, at in list(self.at.items()):
-            if at == group:
-                self.waiting[request] = self.model[request]
-                del self.at[request]
-                self.to.pop(request, None)
         self.handle(events.WorkerDied(worker, "killed"))
 
     @rule(name=st.sampled_from(sorted(server.name for server in SERVERS)), back=st.booleans())
@@ -167,14 +149,8 @@ class Fleet(RuleBasedStateMachine):
             self.handle(events.Joined(self.servers[name]))
             return
         lost = [worker for worker, launch in self.workers.items() if launch.server == name]
-        groups = {self.workers[worker].group for worker in lost}
         for worker in lost:
             self.drop(worker)
-        for request, at in list(self.at.items()):
-            if at in groups:
-                self.waiting[request] = self.model[request]
-                del self.at[request]
-                self.to.pop(request, None)
         if back:
             self.handle(events.Joined(self.servers[name]))
         else:
@@ -205,10 +181,7 @@ class Fleet(RuleBasedStateMachine):
             for device, free in enumerate(server.free):
                 held = [w for w in roster.workers.values() if (w.server, w.device) == (name, device)]
                 assert free >= 0 and free + sum(w.memory for w in held) == server.spec.memory
-            known = {
-                w.removesuffix("+rest")
-                for w in (*server.reservations.link.pending, *server.reservations.link.background)
-            }
+            known = {*server.reservations.link.pending, *server.reservations.link.background}
             assert known <= {w.name for w in roster.workers.values() if w.server == name and not w.stopping}
 
     @invariant()
@@ -276,46 +249,89 @@ def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
     assert ranks[0].server != ranks[1].server and ranks[0].deadline == pytest.approx(9.0 - 0.2 - 1.5 - 0.02)
     assert one.handle(events.RankReady(ranks[0].worker), 5.0) == []
     first, second = ranks[0].worker, ranks[1].worker
-    assert one.handle(events.RankReady(second), 6.0) == [events.FetchRest(first, 20), Send("1", group)]
-    assert one.handle(events.Whole(first), 12.0) == [Move("1", group, f"{first}/whole")]
-    assert one.handle(events.Moved("1", True), 12.3) == [Stop(second)]
-    assert one.handle(events.Arrived("2", "large"), 13.0) == [Send("2", f"{first}/whole")]
+    single, sent = one.handle(events.RankReady(second), 6.0)
+    assert isinstance(single, LaunchRank) and sent == Send("1", group)
+    assert (single.beside, single.server, single.fetch, single.memory) == (first, ranks[0].server, 20, 50)
+    assert one.handle(events.RankReady(single.worker), 12.0) == [Move("1", group, single.group)]
+    assert one.handle(events.Moved("1", True), 12.3) == [Stop(first), Stop(second)]
+    assert one.handle(events.Arrived("2", "large"), 13.0) == [Send("2", single.group)]
     assert one.handle(events.Ended("2"), 14.0) == [] and one.handle(events.Ended("1"), 15.0) == []
-    assert one.handle(events.Tick(), 15.0 + MODELS[1].idle_s) == [Stop(first)]
+    assert one.handle(events.Tick(), 15.0 + MODELS[1].idle_s) == [Stop(single.worker)]
 
 
-def _beside() -> tuple[FleetCore, list[LaunchRank]]:
-    """Return a pipeline of four with one stream, whose first worker also has a ready engine beside its rank."""
+def _consolidated() -> tuple[FleetCore, list[LaunchRank], LaunchRank]:
+    """Return a pipeline of four with one stream, and the ready worker that replaces it."""
     one = core(MODELS[:2], beside=True)
     ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
-    for rank in ranks:
-        one.handle(events.RankReady(rank.worker), 5.0)
-    one.handle(events.Whole(ranks[0].worker), 12.0)
-    return one, ranks
+    (single,) = [
+        launch for rank in ranks for launch in launches(one.handle(events.RankReady(rank.worker), 5.0))
+    ]
+    one.handle(events.RankReady(single.worker), 12.0)
+    return one, ranks, single
+
+
+def test_pipeline_stops_after_its_last_stream() -> None:
+    one, ranks, single = _consolidated()
+    device = one.roster.servers[single.server].free
+    assert one.handle(events.Moved("1", False), 12.5) == []
+    assert one.handle(events.Tick(), 13.0) == [] and device == [0]
+    assert one.handle(events.Ended("1"), 50.0) == [Stop(rank.worker) for rank in ranks]
+    assert one.handle(events.Stopped(ranks[0].worker), 51.0) == []
+    assert device == [ranks[0].memory - MODELS[1].memory]
+    assert one.handle(events.Tick(), 50.0 + MODELS[1].idle_s) == [Stop(single.worker)]
+
+
+def test_pipeline_ends_its_stream_when_the_worker_that_replaced_it_dies() -> None:
+    one, ranks, single = _consolidated()
+    one.handle(events.Moved("1", False), 13.0)
+    one.handle(events.WorkerDied(single.worker, "killed"), 15.0)
+    assert ranks[0].group in one.groups and single.group not in one.groups
+    actions = one.handle(events.Ended("1"), 16.0)
+    assert [Stop(rank.worker) for rank in ranks] == [a for a in actions if isinstance(a, Stop)]
+
+
+def test_pipeline_serves_on_when_the_worker_that_would_replace_it_dies() -> None:
+    one = core(MODELS[:2], beside=True)
+    ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
+    (single,) = [
+        launch for rank in ranks for launch in launches(one.handle(events.RankReady(rank.worker), 5.0))
+    ]
+    assert one.handle(events.WorkerDied(single.worker, "killed"), 6.0) == []
+    assert one.handle(events.Arrived("2", "large"), 7.0) == [Send("2", ranks[0].group)]
+    assert one.models["large"].failures == 0
+
+
+def test_worker_that_would_replace_a_pipeline_stops_with_it() -> None:
+    one = core(MODELS[:2], beside=True)
+    ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
+    (single,) = [
+        launch for rank in ranks for launch in launches(one.handle(events.RankReady(rank.worker), 5.0))
+    ]
+    assert Stop(single.worker) in one.handle(events.WorkerDied(ranks[0].worker, "killed"), 6.0)
 
 
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_fleet_that_begins_again_does_not_consolidate_a_second_time(ready: bool) -> None:
-    one, ranks = _beside()
-    name, memory = f"{ranks[0].worker}/whole", MODELS[1].memory
-    single = replace(ranks[0], worker=name, group=name, ranks=1, size=40, memory=memory)
+    one, ranks, single = _consolidated()
     again = FleetCore(FleetSettings(beside=True), [], MODELS[:2])
     found = [*(events.FoundRank(rank, True) for rank in ranks), events.FoundRank(single, ready)]
     servers = [server.spec for server in one.roster.servers.values()]
     actions = again.handle(events.Rebuilt(tuple(servers), tuple(found)), 0.0)
-    # Both together have the memory of the worker's promise.
+    # Both together have the memory that the rank was launched with.
     assert again.roster.servers[ranks[0].server].free == [0]
     assert actions == ([Stop(rank.worker) for rank in ranks] if ready else [])
+    assert again.models["large"].number == 2
 
 
 def test_a_stream_that_cannot_move_ends_where_it_is() -> None:
     one = core(MODELS[:2])
     ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
-    for rank in ranks:
-        one.handle(events.RankReady(rank.worker), 5.0)
-    one.handle(events.Whole(ranks[0].worker), 12.0)
+    (single,) = [
+        launch for rank in ranks for launch in launches(one.handle(events.RankReady(rank.worker), 5.0))
+    ]
+    one.handle(events.RankReady(single.worker), 12.0)
     assert one.handle(events.Moved("1", False), 20.0) == []
-    assert one.handle(events.Ended("1"), 30.0) == [Stop(ranks[1].worker)]
+    assert one.handle(events.Ended("1"), 30.0) == [Stop(rank.worker) for rank in ranks]
 
 
 def test_a_rank_that_dies_takes_the_group_and_the_request_starts_again() -> None:
@@ -325,7 +341,7 @@ def test_a_rank_that_dies_takes_the_group_and_the_request_starts_again() -> None
         one.handle(events.RankReady(rank.worker), 5.0)
     actions = one.handle(events.WorkerDied(ranks[1].worker, "killed"), 6.0)
     assert Stop(ranks[0].worker) in actions
-    assert {launch.group for launch in launches(actions)} == {"large#2"}
+    assert {launch.group for launch in launches(actions)} == {"large#3"}
 
 
 def test_start_evicts_elsewhere_before_it_retries_the_failed_server() -> None:
@@ -382,9 +398,30 @@ def _grown(servers: list[ServerSpec]) -> tuple[FleetCore, list[LaunchRank], list
     return one, ranks, one.handle(events.RankReady(ranks[1].worker), 6.0)
 
 
+def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
+    """The second rank now has memory for the full model, and each worker continues with its share of the five streams."""
+    one, ranks, actions = _grown([replace(server, memory=80) for server in SERVERS[:2]])
+    singles = launches(actions)
+    assert [(a.beside, a.fetch) for a in singles] == [(rank.worker, 20) for rank in ranks]
+    assert [a.request for a in actions if isinstance(a, Send)] == list("12345")
+    free = {server: one.roster.servers[server].free for server in (rank.server for rank in ranks)}
+    assert sorted(min(devices) for devices in free.values()) == [10, 10]
+    assert one.handle(events.RankReady(singles[1].worker), 12.0) == [], "one by itself would be too few"
+    moved = [
+        action for action in one.handle(events.RankReady(singles[0].worker), 13.0) if isinstance(action, Move)
+    ]
+    assert sorted(action.target for action in moved) == [singles[0].group] * 3 + [singles[1].group] * 2
+    for action in moved:
+        last = one.handle(events.Moved(action.request, True), 14.0)
+    assert last == [Stop(rank.worker) for rank in ranks]
+    for rank in ranks:
+        one.handle(events.Stopped(rank.worker), 15.0)
+    assert sorted(min(devices) for devices in free.values()) == [30, 30]
+
+
 def test_pipeline_without_memory_retains_one_worker() -> None:
     _, (first, _), actions = _grown([replace(SERVERS[0], memory=80), SERVERS[2]])
-    assert [a.worker for a in actions if isinstance(a, events.FetchRest)] == [first.worker]
+    assert [a.beside for a in launches(actions)] == [first.worker]
     assert [a.request for a in actions if isinstance(a, Send)] == list("123")
 
 

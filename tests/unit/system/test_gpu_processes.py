@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from support.fake_nvml import GIB, Fake
 
-from coldstart.host.live.residence import GpuMemory
+from coldstart.host.live.profiles import Meter
 from coldstart.system.devices import nvml
 
 OWN, ANY = os.getpid(), 1
@@ -40,8 +40,8 @@ def test_memory_of_a_tree_is_summed_over_its_processes_and_devices(fake: Fake) -
         fake.run(0, grandchild, 2 * GIB)
         fake.run(1, grandchild, 4 * GIB)
         assert nvml.process_memory() == {OWN: GIB, ANY: 8 * GIB, grandchild: 6 * GIB}
-        assert GpuMemory().gpu_memory(OWN) == 7 * GIB
-        assert GpuMemory().gpu_memory(grandchild) == 6 * GIB
+        assert Meter().gpu_memory(OWN) == 7 * GIB
+        assert Meter().gpu_memory(grandchild) == 6 * GIB
 
 
 def test_instances_of_a_divided_device_are_asked(fake: Fake) -> None:
@@ -50,7 +50,7 @@ def test_instances_of_a_divided_device_are_asked(fake: Fake) -> None:
         fake.add(parent=0)
     fake.run(1, OWN, GIB)
     fake.run(2, OWN, 2 * GIB)
-    assert GpuMemory().gpu_memory(OWN) == 3 * GIB
+    assert Meter().gpu_memory(OWN) == 3 * GIB
 
 
 def test_memory_that_the_driver_does_not_know_is_no_figure(fake: Fake) -> None:
@@ -58,14 +58,14 @@ def test_memory_that_the_driver_does_not_know_is_no_figure(fake: Fake) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     fake.run(1, OWN, None)
-    assert nvml.process_memory() == {OWN: None} and GpuMemory().gpu_memory(OWN) is None
+    assert nvml.process_memory() == {OWN: None} and Meter().gpu_memory(OWN) is None
 
 
 def test_processes_of_another_pid_namespace_are_no_figure(fake: Fake) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     fake.run(0, FOREIGN, GIB)
-    assert nvml.process_memory() == {} and GpuMemory().gpu_memory(OWN) is None
+    assert nvml.process_memory() == {} and Meter().gpu_memory(OWN) is None
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 13, 15, 999])
@@ -75,7 +75,7 @@ def test_device_that_does_not_answer_is_no_figure(fake: Fake, name: str, code: i
     fake.add()
     fake.run(0, OWN, GIB)
     fake.fail(name, code, device=1)
-    assert GpuMemory().gpu_memory(OWN) is None
+    assert Meter().gpu_memory(OWN) is None
 
 
 @pytest.mark.parametrize("code", [9, 12, 999])
@@ -83,11 +83,11 @@ def test_library_without_a_driver_is_no_figure(fake: Fake, code: int) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     fake.fail("nvmlInitWithFlags", code)
-    assert GpuMemory().gpu_memory(OWN) is None
+    assert Meter().gpu_memory(OWN) is None
 
 
 def test_ended_process_is_reported(fake: Fake) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     with pytest.raises(ProcessLookupError):
-        GpuMemory().gpu_memory(FOREIGN)
+        Meter().gpu_memory(FOREIGN)

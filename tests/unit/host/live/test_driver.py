@@ -14,7 +14,9 @@ from support.fake_upstream import TWO, run, staged, wait_until
 
 from coldstart.errors import UsageError
 from coldstart.host import configuration
+from coldstart.host.live import lifecycle
 from coldstart.host.live.log import Log
+from coldstart.host.live.profiles import Meter
 
 
 def _parsed(models: Any = None, **limits: Any) -> configuration.HostFile:
@@ -129,22 +131,26 @@ def test_drain_refuses_waiting_and_new_requests_and_ends_streams(tmp_path: Path)
     run(work())
 
 
-def test_observed_memory_of_a_model_is_recorded(tmp_path: Path) -> None:
+def test_observed_memory_of_a_model_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "MEASURE_FIRST_S", 0.01)
+    monkeypatch.setattr(lifecycle, "MEASURE_EVERY_S", 0.01)
+    sizes, sink = [12], io.StringIO()
+    meter = Meter(on_cpu=True)
+    meter.tree = lambda _: sizes[-1]  # type: ignore[method-assign]
+
     async def work() -> None:
-        async with staged(tmp_path) as stage:
+        async with staged(tmp_path, meter=meter) as stage:
             await stage.ask(model="a", prompt=1)
-            stage.driver.lifecycle.report_memory("a", 12)
-            assert (stage.model("a")["held_bytes"], stage.model("a")["memory_source"]) == (12, "observed")
+            await wait_until(lambda: stage.model("a")["memory_source"] == "observed")
+            assert stage.model("a")["held_bytes"] == 12
             # More than the host's memory: the model stops and is refused from then on, which the log explains once.
-            sink = io.StringIO()
             stage.driver.record.log = Log(sink)
-            stage.driver.lifecycle.report_memory("a", 99)
-            stage.driver.lifecycle.report_memory("a", 100)
+            sizes.append(99)
+            await wait_until(lambda: stage.model("a")["state"] == "stopped")
             (line,) = map(json.loads, sink.getvalue().splitlines())
             figures = [line[f"{name}_bytes"] for name in ("memory", "estimate", "limit")]
             assert (line["event"], line["model"], figures) == ("model too large", "a", [99, 12, 15])
             assert "--memory" in line["hint"]
-            await wait_until(lambda: stage.model("a")["state"] == "stopped")
             assert (await stage.ask(model="a", prompt=1))[0] == 507
 
     run(work())

@@ -15,10 +15,9 @@ from support.fake_upstream import run, wait_until
 
 from coldstart.contract.arguments import Arguments
 from coldstart.host.launches import Launch
-from coldstart.host.live import starter_client, supervised
-from coldstart.host.live.servers import StartFailedError
+from coldstart.host.live import servers, starter_client
+from coldstart.host.live.servers import ModelServer, StartFailedError
 from coldstart.host.live.starter_client import Starter
-from coldstart.host.live.supervised import Supervised
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
 from coldstart.system.proc import exits, processes, scratch
@@ -32,7 +31,7 @@ class Leased:
         self.orders, self.ignored = 0, ignored
         (directory / "s").touch()
         (directory / "log").write_text("INFO fine\nValueError: too little memory\n")
-        self.server = Supervised(directory / "s", directory / "log", self.order)
+        self.server = ModelServer(directory / "s", directory / "log", self.order)
 
     def order(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -185,7 +184,7 @@ def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
 def test_stopped_supervisor_is_killed_when_it_cannot_report_or_obey(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    monkeypatch.setattr(supervised, "REPORT_S", 0.01)
+    monkeypatch.setattr(servers, "REPORT_S", 0.01)
     supervisor, server = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
 
     async def work() -> None:

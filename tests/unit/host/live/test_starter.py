@@ -161,7 +161,7 @@ def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
         json_lines.Channel(ours) as there,
     ):
         assert process.stdout is not None
-        server, pid = int(process.stdout.readline()), process.pid if own else 0
+        server, pid = int(process.stdout.readline()), process.pid if own else None
         warm = Warm("runtime", "key", tmp_path, "tiny", process.pid)
         warm.socket.touch()
         said, stops, stops_beside_server = list[Any](), list[bool](), list[int]()
@@ -209,7 +209,7 @@ def test_fitting_template_of_the_user_is_not_changed(
     new = SimpleNamespace(pid=7)
     monkeypatch.setattr(template_pool, "start", lambda *_, **__: new)
     message = {"template": "engine", "templates": "/t", "ready_timeout": 1.0}
-    assert starter_module._template(message, None) == ((new, 7) if started else (own, 0))
+    assert starter_module._template(message, None) == ((new, 7) if started else (own, None))
 
 
 GATEWAY = """

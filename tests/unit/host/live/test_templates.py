@@ -12,8 +12,8 @@ import pytest
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
 from coldstart.host import configuration
-from coldstart.host.live import residence, templates
-from coldstart.host.live.residence import Meter
+from coldstart.host.live import lifecycle, templates
+from coldstart.host.live.profiles import Meter
 from coldstart.host.live.servers import Ready
 
 ENGINE = {**TWO["a"], "engine_template": True}
@@ -32,7 +32,9 @@ def _error(stage: Stage) -> str:
 class Fixed(Meter):
     """Meter with 3 bytes per template and 6 per server; `asked` counts measurements of templates, `trees` of servers."""
 
-    asked = trees = 0
+    def __init__(self) -> None:
+        super().__init__(on_cpu=True)
+        self.asked = self.trees = 0
 
     def tree(self, pid: int) -> int:
         self.trees += 1
@@ -80,7 +82,9 @@ def test_wait_for_the_template_is_the_first_span_of_a_start() -> None:
 class Shared(Meter):
     """Proportional set sizes of a template of 300 bytes and of servers that add 100 each."""
 
-    servers = trees = 0
+    def __init__(self) -> None:
+        super().__init__(on_cpu=True)
+        self.servers = self.trees = 0
 
     def tree(self, pid: int) -> int:
         self.trees += 1
@@ -93,7 +97,7 @@ class Shared(Meter):
 def test_a_new_server_does_not_make_the_earlier_measurements_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residence, "MEASURE_FIRST_S", 0.01)
+    monkeypatch.setattr(lifecycle, "MEASURE_FIRST_S", 0.01)
     meter = Shared()
     models = {name: {"memory": 100, "start_s": 1.0} for name in "ab"}
 
