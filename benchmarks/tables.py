@@ -1,4 +1,4 @@
-"""Write the committed results into the pages: python -m benchmarks tables
+"""Write the committed results into the pages, and the chart of README: python -m benchmarks tables
 
 Each claim folder has a module `tables` with PARTS. A part names a page, a mark in it (`<!-- mark -->` to `<!-- /mark -->`),
 a result file, and the blocks between the marks. No figure in a page is typed by hand.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, load
+from benchmarks.start import chart
 
 # Parts that an explanation page repeats, by result and mark.
 QUOTED = {
@@ -135,7 +136,8 @@ def render(page: str, text: str, results: Path = RESULTS) -> str:
 
 
 def main() -> None:
-    """Write every page."""
+    """Write every page, and the chart of the first one."""
+    (ROOT / chart.FILE).write_text(chart.render(load(chart.RESULT)))
     for page in dict.fromkeys(part.page for part in parts()):
         path = ROOT / page
         path.write_text(render(page, path.read_text()))

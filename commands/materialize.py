@@ -90,7 +90,7 @@ def command(
         left = ", ".join(str(size) for size in sizes)
         common.out.note(f"iteration profile: no {curve} of {left} (time limit: --profile-seconds)")
     common.out.success(
-        f"{'Made' if is_new else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
+        f"{'Built' if is_new else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
         where="the store",
         then=_next_command(common, model, revision, is_new=is_new),
     )

@@ -16,7 +16,7 @@ _SOURCE = typer.Option(
     metavar="SOURCE",
     help="Source: http(s)://..., s3://..., hf://REPO@REV or a directory; default: the model's repository.",
 )
-_NAME = typer.Option("--name", metavar="TENSOR", help="Fetch only this tensor; repeatable.")
+_TENSOR = typer.Option("--tensor", metavar="NAME", help="Fetch only this tensor; repeatable.")
 _MEMORY = typer.Option(
     "--memory",
     metavar="SIZE",
@@ -26,7 +26,7 @@ _STREAMS = typer.Option("--streams", help="Number of parallel connections; defau
 _IDLE = typer.Option(
     "--idle",
     metavar="SECONDS",
-    help="Time without a client after which the prefetcher ends, in seconds; default: 600.",
+    help="Exit after this many seconds without a client; default: 600.",
 )
 
 
@@ -36,7 +36,7 @@ def start(
     common: Common,
     model: Model,
     weights_from: Annotated[str | None, _SOURCE] = None,
-    name: Annotated[list[str] | None, _NAME] = None,
+    tensor: Annotated[list[str] | None, _TENSOR] = None,
     memory: Annotated[str | None, _MEMORY] = None,
     streams: Annotated[int | None, _STREAMS] = None,
     idle: Annotated[float | None, _IDLE] = None,
@@ -61,7 +61,7 @@ def start(
     settings = configuration.format_variables(memory_bytes=limit, streams=streams, idle_s=idle)
     common.require_network(wanted.source)
     with common.out.phase("fetch"):
-        stats = ask.fetch_all(wanted, name or None, settings)
+        stats = ask.fetch_all(wanted, tensor or None, settings)
     text = (
         f"{wanted.model}: {human_bytes(stats['ready_bytes'])} of {human_bytes(stats['wanted_bytes'])} ready"
     )

@@ -47,8 +47,11 @@ def command(
     ],
     level: Annotated[Level, typer.Option("--level", help="Last level to check.")] = "checksum",
     against: Annotated[
-        Literal["host"] | None,
-        typer.Option("--against", help="Machine that the bundle must match; only host, this machine."),
+        Literal["this"] | None,
+        typer.Option(
+            "--against",
+            help="Also check that the bundle fits a machine; the only value is this, for this machine.",
+        ),
     ] = None,
     fail_level: Annotated[
         FailLevel, typer.Option("--fail-level", help="Lowest level of a finding that makes the check fail.")

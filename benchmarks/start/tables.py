@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks.tables import Part, Table
 from coldstart.bench.report import starts
-from coldstart.bench.report.report import markdown_table
 
 Row = Mapping[str, Any]
 
@@ -17,10 +16,38 @@ def report(result: Row) -> str:
     return starts.report(result).render("markdown").strip()
 
 
-def report_table(result: Row) -> str:
-    """Return the columns of the report's table that need no explanation."""
-    headers, rows = starts.tabulate(result)
-    return "\n".join(markdown_table(headers[:7], (row[:7] for row in rows)))
+def claim(result: Row) -> str:
+    """Return the first sentences of README."""
+    first = {mode: row["first_token_s"]["median"] for mode, row in result["modes"].items()}
+    ours = [first[mode] for mode in MODES if mode in first and not mode.startswith("vllm")]
+    return (
+        f"**coldstart starts vLLM from work that was done ahead of time. On {result['machine']['cores']} CPU cores, the first"
+        f" token of a small model comes after {starts.seconds(min(ours))} to {starts.seconds(max(ours))} s instead of"
+        f" {starts.seconds(first['vllm-warm'])} s. On a GPU, it saves compilation and memory profiling; how many seconds that is"
+        " has not been measured yet.**"
+    )
+
+
+def start_modes(result: Row) -> Iterator[Row]:
+    """Yield a row for each start mode, with its measured time if it has one."""
+    for mode, (what, cpu, gpu, needs) in MODES.items():
+        row = result["modes"].get(mode, {})
+        found = row.get("first_token_s")
+        measured = "cannot run on a CPU"
+        if found:
+            measured = f"**{starts.seconds(found['median'])} s** ({starts.seconds(found['min'])} to {starts.seconds(found['max'])})"
+        label = f"`{mode}`" if not mode.startswith("vllm") else "plain vLLM"
+        yield {"mode": label, "what": what, "cpu": cpu, "gpu": gpu, "needs": needs, "measured": measured}
+
+
+def memory(result: Row) -> str:
+    """Return the memory of the servers in one sentence."""
+    held = {mode: row["pss_bytes"]["median"] / 2**20 for mode, row in result["modes"].items()}
+    ours = [size for mode, size in held.items() if not mode.startswith("vllm")]
+    return (
+        f"A server of `{result['model']}` takes {min(ours):.0f} to {max(ours):.0f} MiB (PSS), and one of plain vLLM"
+        f" {held['vllm-warm']:.0f} MiB."
+    )
 
 
 def sizes(result: Row) -> Iterator[Row]:
@@ -47,14 +74,25 @@ def size_facts(result: Row) -> str:
     )
 
 
-def console(page: str, result: str, benchmark: str, command: str) -> Part:
-    """Return the part of a page of the tutorial with one command and its output."""
+def console(page: str, result: str, benchmark: str, *commands: str) -> Part:
+    """Return the part of a page with these commands and their output; its mark is the first command."""
 
     def text(document: Row) -> str:
-        shown = document.get("printed", document)[command]
-        return f"```console\n$ {shown['command']}\n{shown['printed'].rstrip()}\n```"
+        printed = document.get("printed", document)
+        lines = []
+        for name in commands:
+            lines += [
+                f"$ {printed[name]['command']}",
+                *map(cut, printed[name]["printed"].rstrip().splitlines()),
+            ]
+        return "\n".join(["```console", *lines, "```"])
 
-    return Part(f"docs/tutorial/{page}.md", command, result, (text,), benchmark)
+    return Part(page, commands[0], result, (text,), benchmark)
+
+
+def cut(line: str) -> str:
+    """Return a line of output, cut if it is as long as a response."""
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
 
 
 def real_tokens(result: Row) -> str:
@@ -64,14 +102,51 @@ def real_tokens(result: Row) -> str:
     return f"{len(result['prompts'])} prompts, {count} tokens: {modes}; measured {result['date'][:10]}."
 
 
+LONGEST = 240
+"""Longest line of output in characters."""
 COLD = ("cold-start-cpu", "start/cold_start")
 TUTORIALS = {
-    ("first-bundle", "transcript", "start/transcript"): "materialize list validate miss",
-    ("first-fast-start", "transcript", "start/transcript"): "serve request template serve-template stop",
-    ("real-model", "real-model-cpu", "start/real_model"): (
+    ("docs/tutorial/first-bundle.md", "transcript", "start/transcript"): "materialize list validate miss",
+    (
+        "docs/tutorial/first-fast-start.md",
+        "transcript",
+        "start/transcript",
+    ): "serve request template serve-template stop",
+    ("docs/tutorial/real-model.md", "real-model-cpu", "start/real_model"): (
         "write materialize serve chat template serve-template stop"
     ),
 }
+# Start modes in the order in which `coldstart serve` tries them: what starts, on a CPU, on a GPU, what it needs.
+MODES = {
+    "standby": (
+        "a sleeping engine wakes up", "no", "yes, not run yet", "`coldstart template start MODEL --level asleep-1`",
+    ),
+    "template-engine": (
+        "a fork of a process that has built the engine", "yes", "no: CUDA does not survive `fork()`",
+        "`coldstart template start MODEL`",
+    ),
+    "snapshot": (
+        "CRIU restores a built engine", "yes", "no",
+        "root, CRIU, `coldstart materialize MODEL --snapshot`",
+    ),
+    "template-runtime": (
+        "a fork of a process that has imported torch and vLLM", "yes", "yes, not measured",
+        "`coldstart template start MODEL --level runtime`",
+    ),
+    "runtime-snapshot": (
+        "CRIU restores a process with these imports", "yes", "no", "root, CRIU, `coldstart template freeze`",
+    ),
+    "fresh": ("a new process with the bundle's compiled code", "yes", "yes, not measured", "a bundle"),
+    "vllm-warm": ("a new process, vLLM's own caches warm", "yes", "yes", ""),
+    "vllm-cold": ("a new process, empty caches", "yes", "yes", ""),
+}  # fmt: skip
+START_MODES = Table(
+    start_modes,
+    {
+        "Mode": "{mode}", "What starts": "{what}", "CPU": "{cpu}", "GPU": "{gpu}", "Needs": "{needs}",
+        "First token (two CPU cores)": "{measured}",
+    },
+)  # fmt: skip
 SIZES = Table(
     sizes,
     {
@@ -88,19 +163,13 @@ SIZES = Table(
         "on disk (MiB)": lambda row: f"{row['disk'] / 2**20:.1f}" if row["disk"] else "",
     },
 )
-STARTS = Table(
-    lambda result: [{"mode": mode, **row} for mode, row in result["modes"].items()],
-    {
-        "Start": "{mode}",
-        "First token (s)": lambda row: starts.seconds(row["first_token_s"]["median"]),
-        "Speedup": "{ratio:.1f}x",
-    },
-)
 PARTS = [
-    Part("README.md", "cold-start", COLD[0], (report_table,), COLD[1]),
+    Part("README.md", "claim", COLD[0], (claim,), COLD[1]),
+    Part("README.md", "modes", COLD[0], (START_MODES,), COLD[1]),
+    Part("README.md", "memory", COLD[0], (memory,), COLD[1]),
+    console("README.md", "transcript", "start/transcript", "up", "up-request", "down"),
     Part("benchmarks/RESULTS.md", "cold-start", COLD[0], (report,), COLD[1]),
     Part("benchmarks/RESULTS.md", "model-sizes", "model-sizes-cpu", (SIZES, size_facts), "start/model_sizes"),
-    Part("docs/index.md", "start-page", COLD[0], (STARTS,), COLD[1]),
     *(
         console(*tutorial, command)
         for tutorial, commands in TUTORIALS.items()

@@ -33,10 +33,14 @@ COMMANDS = {
     "template": "coldstart template start tiny-llama",
     "serve-template": "coldstart serve tiny-llama --port 8557",
     "stop": "coldstart template stop",
+    "up": f"coldstart up tiny-llama --detach {ARGS}",
+    "up-request": "curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json'"
+    """ -d '{"model": "tiny-llama", "prompt": "Once upon a time", "max_tokens": 8}'""",
+    "down": "coldstart down",
 }
-# Lines of a server's own log, and those that say that a phase still runs, which a fast machine does not print.
+# Lines of a server's own log, its path on this machine, and those that report that a phase still runs.
 OMITTED = re.compile(
-    r"\(APIServer|\(EngineCore|INFO:|Loading safetensors|\[(?!\d+ of )|  \[\d+ of \d+\] .*: \d+ s"
+    r"\(APIServer|\(EngineCore|INFO:|Loading safetensors|\[(?!\d+ of )|  .*: \d+ s$|The log of the server"
 )
 Server = subprocess.Popen[str]
 

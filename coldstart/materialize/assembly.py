@@ -151,7 +151,7 @@ class Assembly:
 
         Its stage costs, time to ready and memory are the bundle's `stages`, the input of fleet and cache policies.
         """
-        with self._stage("prove by a start"):
+        with self._stage("verify with a test start"):
             stages = self._proven()
         self._write("stages", stages | ({NOT_MADE: self.not_made} if self.not_made else {}))
 

@@ -217,7 +217,7 @@ def _difference(one: Mismatch) -> str:
         return f"{one.field}: {one.found} in the bundle, {one.wanted} here"
     option = one.field.removeprefix(keys.ENGINE).replace("_", "-")
     found, wanted = ("not" if value is None else value for value in (one.found, one.wanted))
-    return f"--{option}: {found} in the bundle, {wanted} asked"
+    return f"--{option}: {found} in the bundle, {wanted} requested"
 
 
 def differ_in_arguments(mismatches: Iterable[Mismatch]) -> bool:

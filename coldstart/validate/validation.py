@@ -15,7 +15,7 @@ from coldstart.validate.answers import PromptSettings
 from coldstart.validate.start import REPLAY, Starts, pair_launchers
 from coldstart.validate.subject import Source
 
-HOST = "host"
+THIS_MACHINE = "this"
 MOST = 256
 
 
@@ -23,7 +23,7 @@ MOST = 256
 class ValidationRequest:
     """The references or models to validate.
 
-    `against` is "host", this machine. `source` has the model and the arguments of the servers, `replay`
+    `against` is "this", this machine. `source` has the model and the arguments of the servers, `replay`
     their requests.
     """
 
@@ -37,7 +37,7 @@ class ValidationRequest:
 def run(store: Store, request: ValidationRequest) -> list[checks.ValidationReport]:
     """Return one report per word.
 
-    Raises BundleNotFoundError and NoBundleError for a word that names no bundle, UsageError for another machine than "host" or
+    Raises BundleNotFoundError and NoBundleError for a word that names no bundle, UsageError for another machine than "this" or
     prompts that every server rejects, and the errors of `resolution.resolve`.
     """
     fingerprint = _fingerprint(request.against)
@@ -51,9 +51,9 @@ def run(store: Store, request: ValidationRequest) -> list[checks.ValidationRepor
 def _fingerprint(wanted: str | None) -> dict[str, checks.Scalar] | None:
     if wanted is None:
         return None
-    if wanted != HOST:
+    if wanted != THIS_MACHINE:
         raise UsageError(
-            f"invalid machine {wanted!r} to validate against: the only one is {HOST!r}",
+            f"invalid machine {wanted!r} to validate against: the only one is {THIS_MACHINE!r}",
             hint="validate on the machine that serves",
         )
     return against.host()

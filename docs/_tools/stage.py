@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = ROOT / "build/pages"
-OUTSIDE = ("CONTRIBUTING.md", "artifacts/FORMAT.md", "benchmarks/*.md", "examples/README.md")
+OUTSIDE = ("CONTRIBUTING.md", "SECURITY.md", "artifacts/FORMAT.md", "benchmarks/*.md", "examples/README.md")
 MOVED = {"README.md": "index.md", "artifacts/FORMAT.md": "reference/bundle-format.md"}
 LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 

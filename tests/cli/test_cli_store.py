@@ -111,7 +111,7 @@ def test_inspect_names_the_differing_field_when_no_bundle_matches(run: Run, mode
     hit = run("inspect", str(model), "--", "--max-model-len=512")
     assert made.digest in hit.stdout
     missed = run("inspect", str(model), "--", "--max-model-len", "1024", code=3).stderr
-    assert "--max-model-len: 512 in the bundle, 1024 asked" in missed
+    assert "--max-model-len: 512 in the bundle, 1024 requested" in missed
     assert f"coldstart materialize {model} -- --max-model-len 1024" in missed
 
 

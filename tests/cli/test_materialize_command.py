@@ -44,7 +44,7 @@ def test_materialize_reports_whether_the_bundle_existed(
     printed = capsys.readouterr()
     assert ended.value.code == 0
     assert json.loads(printed.out)["made"] is not there
-    assert ("Found" if there else "Made") in printed.err
+    assert ("Found" if there else "Built") in printed.err
 
 
 def test_materialize_reports_missing_sections(

@@ -58,9 +58,9 @@ def test_stop_is_no_error_when_no_prefetcher_runs(run: Run, home: Path) -> None:
 @pytest.mark.slow
 def test_start_fetches_only_the_named_tensors(run: Run, model: Path) -> None:
     with serving(model) as server:
-        run("prefetch", "start", str(model), "--weights-from", server.url, "--name", "b")
+        run("prefetch", "start", str(model), "--weights-from", server.url, "--tensor", "b")
         assert server.total() == BYTES // 2
-        failed = run("prefetch", "start", str(model), "--weights-from", server.url, "--name", "zz", code=1)
+        failed = run("prefetch", "start", str(model), "--weights-from", server.url, "--tensor", "zz", code=1)
         assert "no tensor 'zz'" in failed.stderr
 
 

@@ -66,7 +66,7 @@ def test_serve_uses_the_arguments_of_the_bundle_when_none_are_typed(model: str, 
 def test_serve_uses_no_arguments_when_the_separator_stands_alone(model: str, run: Run) -> None:
     publish_recorded(model, ARGUMENTS)
     missed = run("serve", model, "--dry-run", "--", code=3).stderr
-    assert "--max-model-len: 512 in the bundle, not asked" in missed
+    assert "--max-model-len: 512 in the bundle, not requested" in missed
 
 
 @pytest.mark.parametrize("form", ["{name}:v1", "{ref}"])

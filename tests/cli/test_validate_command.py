@@ -86,7 +86,7 @@ def test_a_damaged_bundle_is_whole_after_another_pull(
 
 @pytest.mark.vllm
 def test_a_bundle_of_another_machine_does_not_fit(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    assert validate(bundle, "--against", "host", "--format", "json") == 1
+    assert validate(bundle, "--against", "this", "--format", "json") == 1
     (report,) = json.loads(capsys.readouterr().out)["bundles"]
     assert {finding["code"] for finding in report["findings"]} == {"CS-KEY-MISMATCH"}
 

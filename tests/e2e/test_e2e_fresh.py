@@ -59,7 +59,7 @@ def test_miss_names_the_field_without_importing_torch(machine: Machine, bundle: 
     watched = Machine(machine.root, {"PYTHONPROFILEIMPORTTIME": "1"})
     watched.run("serve", "tiny-llama", "--port", "0", "--on-miss", "fail", "--", *other, code=3)
     said = watched.error()
-    assert "--max-model-len: 512 in the bundle, 256 asked" in said
+    assert "--max-model-len: 512 in the bundle, 256 requested" in said
     assert f"coldstart materialize tiny-llama -- {' '.join(other)}" in said
     imported = {line.rpartition("|")[2].strip() for line in said.splitlines() if "import time:" in line}
     assert "coldstart.commands.cli" in imported or "coldstart" in imported

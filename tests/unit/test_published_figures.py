@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks import __main__ as runner
 from benchmarks import tables
-from benchmarks.common import RESULTS, ROOT
+from benchmarks.common import RESULTS, ROOT, load
+from benchmarks.start import chart
 
 BENCHMARKS = runner.find_benchmarks()
 PAGES = list(dict.fromkeys(part.page for part in tables.parts()))
@@ -16,6 +17,10 @@ PAGES = list(dict.fromkeys(part.page for part in tables.parts()))
 def test_page_equals_the_rendered_results(page: str) -> None:
     text = (ROOT / page).read_text()
     assert text == tables.render(page, text)
+
+
+def test_chart_equals_the_rendered_result() -> None:
+    assert (ROOT / chart.FILE).read_text() == chart.render(load(chart.RESULT))
 
 
 def test_every_result_is_quoted_by_a_page_or_read_by_a_benchmark() -> None:

@@ -32,9 +32,9 @@ class Metrics:
 
     def __init__(self, rest: Collector, prefix: str = _PREFIX) -> None:
         self.registry = registry = CollectorRegistry()
-        self._answers = Counter(
-            f"{prefix}answers",
-            "Number of answered requests, by HTTP status (499: the client disconnected).",
+        self._responses = Counter(
+            f"{prefix}responses",
+            "Number of responses, by HTTP status (499: the client disconnected).",
             ("model", "code"),
             registry=registry,
         )
@@ -46,8 +46,8 @@ class Metrics:
             registry=registry,
         )
         self._first = Histogram(
-            f"{prefix}first_piece_seconds",
-            "Time in seconds from arrival to the first piece of the answer.",
+            f"{prefix}time_to_first_token_seconds",
+            "Time in seconds from arrival to the first chunk of the response, the start of the model included.",
             ("model",),
             buckets=BUCKETS_S,
             registry=registry,
@@ -65,11 +65,11 @@ class Metrics:
         self._clients.labels(name, outcome).inc()
 
     def count_answer(self, model: str, code: int, queued_s: float | None, first_s: float | None) -> None:
-        """Count the answer of an admitted request: HTTP status `code`.
+        """Count the response to an admitted request: HTTP status `code`.
 
-        It was forwarded after `queued_s` seconds, and its first piece came after `first_s` seconds.
+        It was forwarded after `queued_s` seconds, and its first chunk came after `first_s` seconds.
         """
-        self._answers.labels(model, str(code)).inc()
+        self._responses.labels(model, str(code)).inc()
         if queued_s is not None:
             self._queued.labels(model).observe(queued_s)
         if first_s is not None:
@@ -162,10 +162,10 @@ class StartMetrics:
             buckets=BUCKETS_S,
             registry=registry,
         )
-        self.stages = Histogram(
-            "coldstart_start_stage_seconds",
-            "Time in seconds in a stage of a successful start; stages can contain each other.",
-            ("stage", "mode"),
+        self.phases = Histogram(
+            "coldstart_start_phase_seconds",
+            "Time in seconds in a phase of a successful start; a phase can contain others.",
+            ("phase", "mode"),
             buckets=BUCKETS_S,
             registry=registry,
         )
@@ -180,16 +180,16 @@ class StartMetrics:
         )
         self.fallbacks = Counter(
             "coldstart_fallbacks",
-            "Number of fallbacks of successful starts, by stage.",
-            ("stage",),
+            "Number of fallbacks of successful starts, by section of the bundle or start mode.",
+            ("section",),
             registry=registry,
         )
 
 
-def sum_stages(phases: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each stage from those of the spans. The spans of CUDA graphs, one for each, are one stage."""
-    stages: dict[str, float] = {}
+def sum_phases(phases: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each phase from those of the spans. The spans of all CUDA graphs are one phase."""
+    summed: dict[str, float] = {}
     for name, spent_s in phases.items():
-        stage = name.partition(": ")[0]
-        stages[stage] = stages.get(stage, 0.0) + spent_s
-    return stages
+        phase = name.partition(": ")[0]
+        summed[phase] = summed.get(phase, 0.0) + spent_s
+    return summed

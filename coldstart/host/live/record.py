@@ -9,7 +9,7 @@ from typing import Any
 from coldstart.contract import fallback
 from coldstart.host.configuration import HostFile
 from coldstart.host.live.log import Log
-from coldstart.host.live.metrics import HostStatus, Metrics, StartMetrics, sum_stages
+from coldstart.host.live.metrics import HostStatus, Metrics, StartMetrics, sum_phases
 from coldstart.host.live.servers import Ready
 from coldstart.host.residents import Residents
 from coldstart.host.status import HostFacts, LastStart
@@ -31,12 +31,12 @@ class Record:
         phases, fallbacks = document.get("phases", {}), fallback.decode(document.get("fallbacks"))
         spans = document.get("spans", ())
         facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks), spans)
-        stages = sum_stages(phases)
-        self._remember(name, mode, seconds, None, stages)
+        summed = sum_phases(phases)
+        self._remember(name, mode, seconds, None, summed)
         self.facts.start_s += seconds
         self._metrics.starts.labels(name, mode).observe(seconds)
-        for stage, spent_s in stages.items():
-            self._metrics.stages.labels(stage, mode).observe(spent_s)
+        for phase, spent_s in summed.items():
+            self._metrics.phases.labels(phase, mode).observe(spent_s)
         self.log.write("ready", model=name, mode=mode, seconds=round(seconds, 4), pid=facts.pid)
         for one in fallbacks:
             self._metrics.fallbacks.labels(one.stage).inc()

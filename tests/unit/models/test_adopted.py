@@ -80,7 +80,7 @@ class TestVersion:
         first = publish_recorded(named, SHORT)
         found = self.look_up("tiny-llama:v1", LONG)
         assert found.bundle is None and found.nearest == first
-        assert "--max-model-len: 512 in the bundle, 1024 asked" in inspection.miss(found).message
+        assert "--max-model-len: 512 in the bundle, 1024 requested" in inspection.miss(found).message
 
     def test_untrusted_version_is_a_miss_with_the_reason(self, named: str) -> None:
         publish_recorded(named, SHORT, signed=False)

@@ -88,7 +88,7 @@ def test_a_model_is_looked_up_with_its_arguments(materialized: Materialized) -> 
         == materialized.bundle.digest
     )
     assert subject.find_bundle(materialized.store, "tiny-llama", asked).digest == materialized.bundle.digest
-    with pytest.raises(NoBundleError, match="--max-model-len: 512 in the bundle, 64 asked"):
+    with pytest.raises(NoBundleError, match="--max-model-len: 512 in the bundle, 64 requested"):
         subject.find_bundle(
             materialized.store,
             "tiny-llama",

@@ -61,7 +61,7 @@ def test_health_metrics_and_status(tmp_path: Path) -> None:
             await stage.ask(model="a", prompt=1)
             assert (await _get(stage, "/health"))[0] == 200
             text = (await _get(stage, "/metrics"))[1]
-            assert 'coldstart_host_answers_total{code="200",model="a"} 1.0' in text
+            assert 'coldstart_host_responses_total{code="200",model="a"} 1.0' in text
             assert 'coldstart_host_model_state{model="a",state="ready"} 1.0' in text
             assert 'coldstart_host_start_seconds_count{mode="fake",model="a"} 1.0' in text
             said = (await _get(stage, "/status"))[1]
@@ -195,10 +195,10 @@ def test_metrics_contain_counters_and_status() -> None:
     assert samples[("model_state", "a", "starting")] == 1 and samples[("model_state", "a", "ready")] == 0
     assert samples[("start_seconds_sum", "a", "fresh")] == 2.0
     stages = {
-        key[2]: value for key, value in samples.items() if key[0] == "coldstart_start_stage_seconds_sum"
+        key[2]: value for key, value in samples.items() if key[0] == "coldstart_start_phase_seconds_sum"
     }
     assert stages == {"read tensors": 0.75, "graphs": 0.75, "swap out": 0.1}
-    assert samples[("coldstart_start_stage_seconds_count", "fresh", "read tensors")] == 2
+    assert samples[("coldstart_start_phase_seconds_count", "fresh", "read tensors")] == 2
     assert samples[("failed_starts_total", "a")] == 1
     assert samples[("coldstart_fallbacks_total", "kv")] == 2
     assert samples[("memory_limit_bytes",)] == 15
