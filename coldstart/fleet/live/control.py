@@ -294,6 +294,7 @@ class FleetControl(Front[FleetTicket]):
                 "again": self.again_count,
                 "resumed": self.resumed_count,
                 "moved": self.moves.count,
+                "moved_with_kv": self.moves.with_kv,
                 "client_keys_error": self.facts.client_keys_error,
             },
             "unusable": dict(self.unusable),

@@ -121,6 +121,7 @@ class FleetStatus(Collector):
             ("again", "Number of requests admitted again after their server failed."),
             ("resumed", "Number of admitted-again requests whose stream had begun."),
             ("moved", "Number of streams handed over to another worker."),
+            ("moved_with_kv", "Number of streams handed over together with their KV."),
         ):
             yield CounterMetricFamily(PREFIX + name, about, document["gateway"][name])
         yield count_refusals(PREFIX, document["gateway"]["refused"])
