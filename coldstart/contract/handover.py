@@ -73,7 +73,7 @@ def read(key: str, parameters: Mapping[str, Any] | None) -> Message | None:
         raise HandoverError("the message is not signed with the key of this server")
     try:
         message: Message = msgspec.json.decode(text, type=Message)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:  # of msgspec, or of text that cannot be encoded
         raise HandoverError(f"the message cannot be decoded: {error}") from error
     return message
 

@@ -140,7 +140,7 @@ T = TypeVar("T")
 def _decode(raw: bytes | bytearray, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:  # of msgspec, or of bytes that are no text
         raise TransferError(f"a header cannot be decoded: {error}") from error
 
 
