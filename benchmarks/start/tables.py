@@ -23,8 +23,8 @@ def claim(result: Row) -> str:
     return (
         f"**coldstart starts vLLM from work that was done ahead of time. On {result['machine']['cores']} CPU cores, the first"
         f" token of a small model comes after {starts.seconds(min(ours))} to {starts.seconds(max(ours))} s instead of"
-        f" {starts.seconds(first['vllm-warm'])} s. On a GPU, it saves compilation and memory profiling; how many seconds that is"
-        " has not been measured yet.**"
+        f" {starts.seconds(first['vllm-warm'])} s. On a GPU, it saves compilation and memory profiling; how many seconds that"
+        " is has not been measured yet.**"
     )
 
 
@@ -35,7 +35,8 @@ def start_modes(result: Row) -> Iterator[Row]:
         found = row.get("first_token_s")
         measured = "cannot run on a CPU"
         if found:
-            measured = f"**{starts.seconds(found['median'])} s** ({starts.seconds(found['min'])} to {starts.seconds(found['max'])})"
+            least, median, most = (starts.seconds(found[name]) for name in ("min", "median", "max"))
+            measured = f"**{median} s** ({least} to {most})"
         label = f"`{mode}`" if not mode.startswith("vllm") else "plain vLLM"
         yield {"mode": label, "what": what, "cpu": cpu, "gpu": gpu, "needs": needs, "measured": measured}
 

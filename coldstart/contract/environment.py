@@ -164,6 +164,9 @@ READY_FD = _ours(
     -1.0,
     "Descriptor on which a server reports the progress of its start and readiness.",
 )
+HANDOVER_KEY = _ours(
+    "HANDOVER_KEY", text, "", "Key of the messages that move the KV of a request to or from this server."
+)
 SUPERVISOR_PID = _ours("SUPERVISOR_PID", text, "", "PID of the process whose exit ends the server.")
 TIMELINE_OFFSET_S = _ours(
     "TIMELINE_OFFSET_S", number(), 0.0, "Seconds to add to the clock of a thawed process."

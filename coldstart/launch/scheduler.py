@@ -62,7 +62,7 @@ def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *,
     return replace(
         plan,
         vllm_args=plan.vllm_args.append(*flags),
-        env=plan.env | (_reserved_cores(ranks) if on_cpu and _COPIES_FLAG in flags else {}),
+        env=plan.env | (reserve_cores(ranks) if on_cpu and _COPIES_FLAG in flags else {}),
         fallbacks=[*plan.fallbacks, *fallbacks],
     )
 
@@ -105,7 +105,7 @@ def _host_bytes(bundle: Bundle | None) -> int:
     return size if isinstance(size, int) and size > 0 else DEFAULT_HOST_BYTES
 
 
-def _reserved_cores(ranks: int) -> dict[str, str]:
+def reserve_cores(ranks: int) -> dict[str, str]:
     """Return the variable that undoes vLLM's reservation of one core per rank for KV transfer, which our copies do not need."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "deadline", "offload", "graphs", "kv-plan",
     "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby", "ending", "application",
-    "logging", "progress", "end-requests",
+    "logging", "progress", "end-requests", "handover",
 ]  # fmt: skip
 Versions = tuple[tuple[int, int], tuple[int, int]]
 

@@ -22,6 +22,7 @@ import uvicorn
 from aiohttp import web
 from support import fake_model
 
+from coldstart.contract import handover
 from coldstart.contract.weights import PacedFetch
 from coldstart.host import configuration
 from coldstart.host.launches import Launch
@@ -56,6 +57,7 @@ class FakeServer:
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.gone: list[Any] = []
+        self.pins: list[handover.Pin] = []
         self.was_killed = self.stopped = self.hangs = False
         self.progress: StartProgress | None = None
         self.env: dict[str, str] = {}
@@ -118,6 +120,9 @@ class FakeServer:
             body = json.loads(await request.read())
         except RecursionError:
             return web.json_response({"error": {"message": "the body cannot be parsed"}}, status=400)
+        message = handover.read(self.env.get("COLDSTART_HANDOVER_KEY", ""), body.get(handover.PARAMETER))
+        if isinstance(message, handover.Pin):
+            return web.json_response(self._hold(message))
         prompt = body["prompt"] if "prompt" in body else body["messages"]
         self.asked.append(prompt)
         self.bodies.append(body)
@@ -134,6 +139,14 @@ class FakeServer:
                 {"model": body["model"], "text": [prompt] * pieces}, headers={"x-own": "1"}
             )
         return await self._streamed(request, body, pieces)
+
+    def _hold(self, pin: handover.Pin) -> dict[str, Any]:
+        """Return the response to a request that holds KV; a server that does not hold it generates a token."""
+        self.pins.append(pin)
+        if not self.servers.holds_kv:
+            return {"choices": [{"text": "w"}]}
+        pull = handover.Pull(f"{len(self.pins)}", "ab" * 32, pin.tokens, "same", (("127.0.0.1", 1),))
+        return {handover.PARAMETER: handover.sign(self.env["COLDSTART_HANDOVER_KEY"], pull)}
 
     async def _streamed(self, request: web.Request, body: dict[str, Any], pieces: int) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -249,6 +262,7 @@ class FakeServers:
     metrics: str = ""
     hung: set[str] = field(default_factory=set)
     computes_s: float = 0.0
+    holds_kv: bool = False
 
     def begin(
         self,

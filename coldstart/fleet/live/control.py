@@ -286,6 +286,7 @@ class FleetControl(Front[FleetTicket]):
                 "readmitted": self.readmitted_count,
                 "resumed": self.resumed_count,
                 "migrated": self.moves.count,
+                "migrated_with_kv": self.moves.with_kv,
                 "client_keys_error": self.facts.client_keys_error,
             },
             "unusable": dict(self.unusable),

@@ -1,19 +1,23 @@
-"""Moves of streams from a pipeline to a single worker by recomputation, a few at a time (ParaServe, section 6.2).
+"""Moves of streams from a pipeline to a single worker together with their KV, a few at a time (ParaServe, section 6.2).
 
-The target first generates one token after all tokens so far, while the pipeline continues. So it has computed nearly
-all of the stream when the pipeline is stopped and the target continues. A stream that cannot move, or whose move
-fails, continues in the pipeline.
+The target first loads the KV of all tokens so far from the pipeline, which continues. When the pipeline is stopped, only
+the KV of the last tokens is missing: the target loads it with the request for the rest. Where the KV cannot be
+loaded, the target computes the tokens again. A stream that cannot move, or whose move fails, continues in
+the pipeline.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from coldstart.contract import handover
 from coldstart.fleet.live.orders import RankUp
+from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import Ticket
 from coldstart.host.live.headers import present_key
 from coldstart.host.live.log import Log, Tasks
@@ -31,6 +35,7 @@ class FleetReplica(Replica):
         place = str(url.hostname), url.port or 80
         super().__init__(model, Upstream(place, connect_s=CONNECT_S), up.key)
         self.group, self.mode, self.start_s = group, up.mode, up.start_s
+        self.handover_key = up.handover_key
 
 
 @dataclass(eq=False)
@@ -77,6 +82,8 @@ class FleetTicket(Ticket):
 
 
 PATIENCE_S = 60.0
+# The source answers in its next iteration. A full batch may keep it waiting; then the tokens are computed again.
+HOLD_S = 5.0
 JSON = ((b"content-type", b"application/json"),)
 
 
@@ -128,7 +135,7 @@ class _Turns:
 
 
 class Moves:
-    """Moves of a fleet's streams; `count` succeeded.
+    """Moves of a fleet's streams; `count` succeeded, `with_kv` of them with the KV of the stream.
 
     `tickets` are the open requests by number. `ended` is called with the number of each move's request and whether it
     moved.
@@ -141,7 +148,7 @@ class Moves:
         clock: Callable[[], float],
         log: Log,
     ) -> None:
-        self.count = 0
+        self.count = self.with_kv = 0
         self._tickets, self._ended, self._clock = tickets, ended, clock
         self._log, self._tasks = log, Tasks(log)
         self._turns: dict[str, _Turns] = {}
@@ -168,10 +175,14 @@ class Moves:
         source, stream, deadline = ticket.target, ticket.stream, self._clock() + PATIENCE_S
         if source is None or stream is None or ticket.answer is None:
             return self._stays(ticket, "the stream is not resumable")
-        if stream.prompt is not None and not await self._warm(target, stream.warming()):
-            return self._stays(ticket, "the worker did not compute the tokens so far")
+        kv = await self._hold(ticket, source, target, stream)
+        if stream.prompt is not None and not await self._warm(target, stream.warming(kv)):
+            return self._stays(ticket, "the worker has not loaded or computed the tokens so far")
+        if kv is not None:
+            kv = await self._hold(ticket, source, target, stream)
         if not self._is_open(ticket) or stream.finished or not stream.resumable:
             return False
+        stream.kv = kv
         made, stopped = len(stream.tokens), self._clock()
         settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         ticket.move = MovingStream(target, settled)
@@ -183,25 +194,50 @@ class Moves:
         ticket.move = None
         if settled.result():
             self.count += 1
+            self.with_kv += kv is not None
             gap = round(self._clock() - stopped, 4)
             pace.moved(gap)
-            self._log.write("moved", request=ticket.number, made=made, gap_s=gap)
+            self._log.write("moved", request=ticket.number, made=made, gap_s=gap, with_kv=kv is not None)
         return settled.result()
 
     def _stays(self, ticket: FleetTicket, reason: str) -> bool:
         self._log.write("not moved", request=ticket.number, reason=reason)
         return False
 
-    async def _warm(self, target: FleetReplica, body: bytes) -> bool:
+    async def _hold(
+        self, ticket: FleetTicket, source: FleetReplica, target: FleetReplica, stream: Continuation
+    ) -> dict[str, str] | None:
+        """Make the source hold the KV of the stream; return what makes the target load it, None if it cannot."""
+        if stream.prompt is None or not (source.handover_key and target.handover_key):
+            return None
+        body = stream.holding(ticket.request_id, source.handover_key)
+        response = await self._complete(source, body, HOLD_S)
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                own = [*JSON, *present_key(target.key)]
-                asked = await target.upstream.request("POST", "/v1/completions", headers=own, body=body)
+            given = json.loads(response or b"{}").get(handover.PARAMETER)
+            pull = handover.read(source.handover_key, given)
+        except (ValueError, AttributeError) as error:
+            self._log.write("kv not held", request=ticket.number, reason=str(error))
+            return None
+        if pull is None:
+            self._log.write("kv not held", request=ticket.number, reason="the server did not hold it")
+            return None
+        return handover.sign(target.handover_key, pull)
+
+    async def _warm(self, target: FleetReplica, body: bytes) -> bool:
+        return await self._complete(target, body, PATIENCE_S) is not None
+
+    @staticmethod
+    async def _complete(replica: FleetReplica, body: bytes, limit_s: float) -> bytes | None:
+        """Return the body of a completion by `replica`, None if it fails or takes longer than `limit_s` seconds."""
+        try:
+            async with asyncio.timeout(limit_s):
+                own = [*JSON, *present_key(replica.key)]
+                asked = await replica.upstream.request("POST", "/v1/completions", headers=own, body=body)
                 async with asked as answer:
-                    await answer.read()
-                    return answer.status == 200
+                    read = await answer.read()
+                    return read if answer.status == 200 else None
         except OSError:  # includes TimeoutError
-            return False
+            return None
 
     def rolled_back(self, ticket: FleetTicket, reason: str) -> bool:
         """Roll back the stream's move if the target failed before its first token; return whether a move was in progress."""

@@ -33,7 +33,9 @@ from coldstart.host.live import headers
 from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.servers import PATIENCE_S, ModelServer, StartFailedError
 from coldstart.host.live.starter_client import Starter
+from coldstart.launch.scheduler import reserve_cores
 from coldstart.system.ipc.addresses import free_port
+from coldstart.vllm.handover.arguments import handover_arguments
 from coldstart.weights.prefetch import client
 
 WAIT_S = 5.0
@@ -120,12 +122,20 @@ class NodeServers:
         )
         try:
             env = {**self._device(order), str(environment.VLLM_API_KEY): key}
-            server = self.servers.begin(_build_launch(order), order.deadline_s, listen, env, pace)
+            launch, handover_key = _build_launch(order), ""
+            if self._can_hand_over(launch):
+                # One key for each server: no other server and no client knows it.
+                handover_key = secrets.token_hex(32)
+                env |= {str(environment.HANDOVER_KEY): handover_key}
+                env |= reserve_cores(launch.args.ranks_per_node())
+                words = handover_arguments(self.host, f"{launch.model}@{launch.revision or ''}")
+                launch = replace(launch, args=Arguments([*launch.args, *words]))
+            server = self.servers.begin(launch, order.deadline_s, listen, env, pace)
         except OSError as error:  # no descriptor, no disk, no process
             self._report(RankEnded(worker, f"cannot start a server: {error.strerror or error}", False))
             return
         process = self.processes[worker] = _Process(order, server, NodeFetch(pace) if pace else None)
-        task = asyncio.get_running_loop().create_task(self._live(worker, process, place, key))
+        task = asyncio.get_running_loop().create_task(self._live(worker, process, place, key, handover_key))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -139,7 +149,13 @@ class NodeServers:
         """Return the environment that selects the server's GPU."""
         return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.shows_devices else {}
 
-    async def _live(self, worker: str, process: _Process, place: tuple[str, int], key: str) -> None:
+    def _can_hand_over(self, launch: Launch) -> bool:
+        """Return whether the server can move requests with their KV: a CPU engine without another KV connector."""
+        return not self.shows_devices and not launch.args.gives("kv_transfer_config")
+
+    async def _live(
+        self, worker: str, process: _Process, place: tuple[str, int], key: str, handover_key: str
+    ) -> None:
         began = self.clock()
         fetching = asyncio.ensure_future(self._fetched(worker, process.fetch))
         watching = asyncio.ensure_future(self._end_if_hung(process, place))
@@ -151,7 +167,9 @@ class NodeServers:
         else:
             steps = tuple(fallback.decode(ready.document.get("fallbacks")))
             url = f"http://{place[0]}:{place[1]}"
-            process.up = RankUp(worker, url, ready.mode, self.clock() - began, ready.pid, steps, key)
+            process.up = RankUp(
+                worker, url, ready.mode, self.clock() - began, ready.pid, steps, key, handover_key
+            )
             self._report(process.up)
             reason = await process.server.ended
         fetching.cancel()

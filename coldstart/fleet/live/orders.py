@@ -35,7 +35,8 @@ class RankOrder:
 class RankUp:
     """A worker answers at `url`, started in `mode` within `start_s` seconds; `fallbacks` are the faster modes that failed.
 
-    Its server requires the API key `key`.
+    Its server requires the API key `key`. It hands over running requests with their KV for messages signed with
+    `handover_key`; empty if it cannot.
     """
 
     worker: str
@@ -45,6 +46,7 @@ class RankUp:
     pid: int | None
     fallbacks: tuple[Fallback, ...] = ()
     key: str = field(default="", repr=False)
+    handover_key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

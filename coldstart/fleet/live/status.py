@@ -121,6 +121,7 @@ class FleetStatus(Collector):
             ("readmitted", "Number of requests admitted again after their server failed."),
             ("resumed", "Number of readmitted requests whose stream had begun."),
             ("migrated", "Number of streams migrated to another worker."),
+            ("migrated_with_kv", "Number of streams migrated together with their KV."),
         ):
             yield CounterMetricFamily(PREFIX + name, about, document["gateway"][name])
         yield count_refusals(PREFIX, document["gateway"]["refused"])

@@ -16,7 +16,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Self
 
+from coldstart.contract import handover
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.handover import PARAMETER
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 # Parameters that the request for the rest can contain unchanged, with any value.
@@ -84,13 +86,17 @@ def _text_only(message: Any) -> bool:
 
 
 class Continuation:
-    """One stream. `tokens` are the ids generated so far; the client has the complete text of the first `clean` of them."""
+    """One stream. `tokens` are the ids generated so far; the client has the complete text of the first `clean` of them.
+
+    The next request for the rest contains `kv`, with which its server loads the KV of the tokens so far.
+    """
 
     def __init__(self, path: str, document: Mapping[str, Any]) -> None:
         self.path, self.document = path, document
         self.prompt: list[int] | None = None
         self.tokens: list[int] = []
         self.clean = 0
+        self.kv: Mapping[str, str] | None = None
         self.finished = self.ended = False
         self.broken = ""
         self._greedy = document.get("temperature") == 0
@@ -136,12 +142,18 @@ class Continuation:
             del self.tokens[self.clean :]
         return COMPLETIONS, self._body(self._remaining())
 
-    def warming(self) -> bytes:
-        """Return a completion request of one token that makes a server compute the tokens so far."""
+    def warming(self, kv: Mapping[str, str] | None = None) -> bytes:
+        """Return a completion request of one token that makes a server compute the tokens so far, or load their KV."""
         asked = {"model": self.document["model"], "prompt": self._so_far(), "max_tokens": 1, "temperature": 0}
-        return self._body(
-            asked | {name: self.document[name] for name in ("cache_salt",) if name in self.document}
-        )
+        asked |= {name: self.document[name] for name in ("cache_salt",) if name in self.document}
+        return self._body(asked | ({} if kv is None else {PARAMETER: kv}))
+
+    def holding(self, request: str, key: str) -> bytes:
+        """Return a completion request that makes the current server hold the KV of this stream's request."""
+        known = [*(self.prompt or ()), *self.tokens]
+        pin = handover.Pin(request, len(known), handover.digest_tokens(known))
+        asked = {"model": self.document["model"], "prompt": known[:1], "max_tokens": 1, "temperature": 0}
+        return self._body(asked | {PARAMETER: handover.sign(key, pin)})
 
     def _so_far(self) -> list[int]:
         return [*(self.prompt or ()), *self.tokens[: self.clean]]
@@ -156,6 +168,8 @@ class Continuation:
         asked["max_tokens"] = None if limit is None else limit - self.clean
         if given.get("min_tokens"):
             asked["min_tokens"] = max(0, given["min_tokens"] - self.clean)
+        if self.kv is not None:
+            asked[PARAMETER], self.kv = self.kv, None
         return asked
 
     @staticmethod

@@ -113,7 +113,7 @@ class Exchange:
             await self._error(400, str(error))
             return
         while True:
-            ticket.stream, ticket.keep_s = self.stream, self.keep_s
+            ticket.stream, ticket.keep_s, ticket.request_id = self.stream, self.keep_s, self.id.decode()
             try:
                 replica = await self._granted(ticket)
             except AdmissionRefusedError as refused:

@@ -50,7 +50,7 @@ class Ticket:
 
     `stream` is the state of an answer that can continue at another server, `answer` the current answer. The request was
     admitted `tries` times before. `keep_s`: seconds that its model stays idle after it; None: those of its configuration.
-    `evicted` are the models whose memory it needed.
+    `evicted` are the models whose memory it needed. Its servers know it as `request_id`.
     """
 
     number: str
@@ -64,6 +64,7 @@ class Ticket:
     tries: int = 0
     keep_s: float | None = None
     evicted: list[str] = field(default_factory=list)
+    request_id: str = ""
 
     def refuse(self, refused: AdmissionRefusedError) -> None:
         """Let `granted` raise this error, unless the request already has a server."""

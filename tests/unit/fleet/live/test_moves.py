@@ -13,6 +13,7 @@ from support.fake_model import generated
 from support.fake_upstream import run, wait_until
 from support.fleet_rig import FleetStage, deployment, fleet
 
+from coldstart.contract import handover
 from coldstart.fleet.live.moves import HandoverPace
 from coldstart.fleet.specification import FleetSettings
 
@@ -89,6 +90,35 @@ def test_hundred_moved_streams_have_each_token_once(tmp_path: Path, usage: bool)
             await wait_until(
                 lambda: sorted(s.free[0] for s in control.core.roster.servers.values()) == [30, 40]
             )
+
+    run(work())
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_stream_moves_with_its_kv_where_the_pipeline_holds_it(tmp_path: Path, held: bool) -> None:
+    async def work() -> None:
+        async with fleet(tmp_path, **SLOW) as stage:  # type: ignore[arg-type]
+            ranks, beside = await _pipeline(stage)
+            ranks[0].servers = replace(ranks[0].servers, pause_s=0.05, holds_kv=held)
+            more = {"max_tokens": 300, "temperature": 0}
+            moved = asyncio.create_task(stage.events("a", "stream", **more))
+            facts = stage.control.facts.get_model("a")
+            await wait_until(lambda: facts.chunks_streamed >= 3)
+            beside.gate.set()
+            assert _ids(await moved) == generated("stream", 300)
+            moves, key = stage.control.moves, beside.env["COLDSTART_HANDOVER_KEY"]
+            assert (moves.count, moves.with_kv) == (1, int(held))
+            pulls = [handover.read(key, body.get(handover.PARAMETER)) for body in beside.bodies]
+            # Once while the pipeline continues, and once for what it has computed meanwhile.
+            assert [isinstance(one, handover.Pull) for one in pulls] == [held, held]
+            pins = ranks[0].pins
+            assert len(pins) == 1 + held and all(pin.tokens >= len("stream") + 3 for pin in pins)
+            known = [*b"stream", *generated("stream", 300)][: pins[-1].tokens]
+            assert pins[-1].digest == handover.digest_tokens(known)
+            assert ranks[0].env["COLDSTART_HANDOVER_KEY"] != key
+            text = stage.control.metrics.text()
+            assert f"coldstart_fleet_migrated_with_kv_total {float(held)}".encode() in text
+            await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
     run(work())
 

@@ -1,0 +1,1 @@
+"""KV of running requests, moved between vLLM servers."""
