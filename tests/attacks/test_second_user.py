@@ -150,7 +150,7 @@ def _attacks(v: Victim) -> list[Attack]:
         Attack("list the runtime directory", list_names, runtime),
         Attack("plant in the runtime directory", plant, runtime),
         Attack("replace a template's socket", replace, v.warm.socket),
-        Attack("rewrite what a template was made of", overwrite, v.warm.directory / "files.sha256"),
+        Attack("rewrite what a template was made of", overwrite, v.warm.directory / "made-of.json"),
         Attack("read a template's log", read, v.warm.directory / "log"),
         Attack("read a template's plan", read, v.warm.directory / "plan.json"),
         Attack("read a template's environment", read_environment, pid),
