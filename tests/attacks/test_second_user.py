@@ -41,7 +41,7 @@ from attacks.second_user import (
     trace,
     won,
 )
-from coldstart.artifacts import sign
+from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import check
@@ -54,7 +54,6 @@ from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
 from coldstart.system.snapshot import runtime_image
-from coldstart.system.trust import ownership
 from coldstart.system.trust.unpacked import unpacked
 
 SECRET = b"memory of a process"

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.artifacts import sign
+from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from tools.bundles import CODE, key, provenance, write_tree
 
 from coldstart.models import inspection
 from coldstart.system import paths, runtime
-from coldstart.system.trust import ownership
 from coldstart.system.trust.unpacked import unpacked
 
 GOOD, EVIL = CODE["kernel.so"], b"arbitrary code of another user's"

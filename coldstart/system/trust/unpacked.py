@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coldstart.artifacts import canonical, files
+from coldstart.artifacts import canonical, files, ownership
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.system import paths, runtime
 from coldstart.system.dry_run import is_dry_run
-from coldstart.system.trust import directory_fingerprint, ownership
+from coldstart.system.trust import directory_fingerprint
 
 _TRIES = 20
 DISTRIBUTION = "coldstart-vllm"
