@@ -52,52 +52,142 @@ class BundleError(ColdstartError):
         return f"{self.code}: {self.message} ({self.hint})"
 
 
-class InvalidJsonError(BundleError, ValueError):
-    """JSON that this format does not allow: syntax, encoding, NaN, or nesting. A ValueError, as those of other readers."""
-
-    code = "CS-JSON"
-
-
-class DuplicateKeyError(InvalidJsonError):
-    """JSON object that contains one member twice, so that two readers may see two values."""
-
-    code = "CS-DUPKEY"
+_DO_NOT_USE = "do not use this bundle; materialize it on this machine: coldstart materialize MODEL"
+_FETCH_AGAIN = (
+    "fetch the bundle again: coldstart pull ADDRESS; or build it again: coldstart materialize MODEL"
+)
+# No index has the project's releases.
+_UPGRADE = (
+    "install a newer release: git pull in the checkout, make dist, pip install dist/coldstart_vllm-*.whl"
+)
 
 
-class TooLargeError(BundleError, ValueError):
-    """Document or count above its limit. A ValueError, as InvalidJsonError."""
-
-    code = "CS-SIZE"
-    default_hint = "do not use this bundle; materialize it on this machine: coldstart materialize MODEL"
-
-
-class ArchiveBombError(TooLargeError):
-    """Compressed section that unpacks to more bytes or members, or with a higher ratio, than allowed or declared."""
-
-    code = "CS-BOMB"
-
-
-class DigestMismatchError(BundleError):
-    """Bytes on disk or from the network that differ from their sha256."""
-
-    code = "CS-DIGEST"
-    default_hint = (
-        "fetch the bundle again: coldstart pull ADDRESS; or build it again: coldstart materialize MODEL"
-    )
+def _rule(
+    name: str,
+    code: str,
+    hint: str = BundleError.default_hint,
+    *bases: type[Exception],
+    exit_code: int = CHECK_FAILED,
+) -> type[BundleError]:
+    """Return the class of the errors with a code. FORMAT.md, section 9, has the rule of each code."""
+    members = {"__module__": __name__, "code": code, "default_hint": hint, "exit_code": exit_code}
+    return type(name, bases or (BundleError,), members)
 
 
-class MissingBlobError(BundleError):
-    """Missing blob that a manifest lists."""
+# JSON and sizes: a ValueError, as the errors of other readers.
+InvalidJsonError = _rule("InvalidJsonError", "CS-JSON", BundleError.default_hint, BundleError, ValueError)
+DuplicateKeyError = _rule("DuplicateKeyError", "CS-DUPKEY", BundleError.default_hint, InvalidJsonError)
+TooLargeError = _rule("TooLargeError", "CS-SIZE", _DO_NOT_USE, BundleError, ValueError)
+ArchiveBombError = _rule("ArchiveBombError", "CS-BOMB", _DO_NOT_USE, TooLargeError)
 
-    code = "CS-BLOB-MISSING"
-    default_hint = DigestMismatchError.default_hint
+# Blobs.
+DigestMismatchError = _rule("DigestMismatchError", "CS-DIGEST", _FETCH_AGAIN)
+MissingBlobError = _rule("MissingBlobError", "CS-BLOB-MISSING", _FETCH_AGAIN)
+UnreadableError = _rule(
+    "UnreadableError",
+    "CS-UNREADABLE",
+    "check the permissions and the disk, or fetch the bundle again: coldstart pull ADDRESS",
+)
 
+# Documents.
+InvalidManifestError = _rule("InvalidManifestError", "CS-MANIFEST")
+SectionTableError = _rule(
+    "SectionTableError", "CS-SECTION-TABLE", BundleError.default_hint, InvalidManifestError
+)
+IndexMismatchError = _rule(
+    "IndexMismatchError",
+    "CS-INDEX",
+    "prune the entry, then import or pull the bundle again",
+    InvalidManifestError,
+)
+InvalidKeyError = _rule(
+    "InvalidKeyError",
+    "CS-KEY",
+    "use flat dotted names and values that are neither paths nor containers",
+    exit_code=ERROR,
+)
+FormatTooNewError = _rule("FormatTooNewError", "CS-FORMAT-NEW", _UPGRADE)
+NotALayoutError = _rule(
+    "NotALayoutError",
+    "CS-LAYOUT",
+    "name a directory or archive that coldstart export or an OCI client wrote",
+)
+SectionMissingError = _rule("SectionMissingError", "CS-SECTION-MISSING")
+SectionUnsupportedError = _rule("SectionUnsupportedError", "CS-SECTION-UNSUPPORTED", _UPGRADE)
 
-class UnreadableError(BundleError):
-    """Blob that the operating system cannot read: permissions, or a failing disk."""
+# Trees.
+UnsafePathError = _rule("UnsafePathError", "CS-PATH", _DO_NOT_USE)
+UnsafeLinkError = _rule("UnsafeLinkError", "CS-LINK", _DO_NOT_USE)
+UnsafeMemberError = _rule("UnsafeMemberError", "CS-SPECIAL", _DO_NOT_USE)
+DuplicateMemberError = _rule("DuplicateMemberError", "CS-DUPMEMBER", _DO_NOT_USE)
+InvalidTreeError = _rule("InvalidTreeError", "CS-TREE")
 
-    code = "CS-UNREADABLE"
-    default_hint = "check the permissions and the disk, or fetch the bundle again: coldstart pull ADDRESS"
+# Signatures and keys.
+UntrustedError = _rule(
+    "UntrustedError",
+    "CS-UNTRUSTED",
+    "trust the signer's public key, or materialize here: coldstart materialize MODEL",
+)
+InvalidSignatureError = _rule(
+    "InvalidSignatureError",
+    "CS-SIGNATURE",
+    "sign the bundle again, or materialize here: coldstart materialize MODEL",
+)
+ExposedKeyError = _rule(
+    "ExposedKeyError", "CS-EXPOSED", "let only its owner write to it: chmod go-w FILE", exit_code=ERROR
+)
+InvalidNameError = _rule(
+    "InvalidNameError",
+    "CS-NAME",
+    "name it with letters, digits, '.', '_' and '-': --name build-host",
+    exit_code=ERROR,
+)
+
+# References and stores.
+AmbiguousReferenceError = _rule(
+    "AmbiguousReferenceError",
+    "CS-AMBIGUOUS",
+    "use a reference to one of them: NAME:vN or NAME@sha256:...",
+    exit_code=ERROR,
+)
+InvalidReferenceError = _rule(
+    "InvalidReferenceError",
+    "CS-REFERENCE",
+    "write NAME, NAME:vN, NAME@sha256:... or a digest prefix of 12 or more hex digits",
+    exit_code=ERROR,
+)
+DestinationExistsError = _rule(
+    "DestinationExistsError", "CS-EXISTS", "name a path that does not exist yet", exit_code=ERROR
+)
+DraftClosedError = _rule(
+    "DraftClosedError", "CS-DRAFT", "open a new draft: Store.begin(key)", exit_code=ERROR
+)
+
+# Writes to a store: an OSError, so that callers can continue without the written data.
+NoSpaceError = _rule(
+    "NoSpaceError",
+    "CS-NOSPACE",
+    "free space (coldstart prune), or choose another disk: --cache-dir DIR",
+    BundleError,
+    OSError,
+    exit_code=ERROR,
+)
+ReadOnlyStoreError = _rule(
+    "ReadOnlyStoreError",
+    "CS-READONLY",
+    "choose a writable store: --cache-dir DIR",
+    BundleError,
+    OSError,
+    exit_code=ERROR,
+)
+NoLocksError = _rule(
+    "NoLocksError",
+    "CS-LOCK",
+    "choose a store on a file system with locks, such as a local disk: --cache-dir DIR",
+    BundleError,
+    OSError,
+    exit_code=ERROR,
+)
 
 
 class NotRegularError(BundleError, OSError):
@@ -110,183 +200,6 @@ class NotRegularError(BundleError, OSError):
     def __init__(self, message: str | Sequence[str], *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.strerror = "not a regular file"
-
-
-class InvalidManifestError(BundleError):
-    """Manifest or config blob that does not match the schema."""
-
-    code = "CS-MANIFEST"
-
-
-class SectionTableError(InvalidManifestError):
-    """Section table in the config that differs from the layers of the manifest."""
-
-    code = "CS-SECTION-TABLE"
-
-
-class IndexMismatchError(InvalidManifestError):
-    """Index entry with another key or model than the config."""
-
-    code = "CS-INDEX"
-    default_hint = "prune the entry, then import or pull the bundle again"
-
-
-class InvalidKeyError(BundleError):
-    """Key field with an invalid name or value."""
-
-    code = "CS-KEY"
-    exit_code = ERROR
-    default_hint = "use flat dotted names and values that are neither paths nor containers"
-
-
-class FormatTooNewError(BundleError):
-    """Bundle of a newer major version of the format."""
-
-    code = "CS-FORMAT-NEW"
-    # No index has the project's releases.
-    default_hint = (
-        "install a newer release: git pull in the checkout, make dist, pip install dist/coldstart_vllm-*.whl"
-    )
-
-
-class NotALayoutError(BundleError):
-    """Directory or archive that is not an OCI image layout."""
-
-    code = "CS-LAYOUT"
-    default_hint = "name a directory or archive that coldstart export or an OCI client wrote"
-
-
-class SectionMissingError(BundleError):
-    """Bundle without a section of this type."""
-
-    code = "CS-SECTION-MISSING"
-
-
-class SectionUnsupportedError(BundleError):
-    """Section with a type, version or encoding that this release cannot read."""
-
-    code = "CS-SECTION-UNSUPPORTED"
-    default_hint = FormatTooNewError.default_hint
-
-
-class UnsafePathError(BundleError):
-    """Name of a member that is absolute, outside its tree, or not portable."""
-
-    code = "CS-PATH"
-    default_hint = TooLargeError.default_hint
-
-
-class UnsafeLinkError(BundleError):
-    """Member that is a symbolic or hard link."""
-
-    code = "CS-LINK"
-    default_hint = TooLargeError.default_hint
-
-
-class UnsafeMemberError(BundleError):
-    """Member that is a device, a FIFO, a sparse file or another special type."""
-
-    code = "CS-SPECIAL"
-    default_hint = TooLargeError.default_hint
-
-
-class DuplicateMemberError(BundleError):
-    """Two members of one tree with the same name."""
-
-    code = "CS-DUPMEMBER"
-    default_hint = TooLargeError.default_hint
-
-
-class InvalidTreeError(BundleError):
-    """Malformed or truncated tar or zstd stream."""
-
-    code = "CS-TREE"
-
-
-class UntrustedError(BundleError):
-    """Executable section of a bundle without a trusted signature."""
-
-    code = "CS-UNTRUSTED"
-    default_hint = "trust the signer's public key, or materialize here: coldstart materialize MODEL"
-
-
-class InvalidSignatureError(BundleError):
-    """Signature or key file that is malformed or does not verify."""
-
-    code = "CS-SIGNATURE"
-    default_hint = "sign the bundle again, or materialize here: coldstart materialize MODEL"
-
-
-class ExposedKeyError(BundleError):
-    """Key, or directory of keys, that another user owns, can replace or can read."""
-
-    code = "CS-EXPOSED"
-    exit_code = ERROR
-    default_hint = "let only its owner write to it: chmod go-w FILE"
-
-
-class InvalidNameError(BundleError):
-    """Name of a key with characters other than letters, digits, `.`, `_` and `-`, or with more than 64."""
-
-    code = "CS-NAME"
-    exit_code = ERROR
-    default_hint = "name it with letters, digits, '.', '_' and '-': --name build-host"
-
-
-class AmbiguousReferenceError(BundleError):
-    """Reference that matches several bundles."""
-
-    code = "CS-AMBIGUOUS"
-    exit_code = ERROR
-    default_hint = "use a reference to one of them: NAME:vN or NAME@sha256:..."
-
-
-class InvalidReferenceError(BundleError):
-    """Reference to a bundle or remote that cannot be parsed."""
-
-    code = "CS-REFERENCE"
-    exit_code = ERROR
-    default_hint = "write NAME, NAME:vN, NAME@sha256:... or a digest prefix of 12 or more hex digits"
-
-
-class NoSpaceError(BundleError, OSError):
-    """Full disk or quota; the store is unchanged. It is an OSError, so callers can continue without the written data."""
-
-    code = "CS-NOSPACE"
-    exit_code = ERROR
-    default_hint = "free space (coldstart prune), or choose another disk: --cache-dir DIR"
-
-
-class ReadOnlyStoreError(BundleError, OSError):
-    """Write to a store that is not writable. An OSError, as NoSpaceError."""
-
-    code = "CS-READONLY"
-    exit_code = ERROR
-    default_hint = "choose a writable store: --cache-dir DIR"
-
-
-class NoLocksError(BundleError, OSError):
-    """Store on a file system without locks, where two writers could damage it. An OSError, as NoSpaceError."""
-
-    code = "CS-LOCK"
-    exit_code = ERROR
-    default_hint = "choose a store on a file system with locks, such as a local disk: --cache-dir DIR"
-
-
-class DestinationExistsError(BundleError):
-    """Destination that already exists."""
-
-    code = "CS-EXISTS"
-    exit_code = ERROR
-    default_hint = "name a path that does not exist yet"
-
-
-class DraftClosedError(BundleError):
-    """Draft that was used after its end, or that received one section twice."""
-
-    code = "CS-DRAFT"
-    exit_code = ERROR
-    default_hint = "open a new draft: Store.begin(key)"
 
 
 class RemoteFailedError(BundleError):

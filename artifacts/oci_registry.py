@@ -17,8 +17,7 @@ from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, list
 from coldstart.artifacts.errors import InvalidReferenceError, MissingBlobError, RemoteFailedError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.net import origin
-from coldstart.artifacts.net.http_client import Answer, RemoteUnreachableError
-from coldstart.artifacts.net.pace import Bounds
+from coldstart.artifacts.net.http_client import Answer, Bounds, RemoteUnreachableError
 from coldstart.artifacts.registry_auth import RegistrySession
 from coldstart.artifacts.tar import Readable
 

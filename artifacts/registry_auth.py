@@ -17,12 +17,12 @@ from coldstart.artifacts.errors import BundleError, RemoteDeniedError, RemoteFai
 from coldstart.artifacts.net import origin
 from coldstart.artifacts.net.http_client import (
     Answer,
+    Bounds,
     ForbiddenError,
     HttpClient,
     RemoteUnreachableError,
     Secret,
 )
-from coldstart.artifacts.net.pace import Bounds
 
 REALMS_VARIABLE = "COLDSTART_TOKEN_REALMS"
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')

@@ -23,8 +23,8 @@ from coldstart.artifacts.errors import (
     InvalidSignatureError,
     named_os_errors,
 )
-from coldstart.artifacts.exposure import require_unexposed
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.ownership import require_unexposed
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

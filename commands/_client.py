@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.request import getproxies, proxy_bypass
 
-from coldstart.artifacts.net.http_client import Answer, ForbiddenError, HttpClient, redirected
+from coldstart.artifacts.net.http_client import Answer, Bounds, ForbiddenError, HttpClient, redirected
 from coldstart.artifacts.net.origin import Origin, parse_origin, redact_url
-from coldstart.artifacts.net.pace import Bounds
 from coldstart.commands._output import Output, human_bytes
 
 from coldstart.errors import CommandFailedError, UsageError

@@ -43,7 +43,8 @@ def start(
     untrusted: Untrusted = False,
 ) -> None:
     """Fetch the weights and wait until they are in memory."""
-    from coldstart.weights.prefetch import ask, configuration
+    from coldstart.contract import environment
+    from coldstart.weights.prefetch import ask
 
     limit = None if memory is None else parse_size(memory)
     common.require_network(weights_from or "")
@@ -58,7 +59,11 @@ def start(
         )
     for note in wanted.notes:
         common.out.warn(note)
-    settings = configuration.format_variables(memory_bytes=limit, streams=streams, idle_s=idle)
+    settings = {
+        environment.PREFETCH_MEMORY_BYTES: limit,
+        environment.PREFETCH_STREAMS: streams,
+        environment.PREFETCH_IDLE_S: idle,
+    }
     common.require_network(wanted.source)
     with common.out.phase("fetch"):
         stats = ask.fetch_all(wanted, tensor or None, settings)

@@ -18,15 +18,48 @@ from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 from coldstart.artifacts.net.origin import Origin, parse_origin, redact_url
-from coldstart.artifacts.net.pace import Bounds, Pace, TooSlowError, read_environment
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 from urllib3.util.ssl_ import create_urllib3_context
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+FLOOR_VARIABLE, PATIENCE_VARIABLE = "COLDSTART_HTTP_FLOOR", "COLDSTART_HTTP_PATIENCE_S"
 _MAX_REDIRECTS = 5
 _BLOCK = 1 << 17
 _SLICE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits in seconds of the connection, of status and headers, and of patience; the floor in bytes per second.
+
+    A body is too slow if its reader has waited for more than window_s + n / floor seconds for its last n bytes. Headers of
+    chunks do not count, nor does time that the reader uses itself.
+    """
+
+    connect_s: float = 10.0
+    head_s: float = 30.0
+    window_s: float = 30.0
+    floor: float = 16 << 10
+
+
+def read_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
+    """Return the bounds with the floor (bytes/s) and the patience (s, of head and window) of the environment."""
+    patience = _positive(environment, PATIENCE_VARIABLE, Bounds().window_s)
+    floor = _positive(environment, FLOOR_VARIABLE, Bounds().floor)
+    return Bounds(head_s=patience, window_s=patience, floor=floor)
+
+
+def _positive(environment: Mapping[str, str], name: str, otherwise: float) -> float:
+    try:
+        value = float(environment.get(name, ""))
+    except ValueError:
+        return otherwise
+    return value if 0.0 < value < float("inf") else otherwise
+
+
+class TooSlowError(TimeoutError):
+    """Response that was slower than its bounds."""
 
 
 class RemoteUnreachableError(Exception):
@@ -49,39 +82,29 @@ class Secret:
     headers: Mapping[str, str] = field(repr=False)
 
 
-class _Paced:
-    """Socket whose reads wait no longer than the pace of the response allows."""
+class _Timed:
+    """Socket whose reads end at `deadline`, on the clock of `monotonic`, if one is set."""
 
-    pace: Pace | None = None
-    limit = 0.0
+    deadline: float | None = None
 
     def recv_into(self, buffer: Any, *rest: Any) -> int:
-        if self.pace is None:
-            return super().recv_into(buffer, *rest)  # type: ignore[misc,no-any-return]
-        left, began = self.pace.patience(), monotonic()
-        if not 0.5 * left <= self.limit <= left:  # Each change is a system call.
-            self.limit = left
-            self.settimeout(left)  # type: ignore[attr-defined]
-        try:
-            got: int = super().recv_into(buffer, *rest)  # type: ignore[misc]
-        except TimeoutError:
-            self.pace.received(0, monotonic() - began)
-            self.pace.patience()
-            raise
-        self.pace.received(got, monotonic() - began)
-        return got
+        if self.deadline is not None:
+            if (left_s := self.deadline - monotonic()) <= 0:  # also where endless headers arrive fast
+                raise TimeoutError
+            self.settimeout(left_s)  # type: ignore[attr-defined]
+        return super().recv_into(buffer, *rest)  # type: ignore[misc,no-any-return]
 
 
-class _Socket(_Paced, socket.socket):
+class _Socket(_Timed, socket.socket):
     pass
 
 
-class _TlsSocket(_Paced, ssl.SSLSocket):
+class _TlsSocket(_Timed, ssl.SSLSocket):
     pass
 
 
 class _Exchange:
-    """Connection mixin whose sockets are paced from the status line of the response on."""
+    """Connection mixin with timed sockets: status and headers of a response have one deadline."""
 
     bounds = Bounds()
     sock: Any
@@ -94,12 +117,12 @@ class _Exchange:
             self.sock.settimeout(timeout)
 
     def getresponse(self) -> Any:
-        sock, pace = self.sock, Pace(self.bounds)
-        if isinstance(sock, _Paced):
-            sock.pace, sock.limit = pace, 0.0
-        response = super().getresponse()  # type: ignore[misc]
-        pace.body()
-        response.pace = pace
+        sock, self.sock.deadline = self.sock, monotonic() + self.bounds.head_s
+        try:
+            response = super().getresponse()  # type: ignore[misc]
+        except TimeoutError as error:
+            raise TooSlowError(f"no response within {self.bounds.head_s:.0f} s") from error
+        response.timed, response.bounds = sock, self.bounds
         return response
 
 
@@ -136,7 +159,8 @@ class Answer:
 
     def __init__(self, response: Any, url: str, redirected: bool) -> None:
         self._response = response
-        self._pace: Pace = response.pace
+        self._bounds: Bounds = response.bounds
+        self._patience_s = self._bounds.window_s
         self.url, self.redirected = url, redirected
         self.status: int = response.status
         self.reason = str(response.reason or "")[:80]
@@ -150,12 +174,20 @@ class Answer:
 
     def read(self, size: int) -> bytes:
         """Return what has arrived, up to `size` bytes and a MiB; b"" at the end. Raises RemoteUnreachableError."""
+        began = monotonic()
+        self._response.timed.deadline = began + self._patience_s
         try:
             data: bytes = self._response.read1(min(size, _SLICE))
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
             self.close()
+            if any(isinstance(cause, TimeoutError) for cause in _chain(error)):
+                limits = self._bounds
+                slow = f"less than {limits.floor:.0f} bytes/s for {limits.window_s:.0f} s"
+                raise SlowServerError(slow) from error
             raise failed(error) from error
-        self._pace.delivered(len(data))
+        waited_s = monotonic() - began
+        self._patience_s += len(data) / self._bounds.floor - waited_s
+        self._patience_s = min(self._bounds.window_s, self._patience_s)
         return data
 
     def read_up_to(self, cap: int) -> bytes:
@@ -185,7 +217,7 @@ class HttpClient:
     """HTTP client for one thread, with connection pools. Proxies come from the environment, except for loopback."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
-        self._bounds = bounds or read_environment()
+        self._bounds = bounds or read_bounds()
         self._managers: dict[tuple[str, str | None], urllib3.PoolManager] = {}
 
     def ask(

@@ -5,12 +5,12 @@ Ready files, launch plans and status documents contain its JSON form, in which t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+
+import msgspec
 
 
-@dataclass(frozen=True)
-class Fallback:
+class Fallback(msgspec.Struct, frozen=True, omit_defaults=True, rename={"stage": "section"}):
     """A stage of a start that was done the ordinary way, the reason, and a hint that avoids this next time."""
 
     stage: str
@@ -22,17 +22,7 @@ class Fallback:
 
     def encode(self) -> dict[str, str]:
         """Return the JSON object."""
-        hint = {"hint": self.hint} if self.hint else {}
-        return {"section": self.stage, "reason": self.reason, **hint}
-
-    @classmethod
-    def decode(cls, document: object) -> Fallback:
-        """Parse the JSON object. Raises ValueError for any other document."""
-        members = document if isinstance(document, Mapping) else {}
-        match members.get("section"), members.get("reason"), members.get("hint"):
-            case str(stage), str(reason), str(hint) | (None as hint):
-                return cls(stage, reason, hint)
-        raise ValueError(f"not a fallback: {document!r}")
+        return dict(msgspec.to_builtins(self))
 
 
 def encode(fallbacks: Iterable[Fallback]) -> list[dict[str, str]]:
@@ -41,6 +31,5 @@ def encode(fallbacks: Iterable[Fallback]) -> list[dict[str, str]]:
 
 
 def decode(document: object) -> list[Fallback]:
-    """Parse a ready file's `fallbacks`, which may be missing. Raises ValueError as `Fallback.decode`."""
-    entries = document if isinstance(document, list | tuple) else ()
-    return [Fallback.decode(entry) for entry in entries]
+    """Parse a ready file's `fallbacks`, which may be missing. Raises ValueError for any other document."""
+    return msgspec.convert(() if document is None else document, list[Fallback])

@@ -35,8 +35,3 @@ class EngineTask:
     kv_note: Path | None = None
     kv_plan: list[dict[str, Any]] | None = None
     compiled: Path | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("record", "prove", "restore", "kv_note", "compiled"):
-            if (directory := getattr(self, name)) is not None:
-                object.__setattr__(self, name, Path(directory))  # JSON contains it as text

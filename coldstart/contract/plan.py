@@ -1,19 +1,20 @@
 """Launch plan: all data that one server start needs, as plain data that crosses process boundaries.
 
-Standard library only: the launcher, the template and the executor read it, some of them before anything
-heavy is imported. A section that is missing or unusable is None here, with the reason in `fallbacks`.
+The launcher, the template and the executor read it, some of them before anything heavy is imported. A section that is
+missing or unusable is None here, with the reason in `fallbacks`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract import environment, fallback, service_variables
+import msgspec
+
+from coldstart.contract import environment, service_variables
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import EngineTask
@@ -51,23 +52,20 @@ class LaunchPlan:
     must_adopt: bool = False
 
     def __post_init__(self) -> None:
-        # JSON and some callers contain a plain list.
+        # Some callers pass a plain list.
         object.__setattr__(self, "vllm_args", Arguments(self.vllm_args))
 
     def document(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
-        plain = asdict(self, dict_factory=_plain)
-        return plain | {"vllm_args": list(self.vllm_args), "fallbacks": fallback.encode(self.fallbacks)}
+        return dict(msgspec.to_builtins(self, enc_hook=str))
 
     @classmethod
     def parse_document(cls, document: object) -> LaunchPlan:
-        """Parse the result of `document`. Raises ValueError if members are missing or unknown, as from another release."""
-        given = _members(cls, document, "launch plan")
-        if (request := given["weights_from"]) is not None:
-            given["weights_from"] = WeightsRequest(**_members(WeightsRequest, request, "weights request"))
-        given["fallbacks"] = fallback.decode(given["fallbacks"])
-        given["engine"] = EngineTask(**_members(EngineTask, given["engine"], "engine task"))
-        return cls(**given)
+        """Parse the result of `document`. Raises ValueError if members are missing or have other types."""
+        try:
+            return msgspec.convert(document, cls, dec_hook=lambda kind, value: kind(value))
+        except msgspec.ValidationError as error:
+            raise ValueError(f"invalid launch plan: {error}") from error
 
     @classmethod
     def parse(cls, text: str) -> LaunchPlan:
@@ -95,18 +93,3 @@ class LaunchPlan:
     def save(self, path: Path) -> None:
         """Write the plan to a file for another process."""
         path.write_text(json.dumps(self.document()))
-
-
-def _plain(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in members}
-
-
-def _members(kind: type[Any], document: object, what: str) -> dict[str, Any]:
-    """Return the members of a JSON object with exactly the fields of `kind`. Raises ValueError that names differing members."""
-    if not isinstance(document, Mapping):
-        raise ValueError(f"invalid {what}: expected a JSON object")
-    if differing := sorted({member.name for member in fields(kind)} ^ {*document}):
-        raise ValueError(
-            f"the {what} is from another release of coldstart: these members differ: {', '.join(differing)}"
-        )
-    return dict(document)

@@ -6,7 +6,6 @@ its loader's extra configuration. Without a request the server loads the files i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,6 @@ class WeightsRequest:
     source: str
     plan: Path
     pace: PacedFetch | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "plan", Path(self.plan))  # JSON contains it as text
-        if isinstance(self.pace, Mapping):
-            object.__setattr__(self, "pace", PacedFetch(**self.pace))
 
     def read(self) -> dict[str, Any]:
         """Read the weights plan. Raises OSError, and ValueError if the file does not contain a JSON object."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from coldstart.artifacts import files
+from coldstart.artifacts import files, ownership
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract import environment
@@ -28,7 +28,6 @@ from coldstart.models.inspection import Lookup
 from coldstart.system import paths, runtime
 from coldstart.system.dry_run import is_dry_run
 from coldstart.system.proc.processes import available_memory
-from coldstart.system.trust import ownership
 from coldstart.system.trust.unpacked import unpacked
 
 KV_FLAG = "kv_cache_memory_bytes"

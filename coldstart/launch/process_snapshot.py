@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from coldstart.artifacts import canonical
+from coldstart.artifacts import canonical, ownership
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
@@ -33,7 +33,6 @@ from coldstart.system.paths import Cache
 from coldstart.system.proc import locked_directory, processes
 from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
-from coldstart.system.trust import ownership
 from coldstart.system.trust.unpacked import unpacked
 
 ABOUT = "snapshot.json"

@@ -5,12 +5,10 @@ A key of misspelt arguments would miss every bundle. vLLM's own parser checks th
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
 import importlib.util
 import re
-from contextlib import suppress
 from pathlib import Path
 
 from coldstart.contract.arguments import SHORT, Arguments
@@ -22,7 +20,6 @@ _ENGINE = "engine/arg_utils.py"
 _SERVER = ("entrypoints/launchers/cli_args.py", "entrypoints/common/cli_args.py")  # moved by vLLM 0.33
 _LITERAL = re.compile(r'"--([a-z][\w-]*)"')
 _FIELD = re.compile(r"^    (\w+):", re.MULTILINE)
-_DEFAULT = re.compile(r"^    (\w+):.*? = (\S.*)$", re.MULTILINE)
 _OPTION = re.compile(r"--([A-Za-z][\w-]*)")
 
 
@@ -71,15 +68,6 @@ def list_options() -> frozenset[str]:
     return frozenset(
         {*_LITERAL.findall(engine + server), *fields, *(name.replace("_", "-") for name in SHORT.values())}
     )
-
-
-def list_defaults() -> dict[str, object]:
-    """Return the defaults of the options of vLLM's API server, by name with underscores, that are literals in its sources."""
-    defaults: dict[str, object] = {}
-    for name, value in _DEFAULT.findall(_read_sources()[1]):
-        with suppress(ValueError, SyntaxError):
-            defaults[name] = ast.literal_eval(value)
-    return defaults
 
 
 def _read_sources() -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +24,13 @@ class FileState(NamedTuple):
     inode: int
 
 
-def read_state(path: Path) -> FileState:
+def read_state(path: str | Path) -> FileState:
     """Return the state of a file. Raises OSError."""
-    status = path.stat()
+    status = os.stat(path)  # noqa: PTH116 - of thousands of files at every start
     return FileState(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
-def find_state(path: Path) -> FileState | None:
+def find_state(path: str | Path) -> FileState | None:
     """Return the state of a file, or None if it cannot be read."""
     try:
         return read_state(path)

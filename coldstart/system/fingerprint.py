@@ -1,32 +1,40 @@
 """Record the files, kernel and processor that a template or a snapshot was created with, and compare them with this machine.
 
 A template or a snapshot runs the code that it was created from, whatever has been installed since. A fix that does not change
-a version would never take effect. So both record the content digests of all mapped files and all imported modules, including
+a version would never take effect. So both record the state (stat(2)) of all mapped files and all imported modules, including
 a model's own code and coldstart's. They also record the kernel release, the processor's flags and the C library. If one of
-them differs, the template or snapshot is rejected with the name of the difference.
+them differs, the template or snapshot is rejected with the name of the difference. Both are used only on the machine that
+created them, so no content is read: a process can set neither ctime nor the clock of the file system.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import msgspec
 
 import coldstart
 from coldstart.artifacts import canonical
-from coldstart.artifacts.files import read_text
-from coldstart.system import digests
+from coldstart.artifacts.files import read_regular
 from coldstart.system.devices import hardware
+from coldstart.system.file_state import find_state
 
-FORMAT = 2
-"""Format 1 had sizes of mapped files and the kernel's series, but no module and no digest."""
 MODULES = "modules.json"
-LIST = "files.sha256"
 ABOUT = "made-of.json"
+
+
+class Fingerprint(msgspec.Struct):
+    """Properties of the machine, and size, mtime and ctime of each file by its path.
+
+    The inode is no part of it, because an overlay file system may change it.
+    """
+
+    machine: dict[str, str]
+    files: dict[str, tuple[int, int, int]]
 
 
 def imported() -> list[str]:
@@ -42,23 +50,28 @@ def write(pid: int, modules: Path, directory: Path) -> None:
         OSError: A file of the process does not exist any more.
     """
     files = {*mapped_files(pid), *canonical.read(modules), *_own_code()}
-    (directory / LIST).write_text(digests.listing(path for path in files if Path(path).is_file()))
-    (directory / ABOUT).write_text(json.dumps({"format": FORMAT, "machine": machine()}))
+    (directory / ABOUT).write_bytes(msgspec.json.encode(Fingerprint(machine(), read_states(files))))
+
+
+def read_states(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+    """Return size, mtime and ctime (in nanoseconds) of those files that exist."""
+    return {path: state[:3] for path in sorted(files) if (state := find_state(path)) is not None}
 
 
 def obstacle(directory: Path, what: str) -> str | None:
     """Return why the object recorded in `directory` cannot be used here, None if it can; `what` names it in the reason."""
     try:
-        about, listed = canonical.read(directory / ABOUT), read_text(directory / LIST)
-    except (OSError, ValueError):
-        about, listed = {}, ""
-    if not isinstance(about, Mapping) or about.get("format") != FORMAT:
-        return f"the {what} has no valid fingerprint: an older coldstart created it"
+        recorded = msgspec.json.decode(read_regular(directory / ABOUT), type=Fingerprint)
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return f"the {what} has no valid fingerprint"
     for name, present in machine().items():
-        if (wanted := str(about["machine"].get(name))) != present:
+        if (wanted := str(recorded.machine.get(name))) != present:
             return f"the {what} was created on {name} {_apart(wanted, present)}, this machine has {_apart(present, wanted)}"
-    changed = digests.difference(listed)
-    return f"the {what} was created with {changed}" if changed else None
+    for path, state in recorded.files.items():
+        if (found := find_state(path)) is None or found[:3] != state:
+            change = "was removed" if found is None else "has changed"
+            return f"{path} {change} since the {what} was created"
+    return None
 
 
 def machine() -> dict[str, str]:
@@ -82,23 +95,11 @@ def mapped_files(pid: int) -> list[str]:
     return sorted(path for path in paths if path.startswith("/") and Path(path).is_file())
 
 
-def own_code() -> str:
-    """Return one digest over coldstart's own code, equal wherever it is installed."""
-    listed = digests.cached(_own_code())
-    for place in _packages():
-        listed = listed.replace(f"{os.path.dirname(place)}/", "")  # noqa: PTH120
-    return hashlib.sha256("".join(sorted(listed.splitlines(keepends=True))).encode()).hexdigest()
-
-
 def _own_code() -> Iterator[str]:
     # All modules, also those that a fork imports later: they must be of the same release as the modules in memory.
     # os.walk is several times faster than Path.rglob for 500 files at every start.
-    for place in _packages():
-        for folder, _, names in os.walk(place):
-            yield from (f"{folder}/{name}" for name in names if name.endswith(".py"))
-
-
-def _packages() -> tuple[str, ...]:
     from coldstart import artifacts
 
-    return (*coldstart.__path__, *artifacts.__path__)
+    for place in (*coldstart.__path__, *artifacts.__path__):
+        for folder, _, names in os.walk(place):
+            yield from (f"{folder}/{name}" for name in names if name.endswith(".py"))

@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from coldstart.artifacts import ownership
 from coldstart.contract import environment
 from coldstart.contract.environment import Variable
 from coldstart.errors import UsageError
 from coldstart.system.ipc.peers import LONGEST_PATH
-from coldstart.system.trust import ownership
 
 # Other places for sockets and temporary files: in a container any of them may be the only one that can be written.
 _PLACES = ("/tmp", "/var/tmp", "/dev/shm")

@@ -9,9 +9,9 @@ memory is allocated for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -47,11 +47,6 @@ class Tensor:
         """Return the offset of the first byte after the tensor."""
         return self.offset + self.size
 
-    @property
-    def sha256(self) -> str:
-        """Return the digest in hexadecimal, without its prefix."""
-        return self.digest.removeprefix(_PREFIX)
-
     def document(self) -> dict[str, Any]:
         """Return the tensor's entry in the weights plan."""
         header = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
@@ -61,12 +56,24 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
-    """One file of `size` bytes; `chunks` are SHA-256 digests in hexadecimal, or None if the plan has no digests."""
+    """One file of `size` bytes; `chunks` are the SHA-256 digests of `spans` in hexadecimal, or None without digests."""
 
     name: str
     size: int
     chunks: tuple[str, ...] | None
     tensors: tuple[Tensor, ...]
+
+    def spans(self, chunk: int) -> Iterator[tuple[int, int, Tensor | None]]:
+        """Yield (start, end, tensor) of consecutive parts of at most `chunk` bytes that together are the file.
+
+        A part belongs to one tensor, or to none (None): the header.
+        """
+        at = 0
+        for tensor in (*self.tensors, None):
+            start, stop = (self.size, self.size) if tensor is None else (tensor.offset, tensor.end)
+            for first, last, owner in ((at, start, None), (start, stop, tensor)):
+                yield from ((one, min(one + chunk, last), owner) for one in range(first, last, chunk))
+            at = stop
 
     def document(self) -> dict[str, Any]:
         """Return the file's entry in the weights plan."""
@@ -77,7 +84,7 @@ class CheckpointFile:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Files of a model, divided into chunks of `chunk` bytes."""
+    """Files of a model, whose tensors are divided into chunks of at most `chunk` bytes."""
 
     chunk: int
     files: tuple[CheckpointFile, ...]
@@ -131,17 +138,20 @@ def _file(entry: _FileEntry, chunk: int) -> CheckpointFile:
     name, size, chunks = entry.name, entry.size, entry.chunks
     if name in (".", ".."):
         raise ValueError(f"{name!r} is not a plain file name")
-    if chunks is not None and len(chunks) != -(-size // chunk):
-        raise ValueError(
-            f"{name} of {size} bytes has {len(chunks)} chunks of {chunk} bytes, expected {-(-size // chunk)}"
-        )
     tensors = sorted((_tensor(t, name) for t in entry.tensors), key=lambda t: (t.offset, t.end))
     if outside := next((tensor for tensor in tensors if tensor.end > size), None):
         raise ValueError(f"tensor {outside.name!r} ends after the {size} bytes of {name}")
     for before, after in pairwise(tensors):
         if after.offset < before.end:
             raise ValueError(f"tensors {before.name!r} and {after.name!r} overlap")
-    return CheckpointFile(name, size, chunks, tuple(tensors))
+    file = CheckpointFile(name, size, chunks, tuple(tensors))
+    if chunks is not None and len(chunks) != (
+        number := sum(1 for _ in islice(file.spans(chunk), len(chunks) + 1))
+    ):
+        raise ValueError(
+            f"{name} has {len(chunks)} digests of chunks, expected {number} of at most {chunk} bytes"
+        )
+    return file
 
 
 def _tensor(entry: _TensorEntry, file: str) -> Tensor:

@@ -26,7 +26,6 @@ from coldstart.system.file_state import read_state
 from coldstart.weights.checkpoint import Checkpoint, CheckpointFile, Tensor
 
 CHUNK = 16 << 20
-_READ = 4 << 20
 # Files that are read at once.
 _FILES = 4
 
@@ -122,32 +121,23 @@ def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
     from concurrent.futures import ThreadPoolExecutor
 
     tensors = _checked(path, index) if path.suffix == ".safetensors" else []
-    hashes = [hashlib.sha256() for _ in tensors]
-    chunks: list[str] = []
-    # The digests of chunks and of tensors are computed at the same time; hashlib does not hold the interpreter's lock.
+    digests, chunks, whole = dict[str, str](), list[str](), hashlib.sha256()
+    # A long tensor and its chunks are hashed at the same time; hashlib does not hold the interpreter's lock.
     with open_regular(path) as file, ThreadPoolExecutor(1) as beside:
-        position, chunk = 0, hashlib.sha256()
-        while data := file.read(_READ):
-            fed = beside.submit(_feed, tensors, hashes, position, data)
-            chunk.update(data)
-            fed.result()
-            position += len(data)
-            if position % CHUNK == 0:
-                chunks.append(chunk.hexdigest())
-                chunk = hashlib.sha256()
-    if position % CHUNK:
-        chunks.append(chunk.hexdigest())
-    digests = ("sha256:" + state.hexdigest() for state in hashes)
-    named = tuple(replace(tensor, digest=digest) for tensor, digest in zip(tensors, digests, strict=True))
-    return CheckpointFile(path.name, position, tuple(chunks), named)
-
-
-def _feed(tensors: list[Tensor], hashes: list[Any], position: int, data: bytes) -> None:
-    view, end = memoryview(data), position + len(data)
-    for tensor, state in zip(tensors, hashes, strict=True):
-        first, last = max(tensor.offset, position), min(tensor.end, end)
-        if first < last:
-            state.update(view[first - position : last - position])
+        bare = CheckpointFile(path.name, os.fstat(file.fileno()).st_size, None, tuple(tensors))
+        for start, end, tensor in bare.spans(CHUNK):
+            data = file.read(end - start)
+            is_part = tensor is not None and end - start < tensor.size
+            fed = beside.submit(whole.update, data) if is_part else None
+            chunks.append(hashlib.sha256(data).hexdigest())
+            if fed is not None:
+                fed.result()
+            if tensor is not None and end == tensor.end:
+                digests[tensor.name] = whole.hexdigest() if is_part else chunks[-1]
+                whole = hashlib.sha256()
+    empty = hashlib.sha256().hexdigest()
+    named = (replace(one, digest="sha256:" + digests.get(one.name, empty)) for one in tensors)
+    return replace(bare, chunks=tuple(chunks), tensors=tuple(named))
 
 
 def headers(paths: Iterable[Path]) -> dict[str, Any]:

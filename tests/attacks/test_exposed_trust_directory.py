@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from attacks.conftest import STRANGER
-from coldstart.artifacts import exposure, sign
+from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import ExposedKeyError
 from coldstart.artifacts.store import Store
@@ -99,7 +99,7 @@ def test_link_into_a_sticky_directory_of_root_is_accepted(signed: Bundle, tmp_pa
     key = _find_key()
     key.symlink_to(key.rename(tmp_path / "key.pub"))
     tmp_path.chmod(0o1777)
-    exposure.require_unexposed(key, paths.state_dir())
+    ownership.require_unexposed(key, paths.state_dir())
     assert inspection.trust(signed).ok
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import oci, remote
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.net.pace import PATIENCE_VARIABLE
+from coldstart.artifacts.net.http_client import PATIENCE_VARIABLE
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import check
 from tools.bundles import publish

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.artifacts import sign
+from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.store import Store
 from tools.bundles import publish
 from tools.shell import Run
@@ -32,7 +32,6 @@ from coldstart.models import inspection, relevance, resolution
 from coldstart.system import paths, runtime
 from coldstart.system.proc import logs, scratch
 from coldstart.system.snapshot import criu
-from coldstart.system.trust import ownership
 
 Act = Callable[[Callable[[], object]], object]
 PLANTED = "PLANTED-secret"

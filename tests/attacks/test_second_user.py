@@ -41,7 +41,7 @@ from attacks.second_user import (
     trace,
     won,
 )
-from coldstart.artifacts import sign
+from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import check
@@ -54,7 +54,6 @@ from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
 from coldstart.system.snapshot import runtime_image
-from coldstart.system.trust import ownership
 from coldstart.system.trust.unpacked import unpacked
 
 SECRET = b"memory of a process"
@@ -150,7 +149,7 @@ def _attacks(v: Victim) -> list[Attack]:
         Attack("list the runtime directory", list_names, runtime),
         Attack("plant in the runtime directory", plant, runtime),
         Attack("replace a template's socket", replace, v.warm.socket),
-        Attack("rewrite what a template was made of", overwrite, v.warm.directory / "files.sha256"),
+        Attack("rewrite what a template was made of", overwrite, v.warm.directory / "made-of.json"),
         Attack("read a template's log", read, v.warm.directory / "log"),
         Attack("read a template's plan", read, v.warm.directory / "plan.json"),
         Attack("read a template's environment", read_environment, pid),

@@ -34,7 +34,7 @@ from coldstart.graphs.errors import AlteredTableError
 from coldstart.host.tables import read_toml
 from coldstart.launch import interrupted, process_snapshot
 from coldstart.models import inspection
-from coldstart.system import digests, fingerprint, paths
+from coldstart.system import fingerprint, paths
 from coldstart.system.key_file import read_key
 from coldstart.system.paths import Cache
 from coldstart.system.trust import directory_fingerprint, trusted_keys
@@ -200,24 +200,9 @@ def test_record_of_unpacked_code_is_ignored(signed: Bundle, replace: Replace) ->
     assert isinstance(again, IsADirectoryError) if record.is_dir() else again == place
 
 
-def test_records_of_digests_are_ignored(home: Path, tmp_path: Path, replace: Replace) -> None:
-    (tmp_path / "f").write_text("x")
-    listed = digests.cached([str(tmp_path / "f")])
-    for name in (
-        (paths.state_dir() / "compared").iterdir() if (paths.state_dir() / "compared").exists() else ()
-    ):
-        replace(name)
-    assert _call(lambda: digests.cached([str(tmp_path / "f")])) == listed
-    replace(tmp_path / "fingerprint" / "fingerprint.json")
-    assert "no valid fingerprint" in _call(lambda: fingerprint.obstacle(tmp_path / "fingerprint", "template"))
-
-
-def test_file_with_a_digest_counts_as_missing(home: Path, tmp_path: Path, replace: Replace) -> None:
-    file = tmp_path / "f"
-    file.write_text("x")
-    listed = digests.listing([str(file)])
-    replace(file)
-    assert "found nothing" in _call(lambda: digests.difference(listed))
+def test_fingerprint_is_invalid(tmp_path: Path, replace: Replace) -> None:
+    replace(tmp_path / fingerprint.ABOUT)
+    assert "no valid fingerprint" in _call(lambda: fingerprint.obstacle(tmp_path, "template"))
 
 
 def test_lock_and_shared_object_do_not_hang(home: Path, tmp_path: Path, replace: Replace) -> None:

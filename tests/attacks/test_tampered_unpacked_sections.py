@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.artifacts import sign
+from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from tools.bundles import CODE, key, provenance, write_tree
 
-import coldstart
-from coldstart import artifacts
 from coldstart.models import inspection
-from coldstart.system import paths
-from coldstart.system.trust import ownership
+from coldstart.system import paths, runtime
 from coldstart.system.trust.unpacked import unpacked
 
 GOOD, EVIL = CODE["kernel.so"], b"arbitrary code of another user's"
@@ -207,17 +204,12 @@ def test_unpack_removes_files_that_an_exiting_engine_adds(
     assert not (place / "inductor").exists() and [one.name for one in root.iterdir()] == [digest]
 
 
-def test_code_that_another_installation_unpacked_is_reused_when_its_release_is_the_same(
+def test_code_that_another_release_unpacked_is_unpacked_again(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[str] = []
     place = used(bundle, tmp_path / "root")
-    for package in (coldstart, artifacts):
-        (there,) = package.__path__
-        copy = tmp_path / "installed" / Path(there).name
-        shutil.copytree(there, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        monkeypatch.setattr(package, "__path__", [str(copy)])
     assert used(bundle, tmp_path / "root", refused) == place and not refused
-    (tmp_path / "installed" / "coldstart" / "errors.py").write_text("")
+    monkeypatch.setattr(runtime, "installed", lambda _: "99.0")
     assert used(bundle, tmp_path / "root", refused) == place
     assert refused == [f"unpacked again: {place} was unpacked by another release of coldstart"]

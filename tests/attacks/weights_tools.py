@@ -32,7 +32,6 @@ def checkpoint(directory: Path, tensors: int = 8, size: int = 64 << 10) -> dict[
     # Chunks of 64 KiB: one model has units for every stream.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weights_plan, "CHUNK", 64 << 10)
-        patch.setattr(weights_plan, "_READ", 64 << 10)
         return weights_plan.plan(directory)
 
 

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldstart.artifacts import canonical, files
+from coldstart.artifacts import canonical, files, ownership
 from coldstart.system import fingerprint, runtime
-from coldstart.system.trust import directory_fingerprint, ownership
+from coldstart.system.trust import directory_fingerprint
 
 FORMAT = 1
 ABOUT = "image.json"

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from coldstart.artifacts import exposure
+from coldstart.artifacts import ownership
 from coldstart.system import paths
 
 
@@ -37,7 +37,7 @@ def change(stamped: Mapping[str, Sequence[int]], place: Path, made: str) -> str 
         if _stamp(present[name]) != list(stamp):
             return f"{place / name} has changed since it was {made}"
     for name, entry in present.items():
-        if (reason := exposure.entry_fault(entry)) is not None:
+        if (reason := ownership.entry_fault(entry)) is not None:
             return f"{place / name} {reason}"
     return None
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from coldstart.artifacts import bundle_source, canonical, exposure, files
+from coldstart.artifacts import bundle_source, canonical, files, ownership
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.limits import LIMITS
@@ -65,5 +65,5 @@ def _remember(record: Path, signer: str) -> None:
 
 def _digest_of(name: str) -> str:
     path = paths.state_dir() / "trust" / Path(name).name
-    exposure.require_unexposed(path, paths.state_dir())
+    ownership.require_unexposed(path, paths.state_dir())
     return sha256(files.read_regular(path, LIMITS.signature)).hexdigest()

@@ -11,8 +11,8 @@ from pathlib import Path
 from coldstart.artifacts import files, selection, sign
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.errors import BundleError, InvalidSignatureError, named_os_errors
-from coldstart.artifacts.exposure import require_unexposed
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.ownership import require_unexposed
 from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError, describe
 from coldstart.system import paths

@@ -4,7 +4,7 @@ A directory is reused only while all of these hold:
 
 - Every component of its path and every entry below it belongs to this user or root, and no other user can write to it.
 - It is at the path where it was unpacked, and each unpacked file has its inode, mode, size, mtime and ctime.
-- The trusted keys and coldstart's own code are those that it was verified with.
+- The trusted keys and coldstart's version are those that it was verified with.
 
 The record is in the state directory, which does not travel with a cache. Any other directory is unpacked again from the bundle,
 whose bytes and signature are verified. If the location is not safe, a private one is used.
@@ -19,13 +19,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coldstart.artifacts import canonical, files
+from coldstart.artifacts import canonical, files, ownership
 from coldstart.artifacts.bundle import Bundle, Trust
-from coldstart.system import fingerprint, paths
+from coldstart.system import paths, runtime
 from coldstart.system.dry_run import is_dry_run
-from coldstart.system.trust import directory_fingerprint, ownership
+from coldstart.system.trust import directory_fingerprint
 
 _TRIES = 20
+DISTRIBUTION = "coldstart-vllm"
 
 
 def unpacked(
@@ -85,7 +86,7 @@ def _obstacle(record: Path, place: Path) -> str | None:
         known = canonical.read(record)
     except (OSError, ValueError):
         known = None
-    if not isinstance(known, dict) or not {"keys", "code", "entries"} <= known.keys():
+    if not isinstance(known, dict) or not {"keys", "release", "entries"} <= known.keys():
         return f"{place} has no valid record of its verification" if place.is_dir() else ""
     if not place.is_dir():
         return ""
@@ -93,7 +94,7 @@ def _obstacle(record: Path, place: Path) -> str | None:
         return reason
     if known["keys"] != _trusted_keys():
         return ""
-    if known["code"] != fingerprint.own_code():
+    if known["release"] != runtime.installed(DISTRIBUTION):
         return f"{place} was unpacked by another release of coldstart"
     return directory_fingerprint.change(
         known["entries"], place, "unpacked"
@@ -103,7 +104,7 @@ def _obstacle(record: Path, place: Path) -> str | None:
 def _description(place: Path) -> dict[str, object]:
     return {
         "keys": _trusted_keys(),
-        "code": fingerprint.own_code(),
+        "release": runtime.installed(DISTRIBUTION),
         "entries": directory_fingerprint.compute(place),
     }
 

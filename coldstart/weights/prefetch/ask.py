@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.bundle import Trust
+from coldstart.contract.environment import Variable
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import weight_files
 from coldstart.system.paths import Cache
 from coldstart.weights import weights_plan as weights
-from coldstart.weights.prefetch import client, configuration
+from coldstart.weights.prefetch import client
 from coldstart.weights.prefetch.range_source import is_local
 
 
@@ -80,21 +81,30 @@ def _plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
 
 
 def fetch_all(
-    wanted: Wanted, names: Collection[str] | None, settings: Mapping[str, str], directory: Path | None = None
+    wanted: Wanted,
+    names: Collection[str] | None,
+    settings: Mapping[Variable[float], float | None],
+    directory: Path | None = None,
 ) -> dict[str, Any]:
     """Start a prefetcher with `settings` if none runs, fetch the tensors `names`, and return the lease's statistics.
 
     Args:
         wanted: Source and plan of the model.
         names: Tensors to fetch; None means all bytes of all files.
-        settings: Environment variables of a new prefetcher.
+        settings: Variables of a new prefetcher; None leaves one as it is.
         directory: Directory of the prefetcher's socket (default: the user's runtime directory).
 
     Raises:
         UsageError: A setting is invalid, or a prefetcher with its own settings runs.
         CommandFailedError: The fetch failed.
     """
-    _settle(wanted, settings, directory)
+    given = {str(variable): str(value) for variable, value in settings.items() if value is not None}
+    try:
+        for variable in settings:
+            variable.read(given)
+    except ValueError as error:
+        raise UsageError(f"{error}.") from error
+    _settle(wanted, given, directory)
     try:
         with client.attach(wanted.source, wanted.plan, names=names, directory=directory) as attached:
             attached.complete(names)
@@ -104,10 +114,6 @@ def fetch_all(
 
 
 def _settle(wanted: Wanted, settings: Mapping[str, str], directory: Path | None) -> None:
-    try:
-        configuration.read_settings({**os.environ, **settings})
-    except ValueError as error:
-        raise UsageError(f"{error}.") from error
     name = client.name_request(wanted.source, wanted.plan)
     if settings and any(one.get("key") == name for one in list_prefetchers(directory)):
         raise UsageError(

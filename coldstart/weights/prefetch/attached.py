@@ -1,46 +1,45 @@
-"""Lease on a model's weights: wait for bytes, and query their state.
+"""Lease on a model's weights: wait for bytes, map their files, and query their state.
 
-One of the waiting threads reads the socket and wakes the others, so the lease neither polls nor has its own
-thread.
+Files are slices of a private mapping of the shared region, or mapped local files.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import select
 import signal
-import socket
-import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from coldstart.artifacts import files
 from coldstart.system.ipc import peers
 from coldstart.system.ipc.json_lines import Channel, sealed
 from coldstart.system.proc import processes
 from coldstart.weights.prefetch import region_layout
 from coldstart.weights.prefetch.byte_ranges import Ranges
 from coldstart.weights.prefetch.errors import (
-    PrefetchError,
     PrefetchFailedError,
     PrefetchLostError,
     PrefetchRefusedError,
 )
-from coldstart.weights.prefetch.mapping import LayoutFiles
 from coldstart.weights.prefetch.range_source import is_local
 
 # A prefetcher that is stopped or overloaded must not keep its clients from their next source.
 ANSWER_S = 30.0
 # Interval in seconds between checks; a prefetcher that is stopped at two checks in a row is killed.
 CHECK_S = 2.0
+# A private writable mapping reserves memory for copies, and no client makes any.
+_FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE; mmap defines it from Python 3.13
 
 
 class Attached:
-    """Lease on the weights of one plan: a context manager, safe to use from several threads."""
+    """Lease on the weights of one plan: a context manager, for one thread."""
 
     def __init__(
         self, channel: Channel, layout: region_layout.RegionLayout, wanted: list[Ranges], source: str
@@ -49,16 +48,13 @@ class Attached:
         self._ready = [Ranges() for _ in layout.files]
         self._failed: list[tuple[int, int, int, str]] = []
         self._answers: dict[str, list[dict[str, Any]]] = {"attached": [], "stats": []}
-        self._changed = threading.Condition()
-        self._asking = threading.Lock()
-        self._reading = self._lost = False
         self._refused: str | None = None
         self._end_reason = "The prefetcher has ended or does not answer."
         self._pid, self._limit_s = peers.peer_pid(channel.socket), ANSWER_S
         # Over a socket pair, the kernel names this process as the peer. A source may be slow, so bytes have no limit.
         self._pid, self._limit_s = int(self._take("attached")["pid"]), inf
-        descriptor = None if is_local(source) else channel.take()
-        self._files = LayoutFiles(layout, Path(source), descriptor)
+        self._directory, self._views = Path(source), dict[str, memoryview]()
+        self._region = None if is_local(source) else memoryview(_map(channel.take(), layout.total))
 
     def file(self, name: str) -> memoryview:
         """Return all bytes of a file, writable and privately mapped.
@@ -68,7 +64,15 @@ class Attached:
             OSError: The file of a local source cannot be mapped.
             ValueError: The file of a local source is shorter than in the plan.
         """
-        return self._files.view(self._layout.numbers[name])
+        file = self._layout.files[self._layout.numbers[name]]
+        if name not in self._views:
+            if self._region is not None:
+                self._views[name] = self._region[file.base : file.base + file.size]
+            elif file.size:
+                self._views[name] = memoryview(_map(files.open_descriptor(self._directory / name), file.size))
+            else:
+                self._views[name] = memoryview(b"")
+        return self._views[name]
 
     def wait(self, file: str, offset: int, size: int) -> None:
         """Block until bytes [offset, offset + size) of `file` are fetched and verified.
@@ -79,10 +83,9 @@ class Attached:
             PrefetchRefusedError: This lease did not request all of the bytes.
         """
         number, end = self._layout.numbers[file], offset + size
-        with self._changed:
-            if size < 0 or not self._wanted[number].covers(offset, end):
-                raise PrefetchRefusedError(f"This client did not request bytes {offset} to {end} of {file}.")
-            self._until(lambda: self._there(number, offset, end))
+        if size < 0 or not self._wanted[number].covers(offset, end):
+            raise PrefetchRefusedError(f"This client did not request bytes {offset} to {end} of {file}.")
+        self._until(lambda: self._there(number, offset, end))
 
     def complete(self, names: Collection[str] | None = None) -> None:
         """Block until all bytes of the tensors (None: of all files) are available. Raises as `wait`."""
@@ -96,23 +99,17 @@ class Attached:
         The counts are bytes of this model, summed over all clients. `began` and `ended` are seconds on
         CLOCK_MONOTONIC or None. Raises PrefetchLostError.
         """
-        with self._asking:
-            try:
-                self._channel.send({"op": "stats"})
-            except OSError as error:
-                raise PrefetchLostError("The prefetcher has ended.") from error
-            return dict(self._take("stats")["stats"])
+        try:
+            self._channel.send({"op": "stats"})
+        except OSError as error:
+            raise PrefetchLostError("The prefetcher has ended.") from error
+        return dict(self._take("stats")["stats"])
 
     def close(self) -> None:
-        """Release the lease; mapped files stay readable while a view of them exists.
-
-        A thread that waits on this lease gets PrefetchLostError.
-        """
-        with suppress(OSError):
-            if self._reading:
-                self._channel.socket.shutdown(socket.SHUT_RDWR)
+        """Release the lease; mapped files stay readable while a view of them exists."""
         self._channel.close()
-        self._files.close()
+        self._views.clear()
+        self._region = None
 
     def __enter__(self) -> Attached:
         return self
@@ -129,31 +126,18 @@ class Attached:
         return False
 
     def _take(self, kind: str) -> dict[str, Any]:
-        with self._changed:
-            self._until(lambda: bool(self._answers[kind]))
-            return self._answers[kind].pop(0)
+        self._until(lambda: bool(self._answers[kind]))
+        return self._answers[kind].pop(0)
 
     def _until(self, done: Callable[[], bool]) -> None:
-        """Block until `done`, with the condition held. Raises the error that ended the connection."""
+        """Read messages until `done`. Raises the error that ended the connection."""
         while not done():
-            if self._lost:
-                raise self._end()
-            if self._reading:
-                self._changed.wait()
-            else:
-                self._read()
-
-    def _read(self) -> None:
-        self._reading = True
-        self._changed.release()
-        messages = None
-        try:
             messages = self._channel.receive(None) if self._await() else None
-        finally:
-            self._changed.acquire()
-            self._reading = False
-            self._learn(messages)
-            self._changed.notify_all()
+            self._learn(messages or ())
+            if self._refused:
+                raise PrefetchRefusedError(self._refused)
+            if messages is None:
+                raise PrefetchLostError(self._end_reason)
 
     def _await(self) -> bool:
         """Wait until the socket is readable, and kill a prefetcher that is stopped; return False after the limit."""
@@ -170,19 +154,22 @@ class Attached:
             was_stopped = is_stopped
         return False
 
-    def _learn(self, messages: list[dict[str, Any]] | None) -> None:
-        self._lost = self._lost or messages is None
-        for message in messages or ():
+    def _learn(self, messages: Iterable[dict[str, Any]]) -> None:
+        for message in messages:
             for file, start, end in message.get("ready", ()):
                 self._ready[file].add(start, end)
             self._failed += [(*span, message["reason"]) for span in message.get("failed", ())]
             for kind in self._answers.keys() & message.keys():
                 self._answers[kind].append(message)
             if "refused" in message:
-                self._refused, self._lost = str(message["refused"]), True
+                self._refused = str(message["refused"])
 
-    def _end(self) -> PrefetchError:
-        return PrefetchRefusedError(self._refused) if self._refused else PrefetchLostError(self._end_reason)
+
+def _map(descriptor: int, size: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(descriptor, size, flags=_FLAGS)
+    finally:
+        os.close(descriptor)
 
 
 def names_part(names: Collection[str] | None) -> bytes:

@@ -33,7 +33,6 @@ from coldstart.weights.prefetch.range_source import normalise
 
 __all__ = [
     "Attached",
-    "Early",
     "PrefetchError",
     "PrefetchFailedError",
     "PrefetchLostError",
@@ -121,13 +120,13 @@ def start_early(
     *,
     pace: PacedFetch | None = None,
     directory: Path | None = None,
-) -> Early:
+) -> Channel:
     """Start a fetch without waiting for the prefetcher, which is started if none runs.
 
     This function returns within milliseconds. The request ends when its bytes are fetched and another client
-    has attached, on `Early.close()`, or with this process. Raises PrefetchError if no process can be started.
+    has attached, on `Channel.close()`, or with this process. Raises PrefetchError if no process can be started.
     """
-    return Early(_ask(source, plan, names, directory, start=True, background=False, pace=pace, early=True))
+    return _ask(source, plan, names, directory, start=True, background=False, pace=pace, early=True)
 
 
 def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
@@ -209,20 +208,3 @@ def _ask(
         channel.close()
         raise
     return channel
-
-
-class Early:
-    """Lease of a fetch that was started before a server attached."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    def close(self) -> None:
-        """Release the lease."""
-        self._channel.close()
-
-    def __enter__(self) -> Early:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.system.ipc import peers
-from coldstart.weights.prefetch import configuration
 from coldstart.weights.prefetch.service import Service
 
 _STARTING_S = 10.0
@@ -63,7 +62,7 @@ def _is_served(path: Path) -> bool:
 def _serve(path: Path, client: socket.socket) -> None:
     listener = peers.Listener(path)
     try:
-        service = Service(listener, configuration.read_settings())
+        service = Service(listener)
         signal.signal(signal.SIGTERM, lambda *_: service.stop())
         service.adopt(client)
         service.run()

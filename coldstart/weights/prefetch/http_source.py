@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from time import monotonic
 from urllib.parse import quote, unquote, urlsplit
 
 from coldstart.artifacts.net import http_client, origin
@@ -30,8 +29,6 @@ from coldstart.weights.prefetch.range_source import (
 )
 
 TOKEN_VARIABLE = PREFETCH_TOKEN
-# Adapt the read size to the rate: a fast source needs few calls, and the progress of a slow one stays visible.
-_LEAST, _MOST, _MOMENT_S = 16 << 10, 1 << 20, 0.05
 _MAX_REDIRECTS = 5
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
@@ -119,17 +116,11 @@ class HttpSource:
 
 
 def _fill(answer: Answer, buffer: memoryview, count: Count) -> int:
-    filled, step = 0, 4 * _LEAST
+    filled = 0
     try:
-        while filled < len(buffer):
-            began = monotonic()
-            got = answer.readinto(buffer[filled : filled + step])
-            if not got:
-                break
+        while filled < len(buffer) and (got := answer.readinto(buffer[filled:])):
             filled += got
             count(got)
-            quick = monotonic() - began < _MOMENT_S
-            step = min(2 * step, _MOST) if quick else max(step // 2, _LEAST)
     except http_client.SlowServerError:
         raise
     except RemoteUnreachableError:

@@ -1,6 +1,6 @@
 """State of the model that a prefetcher fetches: its board, its memory, its fetched bytes, and the health of its source.
 
-Only the daemon's main thread uses this state, except `count`, which the streams call.
+Only the daemon's main thread uses this state.
 
 Invariant: max(planned, allocated) bytes are at most the memory budget. A request that does not fit is rejected before any of
 its bytes are planned.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from time import monotonic
@@ -68,20 +67,12 @@ class PrefetchedModel:
         self.retry_at = 0.0
         self._delay = _FIRST_DELAY_S
         self._down_since: float | None = None
-        self._lock = threading.Lock()
-        self._fetched = 0
-        self._distinct = [Ranges() for _ in layout.files]
+        self.fetched = self.refetched = 0
 
     def update_environment(self, environment: Mapping[str, str]) -> None:
         """Use the credentials of the latest client; errors of jobs with older credentials are ignored."""
         if environment != self.environment:
             self.environment, self.generation = environment, self.generation + 1
-
-    def count(self, file: int, start: int, size: int) -> None:
-        """Count `size` received bytes of a file, from byte `start`."""
-        with self._lock:
-            self._fetched += size
-            self._distinct[file].add(start, start + size)
 
     @property
     def charged(self) -> int:
@@ -146,13 +137,11 @@ class PrefetchedModel:
 
     def stats(self) -> dict[str, Any]:
         """Return the wanted, ready, fetched and refetched bytes, the errors, and the times of the first and last byte."""
-        with self._lock:
-            fetched, distinct = self._fetched, sum(ranges.total for ranges in self._distinct)
         return {
             "wanted_bytes": self.board.planned_bytes,
             "ready_bytes": self.board.ready_bytes,
-            "fetched_bytes": fetched,
-            "refetched": fetched - distinct,
+            "fetched_bytes": self.fetched,
+            "refetched": self.refetched,
             "began": self.began,
             "ended": self.ended,
             "errors": list(self.errors),

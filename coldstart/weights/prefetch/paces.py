@@ -7,7 +7,6 @@ piece that each stream has just received.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Condition
 from time import monotonic
@@ -15,7 +14,6 @@ from typing import Any
 
 BURST_S = 0.1
 """Burst that an idle reader may receive at once, in seconds of its rate."""
-KEPT = 256
 
 
 @dataclass(slots=True)
@@ -94,23 +92,3 @@ class FetchPace:
                 "seconds": self._last - self._first,
                 "limited": self.limited,
             }
-
-
-class Paces:
-    """Rate limits by the name of the fetch; the least recently used are dropped."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[str, FetchPace] = OrderedDict()
-
-    def get_or_add(self, name: str, rate: float | None) -> FetchPace:
-        """Return the rate limit of a fetch; a new one starts at `rate`, a known one keeps its rate."""
-        if name not in self._known:
-            self._known[name] = FetchPace(rate)
-        self._known.move_to_end(name)
-        while len(self._known) > KEPT:
-            self._known.popitem(last=False)
-        return self._known[name]
-
-    def find(self, name: str) -> FetchPace | None:
-        """Return the rate limit of a fetch that has begun, or None."""
-        return self._known.get(name)

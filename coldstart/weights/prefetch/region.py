@@ -43,10 +43,6 @@ class SharedRegion:
             written = os.pwrite(self.descriptor, data, offset)
             offset, data = offset + written, data[written:]
 
-    def read(self, offset: int, buffer: memoryview) -> int:
-        """Read bytes from the region into `buffer`; return their number."""
-        return os.preadv(self.descriptor, [buffer], offset)
-
     def close(self) -> None:
         """Close the descriptor; the kernel frees the memory when no client holds it."""
         os.close(self.descriptor)

@@ -1,6 +1,6 @@
 """Layout of a checkpoint in the shared region: the offset of each file.
 
-Invariant: every chunk and every tensor has a digest.
+Invariant: every byte belongs to one check, and each tensor consists of complete checks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,23 @@ ALIGN = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Digest check: bytes [start, end) of a file have the SHA-256 `digest`; `tensor` is their tensor, if they have one."""
+
+    start: int
+    end: int
+    digest: str
+    tensor: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class RegionFile:
-    """One file; `base` is its offset in the region, and `chunks` are SHA-256 digests in hexadecimal."""
+    """One file; `base` is its offset in the region, and `checks` cover it in order."""
 
     name: str
     size: int
     base: int
-    chunks: tuple[str, ...]
+    checks: tuple[Check, ...]
     tensors: tuple[Tensor, ...]
 
 
@@ -76,24 +86,24 @@ def read(document: Mapping[str, Any]) -> RegionLayout:
         plan = checkpoint.parse(document)
     except checkpoint.InvalidWeightsPlanError as error:
         raise PrefetchRefusedError(f"The weights plan is malformed: {error}.") from error
-    files = tuple(_placed(plan.files))
+    files = tuple(_placed(plan))
     tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
     total = sum(_rounded(file.size) for file in files)
     if not 0 < total <= checkpoint.MAX_BYTES:
         raise PrefetchRefusedError(
             f"The weights plan describes {total} bytes, expected 1 to {checkpoint.MAX_BYTES}."
         )
-    if not all(tensor.digest for tensor in tensors.values()):
-        raise PrefetchRefusedError("The weights plan has tensors without a digest.")
     return RegionLayout(plan.chunk, files, total, tensors, {file.name: n for n, file in enumerate(files)})
 
 
-def _placed(files: Iterable[checkpoint.CheckpointFile]) -> Iterable[RegionFile]:
+def _placed(plan: checkpoint.Checkpoint) -> Iterable[RegionFile]:
     base = 0
-    for file in files:
+    for file in plan.files:
         if file.chunks is None:
             raise PrefetchRefusedError(f"The weights plan has no digests for {file.name}.")
-        yield RegionFile(file.name, file.size, base, file.chunks, file.tensors)
+        spans = zip(file.spans(plan.chunk), file.chunks, strict=True)
+        checks = tuple(Check(start, end, digest, tensor) for (start, end, tensor), digest in spans)
+        yield RegionFile(file.name, file.size, base, checks, file.tensors)
         base += _rounded(file.size)
 
 

@@ -75,26 +75,12 @@ class Board:
             self.entries[unit.file].append(UnitEntry(unit))
             for start, end in unit.pieces:
                 self.planned[unit.file].add(start, end)
-        entries = self._holding(wanted)
+        entries = [one for entries in self.entries for one in entries if _concerns(one.unit, wanted)]
         for entry in entries:
             entry.holders += 1
             if entry.state is UnitState.FAILED:
                 entry.state, entry.wrong = UnitState.IDLE, 0
-        return sorted(entries, key=lambda entry: (entry.unit.file, entry.unit.pieces[-1]))
-
-    def _holding(self, wanted: Sequence[Ranges]) -> list[UnitEntry]:
-        """Return the entries with `wanted` bytes, and the entries whose bytes their verification needs."""
-        needed = [Ranges(ranges) for ranges in wanted]
-        before = -1
-        while (total := sum(ranges.total for ranges in needed)) > before:
-            before = total
-            wanted_entries = [
-                entry for entries in self.entries for entry in entries if _concerns(entry.unit, needed)
-            ]
-            for entry in wanted_entries:
-                for need in entry.unit.needs:
-                    needed[entry.unit.file].add(*need)
-        return wanted_entries
+        return sorted(entries, key=lambda entry: (entry.unit.file, entry.unit.pieces[0]))
 
     def release(self, entries: Iterable[UnitEntry]) -> None:
         """Drop one lease of each entry; entries without a lease or fetched bytes leave the plan."""
@@ -112,25 +98,11 @@ class Board:
         for start, end in unit.pieces:
             self.planned[unit.file].remove(start, end)
 
-    def is_runnable(self, entry: UnitEntry) -> bool:
-        """Return whether the unit can be fetched now: it is idle, and the bytes that its verification needs are ready."""
-        ready = self.ready[entry.unit.file]
-        return entry.state is UnitState.IDLE and all(ready.covers(*need) for need in entry.unit.needs)
-
     def publish(self, entry: UnitEntry) -> None:
         """Mark the bytes of the entry as verified and readable."""
         entry.state = UnitState.READY
         for start, end in entry.unit.pieces:
             self.ready[entry.unit.file].add(start, end)
-
-    def fail(self, entry: UnitEntry, reason: str) -> list[UnitEntry]:
-        """Mark the entry as failed, and the entries that cannot be verified without it; return all of them."""
-        entry.state, entry.reason = UnitState.FAILED, reason
-        failed = [entry]
-        for other in self.entries[entry.unit.file]:
-            if other.state is UnitState.IDLE and _needs(other.unit, entry.unit):
-                failed += self.fail(other, reason)
-        return failed
 
     def fail_rest(self, file: int | None, reason: str) -> list[UnitEntry]:
         """Mark the idle entries of one file (None: of all files) as failed; return them."""
@@ -150,10 +122,6 @@ class Board:
         """Drop an entry that no lease requests."""
         self._forget(entry.unit)
         self.entries[entry.unit.file].remove(entry)
-
-
-def _needs(unit: Unit, other: Unit) -> bool:
-    return any(start < b and a < end for start, end in unit.needs for a, b in other.pieces)
 
 
 def _concerns(unit: Unit, wanted: Sequence[Ranges]) -> bool:
@@ -192,6 +160,6 @@ def pick(leases: Iterable[Lease], available: Callable[[Lease], bool]) -> tuple[L
         if not available(lease):
             continue
         for entry in lease.queue:
-            if lease.board.is_runnable(entry):
+            if entry.state is UnitState.IDLE:
                 return lease, entry
     return None

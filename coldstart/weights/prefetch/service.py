@@ -14,37 +14,50 @@ from collections import deque
 from time import monotonic
 from typing import Any
 
+from coldstart.contract.environment import (
+    PREFETCH_IDLE_S,
+    PREFETCH_MEMORY_BYTES,
+    PREFETCH_PATIENCE_S,
+    PREFETCH_STREAMS,
+)
 from coldstart.system import timeline
 from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.peers import Listener, trusted
-from coldstart.weights.prefetch import configuration
+from coldstart.system.proc import processes
 from coldstart.weights.prefetch.connections import ClientConnection
 from coldstart.weights.prefetch.errors import PrefetchRefusedError
 from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel, name_weights, open_model
-from coldstart.weights.prefetch.paces import Paces
+from coldstart.weights.prefetch.paces import FetchPace
 from coldstart.weights.prefetch.range_source import (
     SourceUnavailableError,
     SourceUnusableError,
     normalise,
     redact,
 )
-from coldstart.weights.prefetch.schedule import Lease, UnitEntry, pick
+from coldstart.weights.prefetch.schedule import Lease, UnitEntry, UnitState, pick
 from coldstart.weights.prefetch.streams import FetchJob, NoMemoryError, Streams, WrongBytesError
 
 # Each rate limit, and the fetches without one, has its own streams, so that a slow fetch delays no other.
 MAX_JOBS = 64
+# Each worker copies the weights, and needs at least as much memory as the prefetcher.
+SHARE = 0.5
 
 
 class Service:
-    """Prefetcher service; it ends when stopped, or after `settings.idle_s` seconds without a client."""
+    """Prefetcher service; it ends when stopped, or after `idle_s` seconds without a client.
 
-    def __init__(self, listener: Listener, settings: configuration.PrefetchSettings) -> None:
-        self.settings, self.stopping = settings, False
+    `patience_s` is the time in seconds during which an unavailable source is retried.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self.streams, self.stopping = int(PREFETCH_STREAMS.read()), False
+        self.idle_s, self.patience_s = PREFETCH_IDLE_S.read(), PREFETCH_PATIENCE_S.read()
+        memory = int(PREFETCH_MEMORY_BYTES.read())
+        self._budget = memory if memory >= 0 else None
         self.model: PrefetchedModel | None = None
-        self._budget = settings.memory_bytes
-        self.paces = Paces()
+        self._paces = dict[str, FetchPace]()  # by the name of the fetch
         self.clients: dict[ClientConnection, None] = {}
-        self._streams = Streams(settings.streams, self._done)
+        self._streams = Streams(self.streams, self._done)
         self._ended: deque[FetchJob] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._quiet_since = monotonic()
@@ -55,9 +68,9 @@ class Service:
 
     @property
     def budget(self) -> int:
-        """Return the bytes that may be held; without a configured budget, it is measured at the first call."""
+        """Return the bytes that may be held: by default SHARE of the memory that is available at the first call."""
         if self._budget is None:
-            self._budget = configuration.budget(self.settings)
+            self._budget = int(SHARE * processes.available_memory())
         return self._budget
 
     def run(self) -> None:
@@ -93,7 +106,7 @@ class Service:
         now, model = monotonic(), self.model
         moments = [model.retry_at - now] if model is not None and model.retry_at > now else []
         if not self.clients:
-            moments.append(self._quiet_since + self.settings.idle_s - now)
+            moments.append(self._quiet_since + self.idle_s - now)
         return max(0.0, min(moments)) if moments else None
 
     # Messages from clients.
@@ -116,7 +129,7 @@ class Service:
         if operation == "attach":
             self._attach(client, message)
         elif operation == "stats" and client.model is not None:
-            client.say({"stats": {**client.model.stats(), "streams": self.settings.streams}})
+            client.say({"stats": {**client.model.stats(), "streams": self.streams}})
         elif operation == "pace":
             client.say({"pace": self._paced(*_pace(message))})
         elif operation == "status":
@@ -135,7 +148,8 @@ class Service:
         wanted_names = _names(names)
         model = self._find(source, plan, {str(k): str(v) for k, v in environment.items()})
         if message.get("pace") is not None:
-            client.pace = self.paces.get_or_add(*_pace(message["pace"]))
+            name, rate = _pace(message["pace"])
+            client.pace = self._paces.setdefault(name, FetchPace(rate))
         client.model = model
         client.early, client.began = bool(message.get("early")), timeline.now()
         events = message.get("events")
@@ -158,7 +172,7 @@ class Service:
 
     def _paced(self, name: str, rate: float | None) -> dict[str, Any] | None:
         """Set the rate of a fetch; return its progress and whether it has ended, or None if it has not begun."""
-        pace = self.paces.find(name)
+        pace = self._paces.get(name)
         if pace is None:
             return None
         pace.change(rate)
@@ -180,13 +194,15 @@ class Service:
     def _settle(self, job: FetchJob) -> None:
         self._streams.jobs.discard(job)
         model, entry, error = job.model, job.entry, job.error
+        model.fetched += job.received
+        model.refetched += job.received if error is not None else 0
         if error is None:
             model.record_arrival()
             model.board.publish(entry)
             self._tell([entry])
         elif job.generation != model.generation:
             model.board.requeue(entry)
-        elif isinstance(error, SourceUnavailableError) and model.delay_retry(self.settings.patience_s):
+        elif isinstance(error, SourceUnavailableError) and model.delay_retry(self.patience_s):
             model.note(str(error))
             model.board.requeue(entry)
         elif isinstance(error, WrongBytesError) and entry.wrong + 1 < MAX_WRONG:
@@ -203,7 +219,8 @@ class Service:
         if isinstance(error, NoMemoryError):
             reason = str(error)
         model.note(reason)
-        failed = model.board.fail(entry, reason)
+        entry.state, entry.reason = UnitState.FAILED, reason
+        failed = [entry]
         if isinstance(error, SourceUnavailableError):
             failed += model.board.fail_rest(None, reason)
             model.give_up()
@@ -227,7 +244,7 @@ class Service:
         paces = {client.lease: client.pace for client in self.clients if client.lease}
 
         def available(lease: Lease) -> bool:
-            return sum(job.pace is paces[lease] for job in jobs) < self.settings.streams
+            return sum(job.pace is paces[lease] for job in jobs) < self.streams
 
         while len(jobs) < MAX_JOBS and (chosen := pick(paces, available)) is not None:
             lease, entry = chosen
@@ -241,7 +258,7 @@ class Service:
                 self._drop(client)
             else:
                 self._mind_sending(client)
-        idle_s = 0.0 if self.model is None else self.settings.idle_s
+        idle_s = 0.0 if self.model is None else self.idle_s
         if not self.clients and monotonic() - self._quiet_since >= idle_s:
             self.stopping = True
 
@@ -283,8 +300,8 @@ class Service:
         """Return this prefetcher's entry in `coldstart prefetch status`."""
         return {
             "pid": os.getpid(),
-            "streams": self.settings.streams,
-            "idle_s": self.settings.idle_s,
+            "streams": self.streams,
+            "idle_s": self.idle_s,
             "clients": len(self.clients),
             "leases": sum(client.model is not None for client in self.clients),
             "budget_bytes": self.budget,

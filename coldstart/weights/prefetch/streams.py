@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic
 
-from coldstart.artifacts.net import pace
+from coldstart.artifacts.net import http_client
 from coldstart.weights.prefetch.backends import open_source
 from coldstart.weights.prefetch.byte_ranges import Range
 from coldstart.weights.prefetch.model import PrefetchedModel
@@ -24,12 +24,11 @@ from coldstart.weights.prefetch.range_source import (
     SourceUnavailableError,
 )
 from coldstart.weights.prefetch.region import SharedRegion
-from coldstart.weights.prefetch.region_layout import RegionFile
+from coldstart.weights.prefetch.region_layout import Check, RegionFile
 from coldstart.weights.prefetch.schedule import UnitEntry
-from coldstart.weights.prefetch.units import Check, Unit
+from coldstart.weights.prefetch.units import Unit
 
-_STEP = 1 << 20
-_BOUNDS = pace.read_environment()
+_BOUNDS = http_client.read_bounds()
 
 
 class WrongBytesError(Exception):
@@ -40,7 +39,7 @@ class WrongBytesError(Exception):
 class FetchJob:
     """Fetch of one unit; `error` is None after a successful fetch.
 
-    `paused_s` is the time in seconds that the job waited for its rate limit.
+    `received` is the number of received bytes, `paused_s` the time in seconds that the job waited for its rate limit.
     """
 
     model: PrefetchedModel
@@ -48,7 +47,14 @@ class FetchJob:
     generation: int
     pace: FetchPace | None = None
     paused_s: float = 0.0
+    received: int = 0
     error: Exception | None = None
+
+    def count(self, size: int) -> None:
+        """Count `size` received bytes, and wait for the rate limit."""
+        self.received += size
+        if self.pace is not None:
+            self.paused_s += self.pace.take(size)
 
 
 class Streams:
@@ -109,21 +115,19 @@ class _Stream:
             pieces[start, end] = buffer[at : at + end - start]
             self._fill(job, source, start, pieces[start, end])
             at += end - start
+        file = model.layout.files[unit.file]
         for check in unit.checks:
-            _verify(model, source, unit.file, check, pieces)
+            _verify(file, check, pieces)
         if model.region is not None:
             for (start, _), data in pieces.items():
-                _keep(model.region, model.layout.files[unit.file], start, data)
+                _keep(model.region, file, start, data)
 
     def _fill(self, job: FetchJob, source: RangeSource, start: int, buffer: memoryview) -> None:
         number = job.entry.unit.file
         file, filled, idle, began = job.model.layout.files[number], 0, 0, monotonic() - job.paused_s
         while filled < len(buffer):
-            at = start + filled
             try:
-                filled += source.read(
-                    file.name, file.size, at, buffer[filled:], _ByteCounter(job, number, at)
-                )
+                filled += source.read(file.name, file.size, start + filled, buffer[filled:], job.count)
                 idle = 0
             except SourceTooSlowError:
                 raise
@@ -148,51 +152,13 @@ class _Stream:
         return self._source[1]
 
 
-class _ByteCounter:
-    """Counter of the consecutive bytes of a file, from byte `at`."""
-
-    def __init__(self, job: FetchJob, file: int, at: int) -> None:
-        self.job, self.file, self.at = job, file, at
-
-    def __call__(self, size: int) -> None:
-        self.job.model.count(self.file, self.at, size)
-        self.at += size
-        if self.job.pace is not None:
-            self.job.paused_s += self.job.pace.take(size)
-
-
-def _verify(
-    model: PrefetchedModel, source: RangeSource, number: int, check: Check, pieces: Mapping[Range, memoryview]
-) -> None:
-    hasher, at = hashlib.sha256(), check.start
-    for (start, end), data in sorted(pieces.items()):
-        if start >= check.end or end <= at:
-            continue
-        _feed(model, source, number, hasher, (at, start))
-        at, stop = max(at, start), min(end, check.end)
-        hasher.update(data[at - start : stop - start])
-        at = stop
-    _feed(model, source, number, hasher, (at, check.end))
-    if hasher.hexdigest() != check.digest:
-        what = f"tensor {check.tensor!r} at offset {check.start} has" if check.tensor else "there are"
-        place = "" if check.tensor else f" in bytes {check.start} to {check.end}"
-        raise WrongBytesError(f"{model.layout.files[number].name}: {what} wrong bytes{place}")
-
-
-def _feed(
-    model: PrefetchedModel, source: RangeSource, number: int, hasher: hashlib._Hash, span: Range
-) -> None:
-    """Hash bytes that were verified before, from the region or, for a model without one, from the local file."""
-    file, (at, end) = model.layout.files[number], span
-    buffer = memoryview(bytearray(max(0, min(_STEP, end - at))))
-    while at < end:
-        part = buffer[: end - at]
-        if model.region is not None:
-            got = model.region.read(file.base + at, part)
-        else:
-            got = source.read(file.name, file.size, at, part, lambda _: None)
-        hasher.update(part[:got])
-        at += got
+def _verify(file: RegionFile, check: Check, pieces: Mapping[Range, memoryview]) -> None:
+    first, data = next((start, data) for (start, end), data in pieces.items() if start <= check.start < end)
+    if hashlib.sha256(data[check.start - first : check.end - first]).hexdigest() != check.digest:
+        if check.tensor is None:
+            raise WrongBytesError(f"{file.name}: there are wrong bytes in bytes {check.start} to {check.end}")
+        place = f"tensor {check.tensor.name!r} at offset {check.tensor.offset}"
+        raise WrongBytesError(f"{file.name}: {place} has wrong bytes")
 
 
 class NoMemoryError(RuntimeError):

@@ -53,7 +53,7 @@ def planned(names: Sequence[str] = NAMES) -> dict[str, Any]:
         {"name": name, "dtype": "F32", "shape": [1], "offset": 8 + 4 * at, "size": 4, "digest": ZEROS}
         for at, name in enumerate(names)
     ]
-    chunks = [ZEROS.removeprefix("sha256:")]
+    chunks = [ZEROS.removeprefix("sha256:")] * (1 + len(names))
     file = {"name": "model.safetensors", "size": 8 + 4 * len(names), "chunks": chunks, "tensors": tensors}
     return {"chunk": weights.CHUNK, "files": [file]}
 

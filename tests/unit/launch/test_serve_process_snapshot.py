@@ -21,7 +21,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import process_snapshot, server_process, template_environment
 from coldstart.models import inspection
-from coldstart.system import digests, fingerprint, paths
+from coldstart.system import fingerprint, paths
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import criu, runtime_image
 
@@ -69,10 +69,9 @@ def images(scratch: Path, *, kernel: str | None = None, files: str | None = None
         "meeting": str(scratch / "frozen" / "meeting"),
     } | about
     machine = fingerprint.machine() | ({"kernel": kernel} if kernel else {})
-    listed = digests.listing([__file__]) if files is None else files
-    tree = {"pages-1.img": b"x" * 99, fingerprint.LIST: listed.encode()}
-    tree[process_snapshot.ABOUT] = json.dumps(made).encode()
-    tree[fingerprint.ABOUT] = json.dumps({"format": fingerprint.FORMAT, "machine": machine}).encode()
+    states = fingerprint.read_states([__file__]) if files is None else files
+    tree = {"pages-1.img": b"x" * 99, process_snapshot.ABOUT: json.dumps(made).encode()}
+    tree[fingerprint.ABOUT] = json.dumps({"machine": machine, "files": states}).encode()
     return write_tree(scratch / "images", tree)
 
 
@@ -215,7 +214,7 @@ def test_freeze_records_the_dependencies(
     assert unshared is not None and "reads all of its memory from the image" in unshared  # fake images
     made = json.loads((tmp_path / "out" / process_snapshot.ABOUT).read_text())
     assert made["criu"] == "9.8.7" and made["meeting"] == str(home)
-    listed = (tmp_path / "out" / fingerprint.LIST).read_text()
+    listed = (tmp_path / "out" / fingerprint.ABOUT).read_text()
     assert "python" in listed and "coldstart/launch/process_snapshot.py" in listed
     assert not (home / fingerprint.MODULES).exists()
     process_snapshot.check(tmp_path / "out", LaunchPlan([]))

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from coldstart.launch import pruning
-from coldstart.system import digests, fingerprint
+from coldstart.system import fingerprint
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
 
@@ -32,9 +33,8 @@ def make(root: Path) -> Make:
         with runtime_image.published(image) as partial:
             (partial / "pages-1.img").write_bytes(b"x" * 999)
             machine = fingerprint.machine() | ({"kernel": kernel} if kernel else {})
-            about = {"format": fingerprint.FORMAT, "machine": machine}
-            (partial / fingerprint.ABOUT).write_text(json.dumps(about))
-            (partial / fingerprint.LIST).write_text(digests.listing([__file__]))
+            recorded = fingerprint.Fingerprint(machine, fingerprint.read_states([__file__]))
+            (partial / fingerprint.ABOUT).write_bytes(msgspec.json.encode(recorded))
             said = {"python": sys.executable, "vllm": "0.32.0", "made": "2026-01-01T00:00:00Z"}
             (partial / runtime_image.ABOUT).write_text(json.dumps(said))
         return image

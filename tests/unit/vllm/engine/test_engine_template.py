@@ -113,14 +113,14 @@ def test_server_uses_directory_and_environment_of_the_client(
     assert running.process.wait() == 137
 
 
-def test_a_plan_of_another_release_is_refused_with_the_reason(
+def test_invalid_plan_is_refused_with_the_reason(
     warm: template_pool.Warm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    older = {name: value for name, value in plan().document().items() if name != "engine"}
-    monkeypatch.setattr(LaunchPlan, "document", lambda _: older)
+    invalid = plan().document() | {"engine": None}
+    monkeypatch.setattr(LaunchPlan, "document", lambda _: invalid)
     with pytest.raises(
         server_process.ServerExitedError,
-        match="is from another release of coldstart: these members differ: engine",
+        match="invalid launch plan: Expected `object`, got `null`",
     ):
         start(warm)
 

@@ -30,7 +30,6 @@ class Weights:
         """Read a directory; the plan has chunks of `chunk` bytes."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine_weights, "CHUNK", chunk)
-            patch.setattr(engine_weights, "_READ", min(chunk, 1 << 20))
             plan = engine_weights.plan(directory)
         return cls(directory, plan, {path.name: path.read_bytes() for path in sorted(directory.iterdir())})
 

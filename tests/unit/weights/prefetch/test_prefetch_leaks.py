@@ -13,6 +13,7 @@ import pytest
 from prefetching import Weights, check_tensors, check_whole
 from support.range_server import RangeServer
 
+from coldstart.system.ipc.json_lines import Channel
 from coldstart.weights.prefetch import client
 
 CYCLES = 100
@@ -127,7 +128,7 @@ def test_an_idle_prefetcher_ends_by_itself(
 def test_one_of_two_concurrent_prefetchers_remains(
     weights: Weights, server: RangeServer, runtime: Path
 ) -> None:
-    starts: list[client.Early] = []
+    starts: list[Channel] = []
 
     def start() -> None:
         starts.append(client.start_early(server.url, weights.plan, directory=runtime))
