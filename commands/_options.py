@@ -126,20 +126,23 @@ class Common:
             if bundle.ref == selected:
                 self.out.note(f"Using {selection.describe_choice(bundle, versions, inspection.trust)}")
 
-    def look_up(self, model: str, revision: str | None = None, accepts: "Trust | None" = None) -> "Lookup":
+    def look_up(
+        self,
+        model: str,
+        revision: str | None = None,
+        accepts: "Trust | None" = None,
+        *,
+        adopts: bool = False,
+    ) -> "Lookup":
         """Return the model, its key on this machine, and its bundle among those that `accepts` accepts.
 
-        Raises the errors of `resolution.resolve`.
+        With `adopts`, the arguments are those of the bundle if `--` was not typed. Raises the errors of `resolver.resolve`.
         """
-        from coldstart.models import inspection
+        from coldstart.models import resolver
 
-        return inspection.look_up(
-            model,
-            self.vllm_args,
-            cache=self.cache,
-            offline=self.offline,
-            revision=revision,
-            accepts=accepts,
+        given = None if adopts and not self.typed_args else self.vllm_args
+        return resolver.resolve(
+            model, given, cache=self.cache, offline=self.offline, revision=revision, accepts=accepts
         )
 
     def format_command(self, *words: str) -> str:

@@ -33,10 +33,7 @@ Progress = Literal["auto", "plain", "none", "json"]
 
 @dataclass
 class Output:
-    """Output of one command, which supplies data and a rendering; the format decides which is printed.
-
-    `phases` is the number of phases that the command enters, 0 if it is not known.
-    """
+    """Output of one command, which supplies data and a rendering; the format decides which is printed."""
 
     format: Format = "text"
     out_file: Path | None = None
@@ -44,8 +41,6 @@ class Output:
     verbose: bool = False
     progress: Progress = "auto"
     started: float = field(default_factory=time.monotonic)
-    phases: int = 0
-    _entered: int = 0
     # Results and lines that `gather` holds back.
     _gathered: tuple[list[str], list[str]] | None = None
 
@@ -100,18 +95,16 @@ class Output:
             _err(*lines)
 
     @contextmanager
-    def phase(self, name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
-        """Show that the phase ``name`` runs and for how long, and that an earlier run took ``expected_s`` seconds.
+    def phase(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Show that the phase ``name`` runs and for how long.
 
         The yielded function shows a step within the phase. Text shows figures only with the time of a long phase.
         """
         mode, begin = self._progress_mode(), time.monotonic()
-        self._entered += 1
-        number = f"[{self._entered} of {self.phases}] " if self.phases else ""
-        progress = _progress.PhaseProgress(number + name, expected_s)
+        progress = _progress.PhaseProgress(name)
 
         def say(event: str, seconds: float) -> None:
-            _heartbeat(mode, progress, name, event, seconds)
+            _heartbeat(mode, progress, event, seconds)
 
         def step(text: str) -> None:
             progress.step = text
@@ -250,16 +243,13 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def _heartbeat(mode: str, progress: _progress.PhaseProgress, name: str, event: str, seconds: float) -> None:
+def _heartbeat(mode: str, progress: _progress.PhaseProgress, event: str, seconds: float) -> None:
     if mode == "json":
-        said: dict[str, object] = {"phase": name, "event": event, "seconds": seconds}
+        said: dict[str, object] = {"phase": progress.name, "event": event, "seconds": seconds}
         said |= {"step": progress.step} if event == "step" else {}
-        said |= {"expected_s": progress.expected_s} if progress.expected_s is not None else {}
         _err(json.dumps({"schema_version": SCHEMA_VERSION, **said}))
     elif mode == "plain" and event == "begin":
-        expected = progress.expected_s
-        about = f" ({expected:.0f} s the last time)" if expected is not None else ""
-        _err(f"{progress.name}{about} ...")
+        _err(f"{progress.name} ...")
     elif mode == "plain" and event == "step":
         _err(f"  {progress.step}")
     elif mode == "plain" and event == "running":

@@ -14,18 +14,16 @@ HEARTBEAT_S = 60.0
 
 @dataclass
 class PhaseProgress:
-    """State of a phase: its label, its expected duration in seconds, and the last step that it reported."""
+    """State of a phase: its name, and the last step that it reported."""
 
     name: str
-    expected_s: float | None = None
     step: str = ""
 
     def describe(self, seconds: float) -> str:
         """Return the state after `seconds` in one line."""
-        expected = "" if self.expected_s is None else f" of about {self.expected_s:.0f} s"
         label = "now" if isinstance(self.step, ProgressText) else "last"
         step = f"; {label}: {self.step}" if self.step else ""
-        return f"{self.name}: {seconds:.0f} s{expected}{step}"
+        return f"{self.name}: {seconds:.0f} s{step}"
 
 
 @contextmanager

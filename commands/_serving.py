@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,13 +16,13 @@ from coldstart.contract.fallback import Fallback, decode
 from coldstart.system import secrets
 
 if TYPE_CHECKING:
-    from coldstart.artifacts.bundle import Trust
-
     from coldstart.contract.arguments import Arguments
     from coldstart.contract.plan import LaunchPlan
     from coldstart.launch.request import ServeRequest
+    from coldstart.launch.server import Server
     from coldstart.models.inspection import Lookup
     from coldstart.system.start_progress import Report
+    from coldstart.system.timeline import Timeline
 
 SLOW_S = 3.0
 """Shortest time to ready, in seconds, after which a start is called slow."""
@@ -50,27 +50,14 @@ ReadyTimeout = Annotated[
 ]
 
 
-def find(common: Common, model: str, revision: str | None, accepts: "Trust | None") -> "Lookup":
-    """Look up the model, or the one version that `model` names; without `--` with the arguments of a bundle."""
-    from coldstart.models import recorded
+def find(common: Common, model: str, revision: str | None, *, untrusted: bool) -> "Lookup":
+    """Look up what a server is to start from, and print the arguments if they come from the bundle and not from the user."""
+    from coldstart.artifacts.bundle import anyone
 
-    if bundle := recorded.find_versioned(common.store(), model):
-        return recorded.look_up_version(
-            bundle,
-            common.vllm_args if common.typed_args else None,
-            cache=common.cache,
-            offline=common.offline,
-            revision=revision,
-            accepts=accepts,
-        )
-    lookup = common.look_up(model, revision, accepts)
-    return lookup if common.typed_args else recorded.adopt_arguments(lookup)
-
-
-def show_arguments(common: Common, lookup: "Lookup") -> None:
-    """Print the arguments if they come from the bundle and not from the user."""
+    lookup = common.look_up(model, revision, anyone if untrusted else None, adopts=True)
     if lookup.lender is not None and lookup.vllm_args:
         note_arguments(common, f"{lookup.lender.name}:v{lookup.lender.version}", lookup.vllm_args)
+    return lookup
 
 
 def note_arguments(common: Common, lender: str, arguments: Sequence[str]) -> None:
@@ -80,8 +67,7 @@ def note_arguments(common: Common, lender: str, arguments: Sequence[str]) -> Non
 
 def materialize(common: Common, lookup: "Lookup") -> "Lookup":
     """Build the bundle of the look-up and return the look-up that has it."""
-    from coldstart.materialize.options import Options
-    from coldstart.materialize.planned import MaterializationPlan
+    from coldstart.materialize.plan import MaterializationPlan, Options
 
     MaterializationPlan(lookup, Options()).run(common.out.phase)
     return lookup.refresh()
@@ -99,21 +85,19 @@ def run(
 
     The phases are bars of text. The progress of the start goes to `on_progress`, by default to the command's output.
     """
-    from coldstart.launch import ladder, planning, supervise
+    from coldstart.launch import driver
     from coldstart.system.drawing import draw
-    from coldstart.system.recording import recording
 
-    with recording(timeline) as recorded:
-        with nullcontext(on_progress) if on_progress else show_start(common) as show:
-            started = ladder.start(replace(request, on_progress=show), plan)
-        with supervise.end_on_error(started.running.process):
-            report = started.document() | {"url": planning.url(plan)}
-            recorded.started()
-            report["longest_phase"] = recorded.timeline.find_longest(started.began)
-            with common.out.gather():
-                announce(report, draw(recorded.timeline))
-                advise(common, request, plan, report)
-            return supervise.stay(started.running.process)
+    def announce_report(server: "Server", recorded: "Timeline") -> None:
+        hide.close()
+        report = server.document() | {"longest_phase": recorded.find_longest(server.began)}
+        with common.out.gather():
+            announce(report, draw(recorded))
+            advise(common, request, plan, report)
+
+    with ExitStack() as hide:
+        show = on_progress or hide.enter_context(show_start(common))
+        return driver.run(replace(request, on_progress=show), plan, announce_report, timeline)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from coldstart.commands._output import public
 
 from coldstart.bench.report.report import Report
 from coldstart.errors import UsageError
-from coldstart.models import inspection, recorded
+from coldstart.models import resolver
 
 
 @declare(takes_vllm_args=True, exports=True)
@@ -43,21 +43,16 @@ def command(
     """Select the view and print it."""
     if sum((manifest, tree, key, diff is not None)) > 1:
         raise UsageError("--manifest, --tree, --key and --diff exclude each other.")
-    asks_key = bool(common.vllm_args or revision) or (key and inspection.names_model(ref))
-    store = common.store()
-    bundle = None
-    if not asks_key:
-        bundle = recorded.find_versioned(store, ref) or inspection.find_bundle(store, ref)
-    if bundle is None:
+    given = common.vllm_args
+    if key and resolver.names_model(ref):
         lookup = common.look_up(ref, revision)
         if lookup.bundle is None:  # The bundle is only displayed, so it need not be trusted.
             lookup = common.look_up(ref, revision, anyone)
-        if key:
-            return _show(common, exports, _bundle_views.view_key(lookup.key, lookup))
-        if lookup.bundle is None:
-            raise inspection.miss(lookup)
-        bundle = lookup.bundle
-    else:
+        return _show(common, exports, _bundle_views.view_key(lookup.key, lookup))
+    bundle = resolver.find_bundle(
+        ref, given, cache=common.cache, offline=common.offline, revision=revision, asks_hub=True
+    )
+    if not given and revision is None:
         common.note_version(ref, bundle.ref)
     if key:
         return _show(common, exports, _bundle_views.view_key(bundle.key))

@@ -64,9 +64,6 @@ def command(
     if dry_run:
         _show(common, model, planned)
         return
-    if (earlier_s := planned.earlier_seconds()) is not None:
-        common.out.note(f"the last materialization of this model took {earlier_s:.0f} s here")
-    common.out.phases = planned.count_stages() or 0
     there = {earlier.digest for earlier in common.store().list()}
     bundle = planned.run(common.out.phase)
     is_new = bundle.digest not in there

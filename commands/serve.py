@@ -93,8 +93,6 @@ def command(
     ] = False,
 ) -> None:
     """Start the server, report when it is ready, and wait until it ends."""
-    from coldstart.artifacts.bundle import anyone
-
     from coldstart.launch import listening, planning
     from coldstart.launch.request import ServeRequest
     from coldstart.launch.scheduler import check
@@ -103,9 +101,8 @@ def command(
         _require_place(file)
     # Report wrong options before any look-up.
     check(choice, common.vllm_args)
-    lookup = _serving.find(common, model, revision, anyone if untrusted else None)
+    lookup = _serving.find(common, model, revision, untrusted=untrusted)
     lookup = lookup.drop_weights() if weights_from is not None else lookup
-    _serving.show_arguments(common, lookup)
     check(choice, lookup.vllm_args)
     listen = listening.choose_address(host, port, lookup.vllm_args)
     if not dry_run:
@@ -141,7 +138,8 @@ def command(
 
 
 def _describe(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
-    from coldstart.launch import ladder, planning
+    from coldstart.launch import ladder
+    from coldstart.launch.listening import find_url
     from coldstart.models import resolution
     from coldstart.system.dry_run import find_directory
 
@@ -154,7 +152,7 @@ def _describe(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
         "mode": mode,
         "bundle": bundle.ref if bundle else None,
         "version": bundle.version if bundle else None,
-        "url": planning.url(plan),
+        "url": find_url(plan.vllm_args),
         **document,
         "absent": encode(skipped) if request.mode == modes.AUTO else [],
         "downloads": resolution.list_missing(request.lookup.model, weights=plan.weights_from is None),

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from coldstart.artifacts.bundle import anyone
 from coldstart.commands import _serving
 from coldstart.commands._options import READY_TIMEOUT, Common, Model, Untrusted, group
 from coldstart.commands._options import command as declare
@@ -32,8 +31,7 @@ def start(
     from coldstart.launch import planning, preparation
     from coldstart.launch.request import ServeRequest
 
-    lookup = _serving.find(common, model, None, anyone if untrusted else None)
-    _serving.show_arguments(common, lookup)
+    lookup = _serving.find(common, model, None, untrusted=untrusted)
     request = ServeRequest(lookup)
     plan = planning.plan(request)
     for note in request.lookup.notes:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from coldstart.launch.up_records import UpDirectory, UpRecord
     from coldstart.models.inspection import Lookup
     from coldstart.system.start_progress import Report
-    from coldstart.system.timeline import Timeline
 
 _TERMINATED = 128 + signal.SIGTERM
 _PREPARATION = "preparation"
@@ -40,10 +39,7 @@ _PHASES = "phases"
 
 @dataclass(frozen=True)
 class _Start:
-    """A server of a model that is being brought up. `release` ends the lock under which it starts.
-
-    `phases` are those of the preparation, as bars, empty if they were not recorded.
-    """
+    """A server of a model that is being brought up. `release` ends the lock under which it starts."""
 
     common: Common
     built_bundle: bool
@@ -52,7 +48,6 @@ class _Start:
     release: Callable[[], None]
     detach: bool
     prepared: "Preparation"
-    phases: str
 
 
 @declare(takes_vllm_args=True)
@@ -74,13 +69,11 @@ def command(
     untrusted: Untrusted = False,
 ) -> None:
     """Build what is missing, start the server, and wait until it ends, or with --detach until it is ready."""
-    from coldstart.artifacts.bundle import anyone
-
     from coldstart.launch import listening, up_records
     from coldstart.launch.request import ServeRequest
     from coldstart.system.recording import recording
 
-    lookup = _serving.find(common, model, revision, anyone if untrusted else None)
+    lookup = _serving.find(common, model, revision, untrusted=untrusted)
     directory = up_records.find_directory(lookup)
     with ExitStack() as lock:
         if (running := _claim(common, lookup, model, lock)) is not None:
@@ -88,19 +81,16 @@ def command(
             _show_running(common, running)
             return
         try:
-            _serving.show_arguments(common, lookup)
             listen = listening.choose_address(host, port, lookup.vllm_args)
             listening.require_free_port(lookup.vllm_args, listen)
             planned_url = listening.find_url(lookup.vllm_args.append(*listen))
             directory.write(up_records.describe_own(lookup, planned_url))
-            with recording() as recorded:
+            with recording():
                 request = ServeRequest(
                     _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
                 )
-                prepared = _prepare(common, request)
-            built, phases = request.lookup is not lookup, _draw_preparation(recorded.timeline)
-            start = _Start(common, built, directory, request, lock.close, detach, prepared, phases)
-            code = _bring_up(start)
+                prepared, built = _prepare(common, request), request.lookup is not lookup
+                code = _bring_up(_Start(common, built, directory, request, lock.close, detach, prepared))
         except BaseException as error:
             directory.end()
             _show_termination(common, model, getattr(error, "code", None))
@@ -141,10 +131,10 @@ def _choose_other(common: Common, lookup: "Lookup", model: str) -> "UpRecord | N
     bundle are no request.
     """
     from coldstart.launch import up_records
-    from coldstart.models import recorded
+    from coldstart.models import resolver
 
     others = up_records.find_others(lookup)
-    if others and not common.typed_args and recorded.find_versioned(common.store(), model) is None:
+    if others and not common.typed_args and resolver.find_versioned(common.store(), model) is None:
         renew = f"(hint: to restart it: {_describe_restart(others[0])})"
         common.out.note(f"{_describe_other(others[0], lookup)} {renew}")
         return others[0]
@@ -187,18 +177,6 @@ def _measure(common: Common, name: str) -> Iterator[Callable[[str], None]]:
     """Show a step of the preparation, as `Output.phase`, and record it."""
     with timeline.measure(name, track=_PREPARATION), common.out.phase(name) as step:
         yield step
-
-
-def _draw_preparation(recorded: "Timeline") -> str:
-    """Return the steps of a preparation and the phases of the template that it started as bars, empty without a step."""
-    from coldstart.system.drawing import draw
-    from coldstart.system.timeline import Span, Timeline
-
-    if not any(span.track == _PREPARATION for span in recorded.spans):
-        return ""
-    # The template emits the spans of a server.
-    tracks = ((span, "template" if span.track == "server" else span.track) for span in recorded.spans)
-    return draw(Timeline(Span(span.name, span.start_s, span.end_s, track) for span, track in tracks)) + "\n"
 
 
 def _bring_up(start: _Start) -> int:
@@ -285,17 +263,18 @@ def _serve(
     on_progress: "Report | None" = None,
 ) -> int:
     """Record the server under this process, start it, and return its exit code when it ends."""
-    from coldstart.launch import planning, up_records
+    from coldstart.launch import up_records
+    from coldstart.launch.listening import find_url
 
     log = str(start.directory.log) if start.detach else None
-    own = replace(up_records.describe_own(start.request.lookup, planning.url(plan)), log=log)
+    own = replace(up_records.describe_own(start.request.lookup, find_url(plan.vllm_args)), log=log)
     start.directory.write(own)
 
     def announce_recorded(report: dict[str, Any], phases: str) -> None:
         address = {"url": report["url"], "host": plan.vllm_args.value("host")}
         start.directory.write(replace(own, mode=report["mode"], **address))
         start.release()
-        announce(report | {_PHASES: start.phases + phases})
+        announce(report | {_PHASES: phases})
 
     try:
         return _serving.run(

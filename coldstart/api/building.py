@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from coldstart.api.lookups import PathLike, look_up
 from coldstart.artifacts.bundle import Bundle
-from coldstart.materialize.options import Options
-from coldstart.materialize.planned import MaterializationPlan
-from coldstart.materialize.progress import Phase
+from coldstart.materialize.plan import MaterializationPlan, Options, Phase
 from coldstart.scheduling.profiling import BUDGET_S
 
 
@@ -39,7 +37,7 @@ def materialize(
         revision: Commit, branch or tag of a hub model.
         offline: Download nothing.
         cache_dir: Root of the bundle store; None: COLDSTART_CACHE_DIR, or `coldstart` in XDG_CACHE_HOME.
-        on_progress: Called with the name of each stage and its expected seconds; returns a context manager that is entered
+        on_progress: Called with the name of each stage; returns a context manager that is entered
             while the stage runs and yields a function that takes each finished step.
 
     Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coldstart.api.lookups import PathLike, check_arguments, check_choice, open_cache
-from coldstart.artifacts.store import Store as BundleStore
 from coldstart.validate import validation
 from coldstart.validate.answers import PromptSettings
 from coldstart.validate.checks import LEVELS, Level, ValidationReport
@@ -59,4 +58,4 @@ def validate_all(request: ValidationRequest) -> list[ValidationReport]:
         ColdstartError: The errors of `validate`, raised before any server is started.
     """
     validation.check_request(request)
-    return validation.run(BundleStore(request.source.cache.bundles), request)
+    return validation.run(request)

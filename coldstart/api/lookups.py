@@ -8,7 +8,7 @@ from pathlib import Path
 from coldstart.artifacts.bundle import anyone
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
-from coldstart.models import inspection
+from coldstart.models import resolver
 from coldstart.models.inspection import Lookup
 from coldstart.system.paths import Cache
 
@@ -24,9 +24,9 @@ def look_up(
     cache_dir: PathLike | None,
     untrusted: bool = False,
 ) -> Lookup:
-    """Resolve the model and look up its bundle. Raises the errors of `inspection.look_up` and `check_arguments`."""
+    """Resolve the model and look up its bundle. Raises the errors of `resolver.resolve` and `check_arguments`."""
     accepts = anyone if untrusted else None
-    return inspection.look_up(
+    return resolver.resolve(
         model,
         check_arguments(vllm_args),
         cache=open_cache(cache_dir),

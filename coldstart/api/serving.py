@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from coldstart.api.lookups import PathLike, check_arguments, check_choice, look_up
-from coldstart.launch import listening, modes, server
+from coldstart.launch import driver, listening, modes
 from coldstart.launch.request import ServeRequest
 from coldstart.launch.scheduler import STOCK, check
 from coldstart.launch.server import Server
-from coldstart.materialize.options import Options
-from coldstart.materialize.planned import MaterializationPlan
-from coldstart.materialize.progress import Phase
+from coldstart.materialize.plan import MaterializationPlan, Options, Phase
 from coldstart.scheduling.settings import SchedulerSettings
 
 OnMiss = Literal["fail", "warn", "materialize"]
@@ -79,7 +77,7 @@ def serve(
         MaterializationPlan(lookup, Options()).run(on_progress)
         lookup = lookup.refresh()
     key = [] if api_key is None else ["--api-key", api_key]
-    return server.start(
+    return driver.start(
         ServeRequest(
             lookup,
             [*listening.choose_address(host, port, lookup.vllm_args), *key],

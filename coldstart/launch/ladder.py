@@ -8,12 +8,10 @@ from __future__ import annotations
 import re
 import shlex
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts.errors import BundleError
-from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import LOST
@@ -21,66 +19,13 @@ from coldstart.errors import ColdstartError, LaunchRefusedError
 from coldstart.launch import fetch, interrupted, modes, planning, prepare
 from coldstart.launch.modes import FRESH, Reason, StartMode
 from coldstart.launch.request import ServeRequest, ServerStart
-from coldstart.launch.server_process import Running, ServerExitedError
+from coldstart.launch.server import FETCH_REST, Account, Server
+from coldstart.launch.server_process import ServerExitedError
 from coldstart.system import timeline
 from coldstart.system.ipc.peers import PeerError
 
-if TYPE_CHECKING:
-    from coldstart.weights.prefetch.client import Attached
 
-# This fallback does not make the start slower.
-FETCH_REST = "fetch-rest"
-
-
-@dataclass
-class Account:
-    """Modes that were not used: `fallbacks` of modes that failed, `unavailable` modes that were not prepared."""
-
-    fallbacks: list[Fallback] = field(default_factory=list)
-    unavailable: list[Fallback] = field(default_factory=list)
-
-    def fall_back(self, stage: str, error: Exception) -> None:
-        """Record the failure of `stage`."""
-        hint = error.hint if isinstance(error, LaunchRefusedError) else None
-        self.fallbacks += [Fallback(stage, str(error), hint)]
-
-
-@dataclass(frozen=True)
-class StartedServer:
-    """A server that is ready, the mode and the plan that started it, and the modes that were not used.
-
-    `rest` and `ahead` are weight fetches that still run.
-    """
-
-    mode: str
-    plan: LaunchPlan
-    running: Running
-    account: Account
-    began: float = 0.0
-    rest: Attached | None = None
-    ahead: fetch.Ahead | None = None
-
-    def document(self) -> dict[str, Any]:
-        """Return the ready file: mode, pid, seconds, and the server's report on its fast path."""
-        report = self.running.report
-        return {
-            "pid": self.running.process.pid,
-            "mode": self.mode,
-            "ready_s": round(self.running.ready_s, 4),
-            "first_token_s": round(self.running.ready_s, 4),
-            "fast_path": {
-                "mode": all(one.stage == FETCH_REST for one in self.account.fallbacks),
-                **report.get("fast_path", {}),
-            },
-            "fallbacks": [*fallback.encode(self.account.fallbacks), *report.get("fallbacks", [])],
-            "absent": fallback.encode(self.account.unavailable),
-            "canary": report.get("canary"),
-            "tokens": report.get("tokens"),
-            "loads": report.get("loads", []),
-        }
-
-
-def start(request: ServeRequest, plan: LaunchPlan) -> StartedServer:
+def start(request: ServeRequest, plan: LaunchPlan) -> Server:
     """Start the server with the requested mode, or the next one that works, and wait until it is ready.
 
     Raises:
@@ -133,7 +78,7 @@ def _remove_unfinished(plan: LaunchPlan) -> list[Fallback]:
     return interrupted.cleared(Path(root)) if root is not None else []
 
 
-def _attempt(mode: StartMode, one: ServerStart, account: Account) -> StartedServer | None:
+def _attempt(mode: StartMode, one: ServerStart, account: Account) -> Server | None:
     """Return the server that `mode` started, None if the next mode is to be tried."""
     try:
         if (why := mode.unavailable(one)) is not None:
@@ -155,7 +100,7 @@ def _attempt(mode: StartMode, one: ServerStart, account: Account) -> StartedServ
         account.fall_back(mode.name, error)
         return None
     if running.report.get("canary") is not False:
-        return StartedServer(mode.name, one.plan, running, account, began=one.began, ahead=ahead)
+        return Server(mode.name, one.plan, running, account, began=one.began, ahead=ahead)
     running.process.wait()
     return _start_fresh(_without_bundle_state(mode.name, one, account), account)
 
@@ -166,8 +111,8 @@ def _weights_ahead(mode: StartMode, one: ServerStart) -> AbstractContextManager[
     return fetch.start_early(one.plan, one.request.lookup.model.config)
 
 
-def _start_fresh(one: ServerStart, account: Account) -> StartedServer:
-    return StartedServer(FRESH.name, one.plan, FRESH.launch(one), account, began=one.began)
+def _start_fresh(one: ServerStart, account: Account) -> Server:
+    return Server(FRESH.name, one.plan, FRESH.launch(one), account, began=one.began)
 
 
 def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, account: Account) -> ServerStart:
@@ -213,11 +158,11 @@ def _without_bundle_state(mode: str, one: ServerStart, account: Account) -> Serv
     return replace(one, plan=prepare.distrusting(one.plan))
 
 
-def _fetch_rest(started: StartedServer, request: ServeRequest) -> StartedServer:
+def _fetch_rest(started: Server, request: ServeRequest) -> Server:
     from coldstart.weights.prefetch.errors import PrefetchError
 
     try:
-        return replace(started, rest=fetch.rest(started.plan, request.lookup.model.config))
+        started.rest = fetch.rest(started.plan, request.lookup.model.config)
     except (PrefetchError, OSError, ValueError) as error:
         started.account.fall_back(FETCH_REST, error)
-        return started
+    return started

@@ -86,10 +86,10 @@ def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Runn
         ServerExitedError: The server exits before it is ready.
         CommandFailedError: The server is not ready in time.
     """
-    from coldstart.launch import server_process, supervise
+    from coldstart.launch import server, server_process
 
     process, reader = launched
-    with supervise.end_on_error(process):
+    with server.end_on_error(process):
         start.request.observe(process.pid)
         request = start.request
         return server_process.acknowledged(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.launch import fetch, listening, prepare, scheduler
+from coldstart.launch import fetch, prepare, scheduler
 from coldstart.launch.request import ServeRequest
 from coldstart.models import inspection, resolution
 from coldstart.system import runtime
@@ -58,11 +58,6 @@ def plan(request: ServeRequest) -> LaunchPlan:
         planned = prepare.prepare(lookup, lookup.bundle, weights, trust=request.trust)
     planned.fallbacks.extend([*list_unserved(planned.vllm_args), *weights.fallbacks])
     return scheduler.apply(planned, request.scheduler, lookup.bundle, on_cpu=runtime.targets_cpu())
-
-
-def url(plan: LaunchPlan) -> str:
-    """Return the URL on which the planned server will answer."""
-    return listening.find_url(plan.vllm_args)
 
 
 def list_unserved(given: Arguments) -> list[Fallback]:

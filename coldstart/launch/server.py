@@ -1,47 +1,113 @@
-"""Handle of a server that the calling process started, for programs that embed one.
+"""A server that is ready: its handle, its end, and the supervision of its process.
 
-Invariant: the server ends with the process that started it, whichever thread began the start. Nothing here installs a
-signal handler; `supervise.stay` does that for the command line.
+Nothing but `stay`, which serves the command line, installs a signal handler.
 """
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import threading
-from concurrent.futures import Future
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
 
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
-from coldstart.launch import ladder, planning, supervise
-from coldstart.launch.ladder import StartedServer
-from coldstart.launch.request import ServeRequest
+from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import LaunchRefusedError, UsageError
+from coldstart.launch import listening
+from coldstart.launch.server_process import Running, ServerProcess
+from coldstart.system.proc import scratch
+
+if TYPE_CHECKING:
+    from coldstart.launch import fetch
+    from coldstart.weights.prefetch.client import Attached
 
 STOP_TIMEOUT_S = 30.0
+# This fallback does not make the start slower.
+FETCH_REST = "fetch-rest"
 
 
+@dataclass
+class Account:
+    """Modes that were not used: `fallbacks` of modes that failed, `unavailable` modes that were not prepared."""
+
+    fallbacks: list[Fallback] = field(default_factory=list)
+    unavailable: list[Fallback] = field(default_factory=list)
+
+    def fall_back(self, stage: str, error: Exception) -> None:
+        """Record the failure of `stage`."""
+        hint = error.hint if isinstance(error, LaunchRefusedError) else None
+        self.fallbacks += [Fallback(stage, str(error), hint)]
+
+
+@dataclass(eq=False)
 class Server:
     """A running vLLM server. As a context manager it stops when the block ends.
 
     Attributes:
-        url: Address of the server, without a path.
         mode: Name of the start mode that was used.
-        pid: Process id of the server.
-        ready_s: Time from the begin of the start until the server answered one token, in seconds.
-        fallbacks: Each part of the start that was done the ordinary way, with the reason.
+        plan: Launch plan that it was started with.
+        running: Its process, and its report of readiness.
+        account: Start modes that were not used.
+        began: Begin of the start, in seconds on CLOCK_MONOTONIC.
+        rest, ahead: Weight fetches that still run; they end with this object.
     """
 
-    def __init__(self, started: StartedServer) -> None:
-        self.url = planning.url(started.plan)
-        self.mode = started.mode
-        self.pid = started.running.process.pid
-        self.ready_s = started.running.ready_s
-        reported = fallback.decode(started.running.report.get("fallbacks"))
-        self.fallbacks: tuple[Fallback, ...] = (*started.account.fallbacks, *reported)
-        # Also keeps the connections through which weights are still fetched.
-        self._started = started
-        self._ending = threading.Lock()
-        self._code: int | None = None
+    mode: str
+    plan: LaunchPlan
+    running: Running
+    account: Account
+    began: float = 0.0
+    rest: Attached | None = None
+    ahead: fetch.Ahead | None = None
+    _ending: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _code: int | None = field(default=None, init=False, repr=False)
+
+    @property
+    def url(self) -> str:
+        """Address of the server, without a path."""
+        return listening.find_url(self.plan.vllm_args)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self.running.process.pid
+
+    @property
+    def ready_s(self) -> float:
+        """Time from the begin of the start until the server answered one token, in seconds."""
+        return self.running.ready_s
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """Each part of the start that was done the ordinary way, with the reason."""
+        return (*self.account.fallbacks, *fallback.decode(self.running.report.get("fallbacks")))
+
+    def document(self) -> dict[str, Any]:
+        """Return the ready file: address, mode, pid, seconds, and the server's report on its fast path."""
+        report = self.running.report
+        return {
+            "url": self.url,
+            "pid": self.pid,
+            "mode": self.mode,
+            "ready_s": round(self.ready_s, 4),
+            "first_token_s": round(self.ready_s, 4),
+            "fast_path": {
+                "mode": all(one.stage == FETCH_REST for one in self.account.fallbacks),
+                **report.get("fast_path", {}),
+            },
+            "fallbacks": [*fallback.encode(self.account.fallbacks), *report.get("fallbacks", [])],
+            "absent": fallback.encode(self.account.unavailable),
+            "canary": report.get("canary"),
+            "tokens": report.get("tokens"),
+            "loads": report.get("loads", []),
+        }
 
     def __enter__(self) -> Server:
         return self
@@ -71,7 +137,7 @@ class Server:
             raise TimeoutError(f"server {self.pid} at {self.url} still runs after {timeout_s:g} s")
         with self._ending:
             if self._code is None:
-                self._code = supervise.reap(self._started.running.process)
+                self._code = _reap(self.running.process)
             return self._code
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
@@ -82,40 +148,83 @@ class Server:
         """
         with self._ending:
             if self._code is None:
-                self._code = supervise.end(self._started.running.process, timeout_s)
+                self._code = end(self.running.process, timeout_s)
             return self._code
 
     def _has_ended(self, timeout_s: float | None) -> bool:
         # `poll` would reap the process, and its session could no longer be ended with it.
-        return self._code is not None or supervise.has_ended(self._started.running.process, timeout_s)
+        return self._code is not None or has_ended(self.running.process, timeout_s)
 
 
-def start(request: ServeRequest) -> Server:
-    """Plan and start the server, and wait until it has answered one token.
-
-    Raises:
-        NoBundleError: No bundle has the key, and the request needs one.
-        CommandFailedError: The server died, was not ready in time, or its bundle is not signed as required.
-    """
-    plan, ready, abandoned = planning.plan(request), Future[Server](), threading.Event()
-
-    def keep() -> None:
-        try:
-            server = Server(ladder.start(request, plan))
-        except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
-            ready.set_exception(error)
-            return
-        ready.set_result(server)
-        if abandoned.is_set():
-            server.stop()
-        select.select([server._started.running.process], [], [])
-
-    # The kernel ends a server when the thread that forked it ends, so that thread stays as long as the server.
-    threading.Thread(target=keep, name="coldstart-server", daemon=True).start()
+@contextmanager
+def end_on_error(process: ServerProcess) -> Iterator[None]:
+    """End the server if the block raises, Ctrl-C included."""
     try:
-        return ready.result()
+        yield
     except BaseException:
-        abandoned.set()
-        if ready.done() and ready.exception() is None:
-            ready.result().stop()
+        end(process)
         raise
+
+
+def end(process: ServerProcess, patience_s: float | None = None) -> int:
+    """End the server: SIGTERM, then SIGKILL after `patience_s` seconds (None: no limit). Return its exit code."""
+    if not has_ended(process, 0.0):
+        process.signal(signal.SIGTERM)
+        if not has_ended(process, patience_s):
+            process.signal(signal.SIGKILL)
+    return _reap(process)
+
+
+def stay(process: ServerProcess) -> int:
+    """Wait until the server exits, forward SIGINT and SIGTERM, and return the exit code for this process.
+
+    The code is 130 or 143 after a signal. It is 1 if the server exits by itself with any code: a server should keep running.
+    """
+    caught: list[int] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+        process.signal(signal.SIGTERM if len(caught) == 1 else signal.SIGKILL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, forward)
+    with _woken() as reader:
+        ended, watched = process.fileno(), [process.fileno(), reader]
+        while ended not in select.select(watched, [], [])[0]:
+            with suppress(BlockingIOError):
+                os.read(reader, 512)
+    _reap(process)
+    return 128 + caught[0] if caught else 1
+
+
+def has_ended(process: ServerProcess, timeout_s: float | None) -> bool:
+    """Return whether the server ends within `timeout_s` seconds (None: no limit)."""
+    return bool(select.select([process.fileno()], [], [], timeout_s)[0])
+
+
+def _reap(process: ServerProcess) -> int:
+    """Wait until the server has ended, remove what it leaves behind, and return its exit code."""
+    code = process.wait()
+    _sweep(process)
+    return code
+
+
+@contextmanager
+def _woken() -> Iterator[int]:
+    """Yield a descriptor that becomes readable after a signal, including one that arrives just before a wait begins."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+
+
+def _sweep(process: ServerProcess) -> None:
+    with suppress(OSError, UsageError):
+        resident = Path(
+            f"/proc/{process.pid}"
+        ).exists()  # an engine that went back to sleep keeps its directory
+        scratch.sweep(None if resident else process.pid)  # a killed server leaves its directory

@@ -319,6 +319,22 @@ def acknowledged(
     return Running(process, report, timeline.now() - since)
 
 
+def await_exit(process: subprocess.Popen[bytes], pipe: int, on_progress: start_progress.Report) -> int:
+    """Wait for `process`, pass on the progress that it writes to `pipe`, and return its exit code."""
+    lines, ended = start_progress.LineReader(pipe), os.pidfd_open(process.pid)
+    watched = [pipe, ended]
+    try:
+        while ended not in select.select(watched, [], [])[0]:
+            if (messages := lines.read()) is None:
+                watched = [ended]
+            for message in messages or ():
+                if start_progress.KEY in message:
+                    on_progress(start_progress.StartProgress.parse(message[start_progress.KEY]))
+    finally:
+        os.close(ended)
+    return process.wait()
+
+
 def _explain_exit(code: int, cause: str) -> ServerExitedError:
     """Return the error for a server that exited before it was ready; `cause` is what it reported, "" for nothing."""
     from coldstart.system import probes  # what else it imports, no start needs

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,15 +17,15 @@ import coldstart
 from coldstart.artifacts import canonical
 from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
+from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import caches, fetch, prepare, rejection, server_process
-from coldstart.materialize import graphs, progress
-from coldstart.materialize.fast_path import ProofFailedError, require_fast_path
-from coldstart.materialize.progress import Phase, Steps
+from coldstart.materialize import graphs
+from coldstart.materialize.plan import Phase, Steps
 from coldstart.models.inspection import NOT_MADE, PROOF_FAILED
 from coldstart.models.resolution import ResolvedModel
 from coldstart.scheduling import profiling
@@ -41,23 +41,44 @@ from coldstart.weights import weights_plan as weights
 _RESTORED = ("graphs", "compile")
 
 
+class ProofFailedError(CommandFailedError):
+    """The proof start failed; `unused` are the sections for which it used a fallback."""
+
+    def __init__(self, message: str | Sequence[str], unused: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.unused = unused
+
+
+def require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> None:
+    """Raise ProofFailedError if the start used a fallback instead of a section, or if its token differs from the reference."""
+    if unused := [name for name in sections if not report["fast_path"].get(name)]:
+        reasons = "; ".join(str(one) for one in fallback.decode(report["fallbacks"]))
+        raise ProofFailedError(
+            f"The start that checks the new bundle used fallbacks: {reasons or 'no reason'}. Nothing was published.",
+            unused,
+        )
+    if canary and not report.get("canary"):
+        raise ProofFailedError(
+            "The start that checks the new bundle returned another token than the reference. Nothing was published."
+        )
+
+
 class Assembly:
     """Stages of one run in its work directory; `out` collects the finished sections."""
 
     def __init__(
         self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, *,
-        profile_s: float = profiling.BUDGET_S, estimates: Mapping[str, float] | None = None,
-        records: Path | None = None,
+        profile_s: float = profiling.BUDGET_S, records: Path | None = None,
     ) -> None:  # fmt: skip
         self.model, self.vllm_args, self.key = model, vllm_args, key
         self.work, self.phase = work, phase
         self.out = work / "out"
         self.out.mkdir()
         self.seconds: dict[str, float] = {}
-        self.profile_s, self.estimates = profile_s, estimates or {}
+        self.profile_s = profile_s
         self.records = records
         self.not_made: dict[str, str] = {}
-        self._say: Steps = progress.silent
+        self._say: Steps = lambda step: None
 
     def run(self, *, with_graphs: bool = True) -> None:
         """Run all stages in order. Raises CommandFailedError if the engine or the proof fails."""
@@ -121,7 +142,7 @@ class Assembly:
                 variable=READY_FD_ENV,
             )
             try:
-                code = progress.wait(process, reader, self._say)
+                code = server_process.await_exit(process, reader, self._show)
             except BaseException:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -256,7 +277,7 @@ class Assembly:
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
         start = timeline.now()
-        with self.phase(name, self.estimates.get(name)) as self._say:
+        with self.phase(name) as self._say:
             yield
         self.seconds[name] = timeline.now() - start
 

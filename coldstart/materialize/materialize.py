@@ -6,7 +6,6 @@ A bundle whose proof start does not take its fast path, or does not give the ref
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +14,20 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Draft
 from coldstart.errors import CommandFailedError
+from coldstart.launch import fetch, prepare, process_snapshot
 from coldstart.launch.modes import SNAPSHOT
-from coldstart.materialize import freeze
 from coldstart.materialize.assembly import Assembly
-from coldstart.materialize.options import SECTIONS, Options
-from coldstart.materialize.progress import Phase
-from coldstart.models import resolution
+from coldstart.materialize.plan import SECTIONS, Options, Phase
+from coldstart.models import inspection, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths
 from coldstart.system.proc.locked_directory import owned
-from coldstart.system.snapshot import criu
+from coldstart.system.snapshot import criu, runtime_image
 
 _PATIENCE_S = 10.0
+_FREEZE_S = 600.0
+# Gloo would bind the address of this machine's first interface, which a thawed process might not have.
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def workspace(root: Path) -> AbstractContextManager[Path]:
@@ -55,8 +56,8 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
         bundle = lookup.bundle
         if bundle is None or options.force:
             bundle = _make(lookup, options, phase)
-        if options.snapshot and not freeze.has_snapshot(lookup, bundle):
-            freeze.add_snapshot(replace(lookup, bundle=bundle), bundle, phase)
+        if options.snapshot and not has_snapshot(lookup, bundle):
+            add_snapshot(replace(lookup, bundle=bundle), bundle, phase)
     return bundle
 
 
@@ -66,7 +67,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     with workspace(lookup.cache.work) as work:
         assembly = Assembly(
             model, lookup.vllm_args, lookup.key.digest, work, phase,
-            profile_s=options.profile_s, estimates=estimates(lookup), records=lookup.cache.weights,
+            profile_s=options.profile_s, records=lookup.cache.weights,
         )  # fmt: skip
         assembly.run(with_graphs="graphs" in options.sections)
         with phase("publish"), lookup.store.begin(lookup.key) as draft:
@@ -84,9 +85,28 @@ def _take_over(draft: Draft, earlier: Bundle, names: set[str]) -> None:
             draft.keep(earlier, name)
 
 
-def estimates(lookup: Lookup) -> Mapping[str, float]:
-    """Return the seconds of each stage in the last materialization of this model on this hardware; empty if there was none."""
-    earlier = lookup.weights_donor
-    if earlier is None or any(one.field.startswith("hardware.") for one in lookup.mismatches):
-        return {}
-    return dict(earlier.manifest.provenance.seconds)
+def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:
+    """Return whether an engine of `bundle` was frozen on this machine."""
+    return bundle is not None and runtime_image.engine_place(lookup.cache.runtimes, bundle.digest).is_dir()
+
+
+def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
+    """Freeze an engine template started from `bundle`.
+
+    Raises:
+        CommandFailedError: No snapshot can be created here; the message has the reason.
+    """
+    plan = prepare.prepare(
+        lookup, bundle, fetch.choose(lookup), trust=inspection.trust, root=paths.frozen_dir()
+    )
+    place = runtime_image.engine_place(lookup.cache.runtimes, bundle.digest)
+    with phase("freeze a built engine") as say:
+        try:
+            with runtime_image.published(place) as images:
+                unshared = process_snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), images, _FREEZE_S)
+        except process_snapshot.SnapshotUnusableError as error:
+            raise CommandFailedError(
+                f"Cannot create a snapshot: {error}.", hint="coldstart doctor"
+            ) from error
+        if unshared is not None:
+            say(unshared)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from coldstart.artifacts import files, oci
+from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, Mismatch
@@ -117,19 +117,6 @@ class Lookup:
     @property
     def _differing(self) -> set[str]:
         return {one.field for one in self.mismatches}
-
-
-def find_bundle(store: Store, ref: str) -> Bundle | None:
-    """Return the bundle that ``ref`` names, a trusted version before others, None if there is none.
-
-    Raises AmbiguousReferenceError and InvalidReferenceError, and BundleNotFoundError for a file.
-    """
-    try:
-        return store.get(ref, trust=trust)
-    except BundleNotFoundError:
-        if files.is_file(ref):
-            raise
-        return None
 
 
 def names_model(word: str) -> bool:

@@ -10,10 +10,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from coldstart.system.proc import scratch
 from coldstart.system.timeline import EVENTS_VARIABLE, Timeline, emit, now
+
+_RUNNING: ContextVar[TimelineRecording | None] = ContextVar("recording", default=None)
 
 
 class TimelineRecording:
@@ -53,21 +56,26 @@ class TimelineRecording:
 def recording(save_to: Path | None = None) -> Iterator[TimelineRecording]:
     """Record the processes started in the block, and write Chrome trace-event JSON to `save_to`, if set.
 
-    Where the environment names an events file, it is used, and retained.
+    Where the environment names an events file, it is used, and retained. A block within another one adds to its recording.
 
     Raises:
         OSError, ValueError: As `TimelineRecording.save`.
         UsageError: No private directory can be created.
     """
+    if save_to is None and (running := _RUNNING.get()) is not None:
+        yield running
+        return
     outside = os.environ.get(EVENTS_VARIABLE)
     with scratch.private_directory(scratch.RECORDING) as directory:
         events = outside or str(directory / "events")
         os.environ[EVENTS_VARIABLE] = events
         timeline_recording = TimelineRecording(events, save_to, temporary=outside is None)
         emit("coldstart", process_started(), now(), track="command")
+        token = _RUNNING.set(timeline_recording)
         try:
             yield timeline_recording
         finally:
+            _RUNNING.reset(token)
             if outside is None:
                 del os.environ[EVENTS_VARIABLE]
         timeline_recording.save()

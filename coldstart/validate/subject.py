@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from coldstart.artifacts.bundle import Bundle, anyone
-from coldstart.artifacts.errors import InvalidReferenceError
+from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import diff
-from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.artifacts.verify import Finding
 from coldstart.errors import UsageError
-from coldstart.models import inspection, resolution
+from coldstart.models import inspection, resolution, resolver
 from coldstart.models.inspection import Lookup
 from coldstart.system import secrets
 from coldstart.system.paths import Cache
@@ -50,28 +48,11 @@ class Source:
         )
 
 
-def names_model(word: str) -> bool:
-    """Return whether a word can be a model: a known one, or a repository. A reference with a version is neither."""
-    return inspection.names_model(word) or resolution.is_repo_id(word)
-
-
-def find_bundle(store: Store, word: str, source: Source) -> Bundle:
-    """Find the bundle of `word`.
-
-    Raises NoBundleError, BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError, and as `resolution.resolve`.
-    """
-    asks_key = bool(source.vllm_args or source.revision) and source.model is None and names_model(word)
-    if not asks_key:
-        try:
-            return store.get(word, trust=inspection.trust)
-        except (BundleNotFoundError, InvalidReferenceError):
-            if not inspection.names_model(word):
-                raise
-    lookup = source.look_up(word, source.vllm_args, None)
-    found = lookup.bundle or replace(lookup, accepts=anyone).refresh().bundle
-    if found is None:
-        raise inspection.miss(lookup)
-    return found
+def find_bundle(word: str, source: Source) -> Bundle:
+    """Find the bundle of `word`. Raises the errors of `resolver.find_bundle`."""
+    given = () if source.model is not None else source.vllm_args
+    revision = None if source.model is not None else source.revision
+    return resolver.find_bundle(word, given, cache=source.cache, offline=source.offline, revision=revision)
 
 
 def look_up_bundle(bundle: Bundle, word: str, source: Source) -> Lookup:
@@ -80,7 +61,7 @@ def look_up_bundle(bundle: Bundle, word: str, source: Source) -> Lookup:
     Raises UsageError where the model is a directory that the user did not name, and the errors of `resolution.resolve`.
     """
     provenance = bundle.manifest.provenance
-    named = source.model or (word if names_model(word) else provenance.model_name)
+    named = source.model or (word if resolver.names_model(word) else provenance.model_name)
     commit = bundle.key.fields.get("model.revision")
     revision = None if resolution.is_local(named) or not isinstance(commit, str) else commit
     try:

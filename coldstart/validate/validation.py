@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import Finding
 from coldstart.errors import UsageError
+from coldstart.models import resolver
 from coldstart.validate import against, checks, prompts, subject
 from coldstart.validate.answers import PromptSettings
 from coldstart.validate.start import REPLAY, Starts, pair_launchers
@@ -34,14 +34,14 @@ class ValidationRequest:
     replay: PromptSettings = REPLAY
 
 
-def run(store: Store, request: ValidationRequest) -> list[checks.ValidationReport]:
+def run(request: ValidationRequest) -> list[checks.ValidationReport]:
     """Return one report per word.
 
     Raises BundleNotFoundError and NoBundleError for a word that names no bundle, UsageError for another machine than "this" or
     prompts that every server rejects, and the errors of `resolution.resolve`.
     """
     fingerprint = _fingerprint(request.against)
-    found = [(word, subject.find_bundle(store, word, request.source)) for word in request.words]
+    found = [(word, subject.find_bundle(word, request.source)) for word in request.words]
     return [
         checks.check_bundle(bundle, request.level, fingerprint, _starter(word, request))
         for word, bundle in found
@@ -100,7 +100,7 @@ def check_request(request: ValidationRequest) -> None:
     """Raise UsageError for options that contradict each other."""
     if request.level in checks.STARTING:
         return
-    pinned = [word for word in request.words if not subject.names_model(word)]
+    pinned = [word for word in request.words if not resolver.names_model(word)]
     if pinned and request.source.vllm_args:
         raise UsageError(
             f"cannot use arguments after --: level {request.level} starts no server, and {pinned[0]} is not a model.",

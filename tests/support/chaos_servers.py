@@ -29,6 +29,7 @@ from support import fake_model
 from coldstart.host import configuration
 from coldstart.host.live import run, starter, starter_client
 from coldstart.host.live.log import Log
+from coldstart.launch.server import stay
 from coldstart.launch.server_process import ServerExitedError
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
@@ -105,7 +106,8 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
         died.code = server.code
         raise died
     channel.send({"ready": {"mode": "fake", "pid": pid, "phases": {}, "fallbacks": []}})
-    return starter.stay(server, channel)
+    code = stay(server)
+    return starter._send(channel, {"code": server.wait()}, code)
 
 
 def _become_api(place: str, ready: int) -> NoReturn:

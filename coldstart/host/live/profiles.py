@@ -25,7 +25,7 @@ from coldstart.host.configuration import HostFile, Profile, Profiles
 from coldstart.host.launches import FAIL, FORKED, Launch
 from coldstart.launch import modes, template_pool
 from coldstart.launch.modes import SNAPSHOT, TEMPLATE_ENGINE
-from coldstart.models import inspection, recorded
+from coldstart.models import inspection, resolver
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import weight_files
 from coldstart.system import runtime
@@ -57,7 +57,7 @@ def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arg
     Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail" and the only bundle is not trusted.
     """
     asked = look_up_model(replace(launch, args=Arguments(), weights_from=None), cache, offline=offline)
-    found = recorded.adopt_arguments(asked)
+    found = resolver.adopt_arguments(asked)
     if found.bundle is None and found.untrusted is not None and launch.on_miss == FAIL:
         raise inspection.miss(found)
     lender = found.lender

@@ -34,8 +34,9 @@ from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 if TYPE_CHECKING:
     from coldstart.contract.plan import LaunchPlan
     from coldstart.launch.request import ServeRequest
-    from coldstart.launch.server_process import ServerProcess
+    from coldstart.launch.server import Server
     from coldstart.launch.template_pool import Warm
+    from coldstart.system.timeline import Timeline
 
 # Time in seconds from the end of the lease until the server is killed.
 GRACE_S = 10.0
@@ -57,11 +58,8 @@ def main(descriptor: int) -> None:
 def import_start() -> None:
     """Import what a start imports, so that each forked supervisor has it."""
     import coldstart.host.live.profiles
-    import coldstart.launch.ladder
-    import coldstart.launch.planning
-    import coldstart.launch.preparation
-    import coldstart.launch.supervise
-    import coldstart.system.recording  # noqa: F401
+    import coldstart.launch.driver
+    import coldstart.launch.preparation  # noqa: F401
 
 
 def serve_forever(channel: json_lines.Channel, run: Run) -> None:
@@ -153,31 +151,23 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     channel.send({"process": os.getpid()})
     if message["template"] is not None:
         return _template(message, channel)
-    from coldstart.launch import ladder
+    from coldstart.launch import driver
     from coldstart.system import secrets, start_progress
-    from coldstart.system.recording import recording
 
     request = replace(
         _request(message, (*message["listen"], "--served-model-name", *message["served"])),
         observe=lambda pid: channel.send({"process": pid}),
         on_progress=lambda progress: channel.send({start_progress.KEY: asdict(progress)}),
     )
-    plan = _plan(request)
-    with recording() as recorded:
-        started = ladder.start(request, plan)
-        recorded.started()
-    told = {"phases": recorded.timeline.phases(), "spans": recorded.timeline.describe_spans()}
-    document = started.document() | told | {"supervisor": os.getpid()}
-    channel.send({"ready": secrets.document(document)})
-    return stay(started.running.process, channel)
+    servers: list[Server] = []
 
+    def announce(server: Server, timeline: Timeline) -> None:
+        servers.append(server)
+        told = {"phases": timeline.phases(), "spans": timeline.describe_spans(), "supervisor": os.getpid()}
+        channel.send({"ready": secrets.document(server.document() | told)})
 
-def stay(process: ServerProcess, channel: json_lines.Channel) -> int:
-    """Supervise a server that is ready, report how it ended, and return this process's exit code."""
-    from coldstart.launch import supervise
-
-    code = supervise.stay(process)
-    return _send(channel, {"code": process.wait()}, code)
+    code = driver.run(request, _plan(request), announce)
+    return _send(channel, {"code": servers[0].running.process.wait()}, code)
 
 
 def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:

@@ -15,7 +15,7 @@ from typing import Any
 from coldstart.artifacts.bundle import Trust
 from coldstart.contract.environment import Variable
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.models import inspection
+from coldstart.models import inspection, resolver
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import weight_files
 from coldstart.system.paths import Cache
@@ -48,9 +48,9 @@ def resolve(
     Raises:
         NoBundleError: Neither a bundle nor local files provide the plan.
         UsageError: The model has no weights here and no hub repository.
-        ColdstartError: `inspection.look_up` failed.
+        ColdstartError: `resolver.resolve` failed.
     """
-    lookup = inspection.look_up(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
+    lookup = resolver.resolve(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
     source = weights_from or _own_source(lookup)
     return Wanted(lookup.model.name, source, _plan(lookup.drop_weights(), source), lookup.notes)
 

@@ -15,10 +15,10 @@ from tools.bundles import provenance
 from coldstart import api
 from coldstart.api import lookups
 from coldstart.errors import NoBundleError, UsageError
-from coldstart.launch import server
+from coldstart.launch import driver
 from coldstart.launch.request import ServeRequest
 from coldstart.materialize import materialize
-from coldstart.materialize.options import Options
+from coldstart.materialize.plan import Options
 from coldstart.models.inspection import Lookup
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import paths
@@ -28,7 +28,7 @@ from coldstart.system import paths
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[ServeRequest]:
     """Record the requests of `serve` without starting a server."""
     sent: list[ServeRequest] = []
-    monkeypatch.setattr(server, "start", sent.append)
+    monkeypatch.setattr(driver, "start", sent.append)
     return sent
 
 
@@ -51,7 +51,7 @@ def test_serve_starts_a_server_without_a_bundle_when_on_miss_is_warn(
 def test_serve_raises_with_a_command_when_no_bundle_fits(model: str, requests: list[ServeRequest]) -> None:
     with pytest.raises(NoBundleError) as raised:
         api.serve(model, ["--max-model-len", "512"])
-        server.planning.plan(requests[0])
+        driver.planning.plan(requests[0])
     command = f"coldstart materialize {model} -- --max-model-len 512"
     assert raised.value.hint == f"{command}; or fetch a bundle: coldstart pull ADDRESS"
 

@@ -13,7 +13,7 @@ from support.engines import fake_engine, home, model
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.launch import supervise
+from coldstart.launch import driver
 from coldstart.launch.server_process import ServerProcess
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
@@ -28,7 +28,7 @@ LOG = "(APIServer pid=7) a line of the server's log"
 @pytest.fixture
 def lookup(home: Path, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> Lookup:
     found = Lookup(model, Arguments(), Cache.at(), key())
-    monkeypatch.setattr(_serving, "find", lambda *_: found)
+    monkeypatch.setattr(_serving, "find", lambda *_, **__: found)
     return found
 
 
@@ -58,7 +58,7 @@ def serve(
             return terminal.read().splitlines()
 
     fake_engine("serves")
-    monkeypatch.setattr(supervise, "stay", end)
+    monkeypatch.setattr(driver, "stay", end)
     return run
 
 

@@ -139,7 +139,7 @@ def test_up_reports_that_down_ended_it(
         raise AssertionError("SIGTERM ends the command")
 
     port = free_port()
-    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
     monkeypatch.setattr(up, "_ensure_bundle", end)
     assert run_up(str(lookup.model.path), "--port", str(port)) == 143
     shown = capsys.readouterr().err
@@ -200,7 +200,7 @@ def bring_one_up(lookup: Lookup, common: Common, out: Output) -> None:
     prepared, directory = preparation.Preparation(None, False, ()), up_records.find_directory(lookup)
     directory.write(up_records.describe_own(lookup))
     common = replace(common, out=out)
-    start = up._Start(common, False, directory, request, lambda: None, True, prepared, "")
+    start = up._Start(common, False, directory, request, lambda: None, True, prepared)
     assert up._bring_up(start) == 0
 
 
@@ -271,7 +271,7 @@ def test_up_names_the_server_that_runs_at_the_requested_address(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
     assert run_up(str(lookup.model.path), *words) == 0
     shown = capsys.readouterr()
     assert "http://x:1  fresh, already up" in shown.out and shown.err == ""
@@ -289,7 +289,7 @@ def test_up_names_the_log_of_the_server_that_runs_if_it_has_one(
     record = directory.read()
     assert record is not None
     directory.write(replace(record, log=log))
-    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
     assert run_up(str(lookup.model.path)) == 0
     assert ("The log of the server is /run/log\n" in capsys.readouterr().err) is (log is not None)
     assert run_up(str(lookup.model.path), "--format", "json") == 0
@@ -306,7 +306,7 @@ def test_up_fails_where_a_running_server_has_another_address_than_the_typed_one(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
     assert run_up(str(lookup.model.path), "--detach", *words) == 1
     shown = capsys.readouterr()
     asked = "--host y" if "y" in words else "--port 2"
@@ -322,7 +322,7 @@ def test_up_warns_that_a_running_server_has_another_address_than_the_default(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
     monkeypatch.setenv("COLDSTART_UP_PORT", "2")
     assert run_up(str(lookup.model.path)) == 0
     shown = capsys.readouterr()
@@ -351,7 +351,7 @@ def reach(
         directory.write(replace(record, vllm_args=own.vllm_args, settings=own.settings))
         between()
         now = replace(lookup, vllm_args=Arguments(asked or ()))
-        monkeypatch.setattr(_serving, "find", lambda *_: now)
+        monkeypatch.setattr(_serving, "find", lambda *_, **__: now)
         return run_up(str(lookup.model.path), *(() if asked is None else ("--", *asked)))
 
     return run
@@ -471,7 +471,7 @@ def newest(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> Lookup:
         raise CommandFailedError("it starts")
 
     other = replace(lookup, vllm_args=Arguments(("--max-model-len", "64")), key=key(max_model_len=64))
-    monkeypatch.setattr(_serving, "find", lambda *_: other)
+    monkeypatch.setattr(_serving, "find", lambda *_, **__: other)
     monkeypatch.setattr(up, "_ensure_bundle", start)
     return other
 
@@ -491,7 +491,7 @@ def test_up_without_arguments_uses_the_server_that_started_in_another_environmen
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(_serving, "find", lambda *_: replace(newest, vllm_args=Arguments()))
+    monkeypatch.setattr(_serving, "find", lambda *_, **__: replace(newest, vllm_args=Arguments()))
     assert run_up(str(newest.model.path)) == 0
     assert "started before the model, its environment or vLLM changed" in capsys.readouterr().err
 
@@ -514,7 +514,7 @@ def test_up_says_that_the_recorded_server_has_ended(
 ) -> None:
     supervisor.kill()
     supervisor.wait()
-    monkeypatch.setattr(_serving, "find", lambda *_: lookup)
+    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
     assert run_up(str(lookup.model.path), "--port", "0") == 1
     assert f"no longer runs: process {supervisor.pid} has ended" in capsys.readouterr().err
 
@@ -525,7 +525,7 @@ def bring_up(lookup: Lookup, barrier: Any, directory: Path, words: tuple[str, ..
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(directory / name, os.O_CREAT | os.O_WRONLY), number)
         setattr(sys, f"std{name}", os.fdopen(number, "w"))
-    _serving.find = lambda *_: lookup  # type: ignore[assignment]
+    _serving.find = lambda *_, **__: lookup  # type: ignore[assignment]
     barrier.wait()
     cli.main(["up", str(lookup.model.path), "--detach", "--port", "0", "--format", "json", *words])
 

@@ -24,7 +24,7 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch import prepare
 from coldstart.launch.fetch import Weights
 from coldstart.materialize import graphs
-from coldstart.materialize.fast_path import require_fast_path
+from coldstart.materialize.assembly import require_fast_path
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel

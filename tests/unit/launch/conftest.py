@@ -13,6 +13,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import ladder
 from coldstart.launch.request import ServeRequest
+from coldstart.launch.server import Server
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
@@ -37,14 +38,12 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.fixture
-def start_server(
-    lookup: Lookup, fake_engine: Callable[[str], None]
-) -> Iterator[Callable[..., ladder.StartedServer]]:
+def start_server(lookup: Lookup, fake_engine: Callable[[str], None]) -> Iterator[Callable[..., Server]]:
     """Return start_server(plan, mode, **options), which starts a fake server that is stopped afterwards."""
     fake_engine("serves")
-    started: list[ladder.StartedServer] = []
+    started: list[Server] = []
 
-    def start(plan: LaunchPlan, mode: str, **options: Any) -> ladder.StartedServer:
+    def start(plan: LaunchPlan, mode: str, **options: Any) -> Server:
         request = ServeRequest(lookup, mode=mode, ready_timeout=20, **options)
         started.append(ladder.start(request, plan))
         return started[-1]

@@ -14,12 +14,12 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import (
-    ladder,
     preparation,
     process_snapshot,
     runtime_snapshot,
     template_pool,
 )
+from coldstart.launch.server import Server
 from coldstart.models import tiny
 from coldstart.system import fingerprint, runtime
 from coldstart.system.paths import Cache
@@ -91,7 +91,7 @@ def test_freeze_reports_a_full_disk_and_leaves_no_file(
 
 
 @pytest.fixture
-def start(start_server: Callable[..., ladder.StartedServer]) -> Callable[..., ladder.StartedServer]:
+def start(start_server: Callable[..., Server]) -> Callable[..., Server]:
     """Return start(mode), which starts a fake server that is stopped afterwards."""
     return lambda mode: start_server(PLAN, mode)
 
@@ -113,16 +113,14 @@ def thawed(
 
 
 @pytest.mark.parametrize("mode", ["auto", "runtime-snapshot"])
-def test_image_starts_another_model(
-    start: Callable[..., ladder.StartedServer], thawed: FakeThawed, mode: str
-) -> None:
+def test_image_starts_another_model(start: Callable[..., Server], thawed: FakeThawed, mode: str) -> None:
     document = start(mode).document()
     assert document["mode"] == "runtime-snapshot" and document["fast_path"]["mode"]
     assert [step["section"] for step in document["fallbacks"]] == []
 
 
 def test_start_is_fresh_with_a_reason_when_the_image_changed(
-    start: Callable[..., ladder.StartedServer], thawed: FakeThawed
+    start: Callable[..., Server], thawed: FakeThawed
 ) -> None:
     (image,) = (path for path in Cache.at().runtimes.iterdir() if path.is_dir())
     (image / "pages-1.img").write_bytes(b"other")
@@ -132,7 +130,7 @@ def test_start_is_fresh_with_a_reason_when_the_image_changed(
 
 
 def test_start_is_fresh_with_the_way_to_criu_where_it_is_missing(
-    start: Callable[..., ladder.StartedServer],
+    start: Callable[..., Server],
     frozen_plans: list[LaunchPlan],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -145,7 +143,7 @@ def test_start_is_fresh_with_the_way_to_criu_where_it_is_missing(
 
 
 def test_start_is_fresh_with_a_reason_when_the_thawed_template_refuses(
-    start: Callable[..., ladder.StartedServer], thawed: FakeThawed, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Server], thawed: FakeThawed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(image: Path, plan: LaunchPlan) -> FakeThawed:
         raise process_snapshot.SnapshotUnusableError("the snapshot was made with /a.py (sha256 0), found 1")

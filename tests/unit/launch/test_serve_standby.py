@@ -12,7 +12,8 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import UsageError
-from coldstart.launch import ladder, modes, preparation, template_pool
+from coldstart.launch import modes, preparation, template_pool
+from coldstart.launch.server import Server
 from coldstart.models.inspection import Lookup
 from coldstart.system import runtime
 
@@ -21,7 +22,7 @@ SLEEPY = LaunchPlan(Arguments(["m", "--enable-sleep-mode"]), key="sha256:" + "a"
 
 
 @pytest.fixture
-def starter(lookup: Lookup, start_server: Callable[..., ladder.StartedServer]) -> SimpleNamespace:
+def starter(lookup: Lookup, start_server: Callable[..., Server]) -> SimpleNamespace:
     """Return a starter of servers from a published bundle."""
     return SimpleNamespace(start=lambda mode: start_server(PLAN, mode), key=lookup.key.digest)
 

@@ -18,7 +18,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.launch import ladder, planning, server
+from coldstart.launch import driver, ladder, planning
 from coldstart.launch.request import ServeRequest
 from coldstart.launch.server import Server
 from coldstart.models.inspection import Lookup
@@ -31,11 +31,11 @@ HOLDER = """
 import sys
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.launch import planning, server
+from coldstart.launch import driver, planning
 from test_server import make_request
 sys.executable = sys.argv[1]
 planning.plan = lambda request: LaunchPlan(Arguments(["serves"]))
-print(server.start(make_request()).pid, flush=True)
+print(driver.start(make_request()).pid, flush=True)
 """
 
 
@@ -56,7 +56,7 @@ def start(home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.Mo
     def run(behaviour: str = "serves") -> Server:
         plan = LaunchPlan(Arguments([behaviour, "--port", "7"]))
         monkeypatch.setattr(planning, "plan", lambda request: plan)
-        started.append(server.start(make_request()))
+        started.append(driver.start(make_request()))
         return started[-1]
 
     yield run
@@ -123,9 +123,9 @@ def test_server_ends_with_the_process_that_started_it(start: Start) -> None:
 def test_server_stops_when_its_caller_was_interrupted_during_the_start(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupted, started, real = threading.Event(), list[ladder.StartedServer](), ladder.start
+    interrupted, started, real = threading.Event(), list[Server](), ladder.start
 
-    def slow(request: ServeRequest, plan: LaunchPlan) -> ladder.StartedServer:
+    def slow(request: ServeRequest, plan: LaunchPlan) -> Server:
         started.append(real(request, plan))
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         interrupted.wait(20)
@@ -148,7 +148,7 @@ def test_fallbacks_are_those_of_the_account_and_of_the_server(
 ) -> None:
     real = ladder.start
 
-    def start_with_fallbacks(request: ServeRequest, plan: LaunchPlan) -> ladder.StartedServer:
+    def start_with_fallbacks(request: ServeRequest, plan: LaunchPlan) -> Server:
         one = real(request, plan)
         one.account.fall_back("snapshot", ValueError("no image"))
         one.running.report = {"fallbacks": [{"section": "compile", "reason": "another ISA"}]}

@@ -20,17 +20,16 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.materialize import assembly, progress
-from coldstart.materialize.assembly import Assembly
-from coldstart.materialize.fast_path import ProofFailedError, require_fast_path
+from coldstart.materialize import assembly
+from coldstart.materialize.assembly import Assembly, ProofFailedError, require_fast_path
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
 from coldstart.vllm.graphs import kv_plan
 
 
 @contextmanager
-def _phase(name: str, expected_s: float | None = None) -> Iterator[Callable[[str], None]]:
-    yield progress.silent
+def _phase(name: str) -> Iterator[Callable[[str], None]]:
+    yield lambda step: None
 
 
 @pytest.fixture

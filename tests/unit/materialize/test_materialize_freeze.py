@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,17 +14,13 @@ from tools import bundles
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import pruning
-from coldstart.materialize import freeze, progress
+from coldstart.materialize import materialize
 from coldstart.materialize.materialize import workspace
+from coldstart.materialize.plan import no_progress
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
 
 __all__ = ["home"]
-
-
-@contextmanager
-def no_phase(*_: object) -> Iterator[progress.Steps]:
-    yield progress.silent
 
 
 def test_snapshot_directory_stays_during_another_materialization(
@@ -41,18 +35,18 @@ def test_snapshot_directory_stays_during_another_materialization(
         with workspace(cache.work):
             assert (images / "pages-1.img").read_bytes() == b"pages"
 
-    monkeypatch.setattr(freeze.process_snapshot, "freeze", frozen)
-    monkeypatch.setattr(freeze.fetch, "choose", lambda _: None)
-    monkeypatch.setattr(freeze.prepare, "prepare", lambda *_, **__: LaunchPlan(Arguments()))
+    monkeypatch.setattr(materialize.process_snapshot, "freeze", frozen)
+    monkeypatch.setattr(materialize.fetch, "choose", lambda _: None)
+    monkeypatch.setattr(materialize.prepare, "prepare", lambda *_, **__: LaunchPlan(Arguments()))
     lookup: Any = SimpleNamespace(store=store, cache=cache)
-    assert not freeze.has_snapshot(lookup, bundle)
+    assert not materialize.has_snapshot(lookup, bundle)
 
-    freeze.add_snapshot(lookup, bundle, no_phase)
+    materialize.add_snapshot(lookup, bundle, no_progress)
 
-    assert freeze.has_snapshot(lookup, bundle) and store.list() == [bundle]
+    assert materialize.has_snapshot(lookup, bundle) and store.list() == [bundle]
     image = runtime_image.engine_place(cache.runtimes, bundle.digest)
     assert runtime_image.obstacle(image) is None and image.stat().st_mode & 0o077 == 0
     assert {file.name: file.stat().st_mode & 0o777 for file in image.iterdir()} == {"pages-1.img": 0o600}
     assert list(cache.work.iterdir()) == []
     assert pruning.prune(cache, [bundle.name]).frozen == (image,)
-    assert not freeze.has_snapshot(lookup, bundle)
+    assert not materialize.has_snapshot(lookup, bundle)

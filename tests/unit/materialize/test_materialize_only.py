@@ -9,9 +9,9 @@ import pytest
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.materialize import materialize, progress
+from coldstart.materialize import materialize
 from coldstart.materialize.assembly import Assembly
-from coldstart.materialize.options import Options
+from coldstart.materialize.plan import Options, no_progress
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
@@ -47,7 +47,7 @@ def test_the_first_start_does_not_hash_the_weights_that_materialize_has_hashed(
     monkeypatch.setattr(Assembly, "prove", lambda self: None)
     cache = Cache(home / "cache")
     lookup = Lookup(model, Arguments(), cache, key(seed=1))
-    made = materialize.materialize(lookup, Options(), progress.no_progress)
+    made = materialize.materialize(lookup, Options(), no_progress)
     monkeypatch.setattr(weights, "plan", lambda *_: pytest.fail("hashed again"))
     assert model.path is not None
     assert weights.identity(model.path, cache.weights) == made.json("modelinfo")["weights"]

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts.bundle import anyone
-from coldstart.artifacts.store import Store
 from support.engines import home
 from support.recorded_models import engine, model
 from tools import tiny_models
 from tools.recorded import publish_recorded
 
-from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
-from coldstart.models import inspection, recorded
+from coldstart.models import inspection, resolver
 from coldstart.models.inspection import Lookup
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
@@ -27,14 +25,14 @@ LATER = "2026-02-01T00:00:00Z"
 
 
 def adopt(model: str) -> Lookup:
-    return recorded.adopt_arguments(inspection.look_up(model))
+    return resolver.adopt_arguments(inspection.look_up(model))
 
 
 def test_adopt_arguments_takes_none_of_an_untrusted_bundle(model: str) -> None:
     trusted = publish_recorded(model, LONG)
     publish_recorded(model, ("--middleware", "evil.module"), created=LATER, signed=False)
     assert adopt(model).bundle == trusted
-    unsigned = recorded.adopt_arguments(inspection.look_up(model, accepts=anyone))
+    unsigned = resolver.adopt_arguments(inspection.look_up(model, accepts=anyone))
     assert unsigned.vllm_args == LONG
 
 
@@ -72,9 +70,7 @@ class TestVersion:
         return "tiny-llama"
 
     def look_up(self, word: str, given: tuple[str, ...] | None = None) -> Lookup:
-        bundle = recorded.find_versioned(Store(Cache.at().bundles), word)
-        assert bundle is not None
-        return recorded.look_up_version(bundle, given and Arguments(given), cache=Cache.at())
+        return resolver.resolve(word, given, cache=Cache.at())
 
     def test_other_arguments_are_a_miss(self, named: str) -> None:
         first = publish_recorded(named, SHORT)

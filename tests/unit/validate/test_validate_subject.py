@@ -69,33 +69,24 @@ def publish(cache: Cache, scratch: Path, key: keys.Key, name: str = "my-model", 
 
 def test_find_bundle_resolves_references(materialized: Materialized) -> None:
     for word in ("my-model", "my-model:v1", materialized.bundle.ref, materialized.bundle.digest[7:19]):
-        assert (
-            subject.find_bundle(materialized.store, word, materialized.source).digest
-            == materialized.bundle.digest
-        )
+        assert subject.find_bundle(word, materialized.source).digest == materialized.bundle.digest
     assert (
-        subject.find_bundle(
-            materialized.store, "my-model:v1", replace(materialized.source, vllm_args=("--seed", "3"))
-        )
+        subject.find_bundle("my-model:v1", replace(materialized.source, vllm_args=("--seed", "3")))
         is not None
     )
 
 
 def test_a_model_is_looked_up_with_its_arguments(materialized: Materialized) -> None:
     asked = replace(materialized.source, vllm_args=ARGS)
-    assert (
-        subject.find_bundle(materialized.store, str(materialized.directory), asked).digest
-        == materialized.bundle.digest
-    )
-    assert subject.find_bundle(materialized.store, "tiny-llama", asked).digest == materialized.bundle.digest
+    assert subject.find_bundle(str(materialized.directory), asked).digest == materialized.bundle.digest
+    assert subject.find_bundle("tiny-llama", asked).digest == materialized.bundle.digest
     with pytest.raises(NoBundleError, match="--max-model-len: 512 in the bundle, 64 requested"):
         subject.find_bundle(
-            materialized.store,
             "tiny-llama",
             replace(materialized.source, vllm_args=("--max-model-len", "64")),
         )
     with pytest.raises(NoBundleError):
-        subject.find_bundle(materialized.store, str(materialized.directory), materialized.source)
+        subject.find_bundle(str(materialized.directory), materialized.source)
 
 
 def test_another_model_is_not_started(materialized: Materialized) -> None:
@@ -212,9 +203,7 @@ def test_a_bundle_is_validated_with_its_own_weights(
     other = Path(shutil.copytree(materialized.directory, materialized.directory.with_name("copy")))
     change(other)
     source = replace(materialized.source, model=str(other))
-    (report,) = validation.run(
-        materialized.store, ValidationRequest(["my-model"], level="load", source=source)
-    )
+    (report,) = validation.run(ValidationRequest(["my-model"], level="load", source=source))
     assert [finding.code for finding in report.findings] == expected
     assert started == ([] if expected else ["my-model"])
     if expected == ["CS-OTHER-WEIGHTS"]:

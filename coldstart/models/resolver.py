@@ -1,18 +1,20 @@
-"""Look up a bundle by vLLM's arguments that it records, or by its version or digest, for a server that is to start from it.
+"""Resolve the word MODEL or REF of a command, for all commands: to the start of a server, or to one bundle.
 
 A bundle records the arguments of its materialization. Arguments can name code to load, so only those of a trusted bundle are
-used. This module does not look up a model by arguments that the user typed; `inspection.look_up` does.
+used.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
-from coldstart.artifacts import selection
-from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts import files, selection
+from coldstart.artifacts.bundle import Bundle, Trust, anyone
+from coldstart.artifacts.errors import InvalidReferenceError
 from coldstart.artifacts.key import diff
-from coldstart.artifacts.store import Store
+from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.models import inspection, keys, resolution
@@ -21,6 +23,64 @@ from coldstart.system.paths import Cache
 
 _VERSION_OR_DIGEST = re.compile(r".+(:v[1-9]\d*|@sha256:[0-9a-f]+)")
 _WEIGHTS = "model.weights"
+
+
+def resolve(
+    word: str,
+    vllm_args: Sequence[str] | None = (),
+    *,
+    cache: Cache,
+    offline: bool = False,
+    revision: str | None = None,
+    accepts: Trust | None = None,
+) -> Lookup:
+    """Look up the model, or the one version of a bundle, that `word` names, for a server that is to start.
+
+    With None as `vllm_args`, the arguments are those that the bundle records.
+
+    Raises the errors of `inspection.look_up`, BundleNotFoundError and AmbiguousReferenceError.
+    """
+    given = None if vllm_args is None else Arguments(vllm_args)
+    if bundle := find_versioned(Store(cache.bundles), word):
+        return _look_up_version(bundle, given, cache, offline, revision, accepts)
+    asked = inspection.look_up(
+        word, given or (), cache=cache, offline=offline, revision=revision, accepts=accepts
+    )
+    return adopt_arguments(asked) if given is None else asked
+
+
+def find_bundle(
+    word: str,
+    vllm_args: Sequence[str] = (),
+    *,
+    cache: Cache,
+    offline: bool = False,
+    revision: str | None = None,
+    asks_hub: bool = False,
+) -> Bundle:
+    """Find the bundle that a reference names, or that of a model with these arguments; a trusted one before others.
+
+    With `asks_hub`, a name that no bundle has can be a model of the hub.
+
+    Raises the errors of `Store.get` and of `inspection.look_up`, and NoBundleError.
+    """
+    if not ((vllm_args or revision) and names_model(word)):
+        try:
+            return Store(cache.bundles).get(word, trust=inspection.trust)
+        except (BundleNotFoundError, InvalidReferenceError):
+            is_model = inspection.names_model(word) or (asks_hub and not _VERSION_OR_DIGEST.fullmatch(word))
+            if files.is_file(word) or not is_model:
+                raise
+    asked = inspection.look_up(word, vllm_args, cache=cache, offline=offline, revision=revision)
+    found = asked.bundle or replace(asked, accepts=anyone).refresh().bundle
+    if found is None:
+        raise inspection.miss(asked)
+    return found
+
+
+def names_model(word: str) -> bool:
+    """Return whether a word can be a model: a known one, or a repository. A reference with a version is neither."""
+    return inspection.names_model(word) or resolution.is_repo_id(word)
 
 
 def adopt_arguments(asked: Lookup) -> Lookup:
@@ -61,21 +121,20 @@ def find_versioned(store: Store, word: str) -> Bundle | None:
     return store.get(word)
 
 
-def look_up_version(
+def _look_up_version(
     bundle: Bundle,
     given: Arguments | None,
-    *,
     cache: Cache,
-    offline: bool = False,
-    revision: str | None = None,
-    accepts: Trust | None = None,
+    offline: bool,
+    revision: str | None,
+    accepts: Trust | None,
 ) -> Lookup:
     """Look up this version of a bundle, with the arguments `given`, or those that the bundle records if `given` is None.
 
     Raises UsageError for the bundle of a directory, whose path it does not record, and the errors of `resolution.resolve`.
     """
     name, commit = bundle.manifest.provenance.model_name, bundle.key.fields.get("model.revision")
-    if not inspection.names_model(name) and not resolution.is_repo_id(name):
+    if not names_model(name):
         raise UsageError(
             f"cannot start {bundle.ref}: its model is a directory called {name}, whose path the bundle does not record",
             hint="name the directory: coldstart serve DIR",

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from coldstart.materialize import progress
+from coldstart.launch import server_process
 
 CHILD = """
 import sys
@@ -22,7 +22,7 @@ def _run(program: str) -> tuple[int, list[str]]:
     reader, writer = os.pipe()
     process = subprocess.Popen([sys.executable, "-c", program, str(writer)], pass_fds=[writer])
     os.close(writer)
-    code = progress.wait(process, reader, said.append)
+    code = server_process.await_exit(process, reader, lambda one: said.append(one.describe()))
     os.close(reader)
     return code, said
 

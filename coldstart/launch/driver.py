@@ -1,0 +1,77 @@
+"""Start a server and stay with it: the one way from a request to a ready server for command line, Python API and host."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.launch import ladder, planning
+from coldstart.launch.request import ServeRequest
+from coldstart.launch.server import Server, end_on_error, stay
+from coldstart.system.recording import recording
+from coldstart.system.timeline import Timeline
+
+
+def run(
+    request: ServeRequest,
+    plan: LaunchPlan,
+    announce: Callable[[Server, Timeline], None],
+    save_to: Path | None = None,
+) -> int:
+    """Start the server, announce it with the timeline of its start when it is ready, and stay until it ends.
+
+    Args:
+        request: Options of the start.
+        plan: Plan of the request.
+        announce: Called once the server is ready; an error in it ends the server.
+        save_to: File for the timeline as Chrome trace-event JSON, written at readiness and at the end.
+
+    Returns:
+        The exit code for this process, as of `server.stay`.
+
+    Raises:
+        CommandFailedError: The server exited or was not ready in time.
+    """
+    with recording(save_to) as recorded:
+        server = ladder.start(request, plan)
+        with end_on_error(server.running.process):
+            recorded.started()
+            announce(server, recorded.timeline)
+            return stay(server.running.process)
+
+
+def start(request: ServeRequest) -> Server:
+    """Plan and start the server for a program, and return it when it has answered one token.
+
+    The server ends with the process that started it, whichever thread began the start.
+
+    Raises:
+        NoBundleError: No bundle has the key, and the request needs one.
+        CommandFailedError: The server died, was not ready in time, or its bundle is not signed as required.
+    """
+    plan, ready, abandoned = planning.plan(request), Future[Server](), threading.Event()
+
+    def keep() -> None:
+        try:
+            server = ladder.start(request, plan)
+        except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
+            ready.set_exception(error)
+            return
+        ready.set_result(server)
+        if abandoned.is_set():
+            server.stop()
+        select.select([server.running.process], [], [])
+
+    # The kernel ends a server when the thread that forked it ends, so that thread stays as long as the server.
+    threading.Thread(target=keep, name="coldstart-server", daemon=True).start()
+    try:
+        return ready.result()
+    except BaseException:
+        abandoned.set()
+        if ready.done() and ready.exception() is None:
+            ready.result().stop()
+        raise
