@@ -22,8 +22,8 @@ from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.node import NodeServers
 from coldstart.fleet.live.orders import NodeLostError, RankOrder
 from coldstart.fleet.live.state import FleetState, ModelDeployment
+from coldstart.fleet.sizing import Costs
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
-from coldstart.fleet.timing import Costs
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.launches import Launch
 from coldstart.host.live.app import Gateway

@@ -24,7 +24,7 @@ from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.fleet.live import ray_node
+from coldstart.fleet.live import ray_process
 from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.node import NodeServers
 from coldstart.fleet.live.orders import NodeLostError, NodeReport, RankOrder
@@ -193,7 +193,7 @@ class Membership:
                 continue
             name = f"{node['NodeManagerHostname']}-{node['NodeID'][:8]}"
             try:
-                spec = ray_node.server(name, node.get("Labels", {}))
+                spec = ray_process.server(name, node.get("Labels", {}))
             except UsageError as error:
                 self._control.log.write("node refused", node=name, reason=error.message)
                 continue

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from coldstart.fleet import events, timing
+from coldstart.fleet import events, sizing
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Event, LaunchRank
 from coldstart.fleet.groups import Group
@@ -198,7 +198,7 @@ class Workers:
         costs = self._core.models[first.model].spec.costs
         servers = self._core.roster.servers
         terms = [
-            timing.loaded_after(costs, one.rank.size, servers[one.rank.server].spec.load, one.fetched.seconds)
+            sizing.loaded_after(costs, one.rank.size, servers[one.rank.server].spec.load, one.fetched.seconds)
             for one in ranks
             if one.fetched is not None
         ]

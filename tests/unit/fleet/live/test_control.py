@@ -18,8 +18,8 @@ from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.orders import NodeReport, RankOrder
 from coldstart.fleet.live.state import FleetState
+from coldstart.fleet.sizing import Costs
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
-from coldstart.fleet.timing import Costs
 from coldstart.lab.fleet import simulate
 from coldstart.lab.records import ModelRequest
 

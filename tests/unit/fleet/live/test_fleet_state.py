@@ -17,8 +17,8 @@ from coldstart.errors import UsageError
 from coldstart.fleet.live import deployments, state
 from coldstart.fleet.live.deployments import DeployArguments, build_deployment, parse_limits
 from coldstart.fleet.live.state import FleetState, ModelDeployment
+from coldstart.fleet.sizing import Costs, Overlap
 from coldstart.fleet.specification import FleetModel
-from coldstart.fleet.timing import Costs, Overlap
 from coldstart.host.launches import Launch
 from coldstart.system.paths import Cache
 
