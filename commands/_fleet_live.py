@@ -82,9 +82,9 @@ def up(
     ] = None,
 ) -> None:
     """Run the gateway until it is stopped."""
-    from coldstart.fleet.live import ray_node
+    from coldstart.fleet.live import ray_process
 
-    ray_node.require()
+    ray_process.require()
     if address is not None and memory is not None:
         raise UsageError(
             "--memory applies to a Ray cluster that this command starts, not to the one at --address.",
@@ -129,11 +129,11 @@ def join(
 ) -> None:
     """Run a Ray node with the labels of a server, and start it again if Ray ends it."""
     from coldstart.contract import environment
-    from coldstart.fleet.live import local_state, ray_node
+    from coldstart.fleet.live import local_state, ray_process
     from coldstart.fleet.live.ray_process import JoinedNode
     from coldstart.host.live.log import Log
 
-    ray_node.require()
+    ray_process.require()
     if memory is None:
         raise UsageError("--memory is missing: the memory for models on each device.", hint="--memory 60GiB")
     server = _server(memory, devices, network, load)
@@ -141,7 +141,7 @@ def join(
     env = {str(environment.CACHE_DIR): str(common.cache.root)}
     if known is not None and known.token and known.ray == (address or known.ray):
         env["RAY_AUTH_TOKEN"] = known.token
-    command = ray_node.joining(server, address or local_state.require().ray)
+    command = ray_process.joining(server, address or local_state.require().ray)
     raise typer.Exit(JoinedNode(command, env, Log(quiet=common.out.quiet)).run())
 
 

@@ -25,10 +25,10 @@ def plan(
     ] = 1,
 ) -> None:
     """Print the predicted placements."""
-    from coldstart.fleet import configuration
     from coldstart.fleet import plan as plans
+    from coldstart.fleet import specification
 
-    found = plans.planned(configuration.load(file), tuple(model or ()), required)
+    found = plans.planned(specification.load(file), tuple(model or ()), required)
     common.out.result({"kind": "predicted", "models": found}, lambda: plans.text(found))
 
 
@@ -48,11 +48,11 @@ def simulate(
     seed: Seed = 0,
 ) -> None:
     """Print the result of the simulation."""
-    from coldstart.fleet import configuration
+    from coldstart.fleet import specification
     from coldstart.lab import plan, records
     from coldstart.lab.fleet import simulate
 
-    known = configuration.load(file)
+    known = specification.load(file)
     costs = {model.name: model.costs for model in known.models}
     with common.out.phase("simulate the fleet"):
         rows = plan.generate([*costs], rate, cv, duration, tokens, seed)

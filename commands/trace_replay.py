@@ -245,7 +245,7 @@ def _on_host(plan: TracePlan, path: Path, profile: IterationProfile, report: Tra
 
 
 def _on_fleet(plan: TracePlan, path: Path, profile: IterationProfile | None, report: TraceReport) -> Replay:
-    from coldstart.fleet.configuration import load
+    from coldstart.fleet.specification import load
     from coldstart.lab.fleet import simulate
 
     file = load(path)

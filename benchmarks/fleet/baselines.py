@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from math import inf
 
-from coldstart.fleet import timing
+from coldstart.fleet import sizing
 from coldstart.fleet.groups import FleetWorker
 from coldstart.fleet.roster import FleetServer, Roster
 from coldstart.fleet.sizing import Demand, Offer, Place, Scheme
@@ -94,10 +94,10 @@ def shared(server: FleetServer) -> Offer:
 
 def single(demand: Demand, offers: Iterable[Offer]) -> Scheme | None:
     """Return one worker where it is loaded first. It reserves no bandwidth: its fetch has no deadline."""
-    timed = [(timing.loaded_s(demand.costs, demand.size, o.fetch, o.load), o) for o in offers]
+    timed = [(sizing.loaded_s(demand.costs, demand.size, o.fetch, o.load), o) for o in offers]
     if not timed:
         return None
     term, offer = min(timed, key=lambda one: (one[0], one[1].free, one[1].server))
-    ttft = timing.ttft_s(demand.group_costs(1), term, 1, 1, demand.waited_s)
+    ttft = sizing.ttft_s(demand.group_costs(1), term, 1, 1, demand.waited_s)
     place = Place(offer.server, demand.size, demand.memory, True)
-    return Scheme((place,), term, ttft, timing.tpot_s(demand.costs, 1, 1), meets=False)
+    return Scheme((place,), term, ttft, sizing.tpot_s(demand.costs, 1, 1), meets=False)

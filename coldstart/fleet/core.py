@@ -8,22 +8,24 @@ so a restarted fleet may receive events twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from coldstart.fleet import events
-from coldstart.fleet.events import Action, Event, Refuse
-from coldstart.fleet.groups import Deployment, FleetWorker
-from coldstart.fleet.growth import Growth
+from coldstart.fleet.events import Action, Event, Refuse, Send
+from coldstart.fleet.groups import HOLD, Agenda, Deployment, FleetWorker
 from coldstart.fleet.lives import IDLE, RETRY, GroupLives
-from coldstart.fleet.requests import HOLD, Agenda
 from coldstart.fleet.roster import Roster
+from coldstart.fleet.sizing import Demand, Scheme
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 
 SUSPECT_S = 1.0
 
 
 class FleetCore:
-    """Decisions of one fleet. `now` is in seconds on one monotonic clock."""
+    """Decisions of one fleet. `now` is in seconds on one monotonic clock; `starts` counts launched groups.
+
+    A model that fits on no server waits until memory becomes free, or until an idle group of another model has stopped.
+    """
 
     def __init__(
         self,
@@ -36,7 +38,8 @@ class FleetCore:
         self.models: dict[str, Deployment] = {}
         self._agenda = Agenda(self.models, settings.hold_s)
         self._lives = GroupLives(settings, self.models, self.roster, self._agenda)
-        self._growth = Growth(self._lives)
+        self.starts = 0
+        self._reclaimed: dict[str, str] = {}
         self.groups = self._lives.groups
         for server in servers:
             self.roster.join(server, 0.0)
@@ -49,18 +52,13 @@ class FleetCore:
         return self._agenda.held
 
     @property
-    def starts(self) -> int:
-        """Return the number of groups launched so far."""
-        return self._growth.starts
-
-    @property
     def moves(self) -> int:
         """Return the number of streams handed over so far."""
         return self._lives.moves
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Process an event and return the actions to carry out."""
-        return [*self._note(event, now), *self._timed(now), *self._growth.advance(now), *self.roster.shares()]
+        return [*self._note(event, now), *self._timed(now), *self._advance(now), *self.roster.shares()]
 
     def deadline(self) -> float:
         """Return when `Tick` is due at the latest; infinity if nothing depends on time."""
@@ -165,3 +163,87 @@ class FleetCore:
             yield Refuse(request, 404, f"model {name} is not deployed")
         for group in list(model.groups.values()):
             yield from self._lives.stop(group, now)
+
+    def _advance(self, now: float) -> Iterator[Action]:
+        """Process every model that has changed, until none has."""
+        while names := self._agenda.take():
+            room = self._largest() if len(names) > 1 else None
+            for name in names:
+                if name in self.models:
+                    yield from self._send_waiting(self.models[name], now)
+                    yield from self._grow(self.models[name], room, now)
+
+    def _largest(self) -> int:
+        return max((max(server.free) for server in self.roster.open()), default=0)
+
+    def _send_waiting(self, model: Deployment, now: float) -> Iterator[Action]:
+        while (found := model.next_to_send(now)) is not None:
+            request, group = found
+            self._agenda.send(request, group.name)
+            self._lives.give(group, request)
+            yield Send(request, group.name)
+
+    def _grow(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
+        name = model.spec.name
+        while need := model.wanted(now):
+            if self._scale_up(model):
+                continue
+            demand = self._demand(model, now)
+            fits = room is None or demand.part(self.settings.most_ranks) <= room
+            scheme = None
+            # A server where a start failed is tried again only if no other server has memory, or can free
+            # some.
+            for avoided in dict.fromkeys((model.avoided(now), frozenset[str]())):
+                if fits:
+                    scheme = self.roster.place(name, demand, need, now, avoided)
+                if scheme is None:
+                    yield from self._reclaim(model, now, avoided)
+                if scheme is not None or self._leaving_for(name):
+                    break
+            if scheme is None:
+                self._agenda.block(name)
+                return
+            yield from self._launch(model, demand, scheme, need, now)
+        self._agenda.unblock(name)
+        self._reclaimed.pop(name, None)
+
+    def _demand(self, model: Deployment, now: float) -> Demand:
+        oldest = model.oldest()
+        return model.spec.demand(0.0 if oldest is None else now - oldest, self.settings.beside)
+
+    def _launch(
+        self, model: Deployment, demand: Demand, scheme: Scheme, need: int, now: float
+    ) -> Iterator[Action]:
+        self.starts += 1
+        group, orders = self.roster.launch(model, demand, scheme, need, now)
+        self._lives.add(group)
+        yield from orders
+
+    def _scale_up(self, model: Deployment) -> bool:
+        """Let a starting pipeline serve more with one more of its workers; return whether one could.
+
+        This is faster than a new start.
+        """
+        if not self.settings.consolidate:
+            return False
+        demand, batch = model.spec.demand(0.0, self.settings.beside), model.spec.batch
+        groups = model.groups.values()
+        return any(self._lives.keeps_more(one, batch, demand.full_memory(len(one.workers))) for one in groups)
+
+    def _reclaim(self, model: Deployment, now: float, avoided: Collection[str]) -> Iterator[Action]:
+        """Stop the longest idle group whose device then fits the model; at most one at a time per model."""
+        name, memory = model.spec.name, model.spec.memory
+        if not self.settings.reclaim or self._leaving_for(name):
+            return
+        for candidate in self._lives.idle:
+            group, worker = self._lives.groups[candidate], self._lives.groups[candidate].workers[0]
+            if worker.server in avoided:
+                continue
+            free = self.roster.servers[worker.server].free[worker.device]
+            if free + worker.memory >= memory and self.models[group.model].spares(group):
+                self._reclaimed[name] = worker.name
+                yield from self._lives.stop(group, now)
+                return
+
+    def _leaving_for(self, name: str) -> bool:
+        return self._reclaimed.get(name, "") in self.roster.workers

@@ -11,15 +11,17 @@ required = ceil(max(0, waiting + arrivals in W - room) / batch).
 workers; if all of them were busy, it would never start another one.
 
 Invariant: a request waits for at most one model, once; a request that was sent and came back waits in its old
-position.
+position. `Agenda.held` counts the waiting requests.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import ceil
+from heapq import heappop, heappush
+from math import ceil, inf
 
 from coldstart.fleet.specification import FleetModel, FleetSettings
 
@@ -163,3 +165,109 @@ class Deployment:
         self.failures, self.error = self.failures + counts, reason
         backoff = settings.backoff_s * 2 ** min(max(self.failures - 1, 0), 60)
         self.retry_at = now + min(settings.backoff_max_s, backoff)
+
+
+HOLD = "hold"
+
+
+@dataclass(slots=True)
+class TrackedRequest:
+    """A request of `model` that arrived at `since`; `group` has it, None while it waits.
+
+    `tries` counts groups that failed.
+    """
+
+    model: str
+    since: float
+    group: str | None = None
+    tries: int = 0
+
+
+class Agenda:
+    """All open requests by name; a request that waits for more than `hold_s` seconds is due at a HOLD timer.
+
+    Models are processed in the order in which they were touched. One that found no room is blocked: it is processed again
+    once memory has become free on any server.
+    """
+
+    def __init__(self, models: Mapping[str, Deployment], hold_s: float) -> None:
+        self.open: dict[str, TrackedRequest] = {}
+        self.held = 0
+        self._models, self._hold_s = models, hold_s
+        self._timers: list[tuple[float, int, str, str]] = []
+        self._number = 0
+        self._touched: dict[str, None] = {}
+        self._blocked: dict[str, None] = {}
+        self._freed = False
+
+    def wait(self, request: str, model: str, now: float) -> None:
+        """Put a new request at the end of its model's queue."""
+        self.open[request] = TrackedRequest(model, now)
+        self._models[model].waiting[request] = now
+        self._hold(request, model, now)
+
+    def requeue(self, request: str, now: float) -> None:
+        """Put a request whose group failed back in the queue, in its old position."""
+        known = self.open[request]
+        known.group = None
+        self._models[known.model].back(request, known.since)
+        self._hold(request, known.model, now)
+
+    def _hold(self, request: str, model: str, now: float) -> None:
+        self.held += 1
+        self.plan(now + self._hold_s, HOLD, request)
+        self.touch(model)
+
+    def send(self, request: str, group: str) -> None:
+        """Assign a waiting request to a group."""
+        known = self.open[request]
+        del self._models[known.model].waiting[request]
+        self.held -= 1
+        known.group = group
+
+    def forget(self, request: str) -> TrackedRequest:
+        """Remove an open request."""
+        known = self.open.pop(request)
+        if known.group is None:
+            self.held -= 1
+            self._models[known.model].waiting.pop(request, None)
+        return known
+
+    def waits(self, request: str) -> bool:
+        known = self.open.get(request)
+        return known is not None and known.group is None
+
+    def plan(self, time: float, kind: str, name: str) -> None:
+        """Add a timer."""
+        self._number += 1
+        heappush(self._timers, (time, self._number, kind, name))
+
+    def deadline(self) -> float:
+        """Return when the next timer is due; infinity: none."""
+        return self._timers[0][0] if self._timers else inf
+
+    def due(self, now: float) -> Iterator[tuple[str, str]]:
+        """Yield the timers that are due, in order; timers added meanwhile are left for the next call."""
+        last = self._number
+        while self._timers and self._timers[0][0] <= now and self._timers[0][1] <= last:
+            _, _, kind, name = heappop(self._timers)
+            yield kind, name
+
+    def touch(self, model: str) -> None:
+        self._touched[model] = None
+
+    def free(self) -> None:
+        """Record that a device or a link may have more room than before."""
+        self._freed = True
+
+    def block(self, model: str) -> None:
+        self._blocked[model] = None
+
+    def unblock(self, model: str) -> None:
+        self._blocked.pop(model, None)
+
+    def take(self) -> dict[str, None]:
+        """Return the models to process now, and reset; empty if nothing has changed."""
+        names = self._touched | (self._blocked if self._freed else {})
+        self._touched, self._freed = {}, False
+        return names

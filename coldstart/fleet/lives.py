@@ -12,8 +12,7 @@ from collections.abc import Iterator
 
 from coldstart.fleet import events
 from coldstart.fleet.events import Action, LaunchRank, Move, Refuse
-from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
-from coldstart.fleet.requests import Agenda
+from coldstart.fleet.groups import Agenda, Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetSettings
 

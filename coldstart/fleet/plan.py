@@ -6,10 +6,9 @@ from math import inf
 from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.fleet.configuration import FleetFile
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.sizing import Scheme, considered
-from coldstart.fleet.specification import FleetModel
+from coldstart.fleet.specification import FleetFile, FleetModel
 
 
 def planned(file: FleetFile, names: tuple[str, ...] = (), required: int = 1) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Collection, Iterator
 from math import inf
 
-from coldstart.fleet import timing
+from coldstart.fleet import sizing
 from coldstart.fleet.events import FoundRank, LaunchRank, Share, Stop
 from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.reservations import BandwidthReservations
@@ -182,9 +182,9 @@ class Roster:
         if not scheme.meets:
             return inf
         ranks = len(scheme.places)
-        after = timing.ttft_s(demand.group_costs(ranks), 0.0, ranks, scheme.full, demand.waited_s)
+        after = sizing.ttft_s(demand.group_costs(ranks), 0.0, ranks, scheme.full, demand.waited_s)
         term = demand.ttft_s - after
-        return timing.fetch_budget_s(demand.costs, place.size, load, term)
+        return sizing.fetch_budget_s(demand.costs, place.size, load, term)
 
     def measured(self, server: str, bandwidth: float, now: float) -> None:
         """Record the measured speed of a server's link, in bytes/s."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import inf
 
-from coldstart.host import admission, events
+from coldstart.host import events, pending
 from coldstart.host.events import Action, Event
 from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
@@ -107,7 +107,7 @@ class Core:
     def _arrived(self, event: events.Arrived, now: float) -> Iterator[Action]:
         request, name = event.request, event.model
         self.requests += event.counted
-        if (refused := admission.refusal(self.residents, self.pending, request, name, now)) is not None:
+        if (refused := pending.refusal(self.residents, self.pending, request, name, now)) is not None:
             yield refused
             return
         model = self.models[name]
@@ -133,7 +133,7 @@ class Core:
         if model.repeats_start:
             return
         for waiting in self.pending.take(model.spec.name):
-            yield admission.failed(model, waiting.request, now)
+            yield pending.failed(model, waiting.request, now)
 
     def _configured(
         self, specs: tuple[ModelSpec, ...], settings: HostSettings, now: float
@@ -141,7 +141,7 @@ class Core:
         for name in self.residents.configure(specs, settings, now):
             self.own_starts.end_prewarming(name)
             for waiting in self.pending.take(name):
-                yield admission.unknown(waiting.request, name)
+                yield pending.unknown(waiting.request, name)
         self._next_check = -inf
 
     def _advance(self, now: float) -> Iterator[Action]:
@@ -156,7 +156,7 @@ class Core:
     def _expired(self, now: float) -> Iterator[Action]:
         while (oldest := self.pending.oldest()) is not None and now >= oldest.since + self.settings.hold_s:
             self.pending.drop(oldest.request)
-            yield admission.too_long(oldest, now)
+            yield pending.too_long(oldest, now)
         for name in self.own_starts.take_expired(now):
             yield events.Missed(name, f"no memory became free within {self.settings.hold_s:g} s")
 
@@ -227,11 +227,11 @@ class Core:
 
     def _too_large(self, model: Model) -> Iterator[Action]:
         for one in self.pending.take(model.spec.name):
-            yield admission.too_large(self.residents, one.request, model)
+            yield pending.too_large(self.residents, one.request, model)
 
     def _refused(self, model: Model) -> Iterator[Action]:
         for one in list(self.pending.take(model.spec.name)):
-            yield admission.full(self.residents, self.pending, one.request, model)
+            yield pending.full(self.residents, self.pending, one.request, model)
 
     def _ordered(self) -> Iterator[Action]:
         """Order each draining model without requests in flight into its target tier, once."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
-from coldstart.fleet import events, timing
+from coldstart.fleet import events, sizing
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.reservations import NetworkLink
 from coldstart.fleet.roster import Roster
+from coldstart.fleet.sizing import Costs
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
-from coldstart.fleet.timing import Costs
 from coldstart.lab.loop import Loop, Timer
 from coldstart.lab.records import ModelRequest, Replay, RequestRecord
 
@@ -206,7 +206,7 @@ class _Fleet:
             return
         self._workers += 1
         self._ranks[launch.ranks] += launch.rank == 0
-        begin = timing.fetch_begin_s(self._costs(launch.model)) if launch.fetch else 0.0
+        begin = sizing.fetch_begin_s(self._costs(launch.model)) if launch.fetch else 0.0
         if begin:
             self._loop.plan(self._loop.now + begin, partial(self._begin, launch))
         else:
@@ -250,12 +250,12 @@ class _Fleet:
         ready = partial(self._report, worker, events.RankReady(worker))
         if launch.beside:
             rest = launch.size - self.processes[launch.beside].launch.size
-            self._loop.plan(now + timing.fetch_s(rest, load), ready)
+            self._loop.plan(now + sizing.fetch_s(rest, load), ready)
             return
         costs = self._costs(launch.model)
         # Weights in host memory are available at once, but the runtime is not.
-        begin = timing.fetch_begin_s(costs) if not launch.fetch else 0.0
-        after = timing.loaded_after(costs, launch.size, load, max(begin, now - process.began))
+        begin = sizing.fetch_begin_s(costs) if not launch.fetch else 0.0
+        after = sizing.loaded_after(costs, launch.size, load, max(begin, now - process.began))
         after += costs.join_s * launch.ranks
         self._loop.plan(process.began + after, ready)
         if launch.fetch:
@@ -273,7 +273,7 @@ class _Fleet:
         own = replace(self._costs(asked.model), prefill_s=asked.prefill_s, decode_s=asked.decode_s)
         if record.sent_s is None:
             record.sent_s = now
-        self._go_on(request, group, now + timing.first_token_s(own, ranks, full))
+        self._go_on(request, group, now + sizing.first_token_s(own, ranks, full))
         if record.first_token_s is None or record.first_token_s > now:
             record.first_token_s = stream.since
 
@@ -283,7 +283,7 @@ class _Fleet:
         asked = stream.request
         costs = replace(self._costs(asked.model), decode_s=asked.decode_s)
         self._home[request] = group
-        stream.since, stream.pace_s = first, timing.tpot_s(costs, ranks, full)
+        stream.since, stream.pace_s = first, sizing.tpot_s(costs, ranks, full)
         self._cancel(stream)
         end = first + (asked.tokens - 1 - stream.done) * stream.pace_s
         stream.timer = self._loop.plan(end, partial(self._ended, request))

@@ -38,14 +38,14 @@ def test_directories_above_the_sessions_of_a_joining_node_are_private(
     from ray._common.utils import try_to_create_directory
     from ray.scripts import scripts
 
-    from coldstart.fleet.live import ray_node
+    from coldstart.fleet.live import ray_process
 
     sessions = tmp_path / "coldstart-ray-x" / "r"
-    monkeypatch.setattr(ray_node, "die_with_supervisor", lambda: None)
+    monkeypatch.setattr(ray_process, "die_with_supervisor", lambda: None)
     monkeypatch.setattr(scripts, "main", lambda: try_to_create_directory(str(sessions)))
     before = os.umask(0o022)
     try:
-        ray_node.main()
+        ray_process.main()
     finally:
         os.umask(before)
     assert sessions.stat().st_mode & 0o777 == 0o777

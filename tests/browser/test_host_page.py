@@ -16,7 +16,7 @@ from tools import page_checks
 from tools.chromium import Page
 from tools.raw_server import Asked, answer, answering
 
-from coldstart.host.live import ui
+from coldstart.host.live import app
 from tests.unit.host.live.test_gateway_app import NAME, build_status
 from tests.unit.host.live.test_run import Served
 
@@ -37,7 +37,7 @@ def _respond(connection: Any, asked: Asked) -> None:
     status["host"]["runtime_template_error"] = "no <i>room</i>"
     status["host"]["client_keys_error"] = "no <i>file</i>"
     known = {
-        "/ui": ("text/html", ui.page),
+        "/ui": ("text/html", app.page),
         "/status": ("application/json", lambda: json.dumps(status | {"time_unix_s": time.time()})),
         "/metrics": ("text/plain", lambda: METRICS),
     }

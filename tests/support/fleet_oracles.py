@@ -9,8 +9,7 @@ from math import inf
 from random import Random
 
 from coldstart.fleet.reservations import BandwidthReservations
-from coldstart.fleet.sizing import Demand, Offer
-from coldstart.fleet.timing import Costs, Overlap
+from coldstart.fleet.sizing import Costs, Demand, Offer, Overlap
 
 GIB = 1 << 30
 Choice = tuple[int, int, float]

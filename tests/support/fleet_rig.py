@@ -20,10 +20,10 @@ from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live import admin
 from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.node import NodeServers
-from coldstart.fleet.live.orders import NodeLostError, RankOrder
+from coldstart.fleet.live.orders import NodeLostError
 from coldstart.fleet.live.state import FleetState, ModelDeployment
+from coldstart.fleet.sizing import Costs
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
-from coldstart.fleet.timing import Costs
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.launches import Launch
 from coldstart.host.live.app import Gateway
@@ -55,17 +55,8 @@ class RigNode:
             raise NodeLostError("away")
         return self.node
 
-    async def launch(self, order: RankOrder) -> None:
-        await self._reach().launch(order)
-
-    async def pace(self, worker: str, rate: float | None) -> None:
-        await self._reach().pace(worker, rate)
-
-    async def stop(self, worker: str) -> None:
-        await self._reach().stop(worker)
-
-    async def rendezvous(self) -> tuple[str, int]:
-        return await self._reach().rendezvous()
+    async def call(self, method: str, *args: Any) -> Any:
+        return await getattr(self._reach(), method)(*args)
 
 
 @dataclass

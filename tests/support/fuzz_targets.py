@@ -21,9 +21,9 @@ from coldstart.artifacts.errors import BundleError
 
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayLimits
-from coldstart.host.live import body
-from coldstart.host.live.answers import ClientGoneError
+from coldstart.host.live import headers
 from coldstart.host.live.bounded_protocol import GatewayConfig
+from coldstart.host.live.headers import ClientGoneError
 from coldstart.weights import checkpoint, weights_plan
 
 SEPARATOR = b"\0"
@@ -128,7 +128,7 @@ class _Transport(asyncio.Transport):
 
 async def _connect(data: bytes) -> None:
     limits, errors = GatewayLimits(), list[Any]()
-    memory = body.BodyMemory(limits)
+    memory = headers.BodyMemory(limits)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -136,13 +136,13 @@ async def _connect(data: bytes) -> None:
         request = memory.create_body()
         try:
             content = await request.read(receive)
-            body.parse_routing(content)
-            body.parse_routing(body.replace_model(content, "other"))
-            body.parse(content)
+            headers.parse_routing(content)
+            headers.parse_routing(headers.replace_model(content, "other"))
+            headers.parse(content)
             status = 200
         except ClientGoneError:
             return
-        except (ValueError, body.BodyMemoryFullError):
+        except (ValueError, headers.BodyMemoryFullError):
             pass
         finally:
             request.release()

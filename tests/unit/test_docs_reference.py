@@ -12,12 +12,12 @@ import pytest
 
 from coldstart import errors
 from coldstart.contract.template_levels import ENGINE, RUNTIME
-from coldstart.fleet.live.status import FleetStatus
+from coldstart.fleet.live.status import FIGURES, PREFIX
+from coldstart.fleet.sizing import Costs
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
-from coldstart.fleet.timing import Costs
 from coldstart.host import configuration as host_file
 from coldstart.host.live import access_control
-from coldstart.host.live.metrics import HostStatus, Metrics, StartMetrics
+from coldstart.host.live.metrics import Metrics, StartMetrics
 from coldstart.host.model_state import State
 from coldstart.host.policies import POLICIES
 from coldstart.host.specification import HostSettings, Tier
@@ -77,8 +77,8 @@ def status() -> dict[str, Any]:
 
 def test_metrics_page_names_every_metric_of_a_host() -> None:
     page = read("metrics.md")
-    metrics = Metrics(HostStatus(status))
-    StartMetrics(metrics.registry)
+    metrics = Metrics(status)
+    StartMetrics(metrics)
     assert rows(section(page, "## Host")) == families(metrics.text())
     assert {str(state) for state in State} == set(
         re.findall(r"`(\w+)`", page.partition("States are")[2])[: len(State)]
@@ -92,7 +92,7 @@ def test_metrics_page_names_every_metric_of_a_fleet() -> None:
     }
     models = [{"name": "x", "groups": [], **dict.fromkeys(("waiting", "in_flight", "hung"), 0)}]
     status = {"gateway": gateway, "models": models}
-    found = families(Metrics(FleetStatus(lambda: status), "coldstart_fleet_").text())
+    found = families(Metrics(lambda: status, PREFIX, FIGURES).text())
     assert rows(section(read("metrics.md"), "## Fleet")) == found
 
 

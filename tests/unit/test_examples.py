@@ -27,8 +27,8 @@ from tools.bundles import NAME, publish
 from tools.command_line import parse
 
 from coldstart.contract import environment
-from coldstart.fleet import configuration as fleet_configuration
-from coldstart.fleet.live import ray_node
+from coldstart.fleet import specification as fleet_configuration
+from coldstart.fleet.live import ray_process
 from coldstart.host import configuration
 from coldstart.host.configuration import Profile
 
@@ -197,7 +197,7 @@ def test_operators_of_kubernetes_accept_the_custom_resources(file: Path) -> None
 def test_the_workers_of_the_fleet_are_servers() -> None:
     cluster, _ = yaml.safe_load_all((EXAMPLES / "kubernetes/fleet-kuberay.yaml").read_text())
     (workers,) = cluster["spec"]["workerGroupSpecs"]
-    found = ray_node.server("server", workers["labels"])
+    found = ray_process.server("server", workers["labels"])
     assert found is not None and (found.memory, found.devices) == (70 * 10**9, 1)
 
 

@@ -24,12 +24,7 @@ from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.live.moves import FleetReplica, FleetTicket, Moves
 from coldstart.fleet.live.orders import Node, NodeReport
 from coldstart.fleet.live.state import FleetState, Measurements, ModelDeployment
-from coldstart.fleet.live.status import (
-    PREFIX,
-    SCHEMA_VERSION,
-    FleetStatus,
-    fleet_status,
-)
+from coldstart.fleet.live.status import FIGURES, PREFIX, SCHEMA_VERSION, fleet_status
 from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.launches import Catalogue, Destination
@@ -61,7 +56,7 @@ class FleetControl(Front[FleetTicket]):
         super().__init__(_list_launches(state.models), log or Log(quiet=True), clock)
         self.core = FleetCore(settings, models=[one.spec for one in state.models.values()])
         self.state, self.record = state, record
-        self.metrics = Metrics(FleetStatus(self.status), PREFIX)
+        self.metrics = Metrics(self.status, PREFIX, FIGURES)
         self.replicas: dict[str, FleetReplica] = {}
         self.total = self.readmitted_count = self.resumed_count = 0
         self.tasks = Tasks(self.log)

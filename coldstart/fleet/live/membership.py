@@ -24,10 +24,10 @@ from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.fleet.live import ray_node
+from coldstart.fleet.live import ray_process
 from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.node import NodeServers
-from coldstart.fleet.live.orders import NodeLostError, NodeReport, RankOrder
+from coldstart.fleet.live.orders import NodeLostError, NodeReport
 from coldstart.fleet.specification import ServerSpec
 from coldstart.host.live.starter_client import Starter
 from coldstart.host.running_hosts import own_directory
@@ -84,24 +84,8 @@ class RemoteNode:
 
     actor: Any
 
-    async def launch(self, order: RankOrder) -> None:
-        """Implement Node: launch a rank."""
-        await self._call("launch", order)
-
-    async def pace(self, worker: str, rate: float | None) -> None:
-        """Implement Node: set the rate of a worker's fetch."""
-        await self._call("pace", worker, rate)
-
-    async def stop(self, worker: str) -> None:
-        """Implement Node: stop a worker."""
-        await self._call("stop", worker)
-
-    async def rendezvous(self) -> tuple[str, int]:
-        """Implement Node: return an address and port for a rendezvous."""
-        address, port = await self._call("rendezvous")
-        return str(address), int(port)
-
-    async def _call(self, method: str, *args: Any) -> Any:
+    async def call(self, method: str, *args: Any) -> Any:
+        """Implement Node: call a method of the actor's NodeServers."""
         try:
             return await self.actor.call.remote(method, *args)
         except RayError as error:
@@ -193,7 +177,7 @@ class Membership:
                 continue
             name = f"{node['NodeManagerHostname']}-{node['NodeID'][:8]}"
             try:
-                spec = ray_node.server(name, node.get("Labels", {}))
+                spec = ray_process.server(name, node.get("Labels", {}))
             except UsageError as error:
                 self._control.log.write("node refused", node=name, reason=error.message)
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from coldstart.contract.fallback import Fallback
 from coldstart.fleet.events import LaunchRank
@@ -92,16 +92,7 @@ class NodeReport:
 
 
 class Node(Protocol):
-    """A server as the fleet uses it. Every method raises NodeLostError."""
+    """A server as the fleet uses it."""
 
-    async def launch(self, order: RankOrder) -> None:
-        """Start a worker; its result is reported as an event."""
-
-    async def pace(self, worker: str, rate: float | None) -> None:
-        """Set the rate of a worker's fetch, in bytes/s; None: no limit."""
-
-    async def stop(self, worker: str) -> None:
-        """End a worker; its end is reported as an event, also for an unknown worker."""
-
-    async def rendezvous(self) -> tuple[str, int]:
-        """Return its address and a free port there, for the ranks of a pipeline."""
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a method of its `NodeServers`. Raises NodeLostError."""

@@ -5,18 +5,15 @@ docs/reference/http-api.md describes every member. All sizes are in bytes, all t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from coldstart.contract import fallback
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.live.workers import Processes
 from coldstart.fleet.roster import FleetServer
-from coldstart.host.live.metrics import REQUESTS, count_refusals, list_gauges
+from coldstart.host.live.metrics import IN_FLIGHT, Figure, by_model, refused
 
 SCHEMA_VERSION = 1
 
@@ -104,36 +101,35 @@ def _worker(worker: FleetWorker, processes: Processes) -> dict[str, Any]:
     }
 
 
-PREFIX = "coldstart_fleet_"
+def _count(name: str, about: str) -> Figure:
+    return Figure(name, about, lambda document: document["gateway"][name], counts=True)
 
 
-class FleetStatus(Collector):
-    """Collector that reads the status document."""
-
-    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
-        self._status = status
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the status document (prometheus_client's Collector)."""
-        document = self._status()
-        for name, about in (
-            ("requests", "Number of requests for a deployed model."),
-            ("readmitted", "Number of requests admitted again after their server failed."),
-            ("resumed", "Number of readmitted requests whose stream had begun."),
-            ("migrated", "Number of streams migrated to another worker."),
-            ("migrated_with_kv", "Number of streams migrated together with their KV."),
-        ):
-            yield CounterMetricFamily(PREFIX + name, about, document["gateway"][name])
-        yield count_refusals(PREFIX, document["gateway"]["refused"])
-        hung = CounterMetricFamily(
-            f"{PREFIX}servers_hung",
-            "Number of servers killed because they made no progress.",
-            labels=["model"],
+def _serving(document: Mapping[str, Any]) -> dict[tuple[str], int]:
+    return {
+        (model["name"],): sum(
+            bool(one["url"]) and one["phase"] != GroupPhase.STARTING for one in model["groups"]
         )
-        rows = []
-        for model in document["models"]:
-            hung.add_metric([model["name"]], model["hung"])
-            serving = [one for one in model["groups"] if one["url"] and one["phase"] != GroupPhase.STARTING]
-            rows.append({**model, "held": model["waiting"], "groups": len(serving)})
-        yield hung
-        yield from list_gauges(PREFIX, rows, {**REQUESTS, "groups": "Number of groups that serve the model."})
+        for model in document["models"]
+    }
+
+
+PREFIX = "coldstart_fleet_"
+FIGURES = (
+    _count("requests", "Number of requests for a deployed model."),
+    _count("readmitted", "Number of requests admitted again after their server failed."),
+    _count("resumed", "Number of readmitted requests whose stream had begun."),
+    _count("migrated", "Number of streams migrated to another worker."),
+    _count("migrated_with_kv", "Number of streams migrated together with their KV."),
+    refused("gateway"),
+    Figure(
+        "servers_hung",
+        "Number of servers killed because they made no progress.",
+        lambda document: {(model["name"],): model["hung"] for model in document["models"]},
+        ("model",),
+        counts=True,
+    ),
+    by_model("held", "Number of requests that wait for the model.", "waiting"),
+    IN_FLIGHT,
+    Figure("model_groups", "Number of groups that serve the model.", _serving, ("model",)),
+)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from coldstart.fleet import events, timing
+from coldstart.fleet import events, sizing
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Event, LaunchRank
 from coldstart.fleet.groups import Group
@@ -105,7 +105,7 @@ class Workers:
         servers = [rank.server for rank in ranks]
         self._log.write("launch", group=first.group, servers=servers, beside=first.beside or None)
         try:
-            master = await self.processes.nodes[first.server].rendezvous() if len(ranks) > 1 else None
+            master = await self.processes.nodes[first.server].call("rendezvous") if len(ranks) > 1 else None
         except (NodeLostError, KeyError) as lost:
             for rank in ranks:
                 self._unreached(rank.worker, first.server, lost)
@@ -128,7 +128,7 @@ class Workers:
 
     async def _paced(self, process: EngineProcess) -> None:
         with suppress(NodeLostError, KeyError):  # its end is reported separately
-            await self.processes.nodes[process.rank.server].pace(process.rank.worker, process.rate)
+            await self.processes.nodes[process.rank.server].call("pace", process.rank.worker, process.rate)
 
     async def _launch_rank(self, order: RankOrder) -> None:
         rank = order.rank
@@ -137,7 +137,7 @@ class Workers:
         process.is_ordered = True
         paced = replace(order, rate=process.rate, behind=bool(rank.beside))
         try:
-            await self.processes.nodes[rank.server].launch(paced)
+            await self.processes.nodes[rank.server].call("launch", paced)
         except (NodeLostError, KeyError) as lost:
             self._unreached(rank.worker, rank.server, lost)
 
@@ -154,7 +154,7 @@ class Workers:
     async def _stopped(self, name: str, rank: LaunchRank) -> None:
         self._log.write("stop", worker=name)
         try:
-            await self.processes.nodes[rank.server].stop(name)
+            await self.processes.nodes[rank.server].call("stop", name)
         except (NodeLostError, KeyError):
             self._ended(RankEnded(name, f"server {rank.server} cannot be reached", True))
 
@@ -198,7 +198,7 @@ class Workers:
         costs = self._core.models[first.model].spec.costs
         servers = self._core.roster.servers
         terms = [
-            timing.loaded_after(costs, one.rank.size, servers[one.rank.server].spec.load, one.fetched.seconds)
+            sizing.loaded_after(costs, one.rank.size, servers[one.rank.server].spec.load, one.fetched.seconds)
             for one in ranks
             if one.fetched is not None
         ]

@@ -15,8 +15,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import ClientKey, GatewayEndpoint
-from coldstart.host.live.answers import Receive, Scope, Send
 from coldstart.host.live.front import Front
+from coldstart.host.live.headers import Receive, Scope, Send
 from coldstart.host.live.log import explain
 
 PASSED = (

@@ -8,14 +8,23 @@ GET   /status                 the status document of the host or the fleet
 POST  /upstream/NAME/PATH      to NAME's server, whatever model the body names; PATH is one of PASSED
 GET   /ui                     the status as a page; the page contains no host data and needs no key
 
+Invariant: the page contains no data of the host. It reads all data from /status, with an API key that the reader
+enters if the host requires one. Its content security policy allows no other connection and no script but its own.
+
 A host adds the routes of `host_routes`, a fleet those of its operators. vLLM routes that change a server (/sleep,
 /v1/load_lora_adapter and similar) are not forwarded.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 import time
 from collections.abc import Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
 from typing import Any
 
 from starlette.applications import Starlette
@@ -24,12 +33,47 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from coldstart.host.endpoint import ClientKey, GatewayEndpoint
-from coldstart.host.live import answers, ui
+from coldstart.host.live import headers
 from coldstart.host.live.access_control import CLIENT, PASSED, AccessControl, allow_origins, find_target
-from coldstart.host.live.answers import Receive, Scope, Send
-from coldstart.host.live.body import BodyMemory
 from coldstart.host.live.exchange import Exchange
 from coldstart.host.live.front import Front
+from coldstart.host.live.headers import BodyMemory, Receive, Scope, Send
+
+_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+_POLICY = (
+    "default-src 'none'; connect-src 'self'; script-src {scripts}; style-src 'unsafe-inline';"
+    " base-uri 'none'; form-action 'none'"
+)
+
+
+@cache
+def read_page() -> str:
+    """Return the page as one HTML document."""
+    text = files(__package__).joinpath("ui.html").read_text(encoding="utf-8")
+    return text.replace("<!--policy-->", escape(_policy(text), quote=False), 1)
+
+
+def _policy(text: str) -> str:
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()) for script in _SCRIPT.findall(text)]
+    return _POLICY.format(scripts=" ".join(f"'sha256-{digest.decode()}'" for digest in digests))
+
+
+@cache
+def encode_page() -> bytes:
+    """Return the encoded page, one object for all clients: unread answers take no memory of their own."""
+    return read_page().encode()
+
+
+@cache
+def page_headers() -> dict[str, str]:
+    """Return the page's response headers. No other page may show it in a frame."""
+    return {
+        "Cache-Control": "no-cache",
+        "Content-Security-Policy": f"{_policy(read_page())}; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+
 
 HEARTBEAT_S = 5.0
 
@@ -82,11 +126,11 @@ class Gateway:
             await self._own(scope, receive, send)
         elif (refusal := self.access.find_refusal(scope)) is not None:
             self.count_refusal(refusal[0])
-            await answers.refuse(*refusal)(scope, receive, send)
+            await headers.refuse(*refusal)(scope, receive, send)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
             if scope["method"] != "POST":
-                refused = answers.refuse(405, f"{scope['path']} takes POST", headers={"allow": "POST"})
+                refused = headers.refuse(405, f"{scope['path']} takes POST", headers={"allow": "POST"})
                 await refused(scope, receive, send)
                 return
             await self._pass(scope, receive, send, None)
@@ -118,7 +162,7 @@ class Gateway:
         if known:
             await self._own(scope, receive, send)
         else:
-            await answers.not_found(f"unknown path {scope['path']}")(scope, receive, send)
+            await headers.not_found(f"unknown path {scope['path']}")(scope, receive, send)
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": self._cards(request)})
@@ -128,7 +172,7 @@ class Gateway:
         for card in self._cards(request):
             if card["id"] == name:
                 return JSONResponse(card)
-        return answers.not_found(f"The model `{name}` does not exist.")
+        return headers.not_found(f"The model `{name}` does not exist.")
 
     def _cards(self, request: Request) -> list[dict[str, Any]]:
         """Return model cards in vLLM's format, one for each name that the client may use.
@@ -167,4 +211,4 @@ class Gateway:
         return RedirectResponse("../ui" + (f"?{query}" if query else ""))
 
     async def _ui(self, request: Request) -> Response:
-        return Response(ui.content(), media_type="text/html", headers=ui.headers())
+        return Response(encode_page(), media_type="text/html", headers=page_headers())

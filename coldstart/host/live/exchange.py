@@ -14,11 +14,19 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 from coldstart.host.endpoint import ClientKey
-from coldstart.host.live import answers, body, headers
-from coldstart.host.live.answers import ClientGoneError, Headers, Receive, Scope, Send, run_while_connected
-from coldstart.host.live.body import BodyMemoryFullError, BoundedBody
+from coldstart.host.live import headers
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
+from coldstart.host.live.headers import (
+    BodyMemoryFullError,
+    BoundedBody,
+    ClientGoneError,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    run_while_connected,
+)
 from coldstart.host.live.upstream import (
     AbortedError,
     DisconnectedError,
@@ -69,7 +77,7 @@ class Exchange:
         """Read and parse the body; return whether the request can be answered."""
         try:
             self.body = await self.memory.read(self.receive)
-            self.asked, self.streams = body.parse_routing(self.body)
+            self.asked, self.streams = headers.parse_routing(self.body)
             self.keep_s = headers.find_keep_alive(self.scope)
             return True
         except ClientGoneError:
@@ -104,7 +112,7 @@ class Exchange:
         finally:
             self.front.leave(self.ticket)
             model, queued_s = self.ticket.route.model, self.ticket.queued_s
-            self.front.metrics.count_answer(model, self.status, queued_s, self.first_s)
+            self.front.metrics.count_response(model, self.status, queued_s, self.first_s)
 
     async def _held(self, ticket: Ticket) -> None:
         try:
@@ -146,10 +154,10 @@ class Exchange:
         Raises ValueError if the body is invalid.
         """
         if ticket.route.served != self.asked:
-            self.body = body.replace_model(self.body, ticket.route.served)
+            self.body = headers.replace_model(self.body, ticket.route.served)
         if self.front.resumes and self.streams:
             arguments = self.front.catalogue.launches[ticket.route.model].args
-            self.stream = Continuation.create(self._path(), body.parse(self.body), arguments)
+            self.stream = Continuation.create(self._path(), headers.parse(self.body), arguments)
 
     def _path(self) -> str:
         return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
@@ -163,7 +171,7 @@ class Exchange:
             if not done:
                 await self._begin_events()
                 progress = self.front.progress(ticket.route.model)
-                await self._more(answers.comment(progress.encode()))
+                await self._more(headers.comment(progress.encode()))
         return await ticket.granted
 
     async def _begin_events(self) -> None:
@@ -187,7 +195,7 @@ class Exchange:
                 return
             if self.status and answer.status != 200:
                 # The response headers announced a stream: the error is its only event.
-                await self._more(answers.event(await answer.read()), last=True)
+                await self._more(headers.event(await answer.read()), last=True)
                 return
             piece = await answer.piece()
             # A longer answer would have to be held back.
@@ -200,7 +208,7 @@ class Exchange:
             if self.stream is None:
                 self.memory.release()
             if self.status:
-                await self._more(answers.comment("coldstart " + self._timing(replica, ticket)))
+                await self._more(headers.comment("coldstart " + self._timing(replica, ticket)))
             else:
                 passed = headers.forward_answer(answer.headers, streams=self.streams)
                 own = headers.build_for_answer(self.id, replica.mode, self._timing(replica, ticket))
@@ -253,7 +261,7 @@ class Exchange:
         if not self.status:
             await self._error(502, reason)
         elif self.streams:
-            await self._more(answers.event(answers.error(502, self._named(reason))), last=True)
+            await self._more(headers.event(headers.error(502, self._named(reason))), last=True)
         else:
             # A partial answer must not look complete: close the connection without the last piece.
             raise RuntimeError(reason) from error
@@ -265,8 +273,8 @@ class Exchange:
                 "refused", model=model, request=self.id.decode(), status=refused.status, reason=refused.detail
             )
         if self.status:
-            content = answers.error(refused.status, self._named(refused.reason))
-            await self._more(answers.event(content), last=True)
+            content = headers.error(refused.status, self._named(refused.reason))
+            await self._more(headers.event(content), last=True)
             return
         await self._error(refused.status, refused.reason, refused.retry_after_s)
 
@@ -277,7 +285,7 @@ class Exchange:
     async def _error(self, status: int, reason: str, retry_after_s: float | None = None) -> None:
         self.status = status
         reason = reason if status < 500 else self._named(reason)
-        refused = answers.refuse(status, reason, retry_after_s, {"x-request-id": self.id.decode()})
+        refused = headers.refuse(status, reason, retry_after_s, {"x-request-id": self.id.decode()})
         await refused(self.scope, self.receive, self.send)
 
     async def _start(self, status: int, named: Headers) -> None:

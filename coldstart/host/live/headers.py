@@ -1,20 +1,207 @@
-"""HTTP headers of an exchange: those forwarded in each direction, and those that the gateway adds.
+"""HTTP messages of an exchange: bodies of requests, the gateway's own responses, and headers in each direction.
+
+Of a body the gateway parses the model and whether the response streams; the model's server parses the rest.
 
 Invariant: hop-by-hop headers (RFC 9110, section 7.6.1) and the client's keys and cookies are not forwarded.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
-from math import inf
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from math import ceil, inf
+from typing import Any, TypeVar
 from uuid import uuid4
+
+import msgspec
+from starlette.responses import Response
 
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
-from coldstart.host.live import answers
-from coldstart.host.live.answers import Headers, Scope
+from coldstart.host.endpoint import GatewayLimits
 from coldstart.host.live.front import Ticket
 from coldstart.host.live.upstream import Replica
+
+T = TypeVar("T")
+
+
+class BodyMemoryFullError(Exception):
+    """The bodies of all waiting requests take the memory that they may take."""
+
+
+class BodyMemory:
+    """Memory in bytes that all request bodies of one gateway use together, and its limit."""
+
+    def __init__(self, limits: GatewayLimits) -> None:
+        self.total = max(limits.buffered_bytes, limits.body_bytes)
+        self.used = 0
+
+    def create_body(self) -> BoundedBody:
+        """Return an empty body for a request."""
+        return BoundedBody(self)
+
+
+class BoundedBody:
+    """Body of one request. Its size counts towards the gateway's memory until `release`."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory, self._size = memory, 0
+
+    async def read(self, receive: Receive) -> bytes:
+        """Return the complete body.
+
+        Raises:
+            ClientGoneError: The client disconnected.
+            BodyMemoryFullError: No memory is left for the body.
+        """
+        parts = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            part = message.get("body", b"")
+            if self._memory.used + len(part) > self._memory.total:
+                raise BodyMemoryFullError
+            self._memory.used += len(part)
+            self._size += len(part)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def release(self) -> None:
+        """Drop the body and free its memory."""
+        self._memory.used -= self._size
+        self._size = 0
+
+
+class _Routing(msgspec.Struct):
+    """Members of a request that the gateway reads; msgspec skips all others without creating objects."""
+
+    model: str | None = None
+    stream: msgspec.Raw = msgspec.Raw(b"")
+
+
+_ROUTING = msgspec.json.Decoder(_Routing)
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def parse_routing(body: bytes) -> tuple[str | None, bool]:
+    """Return the model's name in a request, and whether its answer streams. Raises ValueError for an invalid body."""
+    found = _decoded(_ROUTING.decode, body)
+    return found.model, bytes(found.stream) == b"true"
+
+
+def replace_model(body: bytes, model: str) -> bytes:
+    """Return the body with another model's name. Raises ValueError for an invalid body."""
+    return msgspec.json.encode({**_decoded(_MEMBERS.decode, body), "model": model})
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """Return the complete document. Raises ValueError for an invalid body."""
+    found = _decoded(json.loads, body)
+    assert isinstance(found, dict)
+    return found
+
+
+def _decoded(decode: Callable[[bytes], T], body: bytes) -> T:
+    try:
+        return decode(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the request body is invalid: {error}") from error
+
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_TYPES = {
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    405: "invalid_request_error",
+    429: "RateLimitError",
+    500: "InternalServerError",
+}
+
+
+def error(status: int, reason: str, param: str | None = None) -> bytes:
+    """Return the JSON body of an error."""
+    kind = _TYPES.get(status, "BadRequestError" if status < 500 else "ServiceUnavailableError")
+    content = {"message": reason, "type": kind, "param": param, "code": status}
+    return json.dumps({"error": content}).encode()
+
+
+def not_found(reason: str) -> Response:
+    """Return a complete 404 response."""
+    return refuse(404, reason)
+
+
+def refuse(
+    status: int,
+    reason: str,
+    retry_after_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return a complete error response, which is also an ASGI application."""
+    retry = {} if retry_after_s is None else {"retry-after": str(max(1, ceil(retry_after_s)))}
+    content = error(status, reason)
+    return Response(content, status, {**(headers or {}), **retry}, media_type="application/json")
+
+
+def event(data: bytes) -> bytes:
+    """Return `data` as one server-sent event."""
+    return b"data: " + b"\ndata: ".join(data.splitlines() or [b""]) + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """Return a server-sent-events comment, which keeps the connection alive and which clients ignore."""
+    return b": " + text.encode() + b"\n\n"
+
+
+def timing(marks: Iterable[tuple[str, float | None, str | None]]) -> str:
+    """Format a Server-Timing header value from (name, seconds, description); entries with None seconds are omitted."""
+    entries = []
+    for name, seconds, about in marks:
+        if seconds is not None:
+            entries.append(f"{name};dur={seconds * 1000:.3f}" + (f';desc="{about}"' if about else ""))
+    return ", ".join(entries)
+
+
+class ClientGoneError(Exception):
+    """The client disconnected."""
+
+
+async def run_while_connected(receive: Receive, work: Callable[[], Any]) -> None:
+    """Run `work` while the client is connected.
+
+    Raises:
+        ClientGoneError: The client disconnected first; `work` was cancelled.
+    """
+    ours = asyncio.current_task()
+    assert ours is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        ours.cancel()
+
+    watcher = asyncio.get_running_loop().create_task(watch())
+    try:
+        await work()
+    except asyncio.CancelledError:
+        if gone and not ours.uncancel():
+            raise ClientGoneError from None
+        raise
+    finally:
+        watcher.cancel()
+
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", re.ASCII)
@@ -90,7 +277,7 @@ def forward_answer(headers: Headers, *, streams: bool) -> Headers:
 
 
 def build_for_stream() -> Headers:
-    """Return the headers of a stream that begins before its server answers."""
+    """Return the headers of a stream that begins before its server"""
     return [(b"content-type", EVENTS + b"; charset=utf-8"), (b"cache-control", b"no-cache"), UNBUFFERED]
 
 
@@ -103,6 +290,6 @@ def build_for_answer(number: bytes, mode: str, server_timing: str) -> Headers:
 def format_timing(replica: Replica, ticket: Ticket, first_s: float | None) -> str:
     """Return the Server-Timing value of a request whose first piece came after `first_s` seconds."""
     start = None if ticket.hit else replica.start_s
-    return answers.timing(
+    return timing(
         [("queued", ticket.queued_s, None), ("start", start, replica.mode), ("first-token", first_s, None)]
     )

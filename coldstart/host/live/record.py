@@ -9,7 +9,7 @@ from typing import Any
 from coldstart.contract import fallback
 from coldstart.host.configuration import HostFile
 from coldstart.host.live.log import Log
-from coldstart.host.live.metrics import HostStatus, Metrics, StartMetrics, sum_phases
+from coldstart.host.live.metrics import Metrics, StartMetrics, sum_phases
 from coldstart.host.live.servers import Ready
 from coldstart.host.residents import Residents
 from coldstart.host.status import HostFacts, LastStart
@@ -20,8 +20,8 @@ class Record:
 
     def __init__(self, log: Log, facts: HostFacts, status: Callable[[], Mapping[str, Any]]) -> None:
         self.log, self.facts = log, facts
-        self.metrics = Metrics(HostStatus(status))
-        self._metrics = StartMetrics(self.metrics.registry)
+        self.metrics = Metrics(status)
+        self._metrics = StartMetrics(self.metrics)
 
     def record_start(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
         """Record that a server is ready, or awake again."""

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from coldstart.errors import UsageError
-from coldstart.fleet import configuration, plan
+from coldstart.fleet import plan, specification
+from coldstart.fleet.sizing import Overlap
 from coldstart.fleet.specification import FleetSettings
-from coldstart.fleet.timing import Overlap
 from coldstart.lab.fleet import simulate
 from coldstart.lab.plan import generate, time_requests
 
@@ -31,7 +31,7 @@ GOOD: dict[str, Any] = {
 
 
 def test_a_file_is_read() -> None:
-    found = configuration.parse(GOOD)
+    found = specification.parse(GOOD)
     assert [server.name for server in found.servers] == ["a-0", "a-1", "b"]
     assert found.servers[2].network == 10**9
     assert [model.name for model in found.models] == ["small", "many-0", "many-1", "many-2"]
@@ -69,7 +69,7 @@ def test_a_bad_member_is_named(path: tuple[str, ...], value: object, said: str) 
         place = place[name]
     place[path[-1]] = value
     with pytest.raises(UsageError, match=said):
-        configuration.parse(table)
+        specification.parse(table)
 
 
 @pytest.mark.parametrize(
@@ -85,35 +85,35 @@ def test_an_error_of_a_member_has_a_hint(member: str, value: object, hint: str) 
     table = copy.deepcopy(GOOD)
     table["models"]["small"][member] = value
     with pytest.raises(UsageError) as raised:
-        configuration.parse(table)
+        specification.parse(table)
     assert raised.value.hint == hint
 
 
 def test_load_reports_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
-        configuration.load(tmp_path / "none.toml")
+        specification.load(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[")
     with pytest.raises(UsageError, match="not TOML"):
-        configuration.load(tmp_path / "bad.toml")
+        specification.load(tmp_path / "bad.toml")
     (tmp_path / "other.toml").write_text("colour = 1")
     with pytest.raises(UsageError, match=r"other\.toml: no servers"):
-        configuration.load(tmp_path / "other.toml")
+        specification.load(tmp_path / "other.toml")
 
 
 def test_plan_contains_the_rejected_choices() -> None:
     """12 GB at 2 GB/s: 6 s and 1 s of prefill; its limit is 10 s."""
-    (small,) = plan.planned(configuration.parse(GOOD), ("small",))
+    (small,) = plan.planned(specification.parse(GOOD), ("small",))
     assert small["chosen"]["ranks"] == 1 and small["chosen"]["ttft_s"] == 7.0
     assert [(one["ranks"], one["full"]) for one in small["weighed"]][:3] == [(1, 1), (2, 1), (2, 2)]
     assert "> 1 ranks, 1 whole: TTFT 7.00 s" in plan.text([small])
-    (burst,) = plan.planned(configuration.parse(GOOD), ("small",), required=3)
+    (burst,) = plan.planned(specification.parse(GOOD), ("small",), required=3)
     assert burst["chosen"]["full"] == 3
     with pytest.raises(UsageError, match="unknown model nobody"):
-        plan.planned(configuration.parse(GOOD), ("nobody",))
+        plan.planned(specification.parse(GOOD), ("nobody",))
 
 
 def test_generated_requests_depend_on_the_seed_only() -> None:
-    file = configuration.parse(GOOD)
+    file = specification.parse(GOOD)
     costs = {model.name: model.costs for model in file.models}
     rows = list(generate([*costs], 2.0, 1.0, 100.0, 5, 3))
     assert rows == list(generate([*costs], 2.0, 1.0, 100.0, 5, 3))

@@ -8,9 +8,8 @@ from random import Random
 import pytest
 from support.fleet_oracles import cluster, exhaustive
 
-from coldstart.fleet import timing
-from coldstart.fleet.sizing import Demand, Offer, choose
-from coldstart.fleet.timing import Costs, Overlap
+from coldstart.fleet import sizing
+from coldstart.fleet.sizing import Costs, Demand, Offer, Overlap, choose
 
 TERMS = Costs(
     container_s=2.0, context_s=1.0, library_s=3.0, join_s=0.25, hop_s=0.5, prefill_s=4.0, decode_s=0.1
@@ -29,14 +28,14 @@ TERMS = Costs(
     ],
 )
 def test_a_rank_of_100_bytes(overlap: Overlap, fetch: float, load: float, seconds: float) -> None:
-    assert timing.loaded_s(replace(TERMS, overlap=overlap), 100, fetch, load) == seconds
+    assert sizing.loaded_s(replace(TERMS, overlap=overlap), 100, fetch, load) == seconds
 
 
 def test_first_token_of_four_ranks_one_of_them_full() -> None:
     """s - w + w/s = 3.25."""
-    assert timing.ttft_s(TERMS, 7.0, 4, 1, 1.5) == 1.5 + 7.0 + 0.25 * 4 + 4.0 * 3.25 + 0.5 * 4
-    assert timing.tpot_s(TERMS, 4, 1) == pytest.approx(0.1 * 3.25 + 0.5 * 4)
-    assert timing.slowdown(4, 4) == timing.slowdown(1, 1) == 1.0
+    assert sizing.ttft_s(TERMS, 7.0, 4, 1, 1.5) == 1.5 + 7.0 + 0.25 * 4 + 4.0 * 3.25 + 0.5 * 4
+    assert sizing.tpot_s(TERMS, 4, 1) == pytest.approx(0.1 * 3.25 + 0.5 * 4)
+    assert sizing.slowdown(4, 4) == sizing.slowdown(1, 1) == 1.0
 
 
 COSTS = Costs(container_s=2.0, context_s=1.0, library_s=3.0, prefill_s=1.0, decode_s=0.05)

@@ -16,10 +16,10 @@ from coldstart.errors import UsageError
 from coldstart.fleet import events
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live.control import FleetControl
-from coldstart.fleet.live.orders import NodeReport, RankOrder
+from coldstart.fleet.live.orders import NodeReport
 from coldstart.fleet.live.state import FleetState
+from coldstart.fleet.sizing import Costs
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
-from coldstart.fleet.timing import Costs
 from coldstart.lab.fleet import simulate
 from coldstart.lab.records import ModelRequest
 
@@ -30,14 +30,12 @@ class Silent:
     def __init__(self) -> None:
         self.orders: list[Any] = []
 
-    async def launch(self, order: RankOrder) -> None:
-        self.orders.append(order.rank)
-
-    async def stop(self, worker: str) -> None:
-        self.orders.append(events.Stop(worker))
-
-    async def rendezvous(self) -> tuple[str, int]:
-        return "127.0.0.1", 29500
+    async def call(self, method: str, *args: Any) -> Any:
+        if method == "launch":
+            self.orders.append(args[0].rank)
+        elif method == "stop":
+            self.orders.append(events.Stop(*args))
+        return ("127.0.0.1", 29500)
 
 
 def test_the_live_control_orders_what_the_simulation_ordered(tmp_path: Path) -> None:

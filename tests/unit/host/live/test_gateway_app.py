@@ -16,7 +16,7 @@ from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.events import Arrived, Ended, Failed, Started
-from coldstart.host.live import ui
+from coldstart.host.live import app
 from coldstart.host.live.access_control import PASSED
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.exchange import Front
@@ -147,9 +147,9 @@ def build_status() -> dict[str, Any]:
 
 
 def test_page_is_self_contained_and_requests_its_host_only() -> None:
-    pages.check(ui.page())
-    assert "connect-src 'self'" in ui.page()
-    assert "innerHTML" not in ui.page().rpartition("</script>")[0].rpartition("<script>")[2]
+    pages.check(app.read_page())
+    assert "connect-src 'self'" in app.read_page()
+    assert "innerHTML" not in app.read_page().rpartition("</script>")[0].rpartition("<script>")[2]
 
 
 def test_page_needs_no_key() -> None:
@@ -158,7 +158,7 @@ def test_page_needs_no_key() -> None:
     endpoint = GatewayEndpoint(api_key="k", allow_hosts=("testserver",))
     client = TestClient(Gateway(front, endpoint=endpoint))
     answer = client.get("/ui")
-    assert (answer.status_code, answer.text) == (200, ui.page())
+    assert (answer.status_code, answer.text) == (200, app.read_page())
     assert answer.headers["content-type"].startswith("text/html")
     for path, moved in {"/ui/": "../ui", "/ui/?theme=dark&a=%20": "../ui?theme=dark&a=%20"}.items():
         redirect = client.get(path, follow_redirects=False)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from support.fake_upstream import TWO, run, staged, wait_until
 
-from coldstart.host.live import schedule
-from coldstart.host.live.schedule import Schedule
+from coldstart.host.live import driver
+from coldstart.host.live.driver import Schedule
 
 HOURLY, DAILY = "0 * * * *", "0 0 * * *"
 
@@ -87,7 +87,7 @@ def test_missed_prewarming_is_counted(tmp_path: Path) -> None:
         async with staged(tmp_path, models) as stage:
             stage.servers.failing["a"] = "no weights"
             moment = next(iter(stage.driver.schedule._next.values()))
-            stage.driver.schedule._now = lambda: moment + schedule.LATE_S
+            stage.driver.schedule._now = lambda: moment + driver.LATE_S
             stage.driver.schedule.check()
             assert not stage.servers.begun
             stage.driver._prewarm("a")

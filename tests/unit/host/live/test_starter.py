@@ -21,10 +21,10 @@ from safetensors.numpy import save_file
 from support.waiting import wait_until
 
 from coldstart.errors import NoBundleError
-from coldstart.host.admission import brief
 from coldstart.host.live import starter as starter_module
 from coldstart.host.live.log import explain
 from coldstart.host.live.starter import _guard, supervise
+from coldstart.host.pending import brief
 from coldstart.launch import planning, template_pool
 from coldstart.launch.template_pool import Warm
 from coldstart.system.ipc import json_lines
