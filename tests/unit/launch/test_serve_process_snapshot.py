@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,37 +94,7 @@ def thaw(bundle: Bundle) -> process_snapshot.Thawed:
 
 
 @pytest.mark.usefixtures("home")
-class TestCheck:
-    def test_check_names_another_environment(self, tmp_path: Path) -> None:
-        read = template_environment.select_relevant(os.environ) | {"OMP_NUM_THREADS": "1"}
-        made = images(tmp_path, environment=read)
-        with pytest.raises(
-            process_snapshot.SnapshotUnusableError,
-            match=r"OMP_NUM_THREADS: .* created with '1', this start has '2'",
-        ):
-            process_snapshot.check(made, replace(PLAN, env={"OMP_NUM_THREADS": "2"}))
-
-
-@pytest.mark.usefixtures("home")
 class TestThaw:
-    def test_thaw_reports_missing_criu(
-        self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-        bundle = frozen(store, tmp_path)
-        with pytest.raises(process_snapshot.SnapshotUnusableError, match="was not found") as refused:
-            thaw(bundle)
-        assert "build CRIU" in str(refused.value.hint)
-
-    def test_thaw_reports_a_missing_image(
-        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
-    ) -> None:
-        fake_criu(0)
-        with store.begin(key()) as draft:
-            bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
-        with pytest.raises(process_snapshot.SnapshotUnusableError, match="does not exist"):
-            thaw(bundle)
-
     def test_untrusted_image_is_not_restored(
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
     ) -> None:
@@ -146,15 +115,6 @@ class TestThaw:
         with pytest.raises(UntrustedError):
             thaw(bundle)
         assert not calls.exists()
-
-    def test_thaw_is_refused_when_the_check_fails(
-        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
-    ) -> None:
-        """The check runs in parallel with CRIU and ends it; CRIU may or may not have begun."""
-        fake_criu(0)
-        with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"kernel 3\.1"):
-            thaw(frozen(store, tmp_path, kernel="3.1"))
-        assert list(paths.runtime_dir().glob("thawed-*")) == []
 
     @pytest.mark.parametrize("odd", [None, b"{", b"{}", b"[]"])
     def test_thaw_refuses_an_image_without_a_record(
@@ -198,27 +158,6 @@ def test_a_dump_that_fails_leaves_no_template(
         process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
     pid = int(calls.read_text().split(" -t ")[1].split()[0])
     assert not Path(f"/proc/{pid}").exists()
-
-
-def test_freeze_records_the_dependencies(
-    home: Path,
-    tmp_path: Path,
-    fake_engine: FakeEngine,
-    fake_criu: Callable[[int], Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fake_engine("serves")
-    fake_criu(0)
-    monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
-    (tmp_path / "out").mkdir()
-    unshared = process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
-    assert unshared is not None and "reads all of its memory from the image" in unshared  # fake images
-    made = json.loads((tmp_path / "out" / process_snapshot.ABOUT).read_text())
-    assert made["criu"] == "9.8.7" and made["meeting"] == str(home)
-    listed = (tmp_path / "out" / fingerprint.LIST).read_text()
-    assert "python" in listed and "coldstart/launch/process_snapshot.py" in listed
-    assert not (home / fingerprint.MODULES).exists()
-    process_snapshot.check(tmp_path / "out", LaunchPlan([]))
 
 
 def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 from support.fake_nvml import GIB, Fake
 
 from coldstart.host.live.residence import GpuMemory
@@ -53,41 +52,8 @@ def test_instances_of_a_divided_device_are_asked(fake: Fake) -> None:
     assert GpuMemory().gpu_memory(OWN) == 3 * GIB
 
 
-def test_memory_that_the_driver_does_not_know_is_no_figure(fake: Fake) -> None:
-    fake.add()
-    fake.add()
-    fake.run(0, OWN, GIB)
-    fake.run(1, OWN, None)
-    assert nvml.process_memory() == {OWN: None} and GpuMemory().gpu_memory(OWN) is None
-
-
 def test_processes_of_another_pid_namespace_are_no_figure(fake: Fake) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     fake.run(0, FOREIGN, GIB)
     assert nvml.process_memory() == {} and GpuMemory().gpu_memory(OWN) is None
-
-
-@pytest.mark.parametrize("code", [2, 3, 4, 13, 15, 999])
-@pytest.mark.parametrize("name", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetHandleByIndex_v2"])
-def test_device_that_does_not_answer_is_no_figure(fake: Fake, name: str, code: int) -> None:
-    fake.add()
-    fake.add()
-    fake.run(0, OWN, GIB)
-    fake.fail(name, code, device=1)
-    assert GpuMemory().gpu_memory(OWN) is None
-
-
-@pytest.mark.parametrize("code", [9, 12, 999])
-def test_library_without_a_driver_is_no_figure(fake: Fake, code: int) -> None:
-    fake.add()
-    fake.run(0, OWN, GIB)
-    fake.fail("nvmlInitWithFlags", code)
-    assert GpuMemory().gpu_memory(OWN) is None
-
-
-def test_ended_process_is_reported(fake: Fake) -> None:
-    fake.add()
-    fake.run(0, OWN, GIB)
-    with pytest.raises(ProcessLookupError):
-        GpuMemory().gpu_memory(FOREIGN)

@@ -17,7 +17,6 @@ from support.fake_launcher import FakeLauncher
 from tools import bundles, tiny_models
 
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import NoBundleError
 from coldstart.models import keys, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths
@@ -79,48 +78,6 @@ def test_find_bundle_resolves_references(materialized: Materialized) -> None:
         )
         is not None
     )
-
-
-def test_a_model_is_looked_up_with_its_arguments(materialized: Materialized) -> None:
-    asked = replace(materialized.source, vllm_args=ARGS)
-    assert (
-        subject.find_bundle(materialized.store, str(materialized.directory), asked).digest
-        == materialized.bundle.digest
-    )
-    assert subject.find_bundle(materialized.store, "tiny-llama", asked).digest == materialized.bundle.digest
-    with pytest.raises(NoBundleError, match="--max-model-len: 512 in the bundle, 64 asked"):
-        subject.find_bundle(
-            materialized.store,
-            "tiny-llama",
-            replace(materialized.source, vllm_args=("--max-model-len", "64")),
-        )
-    with pytest.raises(NoBundleError):
-        subject.find_bundle(materialized.store, str(materialized.directory), materialized.source)
-
-
-def test_another_model_is_not_started(materialized: Materialized) -> None:
-    # Another model by its configuration: to build one takes seconds.
-    other = shutil.copytree(
-        materialized.directory, tiny_models.location("tiny-qwen2", materialized.source.cache.models)
-    )
-    config = other / "config.json"
-    config.write_text(config.read_text().replace("LlamaForCausalLM", "Qwen2ForCausalLM"))
-    lookup = subject.look_up_bundle(
-        materialized.bundle, "my-model", replace(materialized.source, model="tiny-qwen2")
-    )
-    (finding,) = explain(materialized.bundle, lookup)
-    assert (finding.code, finding.severity) == ("CS-NOT-SERVED", "error")
-    assert "model.architecture: wanted Qwen2ForCausalLM, found LlamaForCausalLM" in finding.message
-
-
-def test_replaced_version_is_not_started(materialized: Materialized, tmp_path: Path) -> None:
-    newer = publish(materialized.source.cache, tmp_path, materialized.bundle.key, blocks=8)
-    named = replace(materialized.source, model=str(materialized.directory))
-    lookup = subject.look_up_bundle(materialized.bundle, "my-model:v1", named)
-    (finding,) = explain(materialized.bundle, lookup, source=named)
-    assert newer.ref in finding.message
-    assert finding.hint == f"coldstart validate {newer.ref} --level load --model {materialized.directory}"
-    assert explain(newer, lookup) == []
 
 
 def test_untrusted_bundle_is_not_started(

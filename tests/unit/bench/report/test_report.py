@@ -1,16 +1,11 @@
 """Reports show the document's figures, escape all texts, and need no network."""
 
-import io
-import json
-import re
-from typing import Any, ClassVar
+from typing import Any
 
-import pytest
 from support import pages
 
-from coldstart.bench.report import html, markdown, rows, svg
+from coldstart.bench.report import html, markdown, rows
 from coldstart.bench.report.page import items, page
-from coldstart.bench.report.table import Table
 
 
 def test_page_is_self_contained_and_plots_have_axes_and_values(document: dict[str, Any]) -> None:
@@ -27,42 +22,6 @@ def test_page_is_self_contained_and_plots_have_axes_and_values(document: dict[st
     assert all(list(plot.iter("title")) for plot in found)
 
 
-@pytest.mark.parametrize(
-    ("far", "ticks"), [(2.0, ["0", "0.5", "1", "1.5", "2"]), (2000.0, ["1", "10", "100", "1000"])]
-)
-def test_values_far_apart_are_on_a_logarithmic_axis(far: float, ticks: list[str]) -> None:
-    entries = {
-        name: dict.fromkeys(("min", "median", "max"), value) for name, value in (("a", 1.0), ("b", far))
-    }
-    (found,) = pages.plots(svg.ranges(entries, "time", {}))
-    shown = [one.text for one in found.iter("text") if one.attrib["class"] == "x"]
-    assert shown == ticks
-
-
-def test_lines_begin_and_end_with_their_points() -> None:
-    (found,) = pages.plots(svg.lines({"a": [(0.0, 0.0), (10.0, 4.0)]}, "x", "y", step=True))
-    (path,) = found.iter("path")
-    assert re.fullmatch(r"M48.0 170.0H[\d.]+V[\d.]+", path.attrib["d"])
-
-
-def test_the_page_embeds_the_document(document: dict[str, Any]) -> None:
-    document["model"] = "</script><b>"
-    page = html.render(document)
-    (embedded,) = re.findall(r'id="bench">(.*?)</script>', page, flags=re.S)
-    assert json.loads(embedded) == document
-    assert "<b>" not in page
-
-
-def test_rows_contain_the_figures(document: dict[str, Any]) -> None:
-    table = [dict(zip(rows.HEADERS, row, strict=True)) for row in rows.rows(document)]
-    assert [row["mode"] for row in table] == ["vllm-warm", "fresh"]
-    assert table[1]["first token (s)"] == "6.00"
-    assert (table[1]["ratio"], table[1]["95 % interval"]) == ("5.0x", "5.0 to 5.0")
-    assert table[1]["% of floor"] == "84"  # 5 s of imports and 0.01 s of service, of 6 s
-    assert table[1]["latency ratio"] == "1.000 ok"
-    assert rows.unavailable(document) == ["snapshot could not run: no <CRIU> | here"]
-
-
 def test_markdown_keeps_its_table(document: dict[str, Any]) -> None:
     document["baseline"] = {
         "modes": {"fresh": {"verdict": "ok", "reason": None, "change_pct": 1.0, "ci95_pct": [-1, 2]}}
@@ -77,31 +36,7 @@ def test_markdown_keeps_its_table(document: dict[str, Any]) -> None:
     assert "- failed: fresh: a \\| b" in text
 
 
-def test_empty_plots_are_plots() -> None:
-    drawn = (
-        svg.ranges({}, "t", {}),
-        svg.timeline([]),
-        svg.lines({}, "x", "y"),
-        svg.lines({"a": []}, "x", "y"),
-    )
-    assert [len(pages.plots(one)) for one in drawn] == [1] * 4
-
-
 def test_a_page_escapes_its_texts() -> None:
     page_ = page("a <b>", items(["c"]))
     pages.check(page_)
     assert "a &lt;b&gt;" in page_
-
-
-class TestTable:
-    ROWS = ({"name": "a", "n": 1, "s": 0.5, "ok": True}, {"name": "b"})
-    TABLE: ClassVar = Table(("name", "n", "s", "ok"), lambda: TestTable.ROWS)
-
-    def test_csv_leaves_missing_values_empty(self) -> None:
-        self.TABLE.write_csv(out := io.StringIO())
-        assert out.getvalue() == "name,n,s,ok\na,1,0.5,True\nb,,,\n"
-        Table(("name",), list).write_csv(out := io.StringIO())
-        assert out.getvalue() == "name\n"
-
-    def test_texts_show_a_dash_for_missing_values(self) -> None:
-        assert list(self.TABLE.texts()) == [["a", "1", "0.5", "True"], ["b", "-", "-", "-"]]

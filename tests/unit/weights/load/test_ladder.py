@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,13 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from coldstart.contract.fallback import Fallback
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import ladder, tensors
 from coldstart.weights.load.ladder import NoLoaderLeftError, load_tensors
 from coldstart.weights.load.report import LoadReport
-from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
-from coldstart.weights.load.tensors import Tensor, UnreadableWeightsError
+from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource
+from coldstart.weights.load.tensors import UnreadableWeightsError
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailedError, PrefetchLostError
 
 
@@ -60,10 +58,6 @@ def _files(path: Path) -> ladder.Rung:
     return "files", lambda left: FileSource({path.name: path}, left)
 
 
-def _refused(left: Sequence[Tensor]) -> TensorSource:
-    raise SourceLostError("no room")
-
-
 def _climb(path: Path, *rungs: ladder.Rung) -> tuple[dict[str, bytes], LoadReport]:
     wanted, report = tensors.list_tensors(weights.plan(path.parent)), LoadReport()
     found = [(tensor.name, bytes(view)) for tensor, view in load_tensors(wanted, rungs, report)]
@@ -87,17 +81,6 @@ def test_files_continue_where_the_prefetcher_stopped(path: Path, at: int, error:
     assert found == _true(path)
     assert attached.closed and report.way == "files" and report.tensors == 7
     assert [step.reason for step in report.fallbacks] == [f"prefetcher, after {at} of 7 tensors: {error}"]
-
-
-def test_no_fallback_while_the_prefetcher_delivers(path: Path) -> None:
-    found, report = _climb(path, _region(FakeAttached(path, 99, PrefetchError())), _files(path))
-    assert found == _true(path) and report.way == "prefetcher" and report.fallbacks == []
-    assert report.fetch == {"fetched_bytes": 9}
-
-
-def test_a_refusal_is_named(path: Path) -> None:
-    found, report = _climb(path, ("prefetcher", _refused), _files(path))
-    assert found == _true(path) and report.fallbacks == [Fallback("load", "prefetcher: no room")]
 
 
 def test_load_fails_with_the_reasons_without_any_source(path: Path) -> None:
@@ -142,23 +125,6 @@ def test_load_leaves_no_descriptor_and_no_thread(path: Path, take: int) -> None:
     del view, climbing
     # Threads and connections of earlier tests may end during this test.
     assert all(now <= then for now, then in zip(_leaks(path), before, strict=True))
-
-
-def test_a_view_outlives_its_source(path: Path) -> None:
-    wanted = tensors.list_tensors(weights.plan(path.parent))
-    source = FileSource({path.name: path}, wanted)
-    view = source.get_bytes(wanted[0])
-    source.close()
-    assert hashlib.sha256(view).hexdigest() == wanted[0].digest.removeprefix("sha256:")
-
-
-def test_order_is_that_of_shards_by_number_and_of_bytes() -> None:
-    entry = {"dtype": "F32", "shape": [1], "size": 4}
-    files = [
-        {"name": f"m-{n}.safetensors", "size": 4, "tensors": [entry | {"name": f"{n}", "offset": 0}]}
-        for n in (10, 9, 1)
-    ]
-    assert [tensor.name for tensor in tensors.list_tensors({"chunk": 1, "files": files})] == ["1", "9", "10"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from support.range_server import RangeServer
 
 from coldstart.contract.weights import PacedFetch
 from coldstart.weights.prefetch import client
-from coldstart.weights.prefetch.paces import BURST_S, KEPT, Paces, TokenBucket
+from coldstart.weights.prefetch.paces import BURST_S, TokenBucket
 
 
 def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None:
@@ -33,26 +33,6 @@ def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None
             if chance.random() < 0.2:
                 rate = chance.choice([20.0, 100.0, 900.0])
                 bucket.change(rate, now)
-
-
-def test_debt_is_paid_at_the_new_rate() -> None:
-    bucket = TokenBucket(100.0)
-    bucket.take(100, 0.0)
-    bucket.change(10.0, 0.5)
-    assert bucket.wait_s(0.5) == pytest.approx(5.0)
-    bucket.change(None, 0.5)
-    assert bucket.wait_s(0.5) == 0
-    bucket.take(10**9, 0.5)
-    assert bucket.wait_s(0.5) == 0
-
-
-def test_pace_is_remembered_until_many_others_arrive() -> None:
-    paces = Paces()
-    first = paces.get_or_add("first", 5.0)
-    assert paces.get_or_add("first", 7.0) is first and first.document()["rate"] == 5.0
-    for number in range(KEPT):
-        paces.get_or_add(str(number), None)
-    assert paces.find("first") is None and paces.find("0") is not None
 
 
 def test_prefetcher_follows_a_changed_rate(weights: Weights, server: RangeServer, runtime: Path) -> None:
@@ -103,12 +83,6 @@ def test_a_slow_pace_takes_no_stream_from_another_fetch(
         assert second.stats()["ready_bytes"] < second.stats()["wanted_bytes"]
         said = client.set_pace(PacedFetch("quick"), directory=runtime)
         assert said is not None and said["ended"] and not said["limited"]
-
-
-def test_unknown_fetch_has_no_pace(weights: Weights, runtime: Path) -> None:
-    with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
-        attached.complete()
-        assert client.set_pace(PacedFetch("nobody", 1.0), directory=runtime) is None
 
 
 @pytest.mark.parametrize("rate", [0, -1, "fast", True])
