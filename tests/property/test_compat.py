@@ -7,6 +7,7 @@ import pytest
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import SCHEDULER_CLS, limits
+from coldstart.vllm.scheduling.counters import Counters, Exporter
 
 
 def config(stages: int = 1, **changes: object) -> SimpleNamespace:
@@ -49,3 +50,7 @@ def test_settings_survive_the_command_line() -> None:
     assert settings.iteration_profile().shortest_s == 0.1
     assert SchedulerSettings.read({}) == SchedulerSettings()
     assert SCHEDULER_CLS.endswith("PolicyScheduler")
+
+
+def test_exporter_publishes_nothing_without_a_directory() -> None:
+    Exporter({}).publish(Counters(), [1, 2])

@@ -43,6 +43,11 @@ def test_deadline_lets_a_short_prompt_pass_a_long_one_but_not_for_ever() -> None
     assert deadline[2].ttft_s < fcfs[2].ttft_s  # type: ignore[operator]
 
 
+def test_a_request_that_never_fits_is_refused() -> None:
+    with pytest.raises(ValueError, match="more KV blocks"):
+        simulate([TraceRequest(0.0, 1000, 1)], device_blocks=10)
+
+
 def test_equal_hash_ids_share_their_prefix() -> None:
     shared = [TraceRequest(float(number), 1024, 1, None, (3, 4)) for number in range(2)]
     first, second = simulate(shared).records

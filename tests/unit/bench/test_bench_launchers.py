@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.bench import run_order
+from coldstart.bench import floor, run_order
+from coldstart.errors import CommandFailedError, NoBundleError
 from coldstart.validate import launchers
 from coldstart.validate.launch import RunFiles
 from coldstart.validate.launchers import Subject
@@ -35,6 +36,12 @@ def test_warm_starts_and_the_first_cold_one_share_their_caches(tmp_path: Path) -
         for number, one in enumerate((cold, cold, warm))
     )
     assert shared == first != second
+
+
+def test_the_fork_floor_grows_with_memory() -> None:
+    summary = floor.fork_s(4 << 20)
+    assert summary["n"] == floor.FORKS
+    assert 0 < summary["min"] <= summary["median"]
 
 
 CONSOLE = """
@@ -66,3 +73,19 @@ def test_a_template_is_started_and_stopped_once(tmp_path: Path, calls: Callable[
         ["template", "start", "tiny-llama", "--level", "runtime", "--", "--max-model-len", "256"],
         ["template", "stop", "--level", "runtime"],
     ]
+
+
+@pytest.mark.parametrize(("status", "error"), [("1", CommandFailedError), ("3", NoBundleError)])
+def test_a_template_that_does_not_come_up(
+    tmp_path: Path,
+    calls: Callable[[], list[list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    error: type[Exception],
+) -> None:
+    monkeypatch.setenv("FAKE_STATUS", status)
+    (template,) = launchers.create_launchers(SUBJECT, [run_order.TEMPLATE_ENGINE], tmp_path)
+    with pytest.raises(error, match=f"ended with status {status}"):
+        template.prepare()
+    template.close()
+    assert len(calls()) == 1

@@ -43,6 +43,14 @@ def test_a_server_that_never_answers_times_out(fake: Fake, settings: RunSettings
     assert list_children() <= before
 
 
+def test_readiness_must_be_reported(
+    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "READY_PATIENCE_S", 0.2)
+    with pytest.raises(CommandFailedError, match="unproven"):
+        measure.run(fake("fresh", "unready"), tmp_path / "r", settings, 0)
+
+
 def test_a_server_that_ignores_the_request_to_stop_is_killed(
     fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,11 @@ def test_a_slow_path_fails_with_its_reason(fake: Fake, settings: RunSettings, tm
     assert document["modes"]["fresh"]["fallbacks"] == ["compile: another ISA"]
 
 
+def test_bench_fails_when_no_mode_could_run(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
+    document, _ = bench([fake("snapshot", "unavailable")], settings, tmp_path)
+    assert document["failures"] == ["no mode could run"]
+
+
 def test_no_bundle_ends_the_bench(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     launcher = fake("fresh", "no-bundle")
     with pytest.raises(NoBundleError) as caught:

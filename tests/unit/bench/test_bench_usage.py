@@ -58,6 +58,12 @@ def test_a_daemon_stays_in_the_tree(tmp_path: Path) -> None:
             time.sleep(0.01)
 
 
+def test_exited_process_has_no_memory() -> None:
+    process = start("pass")
+    process.communicate()
+    assert processes.pss_bytes([process.pid]) == processes.rss_bytes(process.pid) == 0
+
+
 def test_a_served_process_outside_our_tree_counts_with_its_parents_share() -> None:
     def make(pid: int, parent: int, own: float) -> process_tree.ProcessSample:
         return process_tree.ProcessSample(pid, parent, started=pid, own_s=own, reaped_s=0.0)

@@ -73,6 +73,13 @@ def bench(memory: Any, areas: list[tuple[int, int, int]]) -> ReplayHarness:
     return ReplayHarness(memory, memory, {"a": Captured(0, 1), "b": Captured(0, 2)}, areas, Zeros())
 
 
+@pytest.mark.parametrize("faults", [False, True])
+def test_single_blocks_are_found_among_millions(faults: bool) -> None:
+    memory = Memory([{3}, {2_000_001}], faults)
+    assert find_needed_blocks(bench(memory, [(BASE, SIZE, 0)]), []) == [(3, 4), (2_000_001, 2_000_002)]
+    assert memory.trials < 200
+
+
 def test_the_budget_ends_the_search_and_undecided_blocks_are_stored() -> None:
     memory = Memory([{3}, {2_000_001}, {777}])
     short = bench(memory, [(BASE, SIZE, 0)])

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from support.graphs_tools import SMALL, outputs
 
+from coldstart.graphs import gate
 from coldstart.graphs.api import DriverApi
 from coldstart.graphs.errors import DriverError, GraphRefusedError
+from coldstart.graphs.online import Online
 from coldstart.graphs.restore import Restorer
 from tests.support.graphs.model import SimModel
 
@@ -88,6 +90,19 @@ def test_a_background_failure_is_recorded_and_the_graph_is_captured_when_asked(
         restorer.wait()
     assert set(restorer.fallbacks) == {"decode:8", "decode:64"}
     assert restorer.graph("decode:8").restored
+
+
+def test_a_failed_link_gives_its_memory_back(bundle_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SimModel(SMALL, 33)
+    before = len(model.driver.memory._bases)
+
+    def broken(address: int, data: bytes) -> None:
+        raise DriverError("cuMemcpyHtoD", "injected")
+
+    monkeypatch.setattr(model.driver, "write", broken)
+    online = Online(Restorer(bundle_directory, model.driver, model), gate.read_proof(bundle_directory), None)
+    assert not online.begin() and "injected" in online.fallbacks["*"]
+    assert len(model.driver.memory._bases) == before and not model.reserved
 
 
 def test_the_background_thread_adopts_the_context(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coldstart.graphs.inputs import InputLog, Inputs, StoredInputs, finder
+from coldstart.graphs.inputs import FINITE, WINDOW, InputLog, Inputs, StoredInputs, View, finder
 from coldstart.graphs.tables import SymbolRegion
 
 LAYERS = 33
@@ -32,6 +32,24 @@ class Writes:
         self.synchronized = dict(self.held)
 
 
+def _prepared(seed: int, times: int = 1) -> dict[int, bytes]:
+    driver: Any = Writes()
+    inputs = Inputs({"static:ids": (4, 50)}, [r.symbol for r in REGIONS[:-1]], {"k": {}}, {})
+    work = StoredInputs(driver, inputs, lambda digest: b"", finder(lambda: REGIONS), None, None)
+    for _ in range(times):
+        work.prepare("k", seed)
+    held: dict[int, bytes] = driver.held
+    return held
+
+
+def test_windows_differ_from_each_other_and_by_the_seed() -> None:
+    one, other = _prepared(1), _prepared(2)
+    windows = [data for data in one.values() if len(data) == WINDOW]
+    assert len(windows) == 2 * LAYERS == len(set(windows))
+    assert one == _prepared(1) and not set(windows) & set(other.values())
+    assert set(windows[0]) <= set(FINITE.tolist())
+
+
 def test_all_copies_have_ended_before_a_graph_runs_on_another_stream() -> None:
     driver: Any = Writes()
     inputs = Inputs(static={"k": {}}, kv=[REGIONS[0].symbol])
@@ -46,3 +64,15 @@ def test_inputs_are_read_after_the_engine_has_written_them() -> None:
     log = InputLog(driver)
     log.remember("k", [SymbolRegion("static:ids", 3, 1 << 20)])
     assert list(log.held.values()) == [b"new"]
+
+
+def test_prepare_overwrites_the_outputs_of_an_earlier_replay() -> None:
+    """The captured and the restored graph may share an output: one that writes nothing must not pass."""
+    driver: Any = Writes()
+    out = SymbolRegion("static:out", 256, 1 << 21)
+    view = View(finder(lambda: [out]))
+    inputs = Inputs(static={"k": {}}, outputs={"k": [("static:out", 0, 64), ("static:out", 64, 0)]})
+    work = StoredInputs(driver, inputs, lambda digest: b"", finder(lambda: [out]), view, view)
+    driver.write(out.base, earlier := bytes(64))
+    work.prepare("k", 1)
+    assert work.observe("k") == work.observe("k", restored=True) != earlier

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.graphs_tools import offline
+from support.graphs_tools import bundle, offline
 
 from benchmarks.gpu.compare import compare
+from coldstart.graphs import overview as inspection
 from coldstart.graphs.combine import combine
 from coldstart.graphs.errors import AlteredTableError
 from coldstart.graphs.snapshot import load_snapshot
@@ -39,6 +40,17 @@ def test_graphs_of_one_process_only_are_refused() -> None:
     tables = combine(a, kept).tables
     assert sorted(tables.keys) == ["decode:256", "decode:8"]
     assert "one process only" in tables.refused["decode:1"]
+
+
+def test_inspection_and_difference(bundle_directory: Path, tmp_path: Path) -> None:
+    seen = inspection.summary(bundle_directory)
+    assert seen["graphs"] == 4 and seen["proof"]["graphs"] == 4 and seen["edges_with_data"] > 0
+    assert set(seen["relocations_by_region"]) == {"alloc", "kv", "lib", "param", "pool", "static"}
+    assert sum(seen["relocations_by_region"].values()) == seen["relocations"]
+    assert seen["nodes_by_kind"]["memset"] == seen["nodes_by_kind"]["memcpy"] == 4
+    bundle(tmp_path / "other", seeds=(2, 6, 1, 5))
+    same = inspection.diff(bundle_directory, tmp_path / "other")
+    assert same["graphs_changed"] == {} and same["kernels_only"] == [[], []]
 
 
 def test_a_refusal_names_kernel_byte_addresses_and_memory() -> None:

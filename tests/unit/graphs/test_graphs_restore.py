@@ -82,6 +82,15 @@ def test_a_graph_without_its_kernel_is_captured_and_the_others_are_restored(
     assert restorer.graph("decode:256").restored
 
 
+def test_another_region_size_means_capture(bundle_directory: Path) -> None:
+    model, restorer = _restorer(bundle_directory)
+    region = model.named["kv:0"]
+    model.named["kv:0"] = type(region)(region.symbol, region.size // 2, region.base)
+    assert not restorer.link()
+    assert "kv:0" in restorer.fallbacks["*"]
+    assert not restorer.graph("decode:1").restored
+
+
 def test_neither_restored_nor_captured_is_a_clear_refusal(
     bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

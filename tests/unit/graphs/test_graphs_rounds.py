@@ -80,6 +80,11 @@ def test_the_proof_decides_about_regions_that_touch_everywhere_else(tmp_path: Pa
     assert proof.settled and set(proof.settled) <= set(range(len(assumed)))
 
 
+def test_engine_without_output_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(GraphRefusedError, match="captured no graph, or did not load the plug-in"):
+        offline.make(tmp_path, lambda name, task: None)
+
+
 def test_layouts_in_which_every_graph_conflicts_are_no_bundle(
     created_rounds: tuple[Path, Launches], tmp_path: Path
 ) -> None:
@@ -95,6 +100,15 @@ def test_layouts_in_which_every_graph_conflicts_are_no_bundle(
     with pytest.raises(
         GraphRefusedError, match=rf"relocated: \S+ and {len(KEYS) - 1} more: a word points elsewhere$"
     ):
+        offline.make(tmp_path, launch)
+
+
+def test_reason_contains_the_error_of_the_process(tmp_path: Path) -> None:
+    def launch(name: str, task: EngineTask) -> None:
+        assert task.record is not None
+        rounds.fail(task.record, "graphs of several ranks hold collectives")
+
+    with pytest.raises(GraphRefusedError, match="several ranks"):
         offline.make(tmp_path, launch)
 
 

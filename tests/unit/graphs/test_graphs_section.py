@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from support.graphs_processes import KEYS, Launches, engine
 from tools.bundles import key, provenance
 
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.fallback import encode
 from coldstart.contract.graphs import CANARY, EngineTask
 from coldstart.errors import CommandFailedError
 from coldstart.launch import prepare
@@ -30,6 +32,7 @@ from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.validate.checks import Level
 from coldstart.validate.graphs import check_graphs
+from coldstart.vllm.engine.readiness import graph_fallbacks
 from coldstart.vllm.graphs import kv_plan
 
 PLAN = {
@@ -95,13 +98,48 @@ def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     assert "--kv-cache-memory-bytes" not in plan.vllm_args
 
 
+@pytest.mark.parametrize(
+    "plans", [None, [], [{"rank": 0}], [PLAN | {"kv_cache_memory_bytes": "700"}], [PLAN, PLAN]]
+)
+def test_invalid_plan_is_reported(
+    place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, plans: object
+) -> None:
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
+    made = prepared(publish(place, rounds_bundle, plans=plans), place)
+    assert made.engine.kv_plan is None and "kv" in [f.stage for f in made.fallbacks]
+
+
 # --- materialize ---
+
+
+def test_cpu_engine_has_no_graphs(tmp_path: Path) -> None:
+    def never(name: str, task: EngineTask) -> None:
+        raise AssertionError("an engine was started")
+
+    reason = graphs.make(tmp_path / "out", tmp_path / "work", never, Arguments())
+    assert "runs on the CPU" in str(reason) and not (tmp_path / "out").exists()
 
 
 def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     reason = graphs.make(tmp_path / "out", tmp_path / "work", Launches(), Arguments())
     assert reason is None and (tmp_path / "out" / "proof.json").exists()
+
+
+def test_failed_engine_only_omits_the_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
+
+    def fail(name: str, task: EngineTask) -> None:
+        raise CommandFailedError("the engine ended with exit code 1")
+
+    reason = graphs.make(tmp_path / "out", tmp_path / "work", fail, Arguments())
+    assert "exit code 1" in str(reason) and not (tmp_path / "out").exists()
+
+
+def test_recording_engines_have_one_kv_size() -> None:
+    assert graphs.kv_args({"bytes": 7}, Arguments()) == ["--kv-cache-memory-bytes", "7"]
+    assert graphs.kv_args({"bytes": 7, "plans": [PLAN]}, Arguments()) == ["--kv-cache-memory-bytes", "700"]
+    assert graphs.kv_args({"bytes": 7}, Arguments(["--kv-cache-memory-bytes", "9"])) == []
 
 
 def test_a_proof_start_without_its_graphs_is_not_published() -> None:
@@ -117,6 +155,29 @@ def test_a_proof_start_without_its_graphs_is_not_published() -> None:
 
 
 # --- the server's report ---
+
+
+class _Engine:
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def collective_rpc(self, method: str) -> Any:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return [self._answer]
+
+
+def _report(answer: Any) -> list[dict[str, str]]:
+    return encode(asyncio.run(graph_fallbacks(_Engine(answer))))
+
+
+def test_each_captured_graph_is_named() -> None:
+    assert _report({}) == []
+    assert _report({"decode:8": "no memory", "*": "x"}) == [
+        {"section": "graphs", "reason": "decode:8: no memory"}, {"section": "graphs", "reason": "all: x"}
+    ]  # fmt: skip
+    (one,) = _report(AttributeError("coldstart_graphs_report"))
+    assert "plug-in did not load" in one["reason"]
 
 
 # --- validate ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -89,6 +90,18 @@ def test_tables_sealed_with_bad_indices_are_refused(
     setattr(tables, table, rows)
     with pytest.raises(AlteredTableError):
         check(tables)
+
+
+@pytest.mark.parametrize("version", [1, 99])
+def test_another_format_names_both_versions(version: int, bundle_directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle_directory, tmp_path / "b")
+    manifest = table_files.read_manifest(tmp_path / "b")
+    manifest.pop("seal")
+    manifest["format"] = version
+    manifest["seal"] = table_files.sha256(table_files.canonical(manifest))
+    (tmp_path / "b" / table_files.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(AlteredTableError, match=f"has format {version}, but this version reads format 2"):
+        table_files.load(tmp_path / "b")
 
 
 def test_an_altered_binary_is_refused(bundle_directory: Path, tmp_path: Path) -> None:

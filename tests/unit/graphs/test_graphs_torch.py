@@ -7,16 +7,48 @@ from typing import Any
 
 import pytest
 
-from coldstart.graphs.api import Captured
+from coldstart.graphs.api import AllocationEvent, Captured
 from coldstart.graphs.capture import read_graphs
 from coldstart.graphs.errors import GraphRefusedError
 from coldstart.graphs.torch_framework import (
     TorchFramework,
     module_tensors,
+    pool_segments,
     tensor_regions,
+    trace_events,
 )
 
 POOL = (0, 7)
+SNAPSHOT = {
+    "segments": [
+        {"address": 0x1000, "total_size": 512, "segment_pool_id": (0, 7)},
+        {"address": 0x3000, "total_size": 512, "segment_pool_id": (0, 7)},
+        {"address": 0x5000, "total_size": 512, "segment_pool_id": (0, 0)},
+    ],
+    "device_traces": [
+        [
+            {"action": "segment_alloc", "addr": 0x3000, "size": 512},
+            {"action": "alloc", "addr": 0x3000, "size": 64},
+            {"action": "segment_alloc", "addr": 0x1000, "size": 512},
+            {"action": "free_requested", "addr": 0x3000, "size": 64},
+            {"action": "free_completed", "addr": 0x3000, "size": 64},
+        ]
+    ],
+}
+
+
+def test_segments_of_one_pool_in_order_of_allocation() -> None:
+    assert [(r.symbol, r.base) for r in pool_segments(SNAPSHOT, POOL)] == [
+        ("pool:0", 0x3000),
+        ("pool:1", 0x1000),
+    ]
+
+
+def test_trace_events() -> None:
+    assert trace_events(SNAPSHOT) == [
+        AllocationEvent("alloc", 0x3000, 64),
+        AllocationEvent("free", 0x3000, 64),
+    ]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 from coldstart.artifacts.key import Key
 
 from coldstart.contract.arguments import Arguments
+from coldstart.errors import ColdstartError
 from coldstart.models import keys, resolution
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
@@ -97,3 +98,10 @@ def test_a_gpu_engines_key_is_of_the_drivers_branch_and_of_no_processor(
 
     cpu = hardware.cpu()
     assert key("580.159.03", "avx2") == key("580.159.04", "avx512f") != key("610.1", "avx2")
+
+
+def test_without_vllm_there_is_no_key(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: None)
+    with pytest.raises(ColdstartError, match="not installed") as caught:
+        keys.compose(model, Arguments())
+    assert "coldstart install" in str(caught.value.hint)

@@ -37,10 +37,22 @@ def test_engine_settings_are_in_the_key(name: str) -> None:
     assert engine_fields({name: 7}) == {name: 7}
 
 
+def test_nested_settings_become_dotted_fields_whatever_their_order() -> None:
+    left = engine_fields({"compilation_config": {"mode": 3, "sizes": [1, 2], "inner": {"b": 1, "a": 2}}})
+    right = engine_fields({"compilation_config": {"inner": {"a": 2, "b": 1}, "sizes": [1, 2], "mode": 3}})
+    assert left == right
+    assert left["compilation_config.inner.a"] == 2
+    assert left["compilation_config.sizes"] == "[1,2]"
+
+
 def test_paths_in_nested_settings_are_dropped() -> None:
     assert engine_fields({"compilation_config": {"cache_dir": "x", "mode": 3}}) == {
         "compilation_config.mode": 3
     }
+
+
+def test_names_that_are_not_valid_fields_stay_one_field() -> None:
+    assert engine_fields({"hf_overrides": {"a/b": 1}}) == {"hf_overrides": '{"a/b":1}'}
 
 
 def test_a_file_counts_by_content(tmp_path: Path) -> None:
@@ -51,3 +63,12 @@ def test_a_file_counts_by_content(tmp_path: Path) -> None:
     assert first == engine_fields({"hf_config_path": str(there)})
     there.write_text("other")
     assert first != engine_fields({"hf_config_path": str(there)})
+
+
+def test_odd_names_and_long_values_still_count() -> None:
+    odd = engine_fields({"a+b": 1})
+    assert odd == {"odd": '{"a+b":1}'}
+    short, long = ("x" * size for size in (10, 100_000))
+    assert engine_fields({"flag": short}) == {"flag": short}
+    assert len(str(engine_fields({"flag": long})["flag"])) < 100
+    assert engine_fields({"flag": long}) != engine_fields({"flag": long + "x"})

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -40,3 +41,33 @@ def test_a_slow_server_does_not_slow_the_client() -> None:
         result = replay(trace(8, 0.01), [target(server.port)], ReplaySettings(), no_signals)
     first_end = min(record.finished_s or 0 for record in result.records)
     assert all((record.sent_s or 0) < first_end for record in result.records)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [("error", "429"), ("cut", "the connection was lost"), ("hang", "did not end within 0.3 s")],
+)
+def test_a_failing_request_is_recorded_not_raised(mode: str, words: str) -> None:
+    with running(FakeServer(mode)) as server:
+        result = replay(trace(2), [target(server.port)], ReplaySettings(timeout_s=0.3), no_signals)
+    assert all(record.error and words in record.error and not record.ok for record in result.records)
+
+
+def test_an_interrupt_keeps_what_was_measured() -> None:
+    def soon(stop: Callable[[], None]) -> None:
+        after = stop if server.answered > 2 else lambda: soon(stop)
+        asyncio.get_running_loop().call_later(0.25, after)
+
+    with running(FakeServer()) as server:
+        result = replay(trace(10_000, 0.02), [target(server.port)], ReplaySettings(), soon)
+    assert result.ended == "interrupted"
+    assert 0 < sum(record.ok for record in result.records) <= len(result.records) < 10_000
+
+
+@pytest.mark.parametrize("balance", ["round-robin", "least-outstanding", "random"])
+def test_several_servers_share_the_requests(balance: str) -> None:
+    with running(FakeServer(gap_s=0.01)) as one, running(FakeServer(gap_s=0.01)) as two:
+        targets = [target(one.port), target(two.port)]
+        replay(trace(12), targets, ReplaySettings(balance=balance), no_signals)
+        assert len(one.bodies) + len(two.bodies) == 12
+        assert one.bodies and two.bodies

@@ -5,6 +5,7 @@ import pytest
 from coldstart.lab.page import measure_load
 from coldstart.lab.records import (
     RequestRecord,
+    compare,
     format_text,
     parse_slo,
     summarize,
@@ -39,6 +40,22 @@ def test_failures_count_as_misses_and_not_as_latencies() -> None:
     assert found["goodput_per_s"] == pytest.approx(0.1)
     assert found["ttft_s"]["mean"] == 4.5  # type: ignore[index]
     json.dumps(found)
+
+
+@pytest.mark.parametrize("bad", ["ttft", "speed=1", "tpot=-1", "ttft=fast"])
+def test_a_bad_slo_is_refused(bad: str) -> None:
+    with pytest.raises(ValueError):
+        parse_slo(bad)
+
+
+def test_a_comparison_says_how_many_times_better() -> None:
+    slow = summarize(tabulate([record(0, 3.0, 9.0, 5)]), {}, 10.0)
+    fast = summarize(tabulate([record(0, 2.0, 5.0, 5)]), {}, 5.0)
+    ratios = compare(fast, slow)
+    assert ratios["ttft_s.mean"] == 2.0 and ratios["latency_s.p95"] == 2.0 and ratios["requests_per_s"] == 2.0
+    assert "ttft_s.mean" in format_text(fast, ratios)
+    with pytest.raises(ValueError, match="trace-replay"):
+        compare(fast, {"what": 1})
 
 
 def test_the_load_over_time_adds_up() -> None:

@@ -42,6 +42,12 @@ def test_a_plain_csv_is_read_by_column_mapping(tmp_path: Path) -> None:
     ]
 
 
+def test_malformed_rows_are_refused_on_demand(tmp_path: Path) -> None:
+    path = write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,7,3\nnoon,7,3\n")
+    with pytest.raises(TraceError, match="line 3: time 'noon'"):
+        list(read_trace(path, "azure-llm", strict=True))
+
+
 @pytest.mark.parametrize("row", ["1,2", "1,2,x", "1,,3", "nan,2,3", "1,2.5,3", "1,-2,3"])
 def test_bad_cells_never_become_requests(row: str, tmp_path: Path) -> None:
     report = TraceReport()

@@ -26,6 +26,10 @@ def test_choose_address(host: str | None, port: int | None, given: list[str], li
     assert listening.choose_address(host, port, Arguments(given)) == listen
 
 
+def test_choose_address_leaves_port_0_when_the_host_is_not_of_this_machine() -> None:
+    assert listening.choose_address("192.0.2.77", 0, Arguments([])) == ["--host", "192.0.2.77", "--port", "0"]
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
 def test_require_free_port_refuses_one_in_use(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

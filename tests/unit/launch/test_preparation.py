@@ -95,6 +95,17 @@ def test_an_unusable_template_is_replaced(
     assert second.pid != first.pid
 
 
+def test_the_template_of_another_model_with_this_key_is_retained(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine
+) -> None:
+    fake_engine("serves")
+    other = template_pool.start("engine", plan, "other", 20)
+    prepared = prepare(lookup, plan)
+    assert prepared.mode == "template-runtime"
+    assert prepared.failures[0].reason == "a template of other runs, which has the same key as tiny"
+    assert template_pool.find("engine", plan.key) == other
+
+
 def test_the_runtime_is_frozen_where_no_template_starts(
     lookup: Lookup, plan: LaunchPlan, no_template: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

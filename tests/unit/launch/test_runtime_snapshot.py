@@ -12,6 +12,7 @@ from support.engines import FakeThawed
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import CommandFailedError
 from coldstart.launch import (
     ladder,
     preparation,
@@ -65,6 +66,18 @@ def test_find_frozen_runtime_returns_only_an_image_that_can_be_thawed(
     assert preparation.find_frozen_runtime(cache) == image
     monkeypatch.setattr(runtime_image, "obstacle", lambda image: "another kernel")
     assert preparation.find_frozen_runtime(cache) is None
+
+
+def test_freeze_reports_a_full_disk_and_leaves_no_file(
+    frozen_plans: list[LaunchPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(process_snapshot, "freeze", full)
+    with pytest.raises(CommandFailedError, match="No space left on device"):
+        runtime_snapshot.freeze(Cache.at(), 9)
+    assert [path.name for path in Cache.at().runtimes.iterdir()] == [".lock"]
 
 
 # The ladder.

@@ -26,7 +26,7 @@ from coldstart.launch import (
 from coldstart.launch.request import ServeRequest
 from coldstart.models.inspection import Lookup
 from coldstart.system.ipc import json_lines, peers
-from coldstart.system.snapshot import runtime_image
+from coldstart.system.snapshot import criu, runtime_image
 
 FakeEngine = Callable[[str], None]
 CANARY = {"prompt": [5], "tokens": [1]}
@@ -124,6 +124,16 @@ def test_start_is_fresh_with_a_reason_when_the_requested_mode_is_unavailable(
     assert one.document()["absent"] == []
 
 
+@pytest.mark.parametrize("mode", ["auto", "template-runtime"])
+def test_start_falls_back_when_the_socket_directory_is_full(
+    started: Started, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(template_pool, "_root", lambda _: Path("/proc/none/templates").mkdir())
+    one = started(mode)
+    assert one.mode == "fresh"
+    assert "No such file or directory: '/proc/none/templates'" in one.account.fallbacks[-1].reason
+
+
 def test_auto_names_a_template_that_died(started: Started, template: Template) -> None:
     warm = template("engine")
     assert warm.pid is not None
@@ -201,6 +211,20 @@ def test_an_interrupted_start_ends_its_server(
     with pytest.raises(KeyboardInterrupt):
         ladder.start(ServeRequest(lookup), PLAN)
     assert caught[0].poll() == 143
+
+
+def test_start_without_the_requested_snapshot_reports_missing_criu_first(
+    started: Started, lookup: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`coldstart materialize --snapshot` would fail without CRIU."""
+    monkeypatch.setenv(str(criu.VARIABLE), "/nonexistent/criu")
+    fallback = started("snapshot").account.fallbacks[0]
+    assert (
+        fallback.stage == "snapshot" and "CRIU cannot run: /nonexistent/criu was not found" in fallback.reason
+    )
+    assert "build CRIU" in str(fallback.hint)
+    _, skipped = ladder.find_mode(ServeRequest(lookup, mode="snapshot"), PLAN)
+    assert skipped[0] == fallback
 
 
 def test_auto_names_a_snapshot_that_does_not_fit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,22 @@ def test_a_gpu_loads_with_instanttensor_where_vllm_can(
     assert fetch.loading(NONE, model) == []  # the fixture's file is not in the safetensors format
 
 
+@pytest.mark.parametrize("sections", [{}, {"weights": []}, {"weights": {"files": 1}}, {"weights": {}}])
+def test_bundle_without_a_weights_plan_is_refused_with_a_hint(
+    publish: Publish, model: ResolvedModel, sections: dict[str, Any]
+) -> None:
+    bundle = publish(**sections)
+    with pytest.raises(CommandFailedError, match="has no usable weights plan") as caught:
+        fetch.choose(Lookup(model, NONE, Cache.at(), bundle.key, bundle), SOURCE)
+    assert "materialize MODEL --only weights" in str(caught.value.hint)
+
+
+def test_other_formats_than_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailedError, match=r"model\.safetensors has no safetensors tensors") as caught:
+        requested(SOURCE, planned([]), tmp_path)
+    assert caught.value.hint == "omit --weights-from" and list(tmp_path.iterdir()) == []
+
+
 def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:
     return Lookup(model, NONE, Cache.at(), key(seed=1), None, nearest, mismatches)
 
@@ -188,6 +205,13 @@ def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_
     with fetch.start_early(streaming, LLAMA) as ahead:
         ahead.started()
     assert prefetcher.closed == 2
+
+
+def test_server_starts_without_a_prefetcher(streaming: LaunchPlan, use: Use) -> None:
+    prefetcher, entered = use(refuses=True), []
+    with fetch.start_early(streaming, LLAMA):
+        entered.append(1)
+    assert entered == [1] and prefetcher.closed == 0
 
 
 @pytest.mark.parametrize(
@@ -321,3 +345,12 @@ def test_a_source_without_the_files_of_the_bundle_is_refused(
     plan, source = sharded
     with pytest.raises(CommandFailedError, match=r"model-00001-of-00002.safetensors does not exist"):
         _fit(source.parent / "no-such", plan, _model(home), home)
+
+
+def test_a_source_of_which_only_the_state_changed_is_used(local: Path, home: Path) -> None:
+    plan = weights.plan(local, Cache(home).weights)
+    file = local / "model.safetensors"
+    file.chmod(0o640)
+    os.utime(file, (1, 1))
+    found = _fit(local, plan, _model(local), home)
+    assert found.fallbacks == [] and found.request is not None and found.request.read() == plan

@@ -40,6 +40,16 @@ def test_acknowledged_names_the_cause_that_the_engine_reported(
         acknowledged("dies-of", tmp_path / "log")
 
 
+def test_launch_fails_when_the_server_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -> None:
+    fake_engine("never-ready")
+    with (tmp_path / "log").open("wb") as output:
+        process, reader = server_process.fresh(LaunchPlan(["never-ready"]), output)
+    with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s and was killed") as caught:
+        server_process.acknowledged(process, reader, time.monotonic(), 0.3)
+    assert caught.value.hint == "allow more time with --ready-timeout SECONDS"
+    assert process.wait() == 137
+
+
 def test_kill_minus_nine_of_the_supervisor_ends_the_server(fake_engine: FakeEngine, tmp_path: Path) -> None:
     fake_engine("serves")
     supervisor = (

@@ -6,14 +6,55 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from coldstart.contract.fallback import Fallback
+from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
 from coldstart.system import timeline
 from coldstart.system.recording import recording
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+IDS = st.lists(st.integers(0, 1 << 31))
+PATHS = st.builds(Path, TEXT)
+TASKS = st.builds(
+    EngineTask,
+    record=st.none() | PATHS,
+    kv_note=st.none() | PATHS,
+    kv_plan=st.none() | st.lists(st.dictionaries(TEXT, TEXT | st.integers())),
+    compiled=st.none() | PATHS,
+)
+PLANS = st.builds(
+    LaunchPlan,
+    st.lists(TEXT),
+    key=TEXT,
+    weights=TEXT,
+    compile_dir=st.none() | TEXT,
+    canary=st.none() | st.fixed_dictionaries({"prompt": IDS, "tokens": IDS}),
+    env=st.dictionaries(st.from_regex(r"[A-Z]+_TESTED", fullmatch=True), TEXT),
+    weights_from=st.none() | st.builds(WeightsRequest, TEXT, PATHS),
+    engine=TASKS,
+    fallbacks=st.lists(st.builds(Fallback, TEXT, TEXT, st.none() | TEXT.filter(bool))),
+)
+
+
+@given(PLANS)
+def test_an_installed_plan_is_the_current_one(plan: LaunchPlan) -> None:
+    before = dict(os.environ)
+    try:
+        plan.install()
+        assert LaunchPlan.current() == plan
+        assert {name: os.environ[name] for name in plan.env} == plan.env
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
 
 SOUND = LaunchPlan([], weights_from=WeightsRequest("s3://b", Path("/p"))).document()
 
@@ -59,6 +100,20 @@ class TestRecording:
             assert "swap in" not in file.read_text()
             timeline.emit("swap in", 1.0, 2.0, track="scheduler")
         assert "swap in" in file.read_text()
+
+    @pytest.mark.parametrize(
+        "damage", [lambda events: events.unlink(), lambda events: events.write_text("{")]
+    )
+    def test_ready_server_is_kept_when_its_spans_are_lost(self, damage: Callable[[Path], object]) -> None:
+        with recording() as made:
+            damage(Path(os.environ[timeline.EVENTS_VARIABLE]))
+            made.started()
+        assert made.timeline.spans == []
+
+    def test_lost_spans_are_an_error_when_they_are_to_be_saved(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError), recording(tmp_path / "trace.json") as made:
+            Path(os.environ[timeline.EVENTS_VARIABLE]).unlink()
+            made.started()
 
 
 def test_a_process_ends_with_its_parent() -> None:

@@ -10,7 +10,8 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
-from tools.bundles import CODE, flip
+from coldstart.artifacts.store import Store
+from tools.bundles import CODE, flip, key, provenance
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -56,6 +57,17 @@ def test_complete_bundle_is_used(publish: Publish, model: ResolvedModel) -> None
     assert plan.env["TORCHINDUCTOR_CACHE_DIR"] == str(unpacked / "inductor")
     cached = Path(plan.env["VLLM_CACHE_ROOT"]) / "modelinfos" / "some.module.Model.json"
     assert cached.read_text() == '{"a": 1}' and Cache.at().root in cached.parents
+
+
+def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
+    store: Store, model: ResolvedModel, tmp_path: Path
+) -> None:
+    with store.begin(key()) as draft:
+        draft.add_json("kv", KV)
+        draft.add_json("modelinfo", {"canary": CANARY})
+        draft.add_json("stages", {inspection.NOT_MADE: {"compile": "PicklingError"}})
+        bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+    assert reasons(prepare_plan(bundle, model)) == {"compile": "the bundle has none: PicklingError"}
 
 
 @pytest.mark.parametrize("section", ["kv", "modelinfo", "compile"])
@@ -106,6 +118,17 @@ def test_file_name_of_a_bundle_cannot_leave_the_directory(
 def test_canary_needs_the_same_weights(publish: Publish, model: ResolvedModel) -> None:
     bundle = publish(kv=KV, modelinfo={"canary": CANARY, "weights": "sha256:" + "0" * 64})
     assert prepare_plan(bundle, model).canary is None
+
+
+def test_too_little_memory_for_the_kv_cache(
+    publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = publish(kv=KV, modelinfo={})
+    monkeypatch.setattr(prepare, "available_memory", lambda: prepare.HEADROOM + 4095)
+    plan = prepare_plan(bundle, model)
+    assert "needs 4096 bytes" in reasons(plan)["kv"] and "--kv-cache-memory-bytes" not in plan.vllm_args
+    monkeypatch.setattr(prepare, "available_memory", lambda: prepare.HEADROOM + 4096)
+    assert prepare_plan(bundle, model).vllm_args[-2:] == ("--kv-cache-memory-bytes", "4096")
 
 
 def test_untrusted_code_is_not_unpacked(publish: Publish, model: ResolvedModel, tmp_path: Path) -> None:

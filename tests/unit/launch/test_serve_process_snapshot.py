@@ -116,6 +116,15 @@ class TestThaw:
             thaw(bundle)
         assert not calls.exists()
 
+    def test_thaw_is_refused_when_the_check_fails(
+        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
+    ) -> None:
+        """The check runs in parallel with CRIU and ends it; CRIU may or may not have begun."""
+        fake_criu(0)
+        with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"kernel 3\.1"):
+            thaw(frozen(store, tmp_path, kernel="3.1"))
+        assert list(paths.runtime_dir().glob("thawed-*")) == []
+
     @pytest.mark.parametrize("odd", [None, b"{", b"{}", b"[]"])
     def test_thaw_refuses_an_image_without_a_record(
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path], odd: bytes | None
@@ -158,6 +167,27 @@ def test_a_dump_that_fails_leaves_no_template(
         process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
     pid = int(calls.read_text().split(" -t ")[1].split()[0])
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_freeze_records_the_dependencies(
+    home: Path,
+    tmp_path: Path,
+    fake_engine: FakeEngine,
+    fake_criu: Callable[[int], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_engine("serves")
+    fake_criu(0)
+    monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
+    (tmp_path / "out").mkdir()
+    unshared = process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
+    assert unshared is not None and "reads all of its memory from the image" in unshared  # fake images
+    made = json.loads((tmp_path / "out" / process_snapshot.ABOUT).read_text())
+    assert made["criu"] == "9.8.7" and made["meeting"] == str(home)
+    listed = (tmp_path / "out" / fingerprint.LIST).read_text()
+    assert "python" in listed and "coldstart/launch/process_snapshot.py" in listed
+    assert not (home / fingerprint.MODULES).exists()
+    process_snapshot.check(tmp_path / "out", LaunchPlan([]))
 
 
 def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -116,6 +117,16 @@ def test_incompatible_vllm_runs_its_scheduler_with_a_reason(lacking: set[str]) -
     assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. vLLM's own scheduler runs instead.")]
 
 
+def test_vllm_scheduler_runs_when_ours_cannot_be_imported(
+    lacking: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle, "unsupported", lambda config: None)
+    monkeypatch.setitem(sys.modules, "coldstart.vllm.scheduling.scheduler", None)
+    plan, args = LaunchPlan([]), ours()
+    assert settle.settle(args, None, plan) and args.scheduler_cls is None
+    assert "cannot load the scheduler: ModuleNotFoundError" in plan.fallbacks[0].reason
+
+
 def test_evicted_requests_are_recomputed_without_host_copies(
     lacking: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +139,13 @@ def test_evicted_requests_are_recomputed_without_host_copies(
     assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
     assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. Evicted KV is computed again.")]
     assert not settle.settle(args, None, plan)
+
+
+@pytest.mark.parametrize("given", [None, "somebody.elses.Scheduler"])
+def test_other_schedulers_are_not_changed(given: str | None) -> None:
+    args = Namespace(scheduler_cls=given, additional_config={"a": 1}, kv_transfer_config=1)
+    assert not settle.settle(args, None, LaunchPlan([]))
+    assert args.additional_config == {"a": 1}
 
 
 def test_counters_have_a_directory_while_our_scheduler_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import psutil
 import pytest
-from support.waiting import has_ended, wait_until
+from support.waiting import wait_until
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, LaunchRefusedError, UsageError
@@ -82,6 +82,15 @@ def test_two_installations_of_one_user_have_a_template_each(
     template_pool.stop(first)
 
 
+def test_a_second_start_is_refused(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    with pytest.raises(UsageError, match="for tiny already runs"):
+        template_pool.start("engine", PLAN, "tiny", 20)
+    assert template_pool.find("engine", KEY) == warm
+    template_pool.stop(warm)
+
+
 def test_a_second_start_is_refused_while_the_first_is_under_way(
     fake_engine: FakeEngine, tmp_path: Path
 ) -> None:
@@ -112,12 +121,20 @@ def test_template_of_a_killed_start_does_not_replace_the_next_one(
     fake_engine("serves")
     warm = template_pool.start("engine", PLAN, "tiny", 20)
     gate.touch()
-    wait_until(lambda: has_ended(left.pid))
+    wait_until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
     server, reader = server_process.forked(PLAN, warm.socket)
     os.close(reader)
     server.signal(signal.SIGKILL)
     server.wait()
     template_pool.stop(warm)
+
+
+def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
+    fake_engine("never-ready")
+    with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s") as caught:
+        template_pool.start("engine", PLAN, "tiny", 0.3)
+    assert caught.value.hint == "allow more time with --ready-timeout SECONDS"
+    assert list(template_pool._root().glob("*/")) == []
 
 
 def test_stopping_is_refused_while_servers_run(fake_engine: FakeEngine) -> None:
@@ -147,8 +164,21 @@ def test_a_signal_after_a_template_is_ready_leaves_no_process_and_no_directory(
     monkeypatch.setattr(template_pool.fingerprint, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         template_pool.start("engine", PLAN, "tiny", 20)
-    assert has_ended(started[0])
+    assert not psutil.pid_exists(started[0])
     assert not [path for path in template_pool._root().iterdir() if path.is_dir()]
+
+
+def test_sweep_removes_a_directory_without_a_start(fake_engine: FakeEngine) -> None:
+    fake_engine("serves")
+    warm = template_pool.start("engine", PLAN, "tiny", 20)
+    unfinished = warm.directory.with_name("engine-0123")
+    unfinished.mkdir()
+    with template_pool._alone(unfinished, ""):
+        template_pool.sweep()
+        assert unfinished.exists()
+    template_pool.sweep()
+    assert not unfinished.exists() and warm.ready
+    template_pool.stop(warm)
 
 
 def test_stopped_template_is_killed_and_reported_as_fallback(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +20,9 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.materialize import progress
+from coldstart.materialize import assembly, progress
 from coldstart.materialize.assembly import Assembly
-from coldstart.materialize.fast_path import require_fast_path
+from coldstart.materialize.fast_path import ProofFailedError, require_fast_path
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
 from coldstart.vllm.graphs import kv_plan
@@ -100,6 +105,21 @@ def test_compiled_code_at_fault_is_left_out_and_good_graphs_remain(
     assert left_out[0] == "compile" and "rejected the artifact" in left_out[1]
 
 
+def test_the_error_of_a_proof_start_names_the_unused_sections(
+    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log's end is added to the error, which still names the sections."""
+    (materialization.out / "modelinfo.json").write_text("{}")
+    (materialization.out / "compile").mkdir()
+    process = SimpleNamespace(pid=os.getpid(), signal=lambda number: None, wait=lambda: 0)
+    running = SimpleNamespace(report={"fast_path": {}, "fallbacks": []}, ready_s=1.0)
+    monkeypatch.setattr(assembly.server_process, "fresh", lambda plan, output: (process, None))
+    monkeypatch.setattr(assembly.server_process, "acknowledged", lambda *_: running)
+    with pytest.raises(ProofFailedError, match="The end of its log") as caught:
+        materialization._proof_start()
+    assert caught.value.unused == ["compile"]
+
+
 def test_bundle_contains_the_reason_of_a_missing_section(
     materialization: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,3 +145,23 @@ def test_a_proof_start_that_fails_without_graphs_publishes_nothing(
     monkeypatch.setattr(materialization, "_proof_start", start)
     with pytest.raises(CommandFailedError, match="another token"):
         materialization.prove()
+
+
+def test_temporary_files_of_the_engine_are_removed(
+    materialization: Assembly, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM creates a rendezvous file there and does not remove it."""
+    monkeypatch.setenv("TMPDIR", str(home))
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
+
+    def spawn(module: str, plan: LaunchPlan, *_: object, env: dict[str, str], **__: object) -> Any:
+        program = "import tempfile; print(tempfile.mkstemp(prefix='vllm_dist_')[1])"
+        log = (materialization.work / "offline.log").open("wb")
+        reader, writer = os.pipe()
+        os.close(writer)
+        return subprocess.Popen([sys.executable, "-c", program], stdout=log, env=env), reader
+
+    monkeypatch.setattr(assembly.server_process, "spawn", spawn)
+    materialization._engine("offline", LaunchPlan(Arguments()))
+    left = Path((materialization.work / "offline.log").read_text().strip())
+    assert home in left.parents and not left.exists() and not list(home.rglob("vllm_dist_*"))

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from coldstart.materialize import materialize
+import pytest
+from tools.bundles import key
+
+from coldstart.contract.arguments import Arguments
+from coldstart.materialize import materialize, progress
+from coldstart.materialize.assembly import Assembly
+from coldstart.materialize.options import Options
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system.paths import Cache
+from coldstart.weights import weights_plan as weights
 
 
 class _Draft:
@@ -24,3 +35,19 @@ def test_the_other_sections_are_taken_over_where_the_last_version_has_them() -> 
     draft = _Draft()
     materialize._take_over(draft, _Earlier(), {"kv", "iterations", "compile"})  # type: ignore[arg-type]
     assert draft.kept == ["compile", "kv"]
+
+
+def test_the_first_start_does_not_hash_the_weights_that_materialize_has_hashed(
+    model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(self: Assembly) -> None:
+        (self.out / "modelinfo.json").write_text("{}")
+
+    monkeypatch.setattr(Assembly, "offline", offline)
+    monkeypatch.setattr(Assembly, "prove", lambda self: None)
+    cache = Cache(home / "cache")
+    lookup = Lookup(model, Arguments(), cache, key(seed=1))
+    made = materialize.materialize(lookup, Options(), progress.no_progress)
+    monkeypatch.setattr(weights, "plan", lambda *_: pytest.fail("hashed again"))
+    assert model.path is not None
+    assert weights.identity(model.path, cache.weights) == made.json("modelinfo")["weights"]

@@ -57,6 +57,12 @@ def test_check_names_the_file_when_it_is_truncated(sharded: Path) -> None:
     assert f"{SECOND} is truncated" in check(sharded).message
 
 
+@pytest.mark.parametrize("document", ["{", "[]", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}'])
+def test_check_names_the_index_when_it_is_invalid(document: str, sharded: Path) -> None:
+    (sharded / INDEX).write_text(document)
+    assert INDEX in check(sharded).message
+
+
 def test_the_index_decides_when_a_tensor_is_in_two_files(sharded: Path, tmp_path: Path) -> None:
     clean = weights_plan.plan(sharded)
     same = shutil.copytree(sharded, tmp_path / "stale")

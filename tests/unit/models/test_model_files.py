@@ -70,6 +70,22 @@ def test_tokenizer_is_refused_when_another_program_left_a_pointer(
     assert error.hint == hint.format(model)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_link_without_the_content_is_named(model: Path, name: str) -> None:
+    (model / name).unlink()
+    (model / name).symlink_to("../.git/annex/objects/aa/bb/SHA256E-s1--0/SHA256E-s1--0")
+    error = _refused(model)
+    assert str(model / name) in error.message and "does not exist" in error.message
+
+
+def test_unfinished_download_is_named_when_there_are_no_weights(model: Path) -> None:
+    for name in NAMES[1:3]:
+        (model / name).unlink()
+    (model / "model.safetensors.incomplete").write_bytes(b"12")
+    with pytest.raises(UsageError, match=r"model\.safetensors\.incomplete was not finished"):
+        resolution.ensure_weights(resolution.resolve(str(model)))
+
+
 BAD_JSON = {
     "deep arrays": b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "a huge number": b'{"a": ' + b"1" * 5000 + b"}",

@@ -8,6 +8,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from coldstart.errors import UsageError
 from coldstart.models import resolution
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -48,3 +49,8 @@ def test_alias_and_repository_are_one_model(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     assert resolution.resolve("OPT-125m") == resolution.resolve("facebook/opt-125m")
     assert asked == ["facebook/opt-125m"] * 2
+
+
+def test_a_revision_of_a_directory_is_refused(directory: Path) -> None:
+    with pytest.raises(UsageError, match="--revision"):
+        resolution.resolve(str(directory), revision="main")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tools import tiny_models
 
+from coldstart.errors import ColdstartError
 from coldstart.models import tiny
 
 
@@ -24,6 +25,13 @@ def test_several_at_once_build_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         thread.join()
     assert calls == ["tiny-opt"]
     assert (tiny.build("tiny-opt", tmp_path) / "config.json").is_file()
+
+
+def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(ColdstartError, match="Cannot build tiny-llama"):
+        tiny.build("tiny-llama", tmp_path)
+    assert [path.name for path in tmp_path.rglob("*") if not path.name.endswith(".lock")] == ["tiny-v1"]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from support.fake_nvml import GIB, Fake
 
 from coldstart.host.live.residence import GpuMemory
@@ -57,3 +58,13 @@ def test_processes_of_another_pid_namespace_are_no_figure(fake: Fake) -> None:
     fake.run(0, OWN, GIB)
     fake.run(0, FOREIGN, GIB)
     assert nvml.process_memory() == {} and GpuMemory().gpu_memory(OWN) is None
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 13, 15, 999])
+@pytest.mark.parametrize("name", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetHandleByIndex_v2"])
+def test_device_that_does_not_answer_is_no_figure(fake: Fake, name: str, code: int) -> None:
+    fake.add()
+    fake.add()
+    fake.run(0, OWN, GIB)
+    fake.fail(name, code, device=1)
+    assert GpuMemory().gpu_memory(OWN) is None

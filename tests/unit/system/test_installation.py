@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from coldstart.errors import UsageError
 from coldstart.system import installation
 from coldstart.system.installation import Environment
 
@@ -85,3 +86,15 @@ def test_install_takes_the_cuda_build_and_reports_it_when_no_cpu_build_is_in_rea
     reports.clear()
     installation.install("cpu", Environment(python), reports.append)  # a torch that works is retained
     assert reports == ["torch and vLLM can be imported: 2.13.0 cpu"]
+
+
+def test_install_lists_the_extras_when_the_name_is_wrong() -> None:
+    with pytest.raises(UsageError, match="unknown extra 'cpux'") as caught:
+        installation.install("cpux", Environment(), lambda _: None)
+    assert "all, cpu, dev, docs, fleet, gpu, host, lab" in str(caught.value.hint)
+
+
+def test_find_extras_names_the_extras_of_a_module_when_one_provides_it() -> None:
+    assert installation.find_extras("uvicorn") == ["host"]
+    assert installation.find_extras("prometheus_client") == ["host"]
+    assert installation.find_extras("vllm") == installation.find_extras("unknown") == []

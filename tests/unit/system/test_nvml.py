@@ -35,6 +35,28 @@ def test_no_return_code_becomes_a_figure(fake: Fake, name: str, code: int) -> No
     assert len(found.problems) == 1 and "device 1" in found.problems[0]
 
 
+@pytest.mark.parametrize("code", RETURN_CODES)
+@pytest.mark.parametrize("name", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlSystemGetDriverVersion"])
+def test_a_library_that_does_not_answer_is_named(fake: Fake, name: str, code: int) -> None:
+    fake.add()
+    fake.fail(name, code)
+    found = nvml.machine()
+    assert found.devices == [] and nvml.free_bytes() is None and len(found.problems) == 1
+
+
+OPTIONAL = ("nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMigMode")
+UNSUPPORTED = (2, 3, 6, 13)
+
+
+@pytest.mark.parametrize("code", sorted(set(RETURN_CODES) - set(UNSUPPORTED)))
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_optional_facts_may_be_unsupported_only(fake: Fake, name: str, code: int) -> None:
+    fake.add()
+    fake.fail(name, code)
+    found = nvml.machine()
+    assert found.devices == [] and len(found.problems) == 1
+
+
 @pytest.mark.parametrize(
     ("mask", "expected", "problems"),
     [

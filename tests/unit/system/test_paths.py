@@ -1,6 +1,7 @@
 """Directories follow XDG and the two overrides, and a socket directory is never shared."""
 
 import os
+import pwd
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from coldstart.commands import cli
 
 from coldstart.errors import UsageError
 from coldstart.host import running_hosts
@@ -110,6 +112,16 @@ def test_an_unsafe_place_is_replaced_and_stays_as_it_is(
         assert said is not None and str(bad) in said and str(paths.runtime_dir()) in said
 
 
+@pytest.mark.parametrize("value", ["missing", "relative", "/proc/nothing/x"])
+@pytest.mark.parametrize("variable", ["TMPDIR", "XDG_RUNTIME_DIR"])
+def test_a_place_that_cannot_be_used_is_replaced(
+    place: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    _use(monkeypatch, variable, place / value if value == "missing" else value)
+    assert paths.runtime_dir().stat().st_mode & 0o777 == 0o700
+    assert not Path("relative").exists()
+
+
 def test_without_a_private_place_every_reason_is_reported(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,3 +132,41 @@ def test_without_a_private_place_every_reason_is_reported(
     assert f"{place} cannot be written" in str(caught.value)
     assert "set XDG_RUNTIME_DIR" in str(caught.value.hint)
     assert paths.describe_other_runtime_dir() is None
+
+
+@pytest.fixture
+def homeless(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Be a user without a home directory, as with a random user id in a container."""
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in (
+        "HOME",
+        "COLDSTART_CACHE_DIR",
+        "XDG_CACHE_HOME",
+        "XDG_STATE_HOME",
+        "HF_HOME",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    return place
+
+
+def test_without_a_home_the_error_names_the_variables(homeless: Path) -> None:
+    for find in (Cache.at, paths.state_dir):
+        with pytest.raises(UsageError, match="has no home directory") as caught:
+            find()
+        assert all(
+            name in str(caught.value.hint) for name in ("HOME", "COLDSTART_CACHE_DIR", "XDG_STATE_HOME")
+        )
+
+
+def test_a_home_that_cannot_be_written_is_named(
+    homeless: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", "/proc")  # where not even root creates a directory
+    for words in (["inspect", "tiny-llama"], ["trust", "list"]):
+        with pytest.raises(SystemExit):
+            cli.main(words)
+        assert "XDG_STATE_HOME" in capsys.readouterr().err

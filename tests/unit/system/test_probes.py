@@ -9,7 +9,7 @@ from coldstart.system import probes, runtime
 from coldstart.system.devices import hardware
 from coldstart.system.paths import Cache
 from coldstart.system.probes import Probe
-from coldstart.system.snapshot import criu
+from coldstart.system.snapshot import criu, runtime_image
 
 
 def test_every_missing_requirement_has_a_hint(tmp_path: Path) -> None:
@@ -44,12 +44,42 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return made
 
 
+def test_criu_answers_are_read(program: Path) -> None:
+    assert probes.criu() == Probe("criu", "ok", "4.2.1, check: Looks good.")
+
+
+def test_probe_reports_a_criu_that_cannot_run(program: Path) -> None:
+    program.write_bytes(bytes(64))
+    assert probes.criu().status == "missing"
+    assert criu.VARIABLE in str(probes.criu().hint)
+
+
 def test_probe_reports_missing_criu_and_privileges(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(criu, "_status", lambda field: "0")
     assert "CAP_CHECKPOINT_RESTORE" in probes.criu().found
     assert str(probes.criu().hint).startswith("run as root; container: --cap-add SYS_ADMIN")
     program.unlink()
     assert criu.VARIABLE in probes.criu().found
+
+
+def test_probe_has_the_command_for_a_frozen_runtime(home: Path, program: Path, tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    none = probes.frozen_runtime(cache)
+    assert none.found == "none yet"
+    assert (none.status, none.hint) == ("note", "coldstart template freeze")
+    image = runtime_image.place(cache.runtimes)
+    with runtime_image.published(image) as partial:
+        (partial / "pages-1.img").write_bytes(b"x")
+    old = probes.frozen_runtime(cache)
+    assert old.hint == "coldstart template freeze" and "has no valid fingerprint" in old.found
+    program.unlink()
+    assert "it cannot be created" in probes.frozen_runtime(cache).found
+
+
+def test_probe_reports_a_store_that_cannot_be_created(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert probes.store(Cache(file / "below")).status == "missing"
 
 
 def test_modes_follow_the_probes() -> None:

@@ -9,7 +9,7 @@ from support.progress_pipe import pipe
 
 from coldstart.contract.plan import READY_FD_ENV
 from coldstart.system import start_progress, timeline
-from coldstart.system.start_progress import KEY, LineReader, StartProgress
+from coldstart.system.start_progress import KEY, Counter, LineReader, StartProgress
 
 __all__ = ["pipe"]
 
@@ -24,6 +24,14 @@ def test_a_span_reports_its_stage_when_it_begins(pipe: int) -> None:
     start_progress.end()
     with timeline.measure("later", track="server"):
         assert read(pipe) == []
+
+
+def test_counter_reports_its_first_and_last_figure_and_few_between(pipe: int) -> None:
+    counter = Counter("load weights", 10_000, "bytes")
+    for done in range(1, 10_001):
+        counter.show(done)
+    found = [one.done for one in read(pipe)]
+    assert (found[0], found[-1]) == (1, 10_000) and len(found) < 100
 
 
 def test_unread_reports_block_neither_a_start_nor_its_readiness(pipe: int) -> None:
@@ -41,6 +49,12 @@ def test_nothing_is_reported_to_a_reader_that_has_gone(monkeypatch: pytest.Monke
     os.close(reader)
     start_progress.report(StartProgress("load weights"))
     assert timeline.on_begin is None
+
+
+def test_figures_that_cannot_be_sent_fail_no_start(pipe: int) -> None:
+    start_progress.report(StartProgress("load weights", object(), 1))  # type: ignore[arg-type]
+    start_progress.report(StartProgress("x" * 10_000))
+    assert read(pipe) == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Each output format against its specification."""
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 
 from coldstart.validate import renderers
@@ -18,6 +19,18 @@ def test_junit_parses_and_counts(reports: list[ValidationReport]) -> None:
     (failure,) = suite.findall("testcase/failure")
     assert failure.attrib["type"] == "CS-DIGEST"
     assert failure.text is not None and "<broken> & gone" in failure.text
+
+
+def test_github_escapes_data_and_properties(reports: list[ValidationReport]) -> None:
+    lines = renderers.github(reports, "error").split("\n")
+    assert [line.split(" ")[0] for line in lines] == ["::error", "::warning", "::notice"]
+    grammar = re.compile(r"::(error|warning|notice) title=([^:,\r\n]+)::([^\r\n]+)")
+    matched = [grammar.fullmatch(line) for line in lines]
+    assert all(matched)
+    first = matched[0]
+    assert first is not None
+    data = first[3].replace("%0A", "\n").replace("%0D", "\r").replace("%25", "%")
+    assert '50% of "it":\r\n<broken>' in data
 
 
 def test_text_and_json_agree(reports: list[ValidationReport]) -> None:

@@ -8,6 +8,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
 from support.fake_launcher import FakeLauncher
 
+from coldstart.errors import UsageError
 from coldstart.validate.answers import PromptSettings
 from coldstart.validate.checks import Level
 from coldstart.validate.start import Pair, Starts
@@ -43,6 +44,12 @@ def test_start_reports_findings(
     bundle: Bundle, level: Level, ours: str, plain: str, expected: list[str]
 ) -> None:
     assert codes(bundle, level, ours, plain) == expected
+
+
+def test_prompt_refused_by_both_servers_is_an_error_of_the_user(bundle: Bundle) -> None:
+    with pytest.raises(UsageError, match="rejected a prompt: HTTP 400: too long") as refused:
+        codes(bundle, "replay", "refuses")
+    assert refused.value.hint is not None and "--max-tokens" in refused.value.hint
 
 
 def test_a_crowd_is_compared_as_well(bundle: Bundle) -> None:

@@ -17,6 +17,7 @@ from support.fake_launcher import FakeLauncher
 from tools import bundles, tiny_models
 
 from coldstart.contract.arguments import Arguments
+from coldstart.errors import NoBundleError
 from coldstart.models import keys, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths
@@ -78,6 +79,23 @@ def test_find_bundle_resolves_references(materialized: Materialized) -> None:
         )
         is not None
     )
+
+
+def test_a_model_is_looked_up_with_its_arguments(materialized: Materialized) -> None:
+    asked = replace(materialized.source, vllm_args=ARGS)
+    assert (
+        subject.find_bundle(materialized.store, str(materialized.directory), asked).digest
+        == materialized.bundle.digest
+    )
+    assert subject.find_bundle(materialized.store, "tiny-llama", asked).digest == materialized.bundle.digest
+    with pytest.raises(NoBundleError, match="--max-model-len: 512 in the bundle, 64 asked"):
+        subject.find_bundle(
+            materialized.store,
+            "tiny-llama",
+            replace(materialized.source, vllm_args=("--max-model-len", "64")),
+        )
+    with pytest.raises(NoBundleError):
+        subject.find_bundle(materialized.store, str(materialized.directory), materialized.source)
 
 
 def test_untrusted_bundle_is_not_started(

@@ -31,6 +31,13 @@ def test_concurrent_answer_may_equal_any_answer_of_vllm() -> None:
     assert compare(("one",), {1: plain[1], 2: [answer(1, 9, 9), answer(1, 9, 9)]}, plain, "m") == []
 
 
+def test_no_finding_after_vllm_differs_from_itself() -> None:
+    plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
+    (found,) = compare(("one",), {1: plain[1], 2: [answer(1, 2, 4)] * 2}, plain, "m")
+    assert (found.code, found.severity) == ("CS-REPLAY-UNSTABLE", "warning")
+    assert "vLLM's own answers differ at token 1" in found.message
+
+
 def test_finding_before_vllm_differs_from_itself() -> None:
     plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
     (found,) = compare(("one",), {1: plain[1], 2: [answer(5, 2, 3)] * 2}, plain, "m")

@@ -1,11 +1,13 @@
 """Reports show the document's figures, escape all texts, and need no network."""
 
-from typing import Any
+import io
+from typing import Any, ClassVar
 
 from support import pages
 
 from coldstart.bench.report import html, markdown, rows
 from coldstart.bench.report.page import items, page
+from coldstart.bench.report.table import Table
 
 
 def test_page_is_self_contained_and_plots_have_axes_and_values(document: dict[str, Any]) -> None:
@@ -40,3 +42,17 @@ def test_a_page_escapes_its_texts() -> None:
     page_ = page("a <b>", items(["c"]))
     pages.check(page_)
     assert "a &lt;b&gt;" in page_
+
+
+class TestTable:
+    ROWS = ({"name": "a", "n": 1, "s": 0.5, "ok": True}, {"name": "b"})
+    TABLE: ClassVar = Table(("name", "n", "s", "ok"), lambda: TestTable.ROWS)
+
+    def test_csv_leaves_missing_values_empty(self) -> None:
+        self.TABLE.write_csv(out := io.StringIO())
+        assert out.getvalue() == "name,n,s,ok\na,1,0.5,True\nb,,,\n"
+        Table(("name",), list).write_csv(out := io.StringIO())
+        assert out.getvalue() == "name\n"
+
+    def test_texts_show_a_dash_for_missing_values(self) -> None:
+        assert list(self.TABLE.texts()) == [["a", "1", "0.5", "True"], ["b", "-", "-", "-"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from coldstart.contract.fallback import Fallback
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import ladder, tensors
 from coldstart.weights.load.ladder import NoLoaderLeftError, load_tensors
 from coldstart.weights.load.report import LoadReport
-from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource
-from coldstart.weights.load.tensors import UnreadableWeightsError
+from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
+from coldstart.weights.load.tensors import Tensor, UnreadableWeightsError
 from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailedError, PrefetchLostError
 
 
@@ -58,6 +59,10 @@ def _files(path: Path) -> ladder.Rung:
     return "files", lambda left: FileSource({path.name: path}, left)
 
 
+def _refused(left: Sequence[Tensor]) -> TensorSource:
+    raise SourceLostError("no room")
+
+
 def _climb(path: Path, *rungs: ladder.Rung) -> tuple[dict[str, bytes], LoadReport]:
     wanted, report = tensors.list_tensors(weights.plan(path.parent)), LoadReport()
     found = [(tensor.name, bytes(view)) for tensor, view in load_tensors(wanted, rungs, report)]
@@ -81,6 +86,17 @@ def test_files_continue_where_the_prefetcher_stopped(path: Path, at: int, error:
     assert found == _true(path)
     assert attached.closed and report.way == "files" and report.tensors == 7
     assert [step.reason for step in report.fallbacks] == [f"prefetcher, after {at} of 7 tensors: {error}"]
+
+
+def test_no_fallback_while_the_prefetcher_delivers(path: Path) -> None:
+    found, report = _climb(path, _region(FakeAttached(path, 99, PrefetchError())), _files(path))
+    assert found == _true(path) and report.way == "prefetcher" and report.fallbacks == []
+    assert report.fetch == {"fetched_bytes": 9}
+
+
+def test_a_refusal_is_named(path: Path) -> None:
+    found, report = _climb(path, ("prefetcher", _refused), _files(path))
+    assert found == _true(path) and report.fallbacks == [Fallback("load", "prefetcher: no room")]
 
 
 def test_load_fails_with_the_reasons_without_any_source(path: Path) -> None:

@@ -120,6 +120,12 @@ def test_a_killed_prefetcher_is_noticed_at_once_and_replaced(
     assert {path.suffix for path in runtime.iterdir()} == {".socket", ".lock", ".log"}
 
 
+def test_attach_starts_no_prefetcher_when_disabled(weights: Weights, runtime: Path) -> None:
+    with pytest.raises(client.PrefetchLostError, match="No prefetcher runs"):
+        client.attach("/nowhere", weights.plan, start=False, directory=runtime)
+    assert list(runtime.iterdir()) == []
+
+
 def test_too_little_memory_is_refused(
     weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +137,17 @@ def test_too_little_memory_is_refused(
         with pytest.raises(client.PrefetchRefusedError):
             client.attach(server.url, weights.plan, directory=runtime)
         check_tensors(attached, weights, ["a.3"])
+
+
+def test_failed_start_of_the_prefetcher_is_reported(
+    weights: Weights, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLDSTART_PREFETCH_STREAMS", "many")
+    with pytest.raises(client.PrefetchLostError, match="invalid COLDSTART_PREFETCH_STREAMS: 'many'"):
+        client.attach("/nowhere", weights.plan, directory=runtime)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(client.PrefetchError, match="Cannot find a directory for"):
+        client.attach("/nowhere", weights.plan)
 
 
 def test_stopped_prefetcher_is_killed_and_replaced(

@@ -14,7 +14,7 @@ from support.range_server import RangeServer
 
 from coldstart.contract.weights import PacedFetch
 from coldstart.weights.prefetch import client
-from coldstart.weights.prefetch.paces import BURST_S, TokenBucket
+from coldstart.weights.prefetch.paces import BURST_S, KEPT, Paces, TokenBucket
 
 
 def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None:
@@ -33,6 +33,15 @@ def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None
             if chance.random() < 0.2:
                 rate = chance.choice([20.0, 100.0, 900.0])
                 bucket.change(rate, now)
+
+
+def test_pace_is_remembered_until_many_others_arrive() -> None:
+    paces = Paces()
+    first = paces.get_or_add("first", 5.0)
+    assert paces.get_or_add("first", 7.0) is first and first.document()["rate"] == 5.0
+    for number in range(KEPT):
+        paces.get_or_add(str(number), None)
+    assert paces.find("first") is None and paces.find("0") is not None
 
 
 def test_prefetcher_follows_a_changed_rate(weights: Weights, server: RangeServer, runtime: Path) -> None:
