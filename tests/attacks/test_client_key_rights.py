@@ -114,19 +114,6 @@ def test_client_that_is_no_admin_controls_nothing(tmp_path: Path) -> None:
     run(work())
 
 
-def test_reads_of_the_default_model_need_a_right_to_it(tmp_path: Path) -> None:
-    async def work(default: str, laptop: int) -> None:
-        models = {name: TWO[name] for name in "ab"}
-        async with staged(tmp_path, models, gateway=_gateway(tmp_path), default_model=default) as stage:
-            assert (await _ask(stage, "key-of-ci", None))[0] == 200
-            for name, expected in (("laptop", laptop), ("ci", 200), ("operator", 200), ("nothing", 403)):
-                assert (await _send(stage, "GET", "/version", f"key-of-{name}"))[0] == expected, name
-            assert (await _send(stage, "GET", "/version", ""))[0] == 401
-
-    run(work("a", 200))
-    run(work("b", 403))
-
-
 def test_status_and_metrics_count_requests_and_refusals_without_the_key(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, gateway=_gateway(tmp_path)) as stage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,27 +134,8 @@ def test_key_of_the_command_line_is_used_with_a_warning(run: Run, monkeypatch: p
         assert [one.headers["authorization"] for one in server.asked] == [f"Bearer {KEY}"] * 3
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines", b"\xff\xfe", b"a" * 20_000])
-def test_key_file_is_refused_when_it_holds_no_key(run: Run, key_file: Path, content: bytes) -> None:
-    key_file.write_bytes(content)
-    with answering(_serve) as server:
-        done = run("host", "status", "--url", server.url, "--api-key-file", "key", code=2)
-        assert "cannot read" in done.stderr and server.asked == []
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "http://host:notaport"])
-def test_address_is_refused_when_it_is_not_http(run: Run, url: str) -> None:
-    assert "invalid --url" in run("host", "status", "--url", url, code=2).stderr
-
-
 def test_key_to_another_machine_without_tls_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     ServerClient("http://host.invalid", {"x": KEY}, Output(), wait_s=1)
     assert "the key goes to http://host.invalid without TLS" in capsys.readouterr().err
     with pytest.raises(UsageError, match="not printable ASCII"):
         ServerClient("https://host.invalid", {"x": "a\r\nb: c"}, Output(), wait_s=1)
-
-
-def test_answer_of_another_program_is_refused(run: Run) -> None:
-    for body in (b"[]", b"not json", json.dumps("text").encode(), b"[" * 100_000):
-        with answering(lambda c, _, body=body: answer(c, 200, {}, body)) as server:  # type: ignore[misc]
-            assert "fleet" in run("fleet", "status", "--url", server.url, code=1).stderr

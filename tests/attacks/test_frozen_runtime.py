@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.waiting import has_ended, wait_until
 from tools.machine import criu as installed
 
 from coldstart.contract.arguments import Arguments
@@ -180,10 +181,8 @@ def test_freeze_leaves_no_process_and_no_image_when_killed(cache: Cache, home: P
     (template,) = processes.children(maker.pid)
     maker.kill()
     maker.wait()
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{template}").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{template}").exists() and runtime_snapshot.find_image(cache) is None
+    wait_until(lambda: has_ended(template))
+    assert runtime_snapshot.find_image(cache) is None
     assert runtime_snapshot.freeze(cache, 60).is_dir()
     assert [path.name for path in cache.runtimes.iterdir() if path.name.endswith(".partial")] == []
 

@@ -186,15 +186,6 @@ def test_descriptors_of_other_kinds_are_refused(runtime: Path, make: Callable[[]
     assert "refused" in _answer(connection)
 
 
-@pytest.mark.usefixtures("bystander")
-def test_excess_descriptors_are_refused_and_closed(runtime: Path) -> None:
-    connection = _raw(runtime)
-    with suppress(OSError):
-        for _ in range(20):
-            socket.send_fds(connection, [b" "], [0, 0, 0])
-    connection.close()
-
-
 def _changed(plan: dict[str, Any], **file: object) -> dict[str, Any]:
     made = copy.deepcopy(plan)
     made["files"][0].update(file)
@@ -256,13 +247,6 @@ def test_a_hostile_plan_is_refused_by_both_sides(
     assert "another source or plan" in _refusal(server, runtime, None, spoilt)
     with pytest.raises(client.PrefetchRefusedError, match="plan"):
         open_model(server.url, json.dumps(spoilt).encode(), {})
-
-
-@pytest.mark.usefixtures("bystander")
-def test_unknown_names_are_refused(server: RangeServer, plan: dict[str, Any], runtime: Path) -> None:
-    with pytest.raises(client.PrefetchRefusedError, match="no tensor 'zz'"):
-        client.attach(server.url, plan, names=["zz"], directory=runtime)
-    assert "zz" in _refusal(server, runtime, ["zz"], plan)
 
 
 @pytest.mark.usefixtures("bystander")

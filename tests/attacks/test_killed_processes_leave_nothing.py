@@ -90,14 +90,6 @@ def test_killed_recording_is_removed(run: Run, home: Path, by: str) -> None:
     wait_until(lambda: not left & _recordings())
 
 
-def test_running_recording_is_retained(run: Run, home: Path) -> None:
-    before = _recordings()
-    with recording():
-        mine = _recordings() - before
-        run("prune")
-        assert mine & _recordings()
-
-
 def test_killed_start_of_a_template_leaves_no_file(home: Path) -> None:
     before = set(home.rglob("*"))
     _killed(SPAWN)

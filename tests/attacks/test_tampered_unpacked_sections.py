@@ -16,7 +16,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import CODE, key, provenance, write_tree
 
 from coldstart.models import inspection
-from coldstart.system import paths, runtime
+from coldstart.system import paths
 from coldstart.system.trust.unpacked import unpacked
 
 GOOD, EVIL = CODE["kernel.so"], b"arbitrary code of another user's"
@@ -165,17 +165,6 @@ def test_unpack_ignores_record_of_another_directory(bundle: Bundle, tmp_path: Pa
     assert (again / "kernel.so").read_bytes() == GOOD
 
 
-@pytest.mark.parametrize("content", ["no JSON", "[]", '{"keys": ""}'])
-def test_unpack_reports_a_record_that_is_invalid(bundle: Bundle, content: str) -> None:
-    place = used(bundle, paths.Cache.at().unpacked)
-    (record,) = (paths.state_dir() / "unpacked").glob(f"{place.name}*")
-    record.write_text(content)
-    _overwrite(place)
-    refused: list[str] = []
-    assert (used(bundle, paths.Cache.at().unpacked, refused) / "kernel.so").read_bytes() == GOOD
-    assert "no valid record" in refused[0]
-
-
 def test_ownership_fault_names_writable_ancestor(tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
@@ -202,14 +191,3 @@ def test_unpack_removes_files_that_an_exiting_engine_adds(
     place = used(bundle, root)
     assert place == root / digest and (place / "kernel.so").read_bytes() == GOOD
     assert not (place / "inductor").exists() and [one.name for one in root.iterdir()] == [digest]
-
-
-def test_code_that_another_release_unpacked_is_unpacked_again(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused: list[str] = []
-    place = used(bundle, tmp_path / "root")
-    assert used(bundle, tmp_path / "root", refused) == place and not refused
-    monkeypatch.setattr(runtime, "installed", lambda _: "99.0")
-    assert used(bundle, tmp_path / "root", refused) == place
-    assert refused == [f"unpacked again: {place} was unpacked by another release of coldstart"]

@@ -23,11 +23,6 @@ def test_headers_have_no_token_without_tls(address: str) -> None:
     assert http_source.headers(address, TOKEN) == {}
 
 
-@pytest.mark.parametrize("address", ["https://weights.example/m", "http://127.0.0.1:1/m", "http://[::1]:1/m"])
-def test_headers_have_token_with_tls_or_loopback(address: str) -> None:
-    assert http_source.headers(address, TOKEN) == {"Authorization": "Bearer s3cret"}
-
-
 def test_headers_refuse_password_without_tls() -> None:
     with pytest.raises(SourceUnusableError, match="without TLS"):
         http_source.headers("http://me:s3cret@weights.example/m", {})

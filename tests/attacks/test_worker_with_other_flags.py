@@ -43,17 +43,6 @@ def test_difference_names_variable_that_a_worker_could_read(name: str) -> None:
     )
 
 
-def test_template_environment_is_the_compared_environment() -> None:
-    plan = LaunchPlan([], env={"TORCHINDUCTOR_VEC_ISA_OK": "1"})
-    given = {"OMP_NUM_THREADS": "2", "VLLM_API_KEY": "abcdefgh", "SOMETHING": "else", "PATH": "/bin"}
-    assert template_environment.spawned(given, plan) == {
-        "OMP_NUM_THREADS": "2",
-        "PATH": "/bin",
-        "TORCHINDUCTOR_VEC_ISA_OK": "1",
-    }
-    assert template_environment.select_relevant(given) == {"OMP_NUM_THREADS": "2"}
-
-
 @pytest.mark.vllm
 @pytest.mark.parametrize(
     "part",
@@ -180,27 +169,6 @@ def test_scheduler_flags_do_not_prevent_adoption(policy: str) -> None:
     its = {field.name for field in fields(SchedulerConfig)}
     leaves = [f"scheduler_config.{name}" if name in its else name for name in added - {"no_async_scheduling"}]
     assert leaves and [leaf for leaf in leaves if adoption.explain_ignored(leaf) is None] == []
-
-
-@pytest.mark.vllm
-def test_lazily_set_private_field_is_not_a_difference() -> None:
-    from dataclasses import dataclass, field
-
-    from coldstart.vllm.engine import adoption
-
-    @dataclass
-    class Inner:
-        model: str = "/m"
-
-    @dataclass
-    class Config:
-        model_config: Inner = field(default_factory=Inner)
-
-    asked = Config()
-    asked.model_config._cache = {"a": False}  # type: ignore[attr-defined]
-    assert adoption.difference(adoption.facts(Config()), adoption.facts(asked)) is None
-    asked.model_config.public = 3  # type: ignore[attr-defined]
-    assert adoption.difference(adoption.facts(Config()), adoption.facts(asked)) is not None
 
 
 def test_forked_server_reports_reason_when_the_worker_does_not_fit(

@@ -58,22 +58,6 @@ def test_report_names_the_extra_when_a_module_is_not_installed(
     assert capsys.readouterr().err == f"error: {message}, which is not installed\nhint: {hint}\n"
 
 
-@pytest.mark.parametrize("module", ["pandas.absent", "coldstart.absent", "unknown", None])
-def test_report_is_an_internal_error_when_no_extra_provides_the_module(
-    module: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli._report(ModuleNotFoundError("No module", name=module), ["host"]) == 2
-    assert "internal error" in capsys.readouterr().err
-
-
-def test_report_shows_traceback_when_debugging(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLDSTART_DEBUG", "1")
-    cli._report(UsageError("x"))
-    assert "UsageError: x" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [

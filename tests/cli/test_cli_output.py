@@ -23,41 +23,10 @@ def test_list_prints_text(run: Run, bundle: Bundle) -> None:
     assert done.stdout.startswith("bundle")
 
 
-def test_list_prints_json(run: Run, bundle: Bundle) -> None:
-    data = json.loads(run("list", "--format", "json").stdout)
-    assert data["schema_version"] == 2
-    assert data["bundles"][0]["digest"] == bundle.digest
-
-
-def test_list_prints_references_when_quiet(run: Run, bundle: Bundle) -> None:
-    done = run("list", "-q")
-    assert (done.stdout, done.stderr) == (f"{bundle.ref}\n", "")
-
-
-def test_list_writes_to_a_file(run: Run, bundle: Bundle, home: Path) -> None:
-    done = run("list", "--format=json", "-o", "out.json")
-    assert done.stdout == ""
-    assert json.loads((home / "out.json").read_text())["bundles"]
-
-
-def test_output_file_in_a_missing_directory_is_refused(run: Run) -> None:
-    assert "no/out" in run("list", "-o", "no/out", code=2).stderr
-
-
 def test_last_line_has_place_duration_and_next_command(run: Run, bundle: Bundle) -> None:
     last = run("prune").stderr.splitlines()[-1]
     assert "bundles" in last
     assert " s). Next: coldstart list" in last
-
-
-@pytest.mark.parametrize(
-    ("mode", "lines"),
-    [("none", 0), ("plain", 1), ("auto", 1), ("json", 2)],
-)
-def test_progress_goes_to_stderr(run: Run, mode: str, lines: int) -> None:
-    done = run("doctor", "--progress", mode, "--format", "json", code=None)
-    json.loads(done.stdout)
-    assert sum("examine this machine" in line for line in done.stderr.splitlines()) == lines
 
 
 def test_terminal_shows_a_progress_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,14 +55,6 @@ def test_phase_prints_its_name_and_steps(
     with Output(progress=mode).phase("build") as step:
         step("half: 3.0 s")
     assert capsys.readouterr().err.splitlines() == expected
-
-
-def test_json_progress_has_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    with Output(progress="json").phase("build") as step:
-        step("half: 3.0 s")
-    begin, middle, end = (json.loads(line) for line in capsys.readouterr().err.splitlines())
-    assert middle["step"] == "half: 3.0 s"
-    assert [one["event"] for one in (begin, middle, end)] == ["begin", "step", "end"]
 
 
 @pytest.mark.parametrize("mode", ["plain", "json"])
@@ -163,14 +124,3 @@ def test_a_narrow_terminal_shows_whole_words_within_its_width(
     # Figures of the machine may differ between two runs.
     words_of_both = {word for word in piped.split() if not any(map(str.isdigit, word))}
     assert words_of_both <= set(" ".join(lines).split())
-
-
-def test_a_manifest_is_not_wrapped(home: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    lines = show_on_terminal("inspect", "org/tiny", "--manifest")
-    assert lines == coldstart(["inspect", "org/tiny", "--manifest"], home).stdout.splitlines()
-
-
-def test_global_options_read_no_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLDSTART_VERSION", "1")
-    assert "bundles" in run("list", "--format", "json").stdout

@@ -1,7 +1,6 @@
 """Commands of the bundle store, run as a user runs them."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from tools.bundles import CODE, flip, key, provenance, publish
+from tools.bundles import flip, key, provenance, publish
 from tools.shell import Run
 
 from coldstart.models import inspection
@@ -30,10 +29,6 @@ def test_list_marks_the_bundles_whose_code_does_not_run_here(run: Run, bundle: B
     assert [one["trusted"] for one in listed] == [False, True]
     (sign.trust_dir(paths.state_dir()) / "bad.pub").write_text("no key")
     assert bundle.ref in run("list", "-q").stdout
-
-
-def test_ls_is_list(run: Run, bundle: Bundle) -> None:
-    assert run("ls", "-q").stdout == run("list", "-q").stdout
 
 
 def test_inspect_shows_all_parts(run: Run, bundle: Bundle) -> None:
@@ -69,14 +64,6 @@ def test_inspect_shows_the_start_that_proved_the_bundle(run: Run, stages: object
     assert shown in run("inspect", made.digest).stdout
 
 
-def test_inspect_shows_manifest_tree_and_key(run: Run, bundle: Bundle) -> None:
-    assert json.loads(run("inspect", bundle.digest, "--manifest").stdout)["image"]["layers"]
-    assert "kernel.so" in run("inspect", "org/tiny", "--tree").stdout
-    members = json.loads(run("inspect", "org/tiny", "--tree", "--format=json").stdout)["sections"]["compile"]
-    assert {member["path"]: member["size"] for member in members} == {n: len(d) for n, d in CODE.items()}
-    assert bundle.key.digest in run("inspect", "org/tiny", "--key").stdout
-
-
 def test_inspect_diff(run: Run, bundle: Bundle, home: Path) -> None:
     other = publish(Store(Cache.at().bundles), home / "scratch", key(dtype="float16"), blocks=9)
     data = json.loads(run("inspect", bundle.ref, "--diff", other.ref, "--format", "json").stdout)
@@ -93,13 +80,6 @@ def model(home: Path) -> Path:
     place.mkdir()
     (place / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     return place
-
-
-def test_key_of_a_model_without_a_bundle(run: Run, model: Path) -> None:
-    data = json.loads(run("inspect", "--key", str(model), "--format=json", "--", "--max-model-len=1K").stdout)
-    assert data["fields"]["engine.max_model_len"] == 1024
-    assert data["bundle"] is None
-    assert str(model) not in json.dumps(data)
 
 
 def test_inspect_names_the_differing_field_when_no_bundle_matches(run: Run, model: Path, home: Path) -> None:
@@ -142,40 +122,6 @@ def test_a_name_means_its_newest_trusted_version(run: Run, bundle: Bundle, home:
     assert "Using org/tiny:v2, the newest trusted of 3\n" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["validate", "inspect", "export"])
-def test_an_archive_is_imported_first(run: Run, bundle: Bundle, home: Path, command: str) -> None:
-    archive = run("export", "org/tiny").stdout.strip()
-    for options in ([], ["--cache-dir", "other"]):
-        said = run(command, archive, *options, code=3).stderr
-        assert f"no bundle matches {archive!r}" in said and f"hint: coldstart import {archive}\n" in said
-
-
-def test_export_to_an_existing_file_names_the_option_that_replaces_it(run: Run, bundle: Bundle) -> None:
-    archive = run("export", "org/tiny").stdout.strip()
-    said = run("export", "org/tiny", code=2).stderr
-    assert f"error: {archive} exists already" in said and "hint: replace it with --force" in said
-    run("export", "org/tiny", "--force")
-
-
-def test_directory_of_bundles_is_pulled_first(run: Run, bundle: Bundle, home: Path) -> None:
-    run("push", "org/tiny", "shared")
-    said = run("validate", "shared", code=2).stderr
-    assert f"hint: coldstart pull {home / 'shared'}, then name the bundle\n" in said
-
-
-def test_export_and_import_elsewhere(run: Run, bundle: Bundle, home: Path) -> None:
-    assert run("export", "org/tiny").stdout == "org--tiny-v1.oci.tar\n"
-    done = run("import", "org--tiny-v1.oci.tar", "--cache-dir", "other")
-    assert done.stdout.strip() == bundle.ref
-    assert "will not run" in done.stderr
-    assert run("list", "-q", "--cache-dir", "other").stdout.strip() == bundle.ref
-
-
-def test_push_and_pull_through_a_directory(run: Run, bundle: Bundle) -> None:
-    there = run("push", "org/tiny", "shared").stdout.strip()
-    assert run("pull", there, "--cache-dir", "other").stdout.strip() == bundle.ref
-
-
 @pytest.mark.parametrize(
     ("address", "hint"),
     [
@@ -198,50 +144,6 @@ def test_push_and_pull_refuse_what_is_no_address(
         assert {path.name for path in home.iterdir()} == before
 
 
-@pytest.mark.parametrize("name", ["./docker:foo", "dir://there ", "my.dir/foo", "a/b:c", "a:b"])
-def test_push_and_pull_accept_a_directory_with_an_odd_name(
-    run: Run, bundle: Bundle, home: Path, name: str
-) -> None:
-    (home / "a:b").mkdir()
-    there = run("push", "org/tiny", name).stdout.strip()
-    assert run("pull", f"{name}@{bundle.digest}", "--cache-dir", "other").stdout.strip() == bundle.ref
-    assert there.endswith(f"@{bundle.digest}")
-
-
-def test_pull_names_the_full_path_that_is_no_layout(run: Run, home: Path) -> None:
-    (home / "one/two").mkdir(parents=True)
-    assert f"{home}/one/two is not an image layout" in run("pull", f"{home}/one/two", code=1).stderr
-
-
-def test_archive_commands_hint_push_and_pull_when_they_get_an_address(run: Run, bundle: Bundle) -> None:
-    assert "hint: coldstart push REF ADDRESS" in run("export", "org/tiny", "--to", "oci://h/x", code=2).stderr
-    assert "hint: coldstart pull ADDRESS" in run("import", "docker://foo/bar", code=2).stderr
-
-
-@pytest.mark.parametrize("command", ["inspect", "push", "prune"])
-def test_an_absent_version_lists_those_that_exist(run: Run, bundle: Bundle, home: Path, command: str) -> None:
-    publish(Store(Cache.at().bundles), home / "scratch", blocks=9)
-    more = ["there"] if command == "push" else []
-    said = run(command, "org/tiny:v9", *more, code=3).stderr
-    assert "no bundle matches 'org/tiny:v9': org/tiny has v1, v2" in said and "\nhint: " in said
-
-
-@pytest.mark.parametrize("damage", ["flip", "remove"])
-def test_pull_advises_another_source_when_its_source_is_damaged(
-    run: Run, bundle: Bundle, home: Path, damage: str
-) -> None:
-    there = run("push", "org/tiny", "shared").stdout.strip()
-    path = blob_path(home / "shared", bundle.entry("kv").digest)
-    path.unlink() if damage == "remove" else flip(path, 3)
-    said = run("pull", there, "--cache-dir", "other", code=1).stderr
-    assert (
-        "hint: pull it from another source, or push it again from where it is whole: coldstart push" in said
-    )
-    assert run("list", "-q", "--cache-dir", "other").stdout.strip() == ""
-    flip(blob_path(bundle.layout.root, bundle.entry("kv").digest), 3)
-    assert "fetch the bundle again: coldstart pull ADDRESS" in run("push", "org/tiny", "third", code=1).stderr
-
-
 def test_pull_reports_the_damaged_blobs_that_it_replaces(run: Run, bundle: Bundle) -> None:
     there = run("push", "org/tiny", "shared").stdout.strip()
     assert "replaced" not in run("pull", there).stderr
@@ -254,34 +156,6 @@ def test_pull_reports_the_damaged_blobs_that_it_replaces(run: Run, bundle: Bundl
         else:
             assert "org/tiny:v1: 2 damaged blobs replaced" in done.stderr
         assert run("validate", "org/tiny").stdout == f"{bundle.ref}: valid at level checksum\n"
-
-
-def test_prune_dry_run_names_the_command_that_removes_the_same(run: Run, bundle: Bundle, home: Path) -> None:
-    publish(Store(Cache.at().bundles), home / "scratch", blocks=9)
-    noted = run("prune", "org/tiny:v2", "--dry-run").stderr
-    assert noted.endswith("Next: coldstart prune org/tiny:v2\n")
-    assert "Next: coldstart prune\n" in run("prune", "--dry-run").stderr
-    assert "Next: coldstart prune --keep 2\n" in run("prune", "--keep", "2", "--dry-run").stderr
-    other = run("prune", "--cache-dir", "a b", "--dry-run").stderr
-    assert f"Next: coldstart prune --cache-dir '{home / 'a b'}'\n" in other
-
-
-def test_trust_add_accepts_a_public_key(run: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = json.loads(run("trust", "show", "--format", "json").stdout)
-    (home / "friend.pub").write_text(shown["public_key"])
-    monkeypatch.setenv("XDG_STATE_HOME", str(home / "elsewhere"))
-    added = run("trust", "add", "friend.pub", "--name", "friend").stdout
-    assert added == f"added friend ({shown['fingerprint']})\n"
-    keys = json.loads(run("trust", "list", "--format", "json").stdout)["keys"]
-    assert {entry["own"] for entry in keys} == {True, False}
-    assert shown["fingerprint"] in {entry["fingerprint"] for entry in keys}
-
-
-def test_trust_show_names_the_file_that_it_wrote(run: Run, home: Path) -> None:
-    done = run("trust", "show", "--output", "build farm.pem")
-    assert "Next, on the other machine: coldstart trust add 'build farm.pem'\n" in done.stderr
-    run("trust", "add", "build farm.pem")
-    assert "coldstart trust add FILE\n" in run("trust", "show").stderr
 
 
 def test_a_damaged_manifest_is_not_called_trusted(run: Run) -> None:
@@ -333,37 +207,6 @@ def test_trust_remove_fails_when_the_key_is_unknown_own_or_ambiguous(run: Run, h
         run("trust", "add", _pem(home, name), "--name", "same")
     assert "several keys" in run("trust", "remove", "same", code=2).stderr
     assert len(run("trust", "list", "-q").stdout.split()) == 3
-
-
-@pytest.mark.parametrize("name", ["../../x", "a/b", "", ".hidden", "a b", "a\nb", "x" * 65, "\u00e4"])
-def test_trust_add_refuses_a_name_that_is_not_a_slug(run: Run, home: Path, name: str) -> None:
-    file = _pem(home, "friend")
-    before = sorted(home.rglob("*.pub"))
-    assert "invalid name" in run("trust", "add", file, "--name", name, code=2).stderr
-    assert sorted(home.rglob("*.pub")) == before
-
-
-def test_trust_add_refuses_a_file_when_it_is_a_pipe_or_large(run: Run, home: Path) -> None:
-    os.mkfifo(home / "pipe")
-    with (home / "large").open("wb") as large:
-        large.truncate(1 << 30)
-    for file, reason in (
-        ("pipe", "not a regular file"),
-        ("large", "larger than"),
-        ("/dev/zero", "not a regular"),
-    ):
-        done = run("trust", "add", file, code=2)
-        assert reason in done.stderr and "coldstart trust show" in done.stderr
-
-
-def test_trust_add_names_the_file_without_a_key(run: Run, home: Path) -> None:
-    (home / "f.txt").write_text("not a key")
-    assert "f.txt is not a public key in PEM" in run("trust", "add", "f.txt", code=1).stderr
-
-
-def test_doctor_answers_with_an_exit_code(run: Run) -> None:
-    done = run("doctor", "--format", "json", code=None)
-    assert done.returncode == (0 if json.loads(done.stdout)["able"] else 1)
 
 
 def test_an_ambiguous_name_lists_each_bundle_on_a_line(run: Run, bundle: Bundle, home: Path) -> None:

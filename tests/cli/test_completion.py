@@ -12,7 +12,6 @@ from coldstart.commands.cli import COMMANDS
 
 from coldstart.models.aliases import NAMES
 from coldstart.system.paths import Cache
-from coldstart.system.trust import trusted_keys
 
 HEAVY = ["torch", "vllm", "pandas", "transformers", "numpy", "huggingface_hub", "ray", "rich", "starlette"]
 PROBE = """
@@ -60,21 +59,6 @@ def test_bundle_is_completed(bundle: Bundle) -> None:
         assert f"org/tiny:v{bundle.version}" in offered
     nothing = complete(*(f"coldstart {one} no-such-thing" for one in commands))
     assert nothing == [[]] * len(commands)
-
-
-def test_the_second_reference_and_another_cache_are_completed(bundle: Bundle, tmp_path: Path) -> None:
-    second = "coldstart export org/tiny:v1 org"
-    empty = f"coldstart export --cache-dir {tmp_path / 'empty'} org"
-    assert complete(second, empty) == [["org/tiny:v1"], []]
-    absent = ["coldstart.artifacts.store", "coldstart.models.tiny", "hashlib"]
-    assert complete("coldstart serve org/tin", absent=absent) == [["org/tiny", "org/tiny:v1"]]
-
-
-def test_references_and_keys_are_completed(bundle: Bundle) -> None:
-    lines = ["trace-replay --profile org/", "host load org/tiny:", "trust remove hos"]
-    *offered, keys = complete(*(f"coldstart {line}" for line in lines))
-    assert offered == [["org/tiny:v1"]] * 2
-    assert keys and keys == [key.name for key in trusted_keys.listed() if key.name.startswith("hos")]
 
 
 def test_a_damaged_store_completes_models_alone(bundle: Bundle, tmp_path: Path) -> None:

@@ -123,13 +123,3 @@ def test_what_a_hub_model_lacks_is_named_and_not_downloaded(
     (named,) = json.loads(run(*words, "--format", "json").stdout)["downloads"]
     assert "safetensors" in named
     assert f"download: {named}" in run("materialize", "acme/tiny", "--dry-run", *revision).stdout
-
-
-def test_a_hub_model_without_a_configuration_is_an_error_that_says_so(
-    before: list[Listing], cached: Path, run: Run, home: Path
-) -> None:
-    before.append(_list(home))
-    said = run("serve", "acme/other", "--dry-run", code=4).stderr
-    assert (
-        "cannot describe a start of acme/other" in said and "hint: hf download acme/other config.json" in said
-    )

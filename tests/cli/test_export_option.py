@@ -68,10 +68,3 @@ def test_inspect_gives_each_of_its_views(run: Run, bundle: Bundle, home: Path) -
         assert done.stdout.splitlines()[0] == header
     plain = json.loads(run("inspect", bundle.ref, "--diff", bundle.ref, "--format", "json").stdout)
     assert json.loads((home / "out.json").read_text()) == plain
-
-
-def test_validate_gives_a_row_per_bundle_or_finding(run: Run, bundle: Bundle, home: Path) -> None:
-    done = run("validate", bundle.ref, "--export", "csv", "--export", "html=out.html")
-    lines = done.stdout.splitlines()
-    assert lines[0] == "ref,ok,level,severity,code,subject,message,hint" and ",True,checksum," in lines[1]
-    assert bundle.digest in (home / "out.html").read_text()

@@ -48,11 +48,6 @@ def test_simulate_reports_requests_and_starts(run: Run, file: str) -> None:
     assert "TTFT" in run(*given).stdout
 
 
-def test_plan_and_simulate_report_a_missing_file(run: Run) -> None:
-    assert "cannot read the fleet file" in run("fleet", "plan", "none.toml", code=2).stderr
-    assert "cannot read the fleet file" in run("fleet", "simulate", "none.toml", code=2).stderr
-
-
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[str, list[Any]]]:
     """Run a fake gateway of a fleet; yield its URL and the received orders."""

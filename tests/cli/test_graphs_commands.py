@@ -63,25 +63,7 @@ def test_inspect_shows_the_graphs(run: Run, home: Path, sections: tuple[Path, Pa
     assert {kernel["held"] for kernel in data["kernels"]} == {"value"} and data["proof"]["graphs"] == 4
 
 
-def test_inspect_diff_shows_changed_graphs(run: Run, home: Path, sections: tuple[Path, Path]) -> None:
-    one, other = publish(sections[0]), publish(sections[1])
-    text = run("inspect", one.ref, "--diff", other.ref).stdout
-    golden("diff.txt", text[text.index("graphs only in") :])
-    found = json.loads(run("inspect", one.ref, "--diff", other.ref, "--format", "json").stdout)
-    assert not found["equal"] and found["graphs"]["graphs_only"] == [["decode:256"], ["decode:512"]]
-    assert set(found["graphs"]["graphs_changed"]) == {"decode:1", "decode:8", "decode:64"}
-    same = json.loads(run("inspect", one.ref, "--diff", one.ref, "--format", "json").stdout)
-    assert same["equal"] and "graphs" not in same
-
-
 def test_inspect_shows_why_a_bundle_has_no_graphs(run: Run, home: Path) -> None:
     publish(None, **{NOT_MADE: {"graphs": "the installed vLLM runs on the processor"}})
     assert "no graphs  the installed vLLM runs on the processor" in run("inspect", "org/tiny").stdout
     assert json.loads(run("inspect", "org/tiny", "--format", "json").stdout)["not_made"]["graphs"]
-
-
-def test_inspect_reports_an_unreadable_graphs_section(run: Run, home: Path, tmp_path: Path) -> None:
-    (tmp_path / "g").mkdir()
-    (tmp_path / "g" / "graphs.json").write_text("{}")
-    publish(tmp_path / "g")
-    assert "CUDA graphs: cannot be read" in run("inspect", "org/tiny").stdout

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import typer
-from coldstart.artifacts.errors import FormatTooNewError
 from coldstart.commands import cli
 from tools.command_line import parse
 from tools.shell import Run
@@ -134,9 +133,3 @@ def test_each_error_has_a_hint(words: tuple[str, ...], hint: str, run: Run, home
     (home / "bad.toml").write_text("[serve\n")
     (home / "latin.toml").write_bytes(b"memory = '\xe9'\n")
     assert f"\nhint: {hint}" in run(*words, code=None).stderr
-
-
-def test_a_newer_release_is_installed_as_the_tutorial_does() -> None:
-    hint, page = FormatTooNewError.default_hint, (ROOT / "docs/tutorial/install.md").read_text()
-    for command in ("make dist", "pip install dist/coldstart_vllm-*.whl"):
-        assert command in hint and f"\n{command}\n" in page

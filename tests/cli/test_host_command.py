@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.commands import _output, cli
-from coldstart.commands._host_table import render
+from coldstart.commands import cli
 from support.client_key_files import write_clients
 from tools.raw_server import Asked, answering, say
 from tools.shell import Run
@@ -21,7 +20,6 @@ from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived, Failed, Started
 from coldstart.host.live.run import ModelHost
-from coldstart.host.running_hosts import own_directory, publish_url
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts, LastStart
 
@@ -75,24 +73,6 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     assert "configuration not applied: memory: invalid size 'much'" in said.stdout
     refused = "client keys not applied, the former ones remain: the client key file keys.toml is not TOML"
     assert refused in said.stdout
-
-
-def test_table_shows_the_progress_of_a_start_if_the_host_reports_it() -> None:
-    document = _status_document()
-    document["models"][0] |= {"state": "starting", "progress": {"text": "load weights: 1 of 2 shards"}}
-    assert "  starting, load weights: 1 of 2 shards  " in render(document)
-    del document["models"][0]["progress"]
-    assert "  starting  " in render(document)
-
-
-@pytest.mark.parametrize("width", [40, 60])
-def test_status_fits_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    document = _status_document()
-    document["models"][1]["error"] = "a reason of many words " * 20
-    assert f"b: {document['models'][1]['error']}".rstrip() in render(document).splitlines()
-    monkeypatch.setattr(_output, "find_width", lambda: width)
-    lines = _output.wrap(render(document)).splitlines()
-    assert max(map(len, lines)) <= width and any("snapshot" in line for line in lines)
 
 
 def test_status_as_json(run: Run, host: str) -> None:
@@ -191,30 +171,6 @@ def test_first_lines_name_the_address_and_the_page(
     assert second.startswith("http://127.0.0.1:1/ui ")
 
 
-def test_a_host_file_with_a_memory_without_its_unit_is_a_usage_error(tmp_path: Path, run: Run) -> None:
-    (tmp_path / "host.toml").write_text("memory = 920\n[models.a]\nargs = []\nmemory = 4\nstart_s = 1.0\n")
-    said = run("host", "--host-file", "host.toml", code=2).stderr
-    assert "host file host.toml: memory: no model fits in 920 bytes" in said
-    assert 'hint: write memory = "920MiB"' in said
-
-
-@pytest.mark.parametrize(("options", "default"), [((), "fail"), (("--on-miss", "warn"), "warn")])
-def test_on_miss_is_the_default_of_the_models_of_the_file(
-    options: tuple[str, ...], default: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, found = tmp_path / "host.toml", {}
-    figures = "args = []\nmemory = '4GiB'\nstart_s = 1.0\n"
-    file.write_text(f'memory = "9GiB"\n[models.a]\n{figures}[models.b]\non_miss = "fail"\n{figures}')
-    monkeypatch.setattr(ModelHost, "run", lambda host: found.update(host.file.catalogue.launches) or 0)
-    cli.load("host").main(["--host-file", str(file), *options], standalone_mode=False)
-    assert {name: launch.on_miss for name, launch in found.items()} == {"a": default, "b": "fail"}
-
-
-def test_a_key_that_is_wrong_and_an_address_of_somebody_else(run: Run, host: str) -> None:
-    assert "requires an API key" in run("host", "status", "--url", host, "--api-key", "wrong", code=1).stderr
-    assert "is not a host" in run("host", "status", "--url", host + "/other", code=1).stderr
-
-
 @pytest.mark.parametrize(
     ("reason", "key", "lines"),
     [
@@ -240,33 +196,3 @@ def test_hint_of_a_refused_order_works_with_the_key_and_contains_no_other(
     with answering(respond) as server:
         words = ("host", "reload", "--url", server.url, *(["--api-key", key] if key else []))
         assert run(*words, code=1).stderr.endswith(lines.format(url=server.url))
-
-
-def test_variable_sets_the_url_of_every_command(run: Run, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLDSTART_HOST_URL", host + "/other")
-    for words in (("status",), ("load", "a"), ("unload",), ("logs", "a"), ("reload",), ("stop",)):
-        said = run("host", *words, "--api-key", "wrong", code=1).stderr
-        assert f"{host}/other requires an API key" in said
-    monkeypatch.setenv("COLDSTART_HOST_STATUS_URL", host)
-    assert "pid 77" in run("host", "status").stdout
-
-
-@pytest.mark.parametrize("url", ["", "http://127.0.0.1:9"])
-def test_hint_names_the_hosts_that_run(run: Run, host: str, url: str) -> None:
-    with own_directory() as directory:
-        publish_url(directory, "http://127.0.0.1:8011")
-        said = run("host", "status", "--url", url or host + "/other", code=1).stderr
-    assert "hint: --url http://127.0.0.1:8011" in said
-
-
-@pytest.mark.parametrize("words", [("status",), ("stop",), ("load", "a")])
-def test_the_key_of_a_client_that_is_no_admin(run: Run, host: str, words: tuple[str, ...]) -> None:
-    said = run("host", *words, "--url", host, "--api-key", "laptop", code=1).stderr
-    assert "the client laptop may use models only" in said
-    assert "hint: --api-key-file FILE with the operator's key, or set admin = true for the client" in said
-
-
-@pytest.mark.parametrize("command", ["host", "serve"])
-def test_a_port_beyond_65535_is_a_usage_error(command: str, run: Run) -> None:
-    reported = run(command, "tiny-llama", "--port", "99999", code=2).stderr
-    assert "99999" in reported and "65535" in reported

@@ -48,16 +48,6 @@ def test_each_error_is_one_object(
         assert message in error["error"] and hint in (error["hint"] or "")
 
 
-def test_the_environment_selects_json_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("list", "--odd", code=2).stderr.startswith("Usage: ")
-    monkeypatch.setenv("COLDSTART_LIST_FORMAT", "json")
-    assert "--odd" in read_error(run, "list", "--odd")["error"]
-    assert run("list", "--odd", "--format", "text", code=2).stderr.startswith("Usage: ")
-    assert run("list", "--odd", "--format", "json", "--format=text", code=2).stderr.startswith("Usage: ")
-    monkeypatch.setenv("COLDSTART_FLEET_STATUS_FORMAT", "json")
-    assert "--odd" in read_error(run, "fleet", "status", "--odd")["error"]
-
-
 def test_the_format_of_host_run_applies_to_host_with_a_model(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,9 +55,3 @@ def test_the_format_of_host_run_applies_to_host_with_a_model(
     assert "neither a command" in read_error(run, "host", "bogus")["error"]
     said = run("host", "status", "--url", "http://127.0.0.1:9", code=1).stderr
     assert said.startswith("error: no host responds")
-
-
-def test_success_and_help_are_unchanged(run: Run) -> None:
-    assert json.loads(run("list", "--format", "json").stdout)["bundles"] == []
-    assert run("list", "--format", "json", "--help").stdout.startswith("Usage: ")
-    assert run("--version").stdout.startswith("coldstart ")

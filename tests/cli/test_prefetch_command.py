@@ -50,11 +50,6 @@ def test_start_status_stop(run: Run, model: Path) -> None:
     assert json.loads(run("prefetch", "status", "--format", "json").stdout)["running"] is False
 
 
-def test_stop_is_no_error_when_no_prefetcher_runs(run: Run, home: Path) -> None:
-    assert run("prefetch", "stop").stdout == "no prefetcher is running\n"
-    assert json.loads(run("prefetch", "stop", "--format", "json").stdout)["stopped"] == []
-
-
 @pytest.mark.slow
 def test_start_fetches_only_the_named_tensors(run: Run, model: Path) -> None:
     with serving(model) as server:
@@ -62,14 +57,6 @@ def test_start_fetches_only_the_named_tensors(run: Run, model: Path) -> None:
         assert server.total() == BYTES // 2
         failed = run("prefetch", "start", str(model), "--weights-from", server.url, "--tensor", "zz", code=1)
         assert "no tensor 'zz'" in failed.stderr
-
-
-def test_start_uses_the_model_directory_by_default(run: Run, model: Path) -> None:
-    run("prefetch", "start", str(model))
-    (found,) = json.loads(run("prefetch", "status", "--format", "json").stdout)["prefetchers"]
-    assert found["source"] == str(model) and found["memory_bytes"] == 0
-    running = run("prefetch", "start", str(model), "--streams", "2", code=2)
-    assert "hint: coldstart prefetch stop" in running.stderr
 
 
 def test_start_reports_invalid_requests(run: Run, model: Path) -> None:

@@ -63,52 +63,11 @@ def test_serve_uses_the_arguments_of_the_bundle_when_none_are_typed(model: str, 
     assert planned["vllm_args"][at + 1] == "512"
 
 
-def test_serve_uses_no_arguments_when_the_separator_stands_alone(model: str, run: Run) -> None:
-    publish_recorded(model, ARGUMENTS)
-    missed = run("serve", model, "--dry-run", "--", code=3).stderr
-    assert "--max-model-len: 512 in the bundle, not requested" in missed
-
-
-@pytest.mark.parametrize("form", ["{name}:v1", "{ref}"])
-def test_serve_starts_the_version_that_is_named(form: str, model: str, run: Run) -> None:
-    first = publish_recorded(model, ARGUMENTS)
-    publish_recorded(model, ("--max-model-len", "256"), created="2026-02-01T00:00:00Z")
-    word = form.format(name=model, ref=first.ref)
-    assert json.loads(run("serve", word, "--dry-run", "--format", "json").stdout)["bundle"] == first.ref
-
-
 def test_dry_run_shows_mode_bundle_and_url(model: str, run: Run) -> None:
     publish_recorded(model, ARGUMENTS)
     shown = run("serve", model, "--mode", "fresh", "--dry-run", "--port", "8001").stdout
     lines = ["mode    fresh", "bundle  tiny-llama:v1", "url     http://127.0.0.1:8001"]
     assert shown.splitlines()[:3] == lines
-
-
-@pytest.mark.parametrize(("key", "warned"), [("", True), ("k", False)])
-def test_dry_run_shows_that_the_server_would_listen_at_all_addresses(
-    key: str, warned: bool, model: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", key)
-    publish_recorded(model, ARGUMENTS)
-    done = run("serve", model, "--mode", "fresh", "--dry-run", "--host", "0.0.0.0")
-    assert "url     http://127.0.0.1:8000, at all addresses of this machine\n" in done.stdout
-    assert ("warning: other machines can use this server without an API key" in done.stderr) == warned
-
-
-def test_dry_run_names_the_reason_why_another_mode_would_start(model: str, run: Run) -> None:
-    publish_recorded(model, ARGUMENTS)
-    shown = run("serve", model, "--mode", "template-engine", "--dry-run").stdout
-    assert shown.startswith("mode    fresh\n")
-    assert "\nfallback  template-engine: no template-engine runs for tiny-llama" in shown
-    planned = json.loads(run("serve", model, "--dry-run", "--format", "json").stdout)
-    fallen, absent = ([one["section"] for one in planned[name]] for name in ("fallbacks", "absent"))
-    assert "template-engine" in absent and "template-engine" not in fallen
-
-
-def test_dry_run_does_not_materialize(model: str, run: Run) -> None:
-    done = run("serve", model, "--on-miss", "materialize", "--dry-run")
-    assert "bundle  none; would be materialized first" in done.stdout
-    assert not Cache.at().bundles.exists() and not Cache.at().work.exists()
 
 
 def test_serve_refuses_a_port_in_use_before_it_materializes(model: str, run: Run) -> None:
@@ -139,17 +98,6 @@ def test_the_next_command_of_import_starts_the_bundle(
     following = next_command("import", "tiny-llama-v1.oci.tar")
     assert following == ["serve", "tiny-llama:v1"]
     assert json.loads(run(*following, "--dry-run", "--format", "json").stdout)["bundle"] == made.ref
-
-
-def test_the_next_command_of_pull_shows_a_bundle_that_cannot_start(
-    model: str, run: Run, next_command: Callable[..., list[str]]
-) -> None:
-    publish_recorded(model, ARGUMENTS, signed=False)
-    run("push", model, "elsewhere")
-    run("prune", model)
-    following = next_command("pull", "elsewhere")
-    assert following == ["inspect", "tiny-llama:v1"]
-    assert "--max-model-len 512" in run(*following).stdout
 
 
 @pytest.mark.parametrize("words", [("up",), ("host", "--memory", "2GiB")])

@@ -44,20 +44,6 @@ def test_status_lists_image_with_its_defect(run: Run, image: Path) -> None:
     assert "every model, 8.0 KiB" in run("template", "status").stdout
 
 
-def test_prune_removes_unusable_image(run: Run, image: Path) -> None:
-    planned = json.loads(run("prune", "--dry-run", "--format", "json").stdout)
-    assert planned["frozen"] == [str(image)] and image.is_dir()
-    assert json.loads(run("prune", "--format", "json").stdout)["frozen"] == [str(image)]
-    assert not image.exists()
-
-
-def test_discard_removes_images(run: Run, image: Path) -> None:
-    assert json.loads(run("template", "discard", "--format", "json").stdout)["discarded"] == 1
-    assert not image.exists()
-    none = run("template", "discard")
-    assert (none.stdout, none.stderr) == ("discarded 0\n", "no frozen runtime exists here\n")
-
-
 def test_template_has_the_arguments_of_the_bundle_when_none_are_typed(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,8 +64,3 @@ def test_template_has_the_arguments_of_the_bundle_when_none_are_typed(
     said = capsys.readouterr().err
     assert "Using the arguments of tiny-llama:v1: --max-model-len 512\n" in said
     assert said.endswith("Next: coldstart serve tiny-llama --mode template-engine\n")
-
-
-def test_template_stop_succeeds_when_no_template_runs(run: Run) -> None:
-    done = run("template", "stop")
-    assert (done.stdout, done.stderr) == ("stopped 0\n", "no template is running\n")

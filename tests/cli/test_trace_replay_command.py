@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -52,17 +51,6 @@ def test_simulated_replay_writes_every_report(run: Run, trace: Path, home: Path)
     assert "| TTFT |" in (home / "out.markdown").read_text()
 
 
-@pytest.mark.slow
-@SIMULATES
-def test_baseline_compares_two_policies(run: Run, trace: Path, home: Path) -> None:
-    common = ("trace-replay", str(trace), "--simulate", "--profile", "profile.json", "--batch", "1")
-    run(*common, "--scheduler", "fcfs", "--format", "json", "-o", "fcfs.json")
-    common = (*common, "--scheduler", "skip-join-mlfq")
-    done = run(*common, "--baseline", "fcfs.json", "--export", "json=both.json")
-    assert json.loads((home / "both.json").read_text())["against_baseline"]["requests_per_s"] > 0
-    assert "compared with the baseline" in done.stdout
-
-
 def test_a_live_replay_measures_a_server(run: Run, trace: Path) -> None:
     with running(FakeServer()) as server:
         url = f"http://127.0.0.1:{server.port}"
@@ -70,20 +58,6 @@ def test_a_live_replay_measures_a_server(run: Run, trace: Path) -> None:
     found = json.loads(done.stdout)
     assert (found["kind"], found["completed"], found["failed"]) == ("live", 10, 0)
     assert found["wait_s"]["max"] >= 0 and {body["model"] for body in server.bodies} == {"m"}
-
-
-def test_a_live_replay_asks_for_the_model_of_each_row(run: Run, trace: Path) -> None:
-    with running(FakeServer()) as server:
-        url = f"http://127.0.0.1:{server.port}"
-        run("trace-replay", str(trace), "--target", url, "--models", "a,b")
-    assert [body["model"] for body in server.bodies].count("a") == 5
-    assert {body["model"] for body in server.bodies} == {"a", "b"}
-
-
-def test_a_replay_without_a_usable_row_ends_with_no(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "broken.jsonl").write_text('{"timestamp": "never"}\n' * 3)
-    done = run("trace-replay", str(tmp_path / "broken.jsonl"), "--target", "http://127.0.0.1:1", code=1)
-    assert "the trace has no usable row" in done.stderr and "line 1 skipped" in done.stderr
 
 
 def test_a_replay_of_failed_requests_lists_the_causes_and_ends_with_no(run: Run, trace: Path) -> None:
@@ -96,32 +70,12 @@ def test_a_replay_of_failed_requests_lists_the_causes_and_ends_with_no(run: Run,
     assert cause["requests"] == 10 and f"10 of 10 requests failed: {cause['error']}" in done.stderr
 
 
-@pytest.mark.slow
-@SIMULATES
-def test_hint_without_a_target_works_when_it_is_followed(run: Run, trace: Path) -> None:
-    for options in ([], ["--profile", "profile.json"]):
-        hint = run("trace-replay", str(trace), *options, code=2).stderr.splitlines()[-1]
-        assert f"coldstart trace-replay {trace} --target URL" in hint
-        command = hint.rpartition("without a server: coldstart ")[2].replace("REF", "profile.json")
-    run(*shlex.split(command))
-
-
 def test_a_fleet_or_host_file_is_simulated_without_another_option(run: Run, trace: Path, home: Path) -> None:
     (home / "fleet.toml").write_text(FLEET)
     (home / "host.toml").write_text(HOST)
     for given in (["--fleet", "fleet.toml"], ["--host", "host.toml", "--profile", "profile.json"]):
         found = json.loads(run("trace-replay", str(trace), *given, "--format", "json").stdout)
         assert found["kind"] == f"simulated {given[0].removeprefix('--')}"
-
-
-@pytest.mark.parametrize("target", [[], ["--host", "host.toml"], ["--fleet", "fleet.toml"]])
-def test_an_empty_trace_is_reported(run: Run, home: Path, trace: Path, target: list[str]) -> None:
-    (home / "empty.jsonl").touch()
-    (home / "host.toml").write_text(HOST)
-    (home / "fleet.toml").write_text(FLEET)
-    given = ["empty.jsonl", "--simulate", "--profile", "profile.json", *target]
-    done = run("trace-replay", *given, code=2)
-    assert "the trace empty.jsonl contains no rows" in done.stderr and not done.stdout
 
 
 @pytest.mark.parametrize(
@@ -236,14 +190,6 @@ def test_host_simulation_of_two_models_that_do_not_fit_together(run: Run, trace:
     assert len(pages.plots(page)) >= 3 + 4 and "large" in page
     lines = (home / "host.csv").read_text().splitlines()
     assert len(lines) == 11 and lines[0].startswith("number,model,target,due_s,sent_s")
-
-
-def test_host_file_excludes_servers_and_other_models(run: Run, trace: Path, home: Path) -> None:
-    (home / "host.toml").write_text(HOST)
-    live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--host", "host.toml", code=2)
-    assert "--target and --host exclude each other" in live.stderr
-    other = ["--simulate", "--profile", "profile.json", "--host", "host.toml", "--models", "nobody"]
-    assert "contains no model nobody" in run("trace-replay", str(trace), *other, code=2).stderr
 
 
 FLEET = """

@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 from coldstart.commands import cli
 
 PROFILE = "--profile profile.json"
@@ -114,32 +113,8 @@ def test_an_option_has_an_effect_or_is_refused(
         assert "\nhint: " in said and "No such file" not in said
 
 
-def test_the_table_has_every_option() -> None:
-    group = typer.main.get_command(cli.app)
-    command = group.get_command(typer.Context(group), "trace-replay")  # type: ignore[attr-defined]
-    common = {
-        "--format",
-        "--output",
-        "--quiet",
-        "--verbose",
-        "--progress",
-        "--offline",
-        "--cache-dir",
-        "--config",
-    }
-    own = {one.opts[0] for one in command.params if one.opts[0].startswith("--")} - common - {"--help"}
-    assert own == {option.split()[0] for option in EFFECTS}
-
-
 @pytest.mark.parametrize(("kind", "options", "words"), BESIDE)
 def test_an_option_without_effect_beside_others_is_refused(
     kind: str, options: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert words in replay(f"{KINDS.get(kind, '')} {options}", capsys)
-
-
-def test_an_option_of_the_environment_may_have_no_effect(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLDSTART_TRACE_REPLAY_BATCH", "4")
-    assert "No such file" in replay(KINDS["fleet"], capsys)

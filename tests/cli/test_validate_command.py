@@ -35,13 +35,6 @@ def damage(bundle: Bundle) -> None:
     path.write_bytes(bytes(len(path.read_bytes())))
 
 
-def test_validate_accepts_a_valid_bundle(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    assert validate(bundle) == 0
-    shown = capsys.readouterr()
-    assert shown.out == f"{bundle.ref}: valid at level checksum\n"
-    assert "Next: coldstart inspect" in shown.err
-
-
 def test_validate_names_the_damaged_section(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
     damage(bundle)
     assert validate(bundle, "--format", "json") == 1
@@ -62,17 +55,6 @@ def test_each_format_is_alone_on_stdout(bundle: Bundle, capsys: pytest.CaptureFi
     assert shown["github"].startswith("::error title=CS-")
 
 
-def test_junit_file_has_the_error_of_a_model_that_does_not_exist(bundle: Bundle, tmp_path: Path) -> None:
-    file = tmp_path / "coldstart.xml"
-    assert validate(bundle, "--format", "junit", "--output", str(file), word="no/such") == 3
-    root = ElementTree.parse(file).getroot()
-    assert (root.attrib["tests"], root.attrib["failures"], root.attrib["errors"]) == ("1", "0", "1")
-    (case,) = root.iter("testcase")
-    assert (case.attrib["classname"], case.attrib["name"]) == ("no/such", "checksum")
-    (error,) = case.iter("error")
-    assert error.attrib["type"] == "BundleNotFoundError" and "no/such" in error.attrib["message"]
-
-
 def test_a_damaged_bundle_is_whole_after_another_pull(
     bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,15 +73,6 @@ def test_a_bundle_of_another_machine_does_not_fit(bundle: Bundle, capsys: pytest
     assert {finding["code"] for finding in report["findings"]} == {"CS-KEY-MISMATCH"}
 
 
-def test_errors_have_separate_exit_codes(bundle: Bundle, tmp_path: Path) -> None:
-    assert validate(bundle, "--against", str(tmp_path / "machine.json")) == 2
-    assert validate(bundle, "--", "--dtype", "float32", word=bundle.ref) == 2
-    assert validate(bundle, "--model", str(tmp_path)) == 2
-    assert validate(bundle, "--concurrency", "none") == 2
-    assert validate(bundle, "--prompts", str(tmp_path / "missing")) == 2
-    assert validate(bundle, "no/such") == 3
-
-
 @pytest.mark.slow
 def test_a_model_with_arguments_is_looked_up_by_its_key(
     bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -113,16 +86,6 @@ def test_a_model_with_arguments_is_looked_up_by_its_key(
     assert capsys.readouterr().out == f"{made.ref}: valid at level checksum\n"
     assert validate(bundle, "--", "--dtype", "float32", word="tiny-llama") == 3
     assert "hint: coldstart materialize tiny-llama -- --dtype float32" in capsys.readouterr().err
-
-
-def test_validate_asks_for_the_model_directory(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    with Store(bundle.layout.root).begin(bundles.key(seed=3)) as draft:
-        draft.add_json("kv", bundles.KV)
-        draft.publish(bundles.provenance("my-model"))
-    assert validate(bundle, "--level", "replay", word="my-model") == 2
-    said = capsys.readouterr().err
-    assert "it is a directory called my-model" in said
-    assert "coldstart validate my-model --model DIR --level replay" in said
 
 
 @pytest.mark.slow

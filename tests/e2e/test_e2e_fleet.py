@@ -21,7 +21,7 @@ import psutil
 import pytest
 from support.fleet_askers import Asking, Streaming
 from support.fleet_on_ray import TESTS, Fleet, two_node_fleet
-from support.waiting import wait_until
+from support.waiting import has_ended, wait_until
 
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
@@ -105,7 +105,7 @@ def test_servers_of_a_cluster_survive_the_fleets_process(
         assert second.ask("b")["model"] == "b"
         second.request("/fleet/down", {})
         second.end()
-        server.wait(20)
+        wait_until(lambda: has_ended(server.pid))
 
 
 def test_killed_server_loses_no_request_that_has_not_begun(fleet: Fleet) -> None:
@@ -121,6 +121,7 @@ def test_killed_server_loses_no_request_that_has_not_begun(fleet: Fleet) -> None
     assert fleet.status()["gateway"]["readmitted"] >= 1
 
 
+@pytest.mark.nightly  # the pipeline's streams continue elsewhere in the same way
 def test_killed_server_breaks_no_resumable_stream(fleet: Fleet) -> None:
     fleet.deploy("s", batch=20)
     server = fleet.ask("s")["pid"]
@@ -138,7 +139,7 @@ def test_killed_actor_ends_its_servers_and_restarts(fleet: Fleet) -> None:
     with Asking(fleet, "d", pause_s=0.05) as asking:
         wait_until(lambda: len(asking.answers) > 5)
         actor.kill()
-        first.wait(20)
+        wait_until(lambda: has_ended(first.pid))
         answered = len(asking.answers)
         wait_until(lambda: len(asking.answers) > answered + 10)
     assert not asking.failed
@@ -191,10 +192,7 @@ def test_down_leaves_no_process(fleet: Fleet) -> None:
     pids = [fleet.ask(model)["pid"] for model in ("c", "d")]
     fleet.request("/fleet/down", {})
     fleet.processes[0].wait(60)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
-        time.sleep(0.1)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    wait_until(lambda: all(map(has_ended, pids)))
 
 
 @pytest.mark.nightly
@@ -209,9 +207,7 @@ def test_fleet_serves_warm_models_and_reports_the_reason_when_ray_ends(tmp_path:
         (control,) = [child for child in up.children(recursive=True) if child.name() == "gcs_server"]
         control.kill()
         log = tmp_path / "up.log"
-        deadline = time.monotonic() + 30
-        while '"event": "ray ended"' not in log.read_text() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: '"event": "ray ended"' in log.read_text())
         assert made.ask("a")["pid"] == server
         up.terminate()
         assert made.processes[0].wait(60) == 1 and "the fleet's Ray ended: " in log.read_text()

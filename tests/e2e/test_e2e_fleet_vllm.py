@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
+from support.waiting import has_ended
 from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
 
 # ray is not imported: it changes the environment, on which templates depend.
@@ -67,5 +68,4 @@ def test_model_starts_at_a_request_and_stops_when_idle(
         while json.loads(machine.run("fleet", "status", "--format", "json"))["models"][0]["groups"]:
             assert time.monotonic() < deadline
             time.sleep(0.5)
-    # An init process that collects no children, as in a container, leaves ended ones as zombies.
-    assert not [one for one in fleet if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert all(has_ended(one.pid) for one in fleet)

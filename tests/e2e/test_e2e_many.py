@@ -14,7 +14,7 @@ from typing import Any
 
 import openai
 import pytest
-from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens, remaining
+from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens, remaining
 
 from coldstart.validate import process_tree
 
@@ -58,11 +58,11 @@ def _hosted(machine: Machine, file: Path) -> Iterator[Hosted]:
 def test_two_models_in_memory_for_one(
     machine: Machine, engine_template: None, reference: Tokens, tmp_path: Path
 ) -> None:
-    machine.run("materialize", "tiny-qwen2", "-q", "--", *VLLM)
+    machine.run("materialize", "tiny-qwen2", "-q", "--", *EAGER)
     file = tmp_path / "host.toml"
     models = "\n".join(
-        f'[models.{name}]\nargs = {json.dumps(VLLM)}\nmemory = {BIG}\naliases = ["{name}-alias"]'
-        for name in ("tiny-llama", "tiny-qwen2")
+        f'[models.{name}]\nargs = {json.dumps(args)}\nmemory = {BIG}\naliases = ["{name}-alias"]'
+        for name, args in (("tiny-llama", VLLM), ("tiny-qwen2", EAGER))
     )
     # Memory for one model and the host's runtime template.
     file.write_text(f"memory = {BIG + (1 << 30)}\n{models}\n")

@@ -11,7 +11,7 @@ from coldstart.errors import UsageError
 from coldstart.lab.engine import EngineSimulator, replay
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import STRATEGIES, IterationProfile, SchedulerSettings
-from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine, configure
+from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
 
@@ -24,12 +24,6 @@ def simulate(rows: list[TraceRequest], policy: str = "fcfs", **given: object) ->
     )  # type: ignore[arg-type]
     simulator.run(rows)
     return simulator
-
-
-def test_one_request_takes_its_iterations() -> None:
-    (record,) = simulate([TraceRequest(1.0, 100, 5)]).records
-    assert record.first_token_s == pytest.approx(1.02)
-    assert record.finished_s == pytest.approx(1.02 + 4 * 0.01)
 
 
 def test_fcfs_runs_to_completion_and_mlfq_lets_the_short_pass() -> None:
@@ -47,10 +41,6 @@ def test_deadline_lets_a_short_prompt_pass_a_long_one_but_not_for_ever() -> None
     fcfs, deadline = (simulate(rows, name, batch=1, depth=1).records for name in ("fcfs", "deadline"))
     assert fcfs[1].first_token_s < 1.0 < deadline[1].first_token_s < 0.01 + 32 * 0.18 + 1.0  # type: ignore[operator]
     assert deadline[2].ttft_s < fcfs[2].ttft_s  # type: ignore[operator]
-
-
-def test_a_token_budget_cuts_a_long_prompt_into_chunks() -> None:
-    assert simulate([TraceRequest(0.0, 1000, 1)], token_budget=100).engine.counts.iterations == 10
 
 
 def test_a_request_that_never_fits_is_refused() -> None:
@@ -143,22 +133,6 @@ def test_every_load_ends_with_every_token(
     for record, row in zip(simulator.records, rows, strict=True):
         assert record.ok and record.output_tokens == row.output_tokens
         assert record.due_s < record.first_token_s <= record.finished_s  # type: ignore[operator]
-
-
-def test_a_changed_configuration_leaves_later_engines_alone() -> None:
-    """A connector that expects the reports of six ranks would wait for them forever."""
-    machine, settings = EngineResources(host_blocks=30), SchedulerSettings("fcfs", strategy="proactive")
-    parallel = configure(machine, settings).parallel_config
-    parallel.pipeline_parallel_size, parallel.world_size = 3, 6
-    rows = [TraceRequest(0.0, 285, 37), TraceRequest(0.0, 13, 37)]
-    done = simulate(rows, strategy="proactive", device_blocks=24, host_blocks=30, depth=1).records
-    assert [record.output_tokens for record in done] == [37, 37]
-
-
-def test_requests_that_take_turns_do_not_move_their_kv_at_every_turn() -> None:
-    rows = [TraceRequest(0.0, 100, 100) for _ in range(6)]
-    simulator = simulate(rows, "skip-join-mlfq", batch=4, device_blocks=30, strategy="recompute")
-    assert simulator.engine.counts.recomputed_tokens < 6 * 200 * 6
 
 
 def test_a_device_that_one_request_fills_is_an_error_where_the_scheduler_cannot_continue() -> None:

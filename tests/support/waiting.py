@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from coldstart.system.proc import processes
+
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Return as soon as `condition()` is true.
@@ -18,3 +20,8 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None
     while not condition():
         assert time.monotonic() < deadline_s, f"condition is still false after {timeout_s:g} s"
         time.sleep(0.01)
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended, also if its parent has not collected it: a container may have no init process."""
+    return processes.birth(pid) is None

@@ -32,7 +32,7 @@ _PROCESSES.set_forkserver_preload(
 
 
 def coldstart(
-    arguments: Sequence[str], cwd: Path, timeout_s: float = 180.0
+    arguments: Sequence[str], cwd: Path, timeout_s: float = 540.0
 ) -> subprocess.CompletedProcess[str]:
     """Run ``coldstart ARGUMENTS`` with this process's environment. Raises TimeoutExpired."""
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:

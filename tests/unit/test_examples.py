@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,6 @@ from tools.bundles import NAME, publish
 from tools.command_line import parse
 
 from coldstart.contract import environment
-from coldstart.fleet import specification as fleet_configuration
-from coldstart.fleet.live import ray_process
 from coldstart.host import configuration
 from coldstart.host.configuration import Profile
 
@@ -42,29 +39,9 @@ FACTS = Path(__file__).parents[1] / "support" / "kubernetes"
 KUBERNETES = "1.37.0"
 
 
-def _options() -> set[str]:
-    return {flag for parameter in load("host").commands["run"].params for flag in parameter.opts}
-
-
 def test_the_host_file_is_a_host() -> None:
     file = configuration.load(EXAMPLES / "host.toml", lambda launch: Profile(16 << 30, 1.0, "bundle"))
     assert [spec.name for spec in file.models] == ["llama2-7b", "qwen3-8b"] and file.models[0].pinned
-
-
-def _toml(page: str) -> dict[str, Any]:
-    # Later blocks show one member of such a file.
-    block, *_ = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs/how-to" / page).read_text(), re.M | re.S)
-    return tomllib.loads(block)
-
-
-def test_the_host_file_of_the_guide_is_valid() -> None:
-    file = configuration.parse(_toml("host.md"), lambda launch: Profile(8 << 30, 1.0, "bundle"))
-    assert [spec.pinned for spec in file.models] == [True, False]
-
-
-def test_the_fleet_file_of_the_guide_is_valid() -> None:
-    file = fleet_configuration.parse(_toml("fleet.md"))
-    assert (len(file.servers), len(file.models)) == (2, 1)
 
 
 def test_the_key_is_read_from_the_variable_that_the_examples_name() -> None:
@@ -76,14 +53,6 @@ def test_the_key_is_read_from_the_variable_that_the_examples_name() -> None:
     up = load("fleet").commands["up"]
     assert {"api_key", "admin_key"} <= {parameter.name for parameter in up.params}
     assert named == {environment.CACHE_DIR, "COLDSTART_FLEET_UP_API_KEY", "COLDSTART_FLEET_UP_ADMIN_KEY"}
-
-
-def test_compose_mounts_and_builds_existing_files() -> None:
-    (service,) = yaml.safe_load((EXAMPLES / "container/compose.yaml").read_text())["services"].values()
-    mounted = [Path(one.partition(":")[0]) for one in service["volumes"] if one.startswith(".")]
-    assert all((EXAMPLES / "container" / path).is_file() for path in mounted) and mounted
-    root = EXAMPLES / "container" / service["build"]["context"]
-    assert (root / service["build"]["dockerfile"]).is_file() and (root / "pyproject.toml").is_file()
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -194,13 +163,6 @@ def test_operators_of_kubernetes_accept_the_custom_resources(file: Path) -> None
         _check(custom)
 
 
-def test_the_workers_of_the_fleet_are_servers() -> None:
-    cluster, _ = yaml.safe_load_all((EXAMPLES / "kubernetes/fleet-kuberay.yaml").read_text())
-    (workers,) = cluster["spec"]["workerGroupSpecs"]
-    found = ray_process.server("server", workers["labels"])
-    assert found is not None and (found.memory, found.devices) == (70 * 10**9, 1)
-
-
 @pytest.mark.parametrize("file", DEPLOYMENTS, ids=lambda file: file.stem)
 def test_init_containers_provide_a_trusted_bundle(file: Path, tmp_path: Path) -> None:
     """Run the commands of the init containers with local directories and a directory as the registry."""
@@ -253,10 +215,3 @@ def test_container_files_copy_existing_files_only() -> None:
 def test_image_of_the_container_is_pinned() -> None:
     text = (EXAMPLES / "container/Containerfile.cpu").read_text()
     assert re.search(r"^FROM \S+:[\w.-]+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
-
-
-def test_demo_uses_existing_options() -> None:
-    text = (EXAMPLES / "two_models.py").read_text()
-    (command,) = re.findall(r"command = \[COLDSTART, (.*?)\]", text, flags=re.S)
-    assert set(re.findall(r"--[a-z-]+\w", command)) <= _options()
-    assert "examples/two_models.py" in (EXAMPLES.parent / "Makefile").read_text()

@@ -140,11 +140,6 @@ def test_helm_finds_no_fault_in_the_chart(tmp_path: Path) -> None:
     assert done.returncode == 0 and "WARNING" not in done.stdout, done.stdout + done.stderr
 
 
-def test_helm_refuses_the_default_values_without_a_key(tmp_path: Path) -> None:
-    done = run_helm(tmp_path, "template", "llama", str(CHART))
-    assert done.returncode != 0 and "existingSecret" in done.stderr
-
-
 def test_kubernetes_accepts_what_is_rendered(rendered: tuple[dict[str, Any], Documents]) -> None:
     values, documents = rendered
     persistence = values["bundles"]["persistence"]
@@ -203,18 +198,3 @@ def test_pod_runs_commands_that_exist_and_has_what_a_server_needs(
     wanted = {"nvidia.com/gpu": str(values["gpu"]["count"])} if values["gpu"]["count"] else {}
     expected = {"cpu": "8", "memory": "64Gi", **wanted}
     assert server["resources"] == {"limits": expected, "requests": expected}
-
-
-def test_only_a_release_with_insecure_has_no_key(rendered: tuple[dict[str, Any], Documents]) -> None:
-    values, documents = rendered
-    server = find_server(documents)
-    host = values["command"] == "host"
-    keys = [
-        one["valueFrom"]["secretKeyRef"]
-        for one in server["env"]
-        if one["name"] == ("COLDSTART_HOST_RUN_API_KEY" if host else "VLLM_API_KEY")
-    ]
-    assert keys == (
-        [] if values["insecure"] else [{"name": values["apiKey"]["existingSecret"], "key": "api-key"}]
-    )
-    assert ("--insecure" in server["args"]) is (host and values["insecure"])

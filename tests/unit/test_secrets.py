@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from time import process_time
 
 import pytest
@@ -18,22 +17,11 @@ SECRET_NAMES = (
     "GOOGLE_CREDENTIALS", "SENTRY_DSN", "--api-key", "--hf-token", "--hf-tok", "--api-k", "s3_secret_access_key",
     "model_loader_extra_config.s3_secret_access_key", "AZURE_STORAGE_CONNECTION_STRING", "npm_config__authToken",
 )  # fmt: skip
-PLAIN_NAMES = (
-    "PATH", "HOME", "VLLM_CACHE_ROOT", "OMP_NUM_THREADS", "--tokenizer", "--tokenizer-mode", "--max-num-batched-tokens",
-    "--max-num-queued-tokens", "--dbo-decode-token-threshold", "--return-tokens-as-token-ids", "--spec-tokens", "--ssl-keyfile",
-    "--host", "PYTHONHASHSEED", "TOKENIZERS_PARALLELISM", "GLIBC_TUNABLES", "--kv-cache-dtype", "--prefix-caching-hash-algo",
-    "num_speculative_tokens", "special_tokens",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
 def test_names_of_secrets(name: str) -> None:
     assert secrets.named(name)
-
-
-@pytest.mark.parametrize("name", PLAIN_NAMES)
-def test_names_of_no_secret(name: str) -> None:
-    assert not secrets.named(name)
 
 
 @pytest.mark.parametrize(
@@ -108,21 +96,6 @@ def test_scrub_hides_secrets_in_documents() -> None:
     assert shown == '{"env": {"HF_TOKEN": "***"}, "list": [{"password": "***"}], "n": 3, "token": null}'
 
 
-def test_document_shows_figures_when_a_member_counts_tokens() -> None:
-    figures = {
-        "tokens": 7,
-        "answers": [{"tokens": [[1, 2], [3]]}],
-        "output_tokens": {"p50": 1.5},
-        "time_per_output_token": 0.01,
-    }
-    assert secrets.document(figures) == figures
-
-
-def test_document_hides_text_and_single_tokens_when_a_member_counts_none() -> None:
-    shown = secrets.document({"tokens": ["abc"], "auth_tokens": {"a": "b"}, "token": 1234, "password": 1234})
-    assert shown == dict.fromkeys(("tokens", "auth_tokens", "token", "password"), secrets.HIDDEN)
-
-
 def test_the_harmless_part_of_an_environment() -> None:
     given = {
         "OMP_NUM_THREADS": "2",
@@ -132,20 +105,6 @@ def test_the_harmless_part_of_an_environment() -> None:
         "A": "abcdefgh",
     }
     assert secrets.harmless(given, [*given, "UNSET"]) == {"OMP_NUM_THREADS": "2", "OTHER": "x"}
-
-
-@pytest.mark.parametrize("end", ["", ".aaaaaaaa", ".aaaaaaaa."])
-def test_long_word_of_beginnings_of_web_tokens_takes_linear_time(end: str) -> None:
-    # Hundredths of a second on an idle machine; a search that is quadratic takes half a minute.
-    began, word = time.monotonic(), "eyJ-" * 100_000
-    secrets.text(word + end, {})
-    assert time.monotonic() - began < 10
-
-
-@pytest.mark.parametrize("before", ["", "user-", "v1.", "aaaaaaaaaaaa.", "eyJ-eyJ-"])
-def test_web_token_is_hidden_after_other_characters(before: str) -> None:
-    shown = secrets.text(f"x {before}eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl y", {})
-    assert shown.endswith("*** y") and "eyJhbGci" not in shown and "c2ln" not in shown
 
 
 @pytest.mark.vllm

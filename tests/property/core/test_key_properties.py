@@ -34,9 +34,3 @@ def test_every_argument_makes_a_valid_key_without_paths(flags: dict[str, str]) -
     fields = engine_fields(parse(argv))
     key = Key({"engine.base": 1, **{f"engine.{name}": value for name, value in fields.items()}})
     assert not any(str(value).startswith(("/", "~", "./", "../")) for value in key.fields.values())
-
-
-@given(NAMES, st.integers(0, 10**6), st.integers(0, 10**6))
-def test_another_value_is_another_key(name: str, left: int, right: int) -> None:
-    keys = [engine_fields(parse([f"--{name}", str(value)])) for value in (left, right)]
-    assert (keys[0] == keys[1]) == (left == right)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.store import Store
 from tools.bundles import provenance
 
 from coldstart import api
-from coldstart.api import building
 from coldstart.errors import UsageError
 from coldstart.materialize import materialize
 from coldstart.materialize.plan import SECTIONS, MaterializationPlan, Options, Phase, Steps
@@ -37,22 +34,6 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
 
     monkeypatch.setattr(materialize, "materialize", build)
     return asked
-
-
-def test_materialize_publishes_in_the_given_cache(model: str, built: list[Options], tmp_path: Path) -> None:
-    bundle = api.materialize(
-        model,
-        ARGS,
-        snapshot=True,
-        force=True,
-        only=["kv"],
-        profile_s=9,
-        cache_dir=tmp_path,
-    )
-    assert built == [Options(["kv"], True, True, 9)]
-    assert Store(tmp_path / "bundles").list() == [bundle] == list(api.Store(tmp_path).list())
-    assert building.find_bundle(model, ARGS, cache_dir=tmp_path) == bundle
-    assert api.find_bundle(model, ARGS) is None
 
 
 def test_materialize_reports_each_stage(model: str, built: list[Options]) -> None:

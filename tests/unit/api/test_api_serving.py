@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from coldstart.artifacts.bundle import Bundle
 from tools.bundles import provenance
 
 from coldstart import api
-from coldstart.api import lookups
 from coldstart.errors import NoBundleError, UsageError
 from coldstart.launch import driver
 from coldstart.launch.request import ServeRequest
@@ -96,7 +94,3 @@ def test_serve_refuses_an_invalid_option_before_it_looks_at_the_model(
     with pytest.raises(UsageError, match=message) as raised:
         api.serve("no-such-model", **options)
     assert re.search(hint, raised.value.hint or "")
-
-
-def test_open_cache_expands_the_home_of_the_user(home: Path) -> None:
-    assert lookups.open_cache("~/c").bundles == home / "c" / "bundles"

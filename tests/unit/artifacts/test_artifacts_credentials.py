@@ -67,28 +67,6 @@ def _keep(docker: Path, host: str, user: str, secret: str) -> None:
     subprocess.run([docker / "bin" / "docker-credential-test", "store"], input=entry, text=True, check=True)
 
 
-def test_stored_reads_the_general_helper(docker: Path) -> None:
-    _configure(docker, credsStore="test")
-    _keep(docker, HOST, "me", "s3cret:with:colons")
-    found = credentials.stored(HOST)
-    assert found == Login("me", "s3cret:with:colons")
-    assert found.basic == "Basic " + base64.b64encode(b"me:s3cret:with:colons").decode()
-    assert "s3cret" not in repr(found)
-
-
-def test_stored_prefers_the_helper_of_the_registry(docker: Path) -> None:
-    _write(docker, "never", "#!/bin/sh\nexit 7\n")
-    _configure(docker, credsStore="never", credHelpers={HOST: "test"})
-    _keep(docker, HOST, "me", "x")
-    assert credentials.stored(HOST) == Login("me", "x")
-
-
-def test_stored_reads_the_file_when_the_helper_lacks_the_login(docker: Path) -> None:
-    login = base64.b64encode(b"me:y").decode()
-    _configure(docker, credsStore="test", auths={f"https://{HOST}/v1/": {"auth": login}, "other": {}})
-    assert credentials.stored(HOST) == Login("me", "y") and credentials.stored("elsewhere") is None
-
-
 def test_a_helper_that_fails_is_named(docker: Path) -> None:
     _write(docker, "locked", "#!/bin/sh\necho the keychain is locked\nexit 1\n")
     _configure(docker, credsStore="locked")

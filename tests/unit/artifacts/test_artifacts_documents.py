@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from importlib.resources import files
 
@@ -13,10 +12,7 @@ from coldstart.artifacts import canonical, errors, limits, manifest, oci, store
 from coldstart.artifacts.errors import (
     BundleError,
     InvalidJsonError,
-    InvalidKeyError,
-    InvalidManifestError,
 )
-from coldstart.artifacts.key import Key
 from coldstart.artifacts.section import SECTION_TYPES
 from tools.bundles import config, key, provenance
 
@@ -88,35 +84,8 @@ def test_format_lists_every_section_type_with_its_executability() -> None:
     assert all(f"`{name}`" in _FORMAT for name in SECTION_TYPES)
 
 
-def test_format_names_the_current_version() -> None:
-    assert f"version {manifest.FORMAT_VERSION}" in _FORMAT.splitlines()[0]
-
-
 def test_a_newer_minor_is_read_and_its_members_ignored() -> None:
     assert _parse(config(format_version="1.7", novelty=[1])).key == key()
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"x": 1}, {"A.b": 1}, {"a.": 1}, {"a.b": "~/x"}, {"a.b": float("nan")}, {"a.b": float("inf")},
-     {"a.b": {}}, {"a.b": "x" * 5000}, {f"a.b{n}": n for n in range(600)}],
-)  # fmt: skip
-def test_key_refuses_invalid_fields(fields: dict[str, object]) -> None:
-    with pytest.raises(InvalidKeyError):
-        Key(fields)  # type: ignore[arg-type]
-
-
-def test_equal_settings_have_equal_digests() -> None:
-    assert Key({"a.b": 1.0, "a.c": True}).digest == Key({"a.c": True, "a.b": 1}).digest
-    assert Key({"a.b": 1}).digest != Key({"a.b": True}).digest
-    assert pickle.loads(pickle.dumps(key())) == key()
-    assert len(key().short) == 12 and key().digest.startswith("sha256:" + key().short)
-
-
-@pytest.mark.parametrize("value", [float("nan"), {1: 2}, {"a": object()}, "\ud800", [{"x": {None: 1}}]])
-def test_dumps_refuses_values_outside_of_json(value: object) -> None:
-    with pytest.raises(InvalidJsonError):
-        canonical.dumps(value)
 
 
 def test_nesting_is_capped_both_ways() -> None:
@@ -127,9 +96,3 @@ def test_nesting_is_capped_both_ways() -> None:
         canonical.dumps(value)
     with pytest.raises(InvalidJsonError):
         canonical.loads(json.dumps(value).encode(), cap=1 << 20, what="x")
-
-
-@pytest.mark.parametrize("created", ["2026-01-01", "2026-01-01T00:00:00", "2026-01-01T00:00:00+01:00"])
-def test_times_are_utc(created: str) -> None:
-    with pytest.raises(InvalidManifestError):
-        manifest.Provenance(created, {}, (), {}, "x")

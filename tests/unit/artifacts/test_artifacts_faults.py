@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -130,16 +129,6 @@ def test_sixteen_processes_publish_and_read_one_key(store: Store, tmp_path: Path
     assert _check_whole(store) == 48
 
 
-def test_key_lock_lets_one_of_sixteen_processes_create_the_bundle(store: Store) -> None:
-    def work() -> None:
-        with store.lock(key()):
-            if not store.list():
-                _small(store, os.getpid())
-
-    assert [_status(child) for child in [_child(work) for _ in range(16)]] == [0] * 16
-    assert len(store.list()) == 1
-
-
 def test_sixteen_processes_create_one_host_key(tmp_path: Path) -> None:
     def work() -> None:
         (tmp_path / str(os.getpid())).write_text(sign.host_key(tmp_path / "state").fingerprint)
@@ -185,23 +174,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def _noise(directory: Path, size: int) -> Path:
-    directory.mkdir()
-    (directory / "noise").write_bytes(random.Random(1).randbytes(size))
-    return directory
-
-
-def test_publish_reports_a_full_disk_and_leaves_a_valid_store(small_disk: Path, tmp_path: Path) -> None:
-    store = Store(small_disk / "store")
-    first = publish(store, tmp_path)
-    tree = _noise(tmp_path / "noise", 2 << 20)
-    with store.begin(key(tp=2)) as draft, pytest.raises(NoSpaceError) as caught:
-        draft.add_tree("graphs", tree, level=1)
-    assert caught.value.code == "CS-NOSPACE" and "prune" in caught.value.hint
-    assert store.list() == [first] and check(first) == []
-    assert publish(store, tmp_path, run=2).version == 2
-
-
 def _fill(disk: Path) -> None:
     """Fill the file system."""
     with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
@@ -229,18 +201,6 @@ def test_prune_on_a_full_disk_removes_unreferenced_blobs_first(small_disk: Path,
     assert not garbage.exists() and store.list() == [new] and check(new) == []
 
 
-def test_prune_on_a_full_disk_without_garbage_frees_space(small_disk: Path, tmp_path: Path) -> None:
-    store = Store(small_disk / "store")
-    old, new = (_publish_noise(store, tmp_path, seed) for seed in (1, 2))
-    _fill(small_disk)
-    with pytest.raises(OSError, match="No space left"):
-        (small_disk / "more").write_bytes(bytes(10_000))
-    assert store.prune(keep=1).freed > 200_000
-    assert store.list() == [new] and check(new) == []
-    assert not blob_path(store.root, old.digest).exists()
-    (small_disk / "more").write_bytes(bytes(100_000))
-
-
 def test_prune_that_cannot_write_the_index_is_completed_by_the_next(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,27 +216,6 @@ def test_prune_that_cannot_write_the_index_is_completed_by_the_next(
     assert [finding.code for finding in check(old)] == ["CS-BLOB-MISSING"]
     store.prune(keep=1)
     assert store.list() == [new] and not blob_path(store.root, old.digest).exists()
-
-
-def test_extraction_onto_a_full_disk(small_disk: Path, store: Store, tmp_path: Path) -> None:
-    with store.begin(key()) as draft:
-        draft.add_tree("graphs", _noise(tmp_path / "noise", 2 << 20), level=1)
-        bundle = draft.publish(provenance())
-    with pytest.raises(NoSpaceError):
-        bundle.extract("graphs", small_disk / "out", trust=anyone)
-    assert list(small_disk.iterdir()) == []
-
-
-def test_a_file_size_limit_counts_as_a_full_disk(store: Store, tmp_path: Path) -> None:
-    tree = _noise(tmp_path / "noise", 1 << 20)
-
-    def work() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        with store.begin(key()) as draft, pytest.raises(NoSpaceError):
-            draft.add_tree("graphs", tree, level=1)
-
-    assert _status(_child(work)) == 0
-    assert store.list() == [] and list(store.layout.staging.iterdir()) == []
 
 
 def test_no_space_at_each_write_leaves_a_valid_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import io
-import json
 import shutil
 import tarfile
 from collections.abc import Sequence
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import hub, oci, remote, sign
+from coldstart.artifacts import hub, oci, sign
 from coldstart.artifacts.archive import export_archive, import_archive
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import (
-    AmbiguousReferenceError,
     DigestMismatchError,
-    InvalidReferenceError,
     MissingBlobError,
-    RemoteDeniedError,
 )
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import check
-from msgspec import structs
-from tools.bundles import NAME, key, provenance, publish, write_tree
+from tools.bundles import key, provenance, publish, write_tree
 
 
 def _signed(store: Store, scratch: Path) -> Bundle:
@@ -74,25 +67,6 @@ def test_a_damaged_bundle_is_not_exported(store: Store, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tar")) and not list(tmp_path.glob(".*"))
 
 
-def test_pull_needs_a_digest_when_a_directory_has_several_keys(store: Store, tmp_path: Path) -> None:
-    first = publish(store, tmp_path)
-    publish(store, tmp_path, key(tp=2))
-    with pytest.raises(AmbiguousReferenceError):
-        remote.pull(Store(tmp_path / "a"), str(store.root))
-    assert remote.pull(Store(tmp_path / "a"), f"{store.root}@{first.digest}") == first
-
-
-def test_a_layout_whose_index_another_client_wrote_bare(store: Store, tmp_path: Path) -> None:
-    bundle = _signed(store, tmp_path)
-    bare = [oci.Descriptor(entry.media_type, entry.digest, entry.size) for entry in store.layout.entries()]
-    store.layout.write_index(bare)
-    assert store.list() == [bundle] and store.find(key()).name == NAME and store.get(NAME) == bundle
-    _same(store.list()[0], bundle, tmp_path)
-    _same(remote.pull(Store(tmp_path / "other"), str(store.root)), bundle, tmp_path)
-    store.prune()
-    assert store.list() == [bundle] and check(bundle) == []
-
-
 class Folder:
     """The hub's interface over a local folder."""
 
@@ -115,17 +89,6 @@ class Folder:
             if (self.root / repo_id / name).is_dir():
                 shutil.copytree(self.root / repo_id / name, Path(local_dir) / name)
         return local_dir
-
-
-class Denied(Folder):
-    """A hub that wants a login."""
-
-    def list_repo_files(self, repo_id: str) -> Sequence[str]:
-        from types import SimpleNamespace
-
-        error = RuntimeError("gated")
-        error.response = SimpleNamespace(status_code=401)  # type: ignore[attr-defined]
-        raise error
 
 
 def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path) -> None:
@@ -151,21 +114,6 @@ class Climbing(Folder):
 def test_a_hub_repository_cannot_name_a_folder_outside_of_the_download(store: Store, tmp_path: Path) -> None:
     with pytest.raises(MissingBlobError, match="0 bundles"):
         hub.pull(store, "me/bundles", Climbing(tmp_path))
-
-
-def test_push_refuses_a_name_that_is_not_a_tag(store: Store, tmp_path: Path) -> None:
-    bundle = _signed(store, tmp_path)
-    climbing = structs.replace(bundle.descriptor, annotations={oci.REF_NAME: "../../x"})
-    with pytest.raises(InvalidReferenceError, match="not a tag"):
-        hub.push(replace(bundle, descriptor=climbing), "me/bundles", Folder(tmp_path / "hub"))
-    assert not (tmp_path / "hub").exists()
-
-
-def test_hub_errors_are_named(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(RemoteDeniedError, match="hf auth login"):
-        hub.pull(store, "me/gated", Denied(tmp_path))
-    with pytest.raises(InvalidReferenceError):
-        hub.pull(store, "no-organisation", Denied(tmp_path))
 
 
 def test_prune_keeps_the_newest_and_what_it_needs(store: Store, tmp_path: Path) -> None:
@@ -198,17 +146,3 @@ def test_the_installed_hub_client_takes_the_calls_that_are_made(tmp_path: Path) 
     signature(api.upload_folder).bind(repo_id="me/x", folder_path=str(tmp_path), path_in_repo="v1")
     signature(api.list_repo_files).bind("me/x")
     signature(api.snapshot_download).bind("me/x", allow_patterns=["v1/*"], local_dir=str(tmp_path))
-
-
-def test_an_archive_whose_index_names_no_types_is_read_by_its_manifests(store: Store, tmp_path: Path) -> None:
-    bundle = _signed(store, tmp_path)
-    export_archive([bundle], tmp_path / "ours.tar")
-    bare = {"mediaType": oci.MANIFEST_TYPE, "digest": bundle.digest, "size": bundle.descriptor.size}
-    index = json.dumps({"schemaVersion": 2, "manifests": [bare]}).encode()
-    with tarfile.open(tmp_path / "ours.tar") as ours, tarfile.open(tmp_path / "theirs.tar", "w") as theirs:
-        for member in ours.getmembers():
-            data = index if member.name == "index.json" else ours.extractfile(member).read()  # type: ignore[union-attr]
-            member.size = len(data)
-            theirs.addfile(member, io.BytesIO(data))
-    (found,) = import_archive(Store(tmp_path / "other"), tmp_path / "theirs.tar")
-    assert found.digest == bundle.digest and check(found) == []

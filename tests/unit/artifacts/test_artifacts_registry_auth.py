@@ -46,14 +46,6 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
         yield server.address
 
 
-def test_session_answers_a_basic_challenge(host: str) -> None:
-    _Guard.challenge, _Guard.wanted = "Basic realm=x", f"Basic {_LOGIN}"
-    session = RegistrySession(host, "a/b")
-    assert session.ask("GET", f"http://{host}/v2/").read_up_to(9) == b"yes"
-    assert session.ask("GET", f"http://{host}/v2/").read_up_to(9) == b"yes"
-    assert [given is None for _, given in _Guard.seen] == [True, False, False]
-
-
 def test_bearer_token_is_asked_for_once_with_the_repository_as_scope(host: str) -> None:
     _Guard.challenge = f'Bearer realm="http://{host}/token",service="here"'
     _Guard.wanted = "Bearer abc"
@@ -62,15 +54,6 @@ def test_bearer_token_is_asked_for_once_with_the_repository_as_scope(host: str) 
     assert session.ask("GET", f"http://{host}/v2/").read_up_to(9) == b"yes"
     tokens = [path for path, _ in _Guard.seen if path.startswith("/token")]
     assert len(tokens) == 1 and tokens[0].endswith("repository%3Aa%2Fb%3Apull")
-
-
-def test_credentials_go_to_no_other_host(host: str) -> None:
-    _Guard.challenge, _Guard.wanted = "Basic realm=x", f"Basic {_LOGIN}"
-    session = RegistrySession(host, "a/b")
-    session.ask("GET", f"http://{host}/v2/")
-    with pytest.raises(RemoteDeniedError):
-        session.ask("GET", f"http://localhost:{host.split(':')[1]}/v2/")
-    assert _Guard.seen[-1][1] is None
 
 
 @pytest.mark.parametrize(
@@ -86,11 +69,4 @@ def test_credentials_go_to_no_other_host(host: str) -> None:
 def test_session_reports_a_hint_for_an_unsupported_challenge(host: str, challenge: str) -> None:
     _Guard.challenge, _Guard.wanted = challenge, "never"
     with pytest.raises(RemoteDeniedError, match=r"docker login|COLDSTART_TOKEN_REALMS"):
-        RegistrySession(host, "a/b").ask("GET", f"http://{host}/v2/")
-
-
-def test_session_reports_a_missing_login(host: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").unlink()
-    _Guard.challenge, _Guard.wanted = "Basic realm=x", f"Basic {_LOGIN}"
-    with pytest.raises(RemoteDeniedError, match="none are stored"):
         RegistrySession(host, "a/b").ask("GET", f"http://{host}/v2/")

@@ -27,15 +27,6 @@ def _attestation(bundle: Bundle) -> tuple[oci.ImageManifest, bytes]:
     return image, small(source, image.layers[0], 1 << 14)
 
 
-def test_sigstore_model_reads_the_attestation(bundle: Bundle) -> None:
-    v1 = pytest.importorskip("sigstore_models.bundle.v1")
-    image, document = _attestation(bundle)
-    read = v1.Bundle.from_json(document)
-    assert read.media_type == image.layers[0].media_type == image.artifact_type
-    assert read.verification_material.public_key.hint and image.subject is not None
-    assert image.subject.digest == bundle.digest
-
-
 def test_securesystemslib_verifies_the_attestation(bundle: Bundle, tmp_path: Path) -> None:
     dsse = pytest.importorskip("securesystemslib.dsse")
     signer = pytest.importorskip("securesystemslib.signer")

@@ -10,7 +10,7 @@ import pytest
 from coldstart.bench import floor, run_order
 from coldstart.errors import CommandFailedError, NoBundleError
 from coldstart.validate import launchers
-from coldstart.validate.launch import ModeUnavailableError, RunFiles
+from coldstart.validate.launch import RunFiles
 from coldstart.validate.launchers import Subject
 
 SUBJECT = Subject("tiny-llama", "/models/tiny", ("--max-model-len", "256"))
@@ -89,22 +89,3 @@ def test_a_template_that_does_not_come_up(
         template.prepare()
     template.close()
     assert len(calls()) == 1
-
-
-def test_a_runtime_is_frozen_once_and_leaves_no_process(
-    tmp_path: Path, calls: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launchers.criu, "missing", lambda: None)
-    (frozen,) = launchers.create_launchers(SUBJECT, [run_order.RUNTIME_SNAPSHOT], tmp_path)
-    frozen.prepare()
-    frozen.close()
-    assert calls() == [["template", "freeze"]]
-
-
-def test_without_criu_the_mode_of_the_frozen_runtime_is_unavailable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launchers.criu, "missing", lambda: "no CRIU here")
-    (frozen,) = launchers.create_launchers(SUBJECT, [run_order.RUNTIME_SNAPSHOT], tmp_path)
-    with pytest.raises(ModeUnavailableError, match="no CRIU here"):
-        frozen.prepare()

@@ -36,32 +36,6 @@ def test_run_measures_a_server_and_leaves_no_process(
     assert list_children() <= before
 
 
-def test_reported_phases_join_the_harness_own(
-    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def events(server: launch.LaunchedServer) -> object:
-        began = server.launched_s
-        lines = [
-            f'{{"name": "old", "start_s": {began - 9}, "end_s": {began - 8}, "track": "t", "pid": 1}}',
-            f'{{"name": "imports", "start_s": {began}, "end_s": {began + 0.1}, "track": "t", "pid": 1}}',
-        ]
-        server.files.events.write_text("\n".join(lines) + "\n")
-        return object_of(server)
-
-    object_of = launch.LaunchedServer.tail
-    started = launch.launch
-
-    def launching(launcher: launch.Launcher, files: launch.RunFiles, sockets: Path) -> launch.LaunchedServer:
-        server = started(launcher, files, sockets)
-        events(server)
-        return server
-
-    monkeypatch.setattr(launch, "launch", launching)
-    run = measure.run(fake("fresh"), tmp_path / "r", settings, 0)
-    assert list(run.phases) == [measure.LISTENING, measure.ANSWERING, "imports"]
-    assert run.phases["imports"] == pytest.approx(0.1)
-
-
 def test_a_server_that_never_answers_times_out(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     before = list_children()
     with pytest.raises(CommandFailedError, match="no token within the time limit"):
@@ -75,15 +49,6 @@ def test_readiness_must_be_reported(
     monkeypatch.setattr(launch, "READY_PATIENCE_S", 0.2)
     with pytest.raises(CommandFailedError, match="unproven"):
         measure.run(fake("fresh", "unready"), tmp_path / "r", settings, 0)
-
-
-def test_run_measures_and_ends_a_detached_server(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
-    before = list_children()
-    with process_tree.adopting_orphans():
-        run = measure.run(fake("template-engine", "daemon"), tmp_path / "r", settings, 0)
-    assert run.cpu_s >= 0.14
-    assert run.pss_bytes > 0
-    assert list_children() <= before
 
 
 def test_a_server_that_ignores_the_request_to_stop_is_killed(

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ import pytest
 
 from coldstart.bench import floor, measure, result
 from coldstart.bench.measure import RunSettings
-from coldstart.bench.runner import Bench, RunCounter
+from coldstart.bench.runner import Bench
 from coldstart.bench.steady import Steady
 from coldstart.errors import NoBundleError
 from coldstart.validate.completions import CompletionClient, NoAnswerError
-from coldstart.validate.launch import Launcher, ModeUnavailableError
+from coldstart.validate.launch import Launcher
 
 Fake = Callable[..., Any]
 
@@ -96,30 +95,6 @@ def test_a_slow_path_fails_with_its_reason(fake: Fake, settings: RunSettings, tm
     assert document["modes"]["fresh"]["fallbacks"] == ["compile: another ISA"]
 
 
-def test_warm_caches_without_a_cold_start_need_one_of_their_own(
-    fake: Fake, settings: RunSettings, tmp_path: Path
-) -> None:
-    _, alone = bench([fake("vllm-warm")], settings, tmp_path / "a", runs=1)
-    _, failed = bench([fake("vllm-cold", "dies"), fake("vllm-warm")], settings, tmp_path / "f", runs=1)
-    for messages in (alone, failed):
-        assert next(line for line in messages if "first token after" in line).startswith(
-            "vllm-warm warm-up-0:"
-        )
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "reason"),
-    [("unavailable", "no CRIU here"), ("other-mode", "started in mode fresh instead")],
-)
-def test_unavailable_mode_is_reported_without_a_failure(
-    fake: Fake, settings: RunSettings, tmp_path: Path, behaviour: str, reason: str
-) -> None:
-    document, _ = bench([fake("vllm-warm"), fake("snapshot", behaviour)], settings, tmp_path, runs=1)
-    assert reason in document["modes"]["snapshot"]["unavailable"]
-    assert list(document["modes"]["snapshot"]) == ["unavailable"]
-    assert document["failures"] == []
-
-
 def test_bench_fails_when_no_mode_could_run(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     document, _ = bench([fake("snapshot", "unavailable")], settings, tmp_path)
     assert document["failures"] == ["no mode could run"]
@@ -131,18 +106,6 @@ def test_no_bundle_ends_the_bench(fake: Fake, settings: RunSettings, tmp_path: P
         bench([launcher], settings, tmp_path)
     assert caught.value.exit_code == 3
     assert launcher.closed == 1
-
-
-def test_unmeasurable_floor_is_reported(
-    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> float:
-        raise ModeUnavailableError("no vllm")
-
-    monkeypatch.setattr(floor, "imports_s", fail)
-    document, _ = bench([fake("vllm-warm")], settings, tmp_path, runs=1)
-    assert document["floor"]["unavailable"] == "no vllm"
-    assert document["modes"]["vllm-warm"]["percent_of_floor"] is None
 
 
 def test_an_interrupted_bench_leaves_no_process(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
@@ -158,11 +121,3 @@ def test_an_interrupted_bench_leaves_no_process(fake: Fake, settings: RunSetting
         bench([stray], settings, tmp_path)
     assert stray.closed == 1
     assert children[0].wait(30) in (0, -signal.SIGKILL)  # 0: the bench was first to wait for it
-
-
-def test_runs_are_counted_with_the_expected_rest_and_without_dropped_modes() -> None:
-    counter = RunCounter({"fresh": 2, "snapshot": 2}, began=time.monotonic() - 10)
-    assert counter.count("fresh", ()) == "1 of 4"
-    assert counter.count("snapshot", ()) == "2 of 4, about 30 s left"
-    assert counter.count("fresh", ("snapshot",)) == "3 of 3, about 5 s left"
-    assert counter.count("fresh", ("snapshot",)) == "4 of 4, about 3 s left"  # warmed again after a failure

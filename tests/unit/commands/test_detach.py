@@ -75,16 +75,6 @@ def test_an_error_that_each_start_meets_is_raised_without_the_log(tmp_path: Path
     assert caught.value.exit_code == 2
 
 
-def test_a_process_that_down_ends_is_an_error_that_says_so(tmp_path: Path) -> None:
-    def run(announce: Announce) -> int:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return 0
-
-    with pytest.raises(CommandFailedError, match="SIGTERM, which coldstart down sends, before it was ready"):
-        start_detached(tmp_path / "log", run)
-
-
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("odd")])
 def test_a_process_that_ends_without_a_report_is_an_error(error: BaseException, tmp_path: Path) -> None:
     with pytest.raises(CommandFailedError, match=r"before it was ready|KeyboardInterrupt|ValueError: odd"):

@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -118,17 +117,6 @@ def test_down_retains_the_servers_of_another_store(
     monkeypatch.undo()
 
 
-def test_down_names_the_address_of_a_start_that_it_ends(
-    supervisor: subprocess.Popen[bytes], lookup: Lookup, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory = up_records.find_directory(lookup)
-    record = directory.read()
-    assert record is not None
-    directory.write(replace(record, url=None, planned_url="http://x:2"))
-    down()
-    assert capsys.readouterr().out == f"stopped the start of {lookup.model.path} at http://x:2\n"
-
-
 def test_up_reports_that_down_ended_it(
     lookup: Lookup, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,29 +159,6 @@ def test_down_stops_the_template_unless_it_is_to_be_kept(
     assert ("next coldstart up prepares the template again" in err) != keeps
 
 
-@pytest.mark.parametrize(
-    ("seconds", "built_bundle", "is_new", "whole"),
-    [
-        (0.5, False, True, ""),
-        (2.1, False, False, ", 3.0 s in all"),
-        (27.1, False, True, ", 28.0 s with the preparation of template-engine"),
-        (60, True, True, ", 60.9 s with the build of the bundle and the preparation of template-engine"),
-    ],
-)
-def test_up_names_the_whole_time_of_a_start_with_a_long_preparation(
-    seconds: float,
-    built_bundle: bool,
-    is_new: bool,
-    whole: str,
-    common: Common,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    prepared = {"mode": "template-engine", "seconds": seconds, "built_bundle": built_bundle, "is_new": is_new}
-    report = {"url": "http://x:1", "mode": "template-engine", "ready_s": 0.91, "fallbacks": []}
-    up._announce(common, report | {"preparation": prepared}, None, "coldstart down")
-    assert capsys.readouterr().out == f"http://x:1  template-engine, ready in 0.91 s{whole}\n"
-
-
 def bring_one_up(lookup: Lookup, common: Common, out: Output) -> None:
     """Start a server of the look-up in the background, as `up` does after its preparation."""
     request = ServeRequest(lookup, ("--host", "127.0.0.1", "--port", str(free_port())), without_bundle=True)
@@ -202,17 +167,6 @@ def bring_one_up(lookup: Lookup, common: Common, out: Output) -> None:
     common = replace(common, out=out)
     start = up._Start(common, False, directory, request, lambda: None, True, prepared)
     assert up._bring_up(start) == 0
-
-
-def test_up_counts_its_time_once_and_from_the_start_of_the_command(
-    lookup: Lookup, common: Common, fake_engine: Callable[[str], None], capfd: pytest.CaptureFixture[str]
-) -> None:
-    fake_engine("serves")
-    bring_one_up(lookup, common, Output(started=time.monotonic() - 100))
-    shown = capfd.readouterr()
-    (whole,) = re.findall(r"(\d+\.\d) s in all", shown.out)
-    assert float(whole) >= 100 and not re.search(r"\d s\)", shown.err)
-    down()
 
 
 @pytest.mark.parametrize(
@@ -238,23 +192,6 @@ def test_up_names_a_request_that_works(
     down()
 
 
-@pytest.mark.parametrize(
-    ("report", "words", "part"),
-    [
-        ({}, ("--served-model-name", "a", "b"), '\'{"model": "a", '),
-        ({}, ("--served-model-name", "a", "--api-key", "very-secret"), "-H 'Authorization: Bearer KEY'"),
-        ({"tokens": []}, ("--served-model-name", "a"), None),
-        ({"url": "unix:/run/x"}, ("--served-model-name", "a"), None),
-    ],
-)
-def test_request_fits_the_server(report: dict[str, Any], words: tuple[str, ...], part: str | None) -> None:
-    ready = {"url": "http://x:1", "tokens": [1]}
-    found = _serving.describe_request(ready | report, Arguments(words))
-    assert (
-        (found is None) if part is None else (found is not None and part in found and "secret" not in found)
-    )
-
-
 def run_up(*words: str) -> int | str | None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["up", *words])
@@ -275,45 +212,6 @@ def test_up_names_the_server_that_runs_at_the_requested_address(
     assert run_up(str(lookup.model.path), *words) == 0
     shown = capsys.readouterr()
     assert "http://x:1  fresh, already up" in shown.out and shown.err == ""
-
-
-@pytest.mark.parametrize("log", [None, "/run/log"])
-def test_up_names_the_log_of_the_server_that_runs_if_it_has_one(
-    log: str | None,
-    supervisor: subprocess.Popen[bytes],
-    lookup: Lookup,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    directory = up_records.find_directory(lookup)
-    record = directory.read()
-    assert record is not None
-    directory.write(replace(record, log=log))
-    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
-    assert run_up(str(lookup.model.path)) == 0
-    assert ("The log of the server is /run/log\n" in capsys.readouterr().err) is (log is not None)
-    assert run_up(str(lookup.model.path), "--format", "json") == 0
-    assert json.loads(capsys.readouterr().out)["log"] == log
-
-
-@pytest.mark.parametrize(
-    "words", [("--port", "2"), ("--host", "y"), ("--host", "y", "--port", "1"), ("--", "--port", "2")]
-)
-def test_up_fails_where_a_running_server_has_another_address_than_the_typed_one(
-    words: tuple[str, ...],
-    supervisor: subprocess.Popen[bytes],
-    lookup: Lookup,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
-    assert run_up(str(lookup.model.path), "--detach", *words) == 1
-    shown = capsys.readouterr()
-    asked = "--host y" if "y" in words else "--port 2"
-    assert shown.out == "" and f"is already up at http://x:1 with other settings: {asked}" in shown.err
-    assert f"hint: coldstart down {lookup.model.path}, then coldstart up" in shown.err
-    record = up_records.find_directory(lookup).read()
-    assert supervisor.poll() is None and record is not None and record.url == "http://x:1"
 
 
 def test_up_warns_that_a_running_server_has_another_address_than_the_default(
@@ -446,23 +344,6 @@ def test_up_names_the_variables_that_a_running_server_does_not_have(
     assert (f"is already up at http://x:1 with other settings: {names}" in shown.err) is bool(names)
 
 
-def test_up_without_arguments_warns_where_a_running_server_has_others(
-    reach: Callable[..., int | str | None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert reach(("--served-model-name", "other"), None) == 0
-    shown = capsys.readouterr()
-    assert "already up" in shown.out
-    assert "warning: " in shown.err and "with other settings: --served-model-name (hint: " in shown.err
-
-
-def test_key_of_a_server_in_the_environment_is_that_of_its_option(
-    reach: Callable[..., int | str | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "k")
-    assert reach(("--api-key", "k"), ()) == reach((), ("--api-key", "k")) == 0
-    assert reach((), ("--api-key", "l")) == 1
-
-
 @pytest.fixture
 def newest(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> Lookup:
     """The look-up that a newer bundle of the model gives; a start ends where the bundle would be built."""
@@ -483,40 +364,6 @@ def test_up_without_arguments_uses_the_server_of_an_older_bundle(
     shown = capsys.readouterr()
     assert "http://x:1  fresh, already up" in shown.out
     assert "is up at http://x:1 with other arguments: none, not --max-model-len 64 (hint: " in shown.err
-
-
-def test_up_without_arguments_uses_the_server_that_started_in_another_environment(
-    supervisor: subprocess.Popen[bytes],
-    newest: Lookup,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(_serving, "find", lambda *_, **__: replace(newest, vllm_args=Arguments()))
-    assert run_up(str(newest.model.path)) == 0
-    assert "started before the model, its environment or vLLM changed" in capsys.readouterr().err
-
-
-def test_up_with_arguments_starts_another_server_and_says_so(
-    supervisor: subprocess.Popen[bytes], newest: Lookup, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_up(str(newest.model.path), "--port", "0", "--", *newest.vllm_args) == 1
-    shown = capsys.readouterr().err
-    assert "not --max-model-len 64. Starting another server" in shown and "error: it starts" in shown
-    assert len(up_records.find_others(newest)) == 1 and up_records.find_directory(newest).read_last() is None
-
-
-def test_up_says_that_the_recorded_server_has_ended(
-    supervisor: subprocess.Popen[bytes],
-    lookup: Lookup,
-    newest: Lookup,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    supervisor.kill()
-    supervisor.wait()
-    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
-    assert run_up(str(lookup.model.path), "--port", "0") == 1
-    assert f"no longer runs: process {supervisor.pid} has ended" in capsys.readouterr().err
 
 
 def bring_up(lookup: Lookup, barrier: Any, directory: Path, words: tuple[str, ...]) -> None:
@@ -595,30 +442,6 @@ def test_two_commands_at_one_moment_start_one_server(
         assert known["log"] == began["log"] == record.log
 
 
-def test_two_commands_with_arguments_at_one_moment_start_two_servers_and_one_says_so(
-    bring_two_up: Callable[..., list[Path]], lookup: Lookup, capsys: pytest.CaptureFixture[str]
-) -> None:
-    errors = [(output / "err").read_text() for output in bring_two_up(0, "--", "--max-num-seqs", "2")]
-    for directory in up_records.list_directories(lookup.cache):
-        assert f"The log of the server is {directory.log}\n" in "".join(errors)
-    assert sum("Starting another server" in one for one in errors) == 1
-    down("--format", "json")
-    assert len(json.loads(capsys.readouterr().out)["servers"]) == 2
-
-
-def test_two_commands_with_two_api_keys_at_one_moment_start_one_server_and_one_fails(
-    bring_two_up: Callable[..., list[Path]], lookup: Lookup
-) -> None:
-    one, two = (replace(lookup, vllm_args=Arguments(given)) for given in API_KEYS)
-    outputs = bring_two_up(0, "--", "--seed", "1", lookups=(one, two), codes=(0, 1))
-    (directory,) = up_records.list_directories(lookup.cache)
-    assert (record := directory.read()) is not None
-    (failed,) = [said for output in outputs if "other settings" in (said := (output / "err").read_text())]
-    assert f"is already up at {record.url} with other settings: API key" in failed and "PLANTED" not in failed
-    (report,) = [json.loads(said) for output in outputs if (said := (output / "out").read_text())]
-    assert report["url"] == record.url
-
-
 def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
     bring_two_up: Callable[..., list[Path]], lookup: Lookup, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -643,15 +466,6 @@ def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
     reports = [json.loads((output / "out").read_text()) for output in outputs]
     assert sum(bool(one.get("already_up")) for one in reports) == 1
     assert len({one["url"] for one in reports}) == 1
-
-
-def test_up_shows_the_phases_of_preparation_and_start_with_v(
-    bring_two_up: Callable[..., list[Path]],
-) -> None:
-    shown = [(output / "err").read_text() for output in bring_two_up(0, "-v")]
-    (lines,) = [[line.split() for line in text.splitlines()] for text in shown if "\npreparation\n" in text]
-    assert ["preparation"] in lines and ["command"] in lines
-    assert [words[-1] for words in lines if words[:2] == ["start", "a"]][-1] == "s"
 
 
 @pytest.mark.parametrize("detached", [False, True])

@@ -20,11 +20,3 @@ def test_the_hint_shows_the_option_as_vllm_spells_it(command: str, typed: str, v
     with pytest.raises(UsageError) as caught:
         parse([*command.split(), *typed.split()])
     assert (caught.value.hint or "").endswith(f"coldstart {command} ... -- --max-model-len")
-
-
-@pytest.mark.parametrize("typed", ["serve m --prt 8001", "up m --ready-file x", "list --max-model-len 1024"])
-def test_an_option_that_is_not_taken_for_one_of_vllm_has_the_usual_error(
-    typed: str, vllm_options: None
-) -> None:
-    with pytest.raises(Exception, match="No such option"):
-        parse(typed.split())

@@ -22,22 +22,11 @@ INJECTED = {
     "VLLM_PORT_8000_TCP_ADDR": "fd00::1",
     "TORCH_HUB_SERVICE_HOST": "10.43.1.40",
 }
-OWN = {
-    "VLLM_PORT": "8000",
-    "VLLM_HOST_IP": "10.1.2.3",
-    "COLDSTART_SERVE_PORT": "8001",
-    "VLLM_DP_MASTER_PORT": "29500",
-}
 
 
 @pytest.mark.parametrize(("name", "value"), INJECTED.items())
 def test_is_injected_when_kubernetes_sets_the_variable(name: str, value: str) -> None:
     assert service_variables.is_injected(name, value)
-
-
-@pytest.mark.parametrize(("name", "value"), OWN.items())
-def test_is_injected_is_false_when_a_user_sets_the_variable(name: str, value: str) -> None:
-    assert not service_variables.is_injected(name, value)
 
 
 def test_install_removes_the_address_that_vllm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from coldstart.graphs.api import Captured
-from coldstart.graphs.contents import BLOCK_BYTES, Ranges, ReplayHarness, find_needed_blocks, subtract, union
+from coldstart.graphs.contents import BLOCK_BYTES, Ranges, ReplayHarness, find_needed_blocks
 from coldstart.graphs.errors import DriverError, GraphRefusedError
 
 BASE, SIZE = 1 << 40, 2 << 30
-few = st.lists(
-    st.tuples(st.integers(0, 40), st.integers(0, 9)).map(lambda p: (p[0], p[0] + p[1])), max_size=8
-)
-
-
-def members(ranges: Ranges) -> set[int]:
-    return {block for low, high in ranges for block in range(low, high)}
-
-
-@given(few, few)
-def test_ranges_behave_like_sets(one: Ranges, other: Ranges) -> None:
-    a, b = union(r for r in one if r[0] < r[1]), union(r for r in other if r[0] < r[1])
-    assert members(a) == members(one) and members(subtract(a, b)) == members(one) - members(other)
-    assert all(x[1] < y[0] for x, y in pairwise(a))
 
 
 class Memory:
@@ -97,12 +80,6 @@ def test_single_blocks_are_found_among_millions(faults: bool) -> None:
     assert memory.trials < 200
 
 
-def test_minimise_writes_once_when_no_block_is_needed() -> None:
-    memory = Memory([])
-    assert find_needed_blocks(bench(memory, [(BASE, SIZE, 0)]), [(5, 6)]) == [(5, 6)]
-    assert memory.written <= SIZE + 8 * BLOCK_BYTES
-
-
 def test_the_budget_ends_the_search_and_undecided_blocks_are_stored() -> None:
     memory = Memory([{3}, {2_000_001}, {777}])
     short = bench(memory, [(BASE, SIZE, 0)])
@@ -149,15 +126,3 @@ def test_a_context_that_a_replay_broke_is_named() -> None:
     with pytest.raises(GraphRefusedError, match="a: a replay over overwritten memory broke the CUDA context"):
         find_needed_blocks(bench(memory, [(BASE, 8 * BLOCK_BYTES, 0)]), [])
     assert memory.trials < 8
-
-
-def test_blocks_needed_together_are_retained_together() -> None:
-    found = members(find_needed_blocks(bench(Memory([{1, 6}]), [(BASE, 8 * BLOCK_BYTES, 0)]), []))
-    assert {1, 6} & found
-
-
-def test_ranges_are_cut_where_areas_end() -> None:
-    made = bench(Memory([]), [(BASE, 1000, 0), (BASE + 4096, 512, 1000)])
-    assert made.everything == [(0, 3)]
-    assert list(made.spans([(1, 3)])) == [(0, (BASE + 512, 488, 512)), (1, (BASE + 4096, 512, 1000))]
-    assert made.blocks([999, 1000]) == [(1, 3)]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import pytest
-
 from coldstart.graphs.inputs import FINITE, WINDOW, InputLog, Inputs, StoredInputs, View, finder
 from coldstart.graphs.tables import SymbolRegion
 
@@ -79,22 +76,3 @@ def test_prepare_overwrites_the_outputs_of_an_earlier_replay() -> None:
     driver.write(out.base, earlier := bytes(64))
     work.prepare("k", 1)
     assert work.observe("k") == work.observe("k", restored=True) != earlier
-
-
-def test_a_proof_of_many_graphs_draws_its_numbers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """66 windows of 1 MiB for 51 graphs, several times each: drawing again takes 0.9 s each time."""
-    drawn: list[int] = []
-    make = np.random.default_rng
-
-    class Counting:
-        def __init__(self, seed: Any) -> None:
-            self._values = make(seed)
-
-        def integers(self, *arguments: Any, **keywords: Any) -> Any:
-            made = self._values.integers(*arguments, **keywords)
-            drawn.append(made.size)
-            return made
-
-    monkeypatch.setattr(np.random, "default_rng", Counting)
-    _prepared(77, times=20)
-    assert sum(drawn) < 3 * WINDOW

@@ -10,11 +10,9 @@ from support.graphs_tools import bundle, offline
 
 from benchmarks.gpu.compare import compare
 from coldstart.graphs import overview as inspection
-from coldstart.graphs.capture import drop_aliases
 from coldstart.graphs.combine import combine
-from coldstart.graphs.errors import AlteredTableError, GraphError
+from coldstart.graphs.errors import AlteredTableError
 from coldstart.graphs.snapshot import load_snapshot
-from coldstart.graphs.tables import SymbolRegion
 
 
 def test_the_three_classifiers_on_one_model() -> None:
@@ -42,30 +40,6 @@ def test_graphs_of_one_process_only_are_refused() -> None:
     tables = combine(a, kept).tables
     assert sorted(tables.keys) == ["decode:256", "decode:8"]
     assert "one process only" in tables.refused["decode:1"]
-
-
-def test_another_launch_size_is_another_graph() -> None:
-    a, b = (offline(seed).snapshot for seed in (11, 12))
-    nodes = b.tables.nodes.copy()
-    nodes["grid"][0] = 9
-    b.tables.nodes = nodes
-    tables = combine(a, b).tables
-    assert len(tables.refused) == 1 and "differ" in next(iter(tables.refused.values()))
-
-
-def test_nothing_left_is_an_error() -> None:
-    a = offline(11).snapshot
-    with pytest.raises(GraphError, match="no graph"):
-        combine(a, a.keep(()))
-
-
-def test_views_of_one_storage_are_one_region() -> None:
-    views = [
-        SymbolRegion("param:tied", 64, 512),
-        SymbolRegion("param:embed", 64, 512),
-        SymbolRegion("buffer:part", 8, 520),
-    ]
-    assert [r.symbol for r in drop_aliases(views)] == ["param:embed"]
 
 
 def test_inspection_and_difference(bundle_directory: Path, tmp_path: Path) -> None:

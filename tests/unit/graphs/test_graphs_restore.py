@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import weakref
 from pathlib import Path
 
 import pytest
@@ -124,12 +123,6 @@ def test_a_proof_is_of_its_tables_only(bundle_directory: Path, tmp_path: Path) -
         gate.read_proof(tmp_path / "b")
 
 
-def test_the_canary_passes_on_a_good_bundle(bundle_directory: Path) -> None:
-    model, restorer = _restorer(bundle_directory)
-    restorer.link()
-    assert gate.canary(gate.read_proof(bundle_directory), restorer, model.driver, model)
-
-
 def test_unnamed_memory_that_was_never_allocated_here(
     bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,33 +139,6 @@ def test_unnamed_memory_that_was_never_allocated_here(
     )
 
 
-def test_unnamed_memory_that_exists_is_left_as_it_is(bundle_directory: Path) -> None:
-    model, restorer = _restorer(bundle_directory)
-    model.driver.fill(model.rope_table, 64, 0)
-    restorer.link()
-    assert model.driver.read(model.rope_table, 64) == bytes(64)
-
-
-class OnePool(SimModel):
-    """As PyTorch: no capture into a pool after all graphs that used it are gone."""
-
-    pool_used = False
-
-    def capture(self, key: str) -> Captured:
-        if self.pool_used and not any(graph() for graph in self.graphs):
-            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
-        held = type("Graph", (), {})()
-        self.pool_used, self.graphs = True, [weakref.ref(held)]
-        captured = super().capture(key)
-        return Captured(captured.graph, captured.executable, [held])
-
-
-def test_the_proof_keeps_the_graphs_that_it_captures(bundle_directory: Path) -> None:
-    model = OnePool(SMALL, 61)
-    proof = gate.prove(Restorer(bundle_directory, model.driver, model), model.driver, model, model)
-    assert len(proof.proven) == len(SMALL.sizes) and not proof.failed
-
-
 def test_a_graph_that_cannot_be_captured_fails_alone(bundle_directory: Path) -> None:
     class Refusing(SimModel):
         def capture(self, key: str) -> Captured:
@@ -183,29 +149,3 @@ def test_a_graph_that_cannot_be_captured_fails_alone(bundle_directory: Path) -> 
     model = Refusing(SMALL, 61)
     proof = gate.prove(Restorer(bundle_directory, model.driver, model), model.driver, model, model)
     assert proof.failed == {"decode:8": "no memory"} and len(proof.proven) == len(SMALL.sizes) - 1
-
-
-def test_a_proof_remembers_whether_memory_was_adopted(bundle_directory: Path) -> None:
-    assert not gate.read_proof(bundle_directory).adopt
-    model = SimModel(SMALL, 61)
-    proof = gate.prove(
-        Restorer(bundle_directory, model.driver, model, adopt=True), model.driver, model, model
-    )
-    assert proof.adopt and not proof.failed
-
-
-def test_a_binary_is_read_once_however_many_kernels_it_has(
-    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables, seen = table_files.load(bundle_directory), list[str]()
-    shared = [k.binary for k in tables.kernels if k.binary]
-    assert len(shared) > len(set(shared))
-
-    def load(directory: Path, digest: str) -> bytes:
-        seen.append(digest)
-        return table_files.load_binary(directory, digest)
-
-    monkeypatch.setattr("coldstart.graphs.restore.load_binary", load)
-    model = SimModel(SMALL, 61)
-    restorer = Restorer(bundle_directory, model.driver, model)
-    assert restorer.link() and sorted(seen) == sorted(set(shared))

@@ -24,13 +24,6 @@ def test_two_layouts_and_a_proof_or_one_layout_more(created_rounds: tuple[Path, 
     assert not gate.read_proof(directory).eager
 
 
-def test_restore_works_in_a_process_that_captured_nothing(created_rounds: tuple[Path, Launches]) -> None:
-    done = engine(EngineTask(restore=created_rounds[0]))
-    assert done["used"] and done["fallbacks"] == {} and done["restored"] == KEYS
-    assert done["shown"] == ["decode:64", "decode:8"]
-    assert done["launches_before_ready"] == 0 and all(done["equal"].values())
-
-
 def test_an_altered_input_is_caught_by_the_canary_and_all_graphs_are_captured(
     created_rounds: tuple[Path, Launches], tmp_path: Path
 ) -> None:
@@ -87,13 +80,6 @@ def test_the_proof_decides_about_regions_that_touch_everywhere_else(tmp_path: Pa
     assert proof.settled and set(proof.settled) <= set(range(len(assumed)))
 
 
-def test_layouts_that_always_touch_end_the_recording(tmp_path: Path) -> None:
-    gate.reject(gate.Proof("", [1], failed={"decode:1": "two readings"}, unsettled=["decode:1"]), tmp_path)
-    assert offline.needs_another_layout(tmp_path, 7) and not offline.needs_another_layout(tmp_path, 8)
-    gate.reject(gate.Proof("", [1], failed={"decode:1": "outputs differ"}), tmp_path)
-    assert not offline.needs_another_layout(tmp_path, 4)
-
-
 def test_engine_without_output_is_reported(tmp_path: Path) -> None:
     with pytest.raises(GraphRefusedError, match="captured no graph, or did not load the plug-in"):
         offline.make(tmp_path, lambda name, task: None)
@@ -134,12 +120,3 @@ def test_no_bundle_is_published_without_a_proven_graph(
     gate.reject(gate.Proof("", [1], failed=dict.fromkeys(KEYS, "wrong")), bundle)
     with pytest.raises(NotProvenError, match="no graph was proven"):
         offline.keep_proven(bundle)
-
-
-def test_incomplete_layout_is_ignored(created_rounds: tuple[Path, Launches]) -> None:
-    work = created_rounds[0].parent
-    assert not list(work.glob("*.part")) and [p.name for p in rounds.layouts(work)][:2] == [
-        "layout-1",
-        "layout-2",
-    ]
-    assert subset(table_files.load(created_rounds[0]), lambda key: False).keys == []

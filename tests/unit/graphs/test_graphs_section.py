@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 from pathlib import Path
@@ -121,23 +120,6 @@ def test_cpu_engine_has_no_graphs(tmp_path: Path) -> None:
     assert "runs on the CPU" in str(reason) and not (tmp_path / "out").exists()
 
 
-def test_eager_engines_capture_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
-    assert (
-        "--enforce-eager" in str(graphs.absent(Arguments(["--enforce-eager"])))
-        and graphs.absent(Arguments(["--seed", "1"])) is None
-    )
-
-
-@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "-tp", "--pipeline-parallel-size"])
-def test_several_ranks_capture_their_own(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
-    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
-    assert (
-        "collectives" in str(graphs.absent(Arguments([flag, "2"])))
-        and graphs.absent(Arguments([flag, "1"])) is None
-    )
-
-
 def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     reason = graphs.make(tmp_path / "out", tmp_path / "work", Launches(), Arguments())
@@ -240,14 +222,3 @@ def test_altered_or_unproven_tables_are_errors(
     (copy / name).write_bytes(b"{}")
     found = check_graphs(_start([]))(publish(place, copy), "load")
     assert [f.code for f in found] == [code] and found[0].severity == "error"
-
-
-def test_all_graphs_are_replayed_when_requested(rounds_bundle: Path, tmp_path: Path) -> None:
-    """One hash of a larger graph is wrong; a replay of the smallest graph alone would pass."""
-    copy = Path(shutil.copytree(rounds_bundle, tmp_path / "copy"))
-    proof = json.loads((copy / "proof.json").read_text())
-    proof["hashes"]["decode:256"] = "0" * 64
-    (copy / "proof.json").write_text(json.dumps(proof))
-    assert engine(EngineTask(restore=copy))["used"]
-    done = engine(EngineTask(restore=copy), **{CANARY: "all"})
-    assert not done["used"] and "decode:256" in done["fallbacks"]["*"] and all(done["equal"].values())

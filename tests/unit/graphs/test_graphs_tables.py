@@ -32,10 +32,6 @@ def test_round_trip_and_memory_map(bundle_directory: Path, tmp_path: Path) -> No
     assert again.attributes == tables.attributes and again.regions == tables.regions
 
 
-def test_bytes_per_node_are_small(bundle_directory: Path) -> None:
-    assert table_files.load(bundle_directory).bytes_per_node() < 256
-
-
 def test_subset_keeps_graphs_whole(bundle_directory: Path) -> None:
     tables = table_files.load(bundle_directory)
     keys = tables.keys[1::2]

@@ -20,7 +20,6 @@ from coldstart.host.events import (
     Leave,
     Left,
     Measured,
-    Outdated,
     Refuse,
     Start,
     Started,
@@ -229,15 +228,6 @@ class TestReconfiguration:
         with pytest.raises(UsageError, match="pinned models need"):
             drive(0.0, Configured(pinned, HostSettings(memory=5)))
         assert drive.core.settings.memory == 15 and not drive.core.models["a"].spec.pinned
-
-    def test_an_outdated_model_ends_its_requests_and_starts_again_for_those_that_came_later(self) -> None:
-        drive = Driver()
-        drive.up("a", 0.0)
-        assert _brief(drive(1.0, Arrived("1", "a"))) == [("1", "a")]
-        assert drive(2.0, Outdated("a"), Arrived("2", "a")) == []
-        assert _brief(drive(3.0, Ended("1"))) == [("leave", "a", "stopped")]
-        assert _brief(drive(4.0, Left("a"))) == [_start("a")]
-        assert _brief(drive(5.0, Started("a", 1.0))) == [("2", "a")]
 
 
 class TestHostTemplate:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coldstart.contract.arguments import Arguments, parse
+from coldstart.contract.arguments import parse
 
 
 @pytest.mark.parametrize(
@@ -50,25 +50,3 @@ def test_parse_returns_values_of_each_form(argv: list[str], expected: dict[str, 
 def test_dotted_names_replace_a_json_value_as_in_vllm() -> None:
     argv = ["-cc.backend=b", "--compilation-config", '{"mode": 3}']
     assert parse(argv) == {"compilation_config": {"backend": "b"}}
-
-
-def test_a_long_flag_may_carry_a_json_value_with_spaces() -> None:
-    assert parse(['--hf-overrides={"a": [1, 2]}']) == {"hf_overrides": {"a": [1, 2]}}
-
-
-def test_arguments_retain_their_form_and_are_found_by_name() -> None:
-    given = Arguments(["-tp", "2", "--seed=x", "--max-model-len", "1k"])
-    assert [*given] == ["-tp", "2", "--seed=x", "--max-model-len", "1k"]
-    assert given.gives("tensor_parallel_size") and not given.gives("tp") and not given.gives("port")
-    assert (
-        given.value("max_model_len") == 1000 and given.value("port") is None and given.value("port", 7) == 7
-    )
-    assert given.number("tensor_parallel_size", 1) == 2
-    assert given.number("seed", 5) == given.number("port", 5) == 5
-
-
-def test_last_of_equal_flags_wins() -> None:
-    given = Arguments(["--port", "1"])
-    assert given.prepend("--port", "2") == ("--port", "2", "--port", "1")
-    assert given.prepend("--port", "2").value("port") == 1 and given.append("--port", "2").value("port") == 2
-    assert given.value("port") == 1 and given.prepend() is given.append() is given

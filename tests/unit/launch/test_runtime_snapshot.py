@@ -21,7 +21,7 @@ from coldstart.launch import (
 )
 from coldstart.launch.server import Server
 from coldstart.models import tiny
-from coldstart.system import fingerprint, runtime
+from coldstart.system import fingerprint
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 from coldstart.system.snapshot import criu, runtime_image
@@ -68,13 +68,6 @@ def test_find_frozen_runtime_returns_only_an_image_that_can_be_thawed(
     assert preparation.find_frozen_runtime(cache) is None
 
 
-def test_freeze_refuses_a_gpu_engine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    with pytest.raises(CommandFailedError, match="Cannot freeze the runtime") as said:
-        preparation.freeze_runtime(Cache.at(), 9)
-    assert "--level runtime" in str(said.value.hint)
-
-
 def test_freeze_reports_a_full_disk_and_leaves_no_file(
     frozen_plans: list[LaunchPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,29 +110,6 @@ def test_image_starts_another_model(start: Callable[..., Server], thawed: FakeTh
     document = start(mode).document()
     assert document["mode"] == "runtime-snapshot" and document["fast_path"]["mode"]
     assert [step["section"] for step in document["fallbacks"]] == []
-
-
-def test_start_is_fresh_with_a_reason_when_the_image_changed(
-    start: Callable[..., Server], thawed: FakeThawed
-) -> None:
-    (image,) = (path for path in Cache.at().runtimes.iterdir() if path.is_dir())
-    (image / "pages-1.img").write_bytes(b"other")
-    document = start("auto").document()
-    assert document["mode"] == "fresh" and not document["fast_path"]["mode"]
-    assert "pages-1.img has changed since it was created" in document["fallbacks"][0]["reason"]
-
-
-def test_start_is_fresh_with_the_way_to_criu_where_it_is_missing(
-    start: Callable[..., Server],
-    frozen_plans: list[LaunchPlan],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    runtime_snapshot.freeze(Cache.at(), 9)
-    monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-    monkeypatch.setattr(criu, "missing", lambda: "criu was not found")
-    (step,) = start("runtime-snapshot").document()["fallbacks"]
-    assert step["reason"] == "criu was not found"
-    assert "build CRIU" in step["hint"] and step["hint"] == criu.hint()
 
 
 def test_start_is_fresh_with_a_reason_when_the_thawed_template_refuses(

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from coldstart.artifacts.bundle import TrustResult
-from support.engines import FakeThawed
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
-from coldstart.errors import CommandFailedError
 from coldstart.launch import (
-    fetch,
     ladder,
-    preparation,
     process_snapshot,
-    server,
     server_process,
+    supervise,
     template_pool,
 )
-from coldstart.launch.request import ServeRequest, ServerStart
-from coldstart.launch.server import Server
+from coldstart.launch.request import ServeRequest
 from coldstart.models.inspection import Lookup
-from coldstart.system import probes
 from coldstart.system.ipc import json_lines, peers
-from coldstart.system.proc import processes
 from coldstart.system.snapshot import criu, runtime_image
 
 FakeEngine = Callable[[str], None]
@@ -43,10 +34,10 @@ PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary=CANARY)
 
 
 @pytest.fixture
-def started(start_server: Callable[..., Server]) -> Callable[..., Server]:
+def started(start_server: Callable[..., ladder.StartedServer]) -> Callable[..., ladder.StartedServer]:
     """Return started(mode, **changes of the plan), which starts a server that is stopped afterwards."""
 
-    def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> Server:
+    def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> ladder.StartedServer:
         return start_server(replace(PLAN, **changes), mode, fetch_rest=fetch_rest)  # type: ignore[arg-type]
 
     return start
@@ -72,61 +63,13 @@ def keep_image(lookup: Lookup) -> None:
     runtime_image.engine_place(lookup.cache.runtimes, lookup.bundle.digest).mkdir(parents=True)
 
 
-@pytest.fixture
-def thawed(
-    lookup: Lookup, fake_engine: FakeEngine, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FakeThawed]:
-    """Give the bundle a snapshot whose thaw returns an engine template. Only CRIU and its namespaces are fakes."""
-    fake_engine("serves")
-    socket = home / "thawed"
-    process = template_pool.spawn(
-        "engine", replace(PLAN, key=lookup.key.digest), socket, subprocess.DEVNULL, 20
-    )
-    thawed = FakeThawed(socket, process)
-    keep_image(lookup)
-    monkeypatch.setattr(process_snapshot, "thaw", lambda *_: thawed)
-    monkeypatch.setattr(processes, "outer_pid", lambda _, pid: pid)
-    yield thawed
-    thawed.end()
-
-
-Started = Callable[..., Server]
+Started = Callable[..., ladder.StartedServer]
 Template = Callable[[str], template_pool.Warm]
-
-
-def test_a_template_with_other_arguments_is_named_in_the_reason_with_the_arguments_of_the_start(
-    lookup: Lookup, fake_engine: FakeEngine
-) -> None:
-    fake_engine("serves")
-    warm = template_pool.start("engine", replace(PLAN, key="sha256:" + "b" * 64), lookup.model.name, 20)
-    asked = replace(lookup, vllm_args=Arguments(["--max-model-len", "64", "--api-key", "very-secret"]))
-    one = ServerStart(ServeRequest(asked), PLAN, 0.0)
-    why = preparation.find_mode("engine").unavailable(one)
-    assert why is not None
-    assert why.reason == "the template-engine that runs for tiny was started with other arguments or versions"
-    argument = lookup.model.argument
-    command = f"coldstart template start {argument} --level engine -- --max-model-len 64 --api-key '***'"
-    assert why.hint == command
-    template_pool.stop(warm)
 
 
 def test_auto_takes_the_warmest_template(started: Started, template: Template) -> None:
     template("runtime")
     assert started("auto").mode == "template-runtime"
-    template("engine")
-    assert started("auto").mode == "template-engine"
-
-
-def test_auto_thaws_a_snapshot_that_fits_before_a_runtime_template(
-    started: Started, template: Template, thawed: FakeThawed
-) -> None:
-    template("runtime")
-    one = started("auto")
-    assert one.mode == "snapshot" and one.account.fallbacks == [] and one.running.process.poll() is None
-    assert [step.stage for step in one.account.unavailable] == [
-        "standby",
-        "template-engine",
-    ] and thawed.ends == 0
     template("engine")
     assert started("auto").mode == "template-engine"
 
@@ -167,34 +110,6 @@ def test_weights_that_are_lost_while_the_server_starts_are_read_from_the_models_
     assert "does not match its digest" in step.reason and "own directory is read" in step.reason
     assert one.mode == "fresh" and one.plan.weights_from is None
     assert one.plan.vllm_args.value("model") == str(lookup.model.path)
-
-
-def test_weights_that_are_lost_end_the_start_of_a_directory_without_any(
-    lookup: Lookup, fake_engine: FakeEngine, tmp_path: Path
-) -> None:
-    fake_engine("serves")
-    plan = replace(
-        PLAN,
-        vllm_args=Arguments(["loses-weights"]),
-        weights_from=WeightsRequest("http://weights.example", tmp_path),
-    )
-    bare = replace(lookup, model=replace(lookup.model, path=tmp_path))
-    request = ServeRequest(bare, mode="fresh", ready_timeout=20, weights_from="http://weights.example")
-    with pytest.raises(server_process.ServerExitedError, match="cannot load the weights") as caught:
-        ladder.start(request, plan)
-    assert "no weights" in str(caught.value.hint) and "--weights-from" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize(("free", "named"), [(1 << 30, False), (4096, True)])
-def test_dead_server_names_a_full_directory(
-    lookup: Lookup, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, free: int, named: bool
-) -> None:
-    fake_engine("serves")
-    monkeypatch.setattr(probes.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-    dying = replace(PLAN, vllm_args=Arguments(["dies"]), canary=None)
-    with pytest.raises(server_process.ServerExitedError, match="ended with exit code 7") as caught:
-        ladder.start(ServeRequest(lookup, mode="fresh", ready_timeout=20), dying)
-    assert ("/dev/shm has 4096 bytes free" in str(caught.value.hint)) is named
 
 
 @pytest.mark.parametrize("mode", ["template-runtime", "template-engine"])
@@ -261,12 +176,6 @@ def test_wrong_canary_causes_a_fresh_start(started: Started, template: Template,
     assert one.running.process.poll() is None
 
 
-def test_dead_fresh_server_fails_the_start(lookup: Lookup, fake_engine: FakeEngine) -> None:
-    fake_engine("dies")
-    with pytest.raises(CommandFailedError, match="exit code 7"):
-        ladder.start(ServeRequest(lookup), LaunchPlan(Arguments(["dies"])))
-
-
 @pytest.mark.parametrize("mode", ["template-engine", "template-runtime"])
 def test_start_falls_back_when_a_forked_server_dies(started: Started, template: Template, mode: str) -> None:
     template(mode.removeprefix("template-"))
@@ -278,13 +187,6 @@ def test_start_falls_back_when_a_forked_server_dies(started: Started, template: 
         assert one.document()["fast_path"]["mode"] is False
 
 
-def test_start_falls_back_when_a_thawed_server_dies(started: Started, thawed: FakeThawed) -> None:
-    one = started("auto", vllm_args=Arguments(["dies-forked"]))
-    (step,) = one.document()["fallbacks"]
-    assert one.mode == "fresh" and step["section"] == "snapshot" and "exit code 7" in step["reason"]
-    assert thawed.ends == 1 and thawed.process.poll() is not None
-
-
 def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
     one = started("fresh", fetch_rest=True)
     (fallback,) = one.document()["fallbacks"]
@@ -293,16 +195,6 @@ def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
     )
     assert one.document()["fast_path"]["mode"] is True  # the fallback did not slow the start
     assert one.mode == "fresh" and one.rest is None and one.running.process.poll() is None
-
-
-def test_the_lease_of_the_rest_is_kept_with_the_start(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lease = object()
-    monkeypatch.setattr(fetch, "rest", lambda plan, config: lease)
-    assert started("fresh").rest is None
-    one = started("fresh", fetch_rest=True)
-    assert one.rest is lease and one.document()["fallbacks"] == []
 
 
 def test_an_interrupted_start_ends_its_server(
@@ -355,23 +247,6 @@ def test_auto_names_a_snapshot_that_does_not_fit(
         "template-runtime",
         "runtime-snapshot",
     ]
-
-
-def test_a_thawed_template_that_does_not_answer_is_ended(
-    started: Started, lookup: Lookup, monkeypatch: pytest.MonkeyPatch, home: Path
-) -> None:
-    class Silent:
-        pid, socket, ends = 1, home / "nobody", 0
-
-        def end(self) -> None:
-            self.ends += 1
-
-    silent = Silent()
-    keep_image(lookup)
-    monkeypatch.setattr(process_snapshot, "thaw", lambda *_: silent)
-    one = started("snapshot")
-    assert one.mode == "fresh" and "cannot connect to" in one.account.fallbacks[0].reason
-    assert silent.ends == 1
 
 
 class Fake:
@@ -429,7 +304,7 @@ class Fake:
 )
 def test_the_exit_code_of_a_server(process: Fake, code: int, passed_on: list[int]) -> None:
     with process:
-        assert server.stay(process) == code and process.received == passed_on
+        assert supervise.stay(process) == code and process.received == passed_on
 
 
 @pytest.mark.timeout(30)
@@ -439,7 +314,7 @@ def test_a_signal_that_does_not_interrupt_the_wait_is_passed_on() -> None:
     with Fake(143, signal.SIGTERM) as process:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
-            assert server.stay(process) == 143 and process.received == [signal.SIGTERM]
+            assert supervise.stay(process) == 143 and process.received == [signal.SIGTERM]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

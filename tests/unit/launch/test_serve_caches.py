@@ -73,19 +73,6 @@ def test_tritons_kernels_are_found_in_a_bundle_that_has_moved(
     assert all(Path(path).is_relative_to(laid) for path in found.values())
 
 
-def test_group_is_copied_once(tmp_path: Path) -> None:
-    (tmp_path / "section" / "flashinfer").mkdir(parents=True)
-    (tmp_path / "section" / "flashinfer" / "a.so").write_text("a")
-    laid = caches.lay(tmp_path / "section", tmp_path / "root")
-    (laid / "flashinfer" / "b.so").write_text("missed")
-    assert (
-        caches.lay(tmp_path / "section", tmp_path / "root") == laid
-        and (laid / "flashinfer" / "b.so").exists()
-    )
-    assert [p.name for p in (tmp_path / "section" / "flashinfer").iterdir()] == ["a.so"]
-    assert sorted(p.name for p in tmp_path.glob("[!.]*")) == ["root", "section"]
-
-
 @pytest.mark.parametrize("text", ["", "[]", '{"child_paths": 3}', "{}"])
 def test_a_damaged_group_stops_no_start(tmp_path: Path, text: str) -> None:
     (tmp_path / "section" / "triton" / "abc").mkdir(parents=True)

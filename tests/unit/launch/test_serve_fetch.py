@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,16 +20,13 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
 from coldstart.errors import CommandFailedError
-from coldstart.launch import fetch, modes, planning
+from coldstart.launch import fetch, planning
 from coldstart.launch.request import ServeRequest
-from coldstart.models import resolution
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
-from coldstart.vllm.weights.entry import LOAD_FORMAT
 from coldstart.weights import weights_plan as weights
-from coldstart.weights.load import stage
 from coldstart.weights.prefetch import client
 
 Publish = Callable[..., Bundle]
@@ -159,16 +155,6 @@ def test_a_gpu_loads_with_instanttensor_where_vllm_can(
     assert fetch.loading(NONE, model) == []  # the fixture's file is not in the safetensors format
 
 
-def test_the_users_load_format_is_kept(
-    local: Path, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    sound, given = replace(model, path=local), Arguments(["--load_format", "auto"])
-    assert fetch.loading(NONE, sound) == [*OURS] and fetch.loading(given, sound) == []
-    assert chosen(planned(), sound, local).arguments[:2] == OURS
-    assert LOAD_FORMAT not in chosen(planned(), sound, local, given).arguments
-
-
 @pytest.mark.parametrize("sections", [{}, {"weights": []}, {"weights": {"files": 1}}, {"weights": {}}])
 def test_bundle_without_a_weights_plan_is_refused_with_a_hint(
     publish: Publish, model: ResolvedModel, sections: dict[str, Any]
@@ -177,17 +163,6 @@ def test_bundle_without_a_weights_plan_is_refused_with_a_hint(
     with pytest.raises(CommandFailedError, match="has no usable weights plan") as caught:
         fetch.choose(Lookup(model, NONE, Cache.at(), bundle.key, bundle), SOURCE)
     assert "materialize MODEL --only weights" in str(caught.value.hint)
-
-
-def test_streaming_puts_our_arguments_first_and_the_source_in_the_request(
-    model: ResolvedModel, tmp_path: Path
-) -> None:
-    found = chosen(planned(), model, tmp_path, Arguments(["--seed", "1"]))
-    ours, request = found.arguments, found.request
-    assert ours[:3] == (*OURS, "--hf-overrides") and json.loads(ours[3]) == {"tie_word_embeddings": False}
-    assert ours[4:] == ("--model", str(model.path), "--served-model-name", "tiny", "--seed", "1")
-    assert found.identity == weights.digest(planned()) and request is not None
-    assert request.source == SOURCE and request.read() == planned()
 
 
 def test_other_formats_than_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
@@ -203,25 +178,7 @@ def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch)
 ABSENT = Mismatch("model.weights", None, "U8")
 OTHER = Mismatch("model.weights", "U8", "F32")
 FLAG = Mismatch("engine.seed", 1, None)
-UNSET = Mismatch("engine.dtype", None, "half")
 CONFIG = Mismatch("model.config", "a", "b")
-
-
-def test_a_directory_without_weights_has_the_bundle_that_differs_in_them_alone(
-    publish: Publish, model: ResolvedModel
-) -> None:
-    bundle = publish()
-    found = _missed(model, bundle, ABSENT).drop_weights()
-    assert found.bundle == bundle and found.key == bundle.key
-    assert found.nearest is None and found.mismatches == ()
-
-
-@pytest.mark.parametrize("mismatches", [(OTHER,), (ABSENT, FLAG), (ABSENT, UNSET), (FLAG,)])
-def test_any_other_difference_is_a_miss(
-    publish: Publish, model: ResolvedModel, mismatches: tuple[Mismatch, ...]
-) -> None:
-    missed = _missed(model, publish(), *mismatches)
-    assert missed.drop_weights() is missed
 
 
 def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: ResolvedModel) -> None:
@@ -231,17 +188,6 @@ def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: R
     assert _missed(model, bundle, OTHER).weights_donor is None
     assert _missed(model, bundle, FLAG, CONFIG).weights_donor is None
     assert _missed(model, None).weights_donor is None
-
-
-def test_fetch_begins_before_the_block_and_ends_after_it(streaming: LaunchPlan, use: Use) -> None:
-    prefetcher = use()
-    with fetch.start_early(streaming, LLAMA):
-        assert prefetcher.asked == [(SOURCE, planned(), NAMES, {"pace": None})]
-        assert prefetcher.closed == 0
-    assert prefetcher.closed == 1
-    with pytest.raises(KeyboardInterrupt), fetch.start_early(streaming, LLAMA):
-        raise KeyboardInterrupt
-    assert prefetcher.closed == 2
 
 
 def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_their_way_until_then(
@@ -259,17 +205,6 @@ def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_
     with fetch.start_early(streaming, LLAMA) as ahead:
         ahead.started()
     assert prefetcher.closed == 2
-
-
-def test_weights_are_not_fetched_when_vllm_loads_them(streaming: LaunchPlan, use: Use) -> None:
-    prefetcher = use()
-    with fetch.start_early(replace(streaming, vllm_args=Arguments(["--load-format", "auto"])), LLAMA):
-        assert prefetcher.asked == []
-
-
-def test_weights_are_fetched_early_when_the_server_loads_them_itself() -> None:
-    loading = {mode.name for mode in modes.LADDER if mode.loads_weights}
-    assert loading == {"fresh", "template-runtime", "runtime-snapshot"}
 
 
 def test_server_starts_without_a_prefetcher(streaming: LaunchPlan, use: Use) -> None:
@@ -300,16 +235,6 @@ def test_node_requests_the_tensors_of_its_ranks(
         assert [asked[2] for asked in prefetcher.asked] == [names]
 
 
-@pytest.mark.parametrize(("partition", "names"), [("1,4", NAMES[:2]), ("1,1", NAMES), ("", NAMES)])
-def test_user_partition_is_used_or_left_to_vllm(
-    streaming: LaunchPlan, use: Use, monkeypatch: pytest.MonkeyPatch, partition: str, names: list[str]
-) -> None:
-    monkeypatch.setenv(stage.PARTITION_ENV, partition)
-    prefetcher = use()
-    with fetch.start_early(replace(streaming, vllm_args=OURS.append("-pp", "2", "-n", "2")), LLAMA):
-        assert prefetcher.asked[0][2] == names
-
-
 class Reader:
     """Fake of PageIn."""
 
@@ -334,14 +259,6 @@ def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pyt
         assert reader.names == set(NAMES[:4]) and not reader.ended
         raise KeyboardInterrupt
     assert reader.ended
-
-
-def test_rest_is_all_tensors_that_the_node_does_not_need(streaming: LaunchPlan, use: Use) -> None:
-    prefetcher = use()
-    first = replace(streaming, vllm_args=OURS.append("-pp", "2", "--nnodes", "2"))
-    lease: object = fetch.rest(first, LLAMA)
-    assert lease is prefetcher and prefetcher.closed == 0
-    assert prefetcher.asked == [(SOURCE, planned(), NAMES[4:], {"background": True, "start": False})]
 
 
 def test_rest_is_not_fetched_with_a_reason_without_source_or_prefetcher(
@@ -386,21 +303,6 @@ def test_a_directory_without_weights_starts_from_the_bundle(publish: Publish, mo
     made = _planned(_missed(model, bundle, ABSENT).drop_weights())
     assert made.key == bundle.key_digest and made.compile_dir is not None
     assert "bundle" not in {step.stage for step in made.fallbacks}
-
-
-@pytest.mark.usefixtures("home")
-@pytest.mark.parametrize("streams", [True, False])
-def test_weights_that_are_streamed_are_not_fetched_first(
-    publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch, streams: bool
-) -> None:
-    ensured: list[str] = []
-    for name in ("ensure_weights", "ensure_tokenizer"):
-        monkeypatch.setattr(
-            resolution, name, lambda model, offline, name=name: (ensured.append(name), model)[1]
-        )
-    found = _missed(model, publish(weights=planned()), FLAG)
-    planning.plan(ServeRequest(found, without_bundle=True, weights_from=SOURCE if streams else None))
-    assert ensured == ["ensure_tokenizer" if streams else "ensure_weights"]
 
 
 def _saved(directory: Path, files: dict[str, dict[str, float]]) -> Path:

@@ -8,10 +8,8 @@ import sys
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailedError, UsageError
+from coldstart.errors import UsageError
 from coldstart.launch import preparation
-from coldstart.materialize import materialize
-from coldstart.materialize.plan import Options
 from coldstart.system import runtime
 from coldstart.vllm.engine import template
 
@@ -47,10 +45,3 @@ def test_a_built_engine_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--level runtime" in str(caught.value.hint)
     with pytest.raises(RuntimeError, match="CUDA does not survive a fork"):
         template.build(LaunchPlan([]), "engine")
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_snapshot_by_fork_is_refused_before_any_work() -> None:
-    with pytest.raises(CommandFailedError, match="no CUDA state") as caught:
-        materialize.materialize(None, Options(snapshot=True), pytest.fail)  # type: ignore[arg-type]
-    assert "vllm snapshot create" in str(caught.value.hint)

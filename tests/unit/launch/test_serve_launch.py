@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +13,6 @@ import pytest
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import server_process
-from coldstart.system.start_progress import StartProgress
 
 FakeEngine = Callable[[str], None]
 
@@ -32,27 +30,6 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("error", [None, BrokenPipeError()])
-def test_progress_of_the_server_is_passed_on_and_fails_no_start(
-    error: Exception | None, fake_engine: FakeEngine, tmp_path: Path
-) -> None:
-    fake_engine("counts")
-    seen: list[StartProgress] = []
-
-    def see(progress: StartProgress) -> None:
-        seen.append(progress)
-        if error:
-            raise error
-
-    with (tmp_path / "log").open("wb") as output:
-        process, reader = server_process.fresh(LaunchPlan(["counts"]), output)
-    running = server_process.acknowledged(process, reader, time.monotonic(), 20, see)
-    assert [one.describe() for one in seen] == ["load weights: 1 of 2 shards", "load weights: 2 of 2 shards"]
-    assert running.report["pid"] == process.pid
-    process.signal(signal.SIGKILL)
-    process.wait()
-
-
 def test_acknowledged_names_the_cause_that_the_engine_reported(
     fake_engine: FakeEngine, tmp_path: Path
 ) -> None:
@@ -61,16 +38,6 @@ def test_acknowledged_names_the_cause_that_the_engine_reported(
         CommandFailedError, match="before it was ready: ValueError: no space for the KV cache"
     ):
         acknowledged("dies-of", tmp_path / "log")
-
-
-def test_acknowledged_ignores_an_error_when_the_server_becomes_ready(
-    fake_engine: FakeEngine, tmp_path: Path
-) -> None:
-    fake_engine("recovers")
-    running = acknowledged("recovers", tmp_path / "log")
-    assert running.report["tokens"] == [1]
-    running.process.signal(signal.SIGKILL)
-    running.process.wait()
 
 
 def test_launch_fails_when_the_server_is_never_ready(fake_engine: FakeEngine, tmp_path: Path) -> None:

@@ -89,15 +89,6 @@ class TestRecording:
         saved = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
         assert {"coldstart", "here", "there"} <= {event["name"] for event in saved}
 
-    def test_file_named_by_another_process_is_retained(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(tmp_path / "events"))
-        with recording() as made:
-            timeline.emit("here", 1.0, 2.0, track="t")
-        assert os.environ[timeline.EVENTS_VARIABLE] == str(tmp_path / "events")
-        assert len((tmp_path / "events").read_text().splitlines()) == 2 == len(made.timeline.spans)
-
     def test_spans_of_a_ready_server_are_saved_at_its_end(self, tmp_path: Path) -> None:
         file = tmp_path / "trace.json"
         with recording(file) as made:

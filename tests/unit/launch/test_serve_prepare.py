@@ -59,13 +59,6 @@ def test_complete_bundle_is_used(publish: Publish, model: ResolvedModel) -> None
     assert cached.read_text() == '{"a": 1}' and Cache.at().root in cached.parents
 
 
-def test_a_missing_section_is_a_reason(publish: Publish, model: ResolvedModel) -> None:
-    plan = prepare_plan(publish(), model)
-    assert set(reasons(plan)) == {"kv", "modelinfo"} and plan.compile_dir is not None
-    assert all("[CS-SECTION" in reason for reason in reasons(plan).values())
-    assert plan.canary is None and "--kv-cache-memory-bytes" not in plan.vllm_args
-
-
 def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
     store: Store, model: ResolvedModel, tmp_path: Path
 ) -> None:
@@ -136,20 +129,6 @@ def test_too_little_memory_for_the_kv_cache(
     assert "needs 4096 bytes" in reasons(plan)["kv"] and "--kv-cache-memory-bytes" not in plan.vllm_args
     monkeypatch.setattr(prepare, "available_memory", lambda: prepare.HEADROOM + 4096)
     assert prepare_plan(bundle, model).vllm_args[-2:] == ("--kv-cache-memory-bytes", "4096")
-
-
-@pytest.mark.parametrize("given", [["--kv-cache-memory-bytes", "1G"], ["--kv_cache_memory_bytes=7"]])
-def test_the_users_own_size_wins(publish: Publish, model: ResolvedModel, given: list[str]) -> None:
-    plan = prepare_plan(publish(kv=KV, modelinfo={}), model, *given)
-    assert plan.vllm_args[4:] == tuple(given) and plan.fallbacks == []
-
-
-def test_the_users_own_variable_wins(
-    publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
-    plan = prepare_plan(publish(kv=KV, modelinfo={}), model)
-    assert "--kv-cache-memory-bytes" not in plan.vllm_args and plan.fallbacks == []
 
 
 def test_untrusted_code_is_not_unpacked(publish: Publish, model: ResolvedModel, tmp_path: Path) -> None:

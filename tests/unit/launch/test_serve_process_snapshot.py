@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,37 +93,7 @@ def thaw(bundle: Bundle) -> process_snapshot.Thawed:
 
 
 @pytest.mark.usefixtures("home")
-class TestCheck:
-    def test_check_names_another_environment(self, tmp_path: Path) -> None:
-        read = template_environment.select_relevant(os.environ) | {"OMP_NUM_THREADS": "1"}
-        made = images(tmp_path, environment=read)
-        with pytest.raises(
-            process_snapshot.SnapshotUnusableError,
-            match=r"OMP_NUM_THREADS: .* created with '1', this start has '2'",
-        ):
-            process_snapshot.check(made, replace(PLAN, env={"OMP_NUM_THREADS": "2"}))
-
-
-@pytest.mark.usefixtures("home")
 class TestThaw:
-    def test_thaw_reports_missing_criu(
-        self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
-        bundle = frozen(store, tmp_path)
-        with pytest.raises(process_snapshot.SnapshotUnusableError, match="was not found") as refused:
-            thaw(bundle)
-        assert "build CRIU" in str(refused.value.hint)
-
-    def test_thaw_reports_a_missing_image(
-        self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
-    ) -> None:
-        fake_criu(0)
-        with store.begin(key()) as draft:
-            bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
-        with pytest.raises(process_snapshot.SnapshotUnusableError, match="does not exist"):
-            thaw(bundle)
-
     def test_untrusted_image_is_not_restored(
         self, store: Store, tmp_path: Path, fake_criu: Callable[[int], Path]
     ) -> None:

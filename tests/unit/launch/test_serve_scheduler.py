@@ -40,15 +40,6 @@ def fcfs(**settings: object) -> SchedulerSettings:
     return SchedulerSettings("fcfs", **settings)  # type: ignore[arg-type]
 
 
-def test_fcfs_changes_nothing_but_the_batch() -> None:
-    assert scheduler.apply(PLAN, fcfs(), None, on_cpu=True) == PLAN
-    assert SchedulerSettings("auto") == scheduler.STOCK and SchedulerSettings("auto", batch=4) == fcfs(
-        batch=4
-    )
-    capped = scheduler.apply(PLAN, fcfs(batch=4), None, on_cpu=True)
-    assert flags(capped) == {"--max-num-active-seqs": "4"}
-
-
 def test_fcfs_keeps_kv_on_the_host_where_it_is_given_memory() -> None:
     choice = fcfs(host_bytes=1 << 20)
     scheduler.check(choice, PLAN.vllm_args)
@@ -82,14 +73,6 @@ def test_deadlines_are_priorities_of_vllms_own_scheduler(publish: Publish) -> No
         scheduler.check(mlfq(slo_s=1.0), PLAN.vllm_args)
 
 
-def test_fcfs_refuses_settings_that_it_would_ignore() -> None:
-    for ignored, flag in ((fcfs(alpha_s=1.0), "--alpha"), (fcfs(strategy="proactive"), "--kv-strategy")):
-        with pytest.raises(
-            UsageError, match=f"cannot use {flag} with fcfs, which accepts only --batch and --kv-host-memory"
-        ):
-            scheduler.check(ignored, PLAN.vllm_args)
-
-
 def test_settings_and_the_bundles_profile_reach_vllm(publish: Publish) -> None:
     bundle = publish(iterations=PROFILE, kv={"bytes": 4096})
     choice = mlfq(batch=4, first_quantum_s=0.5, eta=2, alpha_s=3.0, oldest_share=0.5, reserve_quantile=0.8)
@@ -101,47 +84,6 @@ def test_settings_and_the_bundles_profile_reach_vllm(publish: Publish) -> None:
     assert made.fallbacks == []
     connector = json.loads(flags(made)["--kv-transfer-config"])["kv_connector_extra_config"]
     assert connector["cpu_bytes_to_use"] == 4096 and connector["offload_prompt_only"] is False
-
-
-def test_connector_reserves_no_core(publish: Publish, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU"):
-        monkeypatch.delenv(name, raising=False)
-    bundle = publish(iterations=PROFILE)
-    two = replace(PLAN, vllm_args=PLAN.vllm_args.append("--tensor-parallel-size", "2"))
-    assert scheduler.apply(two, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "2"}
-    six = replace(PLAN, vllm_args=two.vllm_args.append("--pipeline-parallel-size", "3"))
-    assert scheduler.apply(six, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "6"}
-    halves = replace(PLAN, vllm_args=six.vllm_args.append("--nnodes", "2"))
-    assert scheduler.apply(halves, mlfq(), bundle, on_cpu=True).env == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "3"}
-    assert scheduler.apply(PLAN, mlfq(strategy="recompute"), bundle, on_cpu=True).env == {}
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-1")
-    assert scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True).env == {}
-
-
-def test_missing_iteration_times_are_reported(publish: Publish) -> None:
-    for bundle in (None, publish(), publish(iterations={"prefill": []})):
-        made = scheduler.apply(PLAN, mlfq(), bundle, on_cpu=True)
-        (fallback,) = made.fallbacks
-        assert fallback.stage == "iterations" and "typical profile" in fallback.reason
-        assert "profile" not in json.loads(flags(made)["--additional-config"])[KEY]
-
-
-@pytest.mark.parametrize("settings", [{"oldest_share": 1.5}, {"strategy": "wishful"}, {"batch": 0}])
-def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="Invalid scheduler settings"):
-        scheduler.check(mlfq(**settings), PLAN.vllm_args)
-
-
-def test_apply_copies_kv_to_the_host_unless_recompute_is_asked_for() -> None:
-    copies = "--kv-transfer-config"
-    assert copies in flags(scheduler.apply(PLAN, mlfq(), None, on_cpu=False))
-    assert copies not in flags(scheduler.apply(PLAN, mlfq(strategy="recompute"), None, on_cpu=False))
-
-
-@pytest.mark.parametrize("flag", ["--scheduler-cls", "--additional-config", "--kv-transfer-config"])
-def test_two_choices_are_refused(flag: str) -> None:
-    with pytest.raises(UsageError, match=flag):
-        scheduler.check(mlfq(), Arguments([flag, "x"]))
 
 
 @pytest.fixture
@@ -197,17 +139,6 @@ def test_evicted_requests_are_recomputed_without_host_copies(
     assert args.additional_config == {KEY: {"policy": "skip-join-mlfq", "strategy": "recompute"}, "a": 1}
     assert plan.fallbacks == [Fallback("scheduler", "It lacks a point. Evicted KV is computed again.")]
     assert not settle.settle(args, None, plan)
-
-
-def test_vllm_scheduler_recomputes_without_host_copies(lacking: set[str]) -> None:
-    lacking.add("offload")
-    kept = offload_config()
-    plan = LaunchPlan([])
-    args = Namespace(scheduler_cls=None, additional_config={}, kv_transfer_config=kept)
-    assert (
-        settle.settle(args, None, plan) and args.kv_transfer_config is None and args.additional_config == {}
-    )
-    assert "computed again" in plan.fallbacks[0].reason
 
 
 @pytest.mark.parametrize("given", [None, "somebody.elses.Scheduler"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from coldstart.artifacts.bundle import TrustResult, anyone
+from coldstart.artifacts.bundle import TrustResult
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
@@ -39,7 +39,3 @@ def test_plan_refuses_a_bundle_without_a_trusted_signature(lookup: Lookup) -> No
     with pytest.raises(CommandFailedError, match="no signature") as caught:
         planning.plan(ServeRequest(lookup, require_signature=True, trust=refuse))
     assert "coldstart trust add" in (caught.value.hint or "")
-
-
-def test_plan_accepts_a_bundle_with_a_trusted_signature(lookup: Lookup) -> None:
-    assert planning.plan(ServeRequest(lookup, require_signature=True, trust=anyone)) == PLANNED

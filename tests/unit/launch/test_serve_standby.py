@@ -12,7 +12,7 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import UsageError
-from coldstart.launch import modes, preparation, template_pool
+from coldstart.launch import modes, preparation
 from coldstart.launch.server import Server
 from coldstart.models.inspection import Lookup
 from coldstart.system import runtime
@@ -51,20 +51,6 @@ def test_modes_unavailable_on_a_gpu_are_not_fallbacks(
         modes.names()
     ) - {"fresh"}
     assert one.document()["fast_path"]["mode"] is True
-
-
-def test_auto_prefers_a_sleeping_engine(starter: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    # The fake template forks instead of waking; a client sees no difference.
-    warm = template_pool.start("asleep-2", replace(SLEEPY, key=starter.key), "tiny", 20)
-    try:
-        assert warm.servers == ()
-        (warm.directory / "serving").touch()
-        assert next(template_pool.listed()).servers == (warm.pid,)
-        (warm.directory / "serving").unlink()
-        assert [starter.start(mode).mode for mode in ("auto", "standby")] == ["standby"] * 2
-    finally:
-        template_pool.stop(warm, force=True)
 
 
 def test_engine_without_sleep_mode_is_refused(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:

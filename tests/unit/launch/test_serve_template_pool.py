@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, LaunchRefusedError, UsageError
 from coldstart.launch import server_process, template_pool
 from coldstart.launch.modes import TEMPLATE_RUNTIME
-from coldstart.system import timeline
 from coldstart.system.proc import processes
 
 KEY = "sha256:" + "a" * 64
@@ -131,28 +129,6 @@ def test_template_of_a_killed_start_does_not_replace_the_next_one(
     template_pool.stop(warm)
 
 
-def test_a_hidden_template_of_a_host_is_replaced(fake_engine: FakeEngine, home: Path) -> None:
-    fake_engine("serves")
-    root = home / "own"
-    hidden = template_pool.start("runtime", PLAN, "tiny", 20, root)
-    hidden.socket.unlink()
-    second = template_pool.start("runtime", PLAN, "tiny", 20, root)
-    assert second.directory != hidden.directory and template_pool.find("runtime", KEY, root) == second
-    for warm in (hidden, second):
-        template_pool.stop(warm)
-
-
-def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine) -> None:
-    fake_engine("dies")
-    with pytest.raises(
-        CommandFailedError,
-        match=r"exited before it was ready\. The end of its log:\nno memory for the template",
-    ) as caught:
-        template_pool.start("engine", PLAN, "tiny", 20)
-    assert caught.value.exit_code == 1
-    assert list(template_pool._root().glob("*/")) == []
-
-
 def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
     fake_engine("never-ready")
     with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s") as caught:
@@ -173,27 +149,6 @@ def test_stopping_is_refused_while_servers_run(fake_engine: FakeEngine) -> None:
     template_pool.stop(warm, force=True)
     assert process.wait() == 1
     os.close(reader)
-
-
-def test_forked_server_waits_for_the_check_of_the_template(fake_engine: FakeEngine) -> None:
-    """The server is forked before the check and ends if the client finds that the template does not fit."""
-    fake_engine("serves")
-    warm = template_pool.start("engine", PLAN, "tiny", 20)
-    forked: list[psutil.Process] = []
-
-    def judge() -> None:
-        while not forked:
-            forked.extend(psutil.Process(warm.pid).children())
-        time.sleep(0.3)  # a server of the fake engine is ready in less
-        assert forked[0].is_running()
-        raise RuntimeError("another release")
-
-    with pytest.raises(RuntimeError, match="another release"):
-        server_process.forked(PLAN, warm.socket, judge=judge)
-    assert psutil.wait_procs(forked, 20)[1] == []
-    process, reader = server_process.forked(PLAN, warm.socket, judge=lambda: None)
-    assert server_process.acknowledged(process, reader, timeline.now(), 20).report
-    template_pool.stop(warm, force=True)
 
 
 def test_a_signal_after_a_template_is_ready_leaves_no_process_and_no_directory(
@@ -239,24 +194,6 @@ def test_stopped_template_is_killed_and_reported_as_fallback(
         TEMPLATE_RUNTIME.launch(cast("Any", start))
     wait_until(lambda: processes.birth(cast("int", warm.pid)) is None)
     assert template_pool.find("runtime", PLAN.key) is None
-
-
-def test_stopped_template_with_a_server_is_hidden_and_retained(
-    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine("serves")
-    monkeypatch.setattr(server_process, "TEMPLATE_ANSWER_S", 0.5)
-    warm = template_pool.start("runtime", PLAN, "tiny", 20)
-    process, reader = server_process.forked(PLAN, warm.socket)
-    assert warm.pid is not None
-    os.kill(warm.pid, signal.SIGSTOP)
-    with pytest.raises(server_process.TemplateHungError):
-        server_process.forked(PLAN, warm.socket)
-    template_pool.discard(warm)
-    assert processes.birth(process.pid) and not warm.ready
-    os.kill(warm.pid, signal.SIGCONT)
-    template_pool.stop(warm, force=True)
-    os.close(reader)
 
 
 def test_a_killed_template_is_gone_and_can_be_replaced(fake_engine: FakeEngine) -> None:

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.waiting import wait_until
+from support.waiting import has_ended, wait_until
 from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailedError
 from coldstart.launch import driver, ladder, planning
 from coldstart.launch.request import ServeRequest
 from coldstart.launch.server import Server
@@ -65,11 +63,7 @@ def start(home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.Mo
 
 
 def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    return not has_ended(pid)
 
 
 def test_server_has_ended_after_the_block(start: Start) -> None:
@@ -81,26 +75,8 @@ def test_server_has_ended_after_the_block(start: Start) -> None:
     assert one.wait() == one.stop() == 143
 
 
-def test_wait_raises_when_the_server_still_runs(start: Start) -> None:
-    one = start()
-    with pytest.raises(TimeoutError, match=f"server {one.pid} at http://127.0.0.1:7 still runs after 0.05 s"):
-        one.wait(timeout_s=0.05)
-    assert one.is_running()
-
-
-def test_wait_returns_the_exit_code_when_the_server_ends_by_itself(start: Start) -> None:
-    one = start("ends")
-    assert one.wait(timeout_s=20) == 3
-    assert not one.is_running() and one.stop() == 3
-
-
 def test_stop_kills_when_the_server_ignores_sigterm(start: Start) -> None:
     assert start("stubborn").stop(timeout_s=0.2) == 137
-
-
-def test_start_raises_when_the_server_dies(start: Start) -> None:
-    with pytest.raises(CommandFailedError, match="exit code 7"):
-        start("dies")
 
 
 def test_server_outlives_the_thread_that_started_it(start: Start) -> None:
@@ -141,18 +117,3 @@ def test_server_stops_when_its_caller_was_interrupted_during_the_start(
         signal.signal(signal.SIGINT, before)
     interrupted.set()
     wait_until(lambda: not _is_alive(started[0].running.process.pid))
-
-
-def test_fallbacks_are_those_of_the_account_and_of_the_server(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = ladder.start
-
-    def start_with_fallbacks(request: ServeRequest, plan: LaunchPlan) -> Server:
-        one = real(request, plan)
-        one.account.fall_back("snapshot", ValueError("no image"))
-        one.running.report = {"fallbacks": [{"section": "compile", "reason": "another ISA"}]}
-        return one
-
-    monkeypatch.setattr(ladder, "start", start_with_fallbacks)
-    assert start().fallbacks == (Fallback("snapshot", "no image"), Fallback("compile", "another ISA"))

@@ -82,28 +82,6 @@ def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved
     assert "FULL:num_tokens=8: no memory" in stages["not_made"]["graphs"] and stages["ready_s"] == 1.0
 
 
-def test_compiled_code_that_fails_in_the_proof_start_is_left_out_after_the_graphs(
-    materialization: Assembly, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for section in ("graphs", "compile"):
-        (materialization.out / section).mkdir()
-    starts: list[tuple[bool, bool]] = []
-
-    def start() -> dict[str, Any]:
-        starts.append(((materialization.out / "graphs").is_dir(), (materialization.out / "compile").is_dir()))
-        if any(starts[-1]):
-            raise CommandFailedError("compile: UnpicklingError")
-        return {"ready_s": 1.0}
-
-    monkeypatch.setattr(materialization, "_proof_start", start)
-    materialization.prove()
-    assert starts == [(True, True), (False, True), (False, False)]
-    assert set(json.loads((materialization.out / "stages.json").read_text())["not_made"]) == {
-        "graphs",
-        "compile",
-    }
-
-
 def test_compiled_code_at_fault_is_left_out_and_good_graphs_remain(
     materialization: Assembly, monkeypatch: pytest.MonkeyPatch
 ) -> None:

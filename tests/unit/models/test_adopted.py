@@ -54,13 +54,6 @@ def test_adopt_arguments_takes_none_of_another_model_or_machine(
     assert adopt(model).lender is None
 
 
-def test_adopt_arguments_fits_a_directory_without_weights(model: str) -> None:
-    made = publish_recorded(model, SHORT)
-    (Path(model) / "model.safetensors").unlink()
-    found = adopt(model)
-    assert found.vllm_args == SHORT and found.drop_weights().bundle == made
-
-
 class TestVersion:
     """NAME:vN and NAME@sha256:... start exactly that bundle."""
 

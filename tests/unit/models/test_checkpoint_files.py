@@ -63,15 +63,6 @@ def test_check_names_the_index_when_it_is_invalid(document: str, sharded: Path) 
     assert INDEX in check(sharded).message
 
 
-def test_check_names_the_file_when_a_shard_of_another_format_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(b"x")
-    (tmp_path / "pytorch_model.bin.index.json").write_text(
-        json.dumps({"weight_map": {"a": "pytorch_model-00002-of-00002.bin"}})
-    )
-    assert "pytorch_model-00002-of-00002.bin, which does not exist" in check(tmp_path).message
-
-
 def test_the_index_decides_when_a_tensor_is_in_two_files(sharded: Path, tmp_path: Path) -> None:
     clean = weights_plan.plan(sharded)
     same = shutil.copytree(sharded, tmp_path / "stale")
@@ -81,10 +72,3 @@ def test_the_index_decides_when_a_tensor_is_in_two_files(sharded: Path, tmp_path
     digests = [{t.name: t.digest for t in tensors.list_tensors(plan)} for plan in (clean, planned)]
     assert digests[0] == digests[1] and [t.name for t in tensors.list_tensors(planned)] == ["a", "b"]
     assert identity.layout_digest(same) == identity.layout_digest(sharded)
-
-
-def test_identity_changes_when_the_index_selects_another_copy(sharded: Path, tmp_path: Path) -> None:
-    save(sharded / SECOND, a=3.0, b=2.0)
-    before = weights_plan.identity(sharded, tmp_path / "cache")
-    write_index(sharded, {"a": SECOND, "b": SECOND, "c": FIRST})
-    assert weights_plan.identity(sharded, tmp_path / "cache") != before

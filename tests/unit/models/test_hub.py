@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,8 @@ from safetensors.numpy import save_file
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _SCRIPT = """
 import sys
-import threading
+asked = []
+sys.addaudithook(lambda event, details: asked.append(details[1]) if event == "socket.connect" else None)
 from coldstart.errors import ColdstartError
 from coldstart.models import hub, resolution
 try:
@@ -24,6 +24,7 @@ try:
     print(resolution.ensure_weights(model, offline=sys.argv[1] == "offline").path)
 except ColdstartError as error:
     print(error.exit_code, error.message)
+print(len(asked))
 """
 _UNREACHABLE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
 
@@ -50,13 +51,14 @@ def cache(tmp_path: Path) -> Path:
 
 def _resolve(
     cache: Path, environment: dict[str, str], mode: str = "online", revision: str = ""
-) -> tuple[str, float]:
+) -> tuple[str, int]:
+    """Return what the process printed, and how often it connected to another."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     command = [sys.executable, "-c", _SCRIPT, mode, revision]
     env = inherited | {"HF_HOME": str(cache.parents[3])} | environment
-    began = time.monotonic()
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=50)
-    return done.stdout.strip(), time.monotonic() - began
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    *said, connections = done.stdout.splitlines()
+    return "\n".join(said), int(connections)
 
 
 @pytest.mark.parametrize("revision", ["", COMMIT])
@@ -66,8 +68,7 @@ def _resolve(
 def test_complete_cache_is_used_at_once_without_the_hub(
     cache: Path, environment: dict[str, str], mode: str, revision: str
 ) -> None:
-    found, seconds = _resolve(cache, environment, mode, revision)
-    assert found == str(cache) and seconds < 15
+    assert _resolve(cache, environment, mode, revision) == (str(cache), 0)
 
 
 @pytest.mark.parametrize(("environment", "code"), [(_UNREACHABLE, "2"), ({"HF_HUB_OFFLINE": "1"}, "4")])
@@ -76,5 +77,6 @@ def test_error_names_the_missing_shard_when_the_cache_is_incomplete(
 ) -> None:
     link = cache / "model-00002-of-00002.safetensors"
     link.resolve().unlink()
-    found, seconds = _resolve(cache, environment)
-    assert found.startswith(f"{code} cannot ") and f"lacks {link.name}." in found and seconds < 15
+    found, connections = _resolve(cache, environment)
+    assert found.startswith(f"{code} cannot ") and f"lacks {link.name}." in found
+    assert (connections > 0) is (environment == _UNREACHABLE)

@@ -40,7 +40,6 @@ BODIES = {
     "nested": b"[" * 200_000,
     "no-commit": b'{"id": "acme/tiny", "sha": null, "siblings": []}',
 }
-BROKEN = ("reset", "no-answer", "half")
 SLOW = ("silent", "dribbles")
 _SCRIPT = """
 import json, sys
@@ -155,20 +154,9 @@ def test_every_refusal_that_the_hub_explains(tmp_path: Path) -> None:
     _check(tmp_path, {kind: text for kind, (_, _, text) in CODES.items()})
 
 
-def test_every_answer_that_is_not_from_a_hub(tmp_path: Path) -> None:
-    unlike = dict.fromkeys([*BODIES, "redirects"], "not one of a hub")
-    _check(tmp_path, unlike | dict.fromkeys(BROKEN, "the hub does not answer"))
-
-
 @pytest.mark.slow
 def test_a_hub_that_answers_slowly(tmp_path: Path) -> None:
     _check(tmp_path, dict.fromkeys(SLOW, "the hub does not answer"), at_once=18)
-
-
-@pytest.mark.parametrize("endpoint", ["http://hub.invalid", "https://{tls}"])
-def test_a_hub_without_an_address_or_a_certificate(tmp_path: Path, endpoint: str) -> None:
-    with raw_server.answering(_answer) as server:
-        _check(tmp_path, {"any": "the hub does not answer"}, endpoint.format(tls=server.address))
 
 
 def test_a_branch_that_moved_starts_at_the_cached_commit_if_the_download_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from coldstart.errors import UsageError
 from coldstart.models import resolution
-from coldstart.models.aliases import ALIASES
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -27,12 +26,6 @@ def directory(tmp_path: Path) -> Path:
 def hub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = SimpleNamespace(siblings=[SimpleNamespace(rfilename="config.json")], sha=COMMIT)
     monkeypatch.setattr(huggingface_hub, "model_info", lambda *_, **__: answer)
-
-
-def test_the_ten_models_of_the_paper_have_aliases() -> None:
-    sizes = ["0.5b", "1.8b", "4b", "7b", "14b"]
-    ten = ["falcon-7b", "llama2-7b", "llama2-13b", "yi-6b", "yi-9b", *(f"qwen1.5-{size}" for size in sizes)]
-    assert set(ten) <= set(ALIASES)
 
 
 def test_a_snapshot_directory_knows_repository_and_commit(tmp_path: Path) -> None:

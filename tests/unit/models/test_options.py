@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from coldstart.bench import benchmark
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.models import inspection, options
@@ -65,33 +62,6 @@ def test_check_accepts_every_spelling_of_an_option(given: list[str]) -> None:
     assert "vllm" not in sys.modules or importlib.util.find_spec("vllm") is not None
 
 
-def test_check_does_nothing_when_vllm_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    options.list_options.cache_clear()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    try:
-        options.check(Arguments(["--max-modellen"]))
-    finally:
-        options.list_options.cache_clear()
-
-
-@pytest.mark.parametrize("place", ["launchers", "common"])
-def test_options_of_the_server_are_read_where_each_vllm_has_them(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """vLLM 0.33 moved the file from `launchers` to `common`."""
-    (tmp_path / "engine").mkdir()
-    (tmp_path / "engine" / "arg_utils.py").write_text('add("--seed")\n')
-    (tmp_path / "entrypoints" / place).mkdir(parents=True)
-    (tmp_path / "entrypoints" / place / "cli_args.py").write_text("class Arguments:\n    root_path: str\n")
-    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
-    options.list_options.cache_clear()
-    try:
-        assert {"seed", "root-path"} <= options.list_options()
-    finally:
-        options.list_options.cache_clear()
-
-
 @pytest.mark.slow
 def test_list_options_has_every_option_of_vllms_parser() -> None:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -102,8 +72,3 @@ def test_list_options_has_every_option_of_vllms_parser() -> None:
     for option in named:
         options.check(Arguments([option]))
     assert len(named) > 200
-
-
-def test_bench_checks_options_before_a_download_and_the_first_start() -> None:
-    with pytest.raises(UsageError, match="has no option --max-modellen"):
-        benchmark.subject(benchmark.BenchRequest("no-such-model", ["--max-modellen", "5"]))

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import struct
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file as numpy_save_file
-from tools.examples import examples
 
 from coldstart.errors import UsageError
 from coldstart.models import safetensors
-
-DTYPES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?")
 
 
 def _write(path: Path, header: Any, body: bytes = b"") -> Path:
@@ -43,30 +34,6 @@ def _check_against_library(path: Path, framework: str, to_bytes: Callable[[Any],
             assert data[entry.offset : entry.offset + entry.size] == content
 
 
-def _array(dtype: str, shape: tuple[int, ...]) -> Any:
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    return np.frombuffer(bytes(index % 2 for index in range(size)), dtype).reshape(shape)
-
-
-@examples(60)
-@given(
-    tensors=st.dictionaries(
-        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8),
-        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3).map(tuple)),
-        max_size=6,
-    ).filter(lambda tensors: "__metadata__" not in tensors),
-    # Without tensors and with empty metadata the library writes a header that it does not read.
-    metadata=st.none() | st.dictionaries(st.text(max_size=4), st.text(max_size=4), min_size=1, max_size=2),
-)
-def test_entries_are_those_of_safe_open_when_numpy_arrays_are_saved(
-    tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str] | None
-) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "m.safetensors"
-        numpy_save_file({name: _array(*kind) for name, kind in tensors.items()}, path, metadata)
-        _check_against_library(path, "np", lambda array: array.tobytes())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("metadata", [None, {"format": "pt", "__metadata__": '{"a": 1}'}])
 def test_entries_are_those_of_safe_open_when_torch_tensors_are_saved(
@@ -86,12 +53,6 @@ def test_entries_are_those_of_safe_open_when_torch_tensors_are_saved(
     save_file(written, path, metadata)
     _check_against_library(path, "pt", lambda tensor: tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     assert {entry.dtype for entry in safetensors.entries(path)} >= {"BF16", "F8_E4M3", "BOOL", "I64"}
-
-
-def test_entries_is_empty_when_the_file_holds_no_tensor(tmp_path: Path) -> None:
-    path = tmp_path / "m.safetensors"
-    numpy_save_file({}, path, {"format": "pt"})
-    assert safetensors.entries(path) == []
 
 
 def test_a_header_over_the_librarys_cap_is_refused_by_both(tmp_path: Path) -> None:

@@ -6,13 +6,8 @@ from pathlib import Path
 import pytest
 from tools import tiny_models
 
-from coldstart.errors import ColdstartError, UsageError
+from coldstart.errors import ColdstartError
 from coldstart.models import tiny
-
-
-def test_unknown_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="tiny-llama"):
-        tiny.build("tiny-gpt", tmp_path)
 
 
 def test_several_at_once_build_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

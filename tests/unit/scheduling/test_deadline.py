@@ -6,34 +6,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coldstart.scheduling import IterationProfile
-from coldstart.scheduling.deadline import CHUNK_TOKENS, MOST_PRIORITY, Deadlines, RecentPrefixes
+from coldstart.scheduling.deadline import MOST_PRIORITY, Deadlines
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01)])
 NOW = 1_800_000_000.0
-
-
-def test_priority_is_the_deadline_in_whole_microseconds_rounded_down() -> None:
-    deadlines = Deadlines(PROFILE, factor=2)
-    assert deadlines.priority(NOW, range(100)) == 1_800_000_000_040_000
-    assert deadlines.priority(0.0000019, range(100)) == 40_001
-    assert deadlines.priority(-NOW, range(100)) == 0
 
 
 def test_slo_limits_the_slack_to_what_leaves_time_for_the_prefill() -> None:
     deadlines = Deadlines(PROFILE, factor=32, slo_s=0.3)
     assert deadlines.slack_s(1000) == 0.3 - 0.2 and deadlines.slack_s(10**6) == 0.0
     assert deadlines.slack_s(1) == 0.3 - 0.01 and Deadlines(PROFILE, 32).slack_s(1) == 0.32
-
-
-def test_cached_prefix_shortens_the_deadline_and_the_oldest_are_forgotten() -> None:
-    chunk, recent = CHUNK_TOKENS, RecentPrefixes(4 * CHUNK_TOKENS)
-    prompt = list(range(3 * chunk))
-    assert [recent.add(prompt), recent.add(prompt), recent.add([*prompt, 1])] == [0, 2 * chunk, 2 * chunk]
-    assert recent.add([*prompt[:chunk], *[7] * (2 * chunk)]) == chunk
-    assert recent.add([9] * (5 * chunk)) == 0 and recent.add(prompt) == 0
-    assert RecentPrefixes(0).add(prompt) == 0
-    deadlines = Deadlines(PROFILE, 1, cache_tokens=10_000)
-    assert deadlines.priority(0, range(1000)) > deadlines.priority(0, range(1000))
 
 
 @given(st.integers(-(1 << 70), 1 << 70), st.integers(-(1 << 70), 1 << 70), st.integers(0, 4000))

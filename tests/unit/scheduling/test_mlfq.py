@@ -1,7 +1,5 @@
 """Algorithm 1 line by line, and its invariants over random histories."""
 
-from math import inf
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,22 +34,6 @@ def test_a_job_joins_the_queue_that_covers_its_first_iteration(prompt: int, leve
     assert job.level == level
 
 
-def test_a_prefix_hit_shortens_the_predicted_first_iteration() -> None:
-    job = Job("a", 0, 200, cached_tokens=199)
-    mlfq().add(job, 0)
-    assert job.level == 0
-
-
-def test_a_job_keeps_its_queue_until_the_quantum_is_used() -> None:
-    policy, job = mlfq(), Job("a", 0, 100)
-    policy.add(job, 0)
-    policy.add_service(job, 3.9, 4)
-    assert job.level == 2
-    job.generated, job.computed = 1, 100
-    policy.add_service(job, 0.1, 5)
-    assert (job.level, job.attained_s, job.demotions) == (3, 0.0, 1)
-
-
 def test_demotion_reaches_the_queue_of_the_next_iteration() -> None:
     policy, job = mlfq(), Job("a", 0, 1)
     policy.add(job, 0)
@@ -78,14 +60,6 @@ def test_a_starved_job_moves_to_the_tail_of_q1() -> None:
     assert names(policy) == ["short", "long"]
     assert [job.level for job in policy] == [0, 0]
     assert policy.promotions == 1
-
-
-def test_forms_differ_in_limit_and_promotions_and_each_number_can_be_chosen() -> None:
-    paper, tempered = SchedulerSettings(mlfq="paper"), SchedulerSettings()
-    assert (paper.alpha_growth, paper.promoted_share) == (0.0, inf)
-    assert (tempered.alpha_growth, tempered.promoted_share) == (4.0, 0.25)
-    own = SchedulerSettings(mlfq="paper", alpha_scale=2.0, promoted_cap=0.5)
-    assert (own.alpha_growth, own.promoted_share) == (2.0, 0.5)
 
 
 def test_alpha_of_the_tempered_form_grows_with_prompts_that_wait_for_their_chunks() -> None:
@@ -125,29 +99,12 @@ def test_the_cap_bounds_promoted_jobs_in_q1() -> None:
     assert [job.id for job in jobs if job.level == 0] == ["0", "1"]
 
 
-def test_alpha_grows_with_the_crowd_when_asked() -> None:
-    policy = mlfq(alpha_scale=2.0)
-    for i in range(8000):
-        policy.add(Job(str(i), 0, 1), 0)
-    assert policy.alpha(batch=4) == 2.0 * 8000 / 4 * 1.0
-
-
 def test_a_negative_priority_stays_on_top_and_a_positive_one_joins_lower() -> None:
     policy, urgent, patient = mlfq(), Job("u", 0, 200, priority=-1), Job("p", 0, 1, priority=2)
     policy.add(patient, 0)
     policy.add(urgent, 0)
     policy.add_service(urgent, 100.0, 1)
     assert (urgent.level, patient.level) == (0, 2)
-
-
-def test_the_first_ready_jobs_of_an_order_are_picked() -> None:
-    policy = mlfq()
-    jobs = [Job("old", 0, 5000), *(Job(str(i), i + 1, 1) for i in range(4))]
-    for job in jobs:
-        policy.add(job, job.arrival_s)
-    ready = lambda job: job.id != "1"  # noqa: E731
-    assert [job.id for job in pick(jobs, 3, ready)] == ["old", "0", "2"]
-    assert [job.id for job in pick(policy, 2, ready)] == ["0", "2"]
 
 
 @given(st.floats(0.01, 1), st.lists(st.floats(0.001, 2), min_size=1, max_size=200))
@@ -158,11 +115,6 @@ def test_the_oldest_have_their_share_of_the_time(share: float, iterations: list[
         turns.add_time(seconds)
         oldest_s, all_s = oldest_s + oldest * seconds, all_s + seconds
         assert abs(oldest_s - share * all_s) <= max(iterations) + 1e-9
-
-
-def test_without_a_share_the_oldest_have_no_turn() -> None:
-    turns = Turns(0.0)
-    assert not any((turns.use_arrival_order(), turns.add_time(1.0))[0] for _ in range(5))
 
 
 STEPS = st.lists(
@@ -203,23 +155,3 @@ def test_any_history_keeps_the_invariants(steps: list[tuple[str, int]], cap: flo
             assert all(job.level == 0 or now - job.unserved_since < 7.0 for job in policy)
         enst = policy.enst(now, 4)
         assert all(enst(job) >= 0 for job in policy)
-
-
-def test_the_first_iteration_is_in_the_order_of_arrival() -> None:
-    assert Turns(0.1).use_arrival_order() and not Turns(0.0).use_arrival_order()
-
-
-@given(st.lists(st.sampled_from([0.4, 1.0, 2.5]), min_size=1, max_size=60), st.sampled_from([-1, 0, 2]))
-def test_decoding_batch_is_booked_like_single_jobs(iterations: list[float], priority: int) -> None:
-    together, alone = mlfq(), mlfq()
-    for policy in (together, alone):
-        for name, mine in (("a", 0), ("b", priority), ("c", 0)):
-            policy.add(Job(name, 0, 1, generated=1, computed=1, priority=mine), 0)
-    for now, seconds in enumerate(iterations, 1):
-        together.add_decode_step(list(together)[:2], seconds, now)
-        Policy.add_decode_step(alone, list(alone)[:2], seconds, now)
-    assert names(together) == names(alone) and together.moved == alone.moved
-    assert list(together._unserved) == list(alone._unserved)
-    for mine, other in zip(together, alone, strict=True):
-        for field in Job.__slots__:
-            assert getattr(mine, field) == getattr(other, field), field

@@ -16,11 +16,6 @@ def test_a_curve_never_falls(points: list[tuple[int, float]], a: float, b: float
     assert curve(low) <= curve(high) * (1 + 1e-9)
 
 
-def test_a_point_above_a_later_one_was_disturbed_and_does_not_count() -> None:
-    curve = Curve.through([(1, 9.0), (2, 6.0), (4, 6.5), (8, 6.2), (16, 7.0)], "decode")
-    assert curve.ys == (6.0, 6.0, 6.2, 6.2, 7.0)
-
-
 def test_a_mixed_iteration_costs_more_than_either_part() -> None:
     profile = IterationProfile.create([(1, 0.02), (512, 0.05)], [(1, 0.02), (16, 0.025)])
     mixed = profile.iteration_s(512, 16)

@@ -49,22 +49,3 @@ def test_profile_stays_within_its_budget_and_lists_missing_sizes(token_s: float)
         assert measured[kind] + left.get(kind, []) == sizes
     # What is left is still a profile, for bundles and schedulers.
     assert IterationProfile.parse(found).shortest_s == pytest.approx(0.5 + token_s)
-
-
-def test_small_sizes_are_repeated_although_the_large_ones_take_the_time() -> None:
-    engine = Engine(0.1, 0.025)
-    engine.profile(120)
-    assert engine.asked.count(("decode", 1)) == ROUNDS
-    assert 0 < engine.asked.count(("prefill", 1024)) < ROUNDS
-
-
-def test_the_smallest_sizes_are_measured_whatever_they_cost() -> None:
-    engine = Engine(100.0, 1.0)
-    found = engine.profile(1)
-    assert found["prefill"] == [[1, 101.0]] and found["decode"] == [[1, 101.0]] and found["rounds"] == 1
-
-
-def test_profile_uses_the_fastest_measurement() -> None:
-    seconds = iter([3.0, 1.0, 2.0, 5.0, 4.0])
-    found = Profiler(lambda kind, size: next(seconds), 10, now=lambda: 0.0).run({"decode": [1]})
-    assert found["decode"] == [[1, 1.0]]

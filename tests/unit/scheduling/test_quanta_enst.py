@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 
 from coldstart.scheduling.enst import execute_times, promote_time
 from coldstart.scheduling.job import Job
-from coldstart.scheduling.profile import IterationProfile
-from coldstart.scheduling.quanta import count_levels, geometric, join_level
+from coldstart.scheduling.quanta import geometric, join_level
 
 
 @given(st.floats(1e-3, 10), st.integers(1, 12), st.floats(1e-4, 100))
@@ -30,12 +29,6 @@ def test_promotion_is_never_in_the_past() -> None:
     job = Job("a", 0.0, 10, unserved_since=1.0)
     assert promote_time(job, now=1.1, alpha_s=0.3) == pytest.approx(0.2)
     assert promote_time(job, now=9.0, alpha_s=0.3) == 0.0
-
-
-def test_levels_cover_the_longest_prefill() -> None:
-    profile = IterationProfile.create([(1, 0.01), (8192, 300.0)], [(1, 0.01)])
-    levels = count_levels(profile, profile.shortest_s)
-    assert geometric(0.01, levels)[-1] >= 300.0 > geometric(0.01, levels)[-2]
 
 
 @pytest.mark.parametrize(("first", "levels", "growth"), [(0, 3, 2), (1, 0, 2), (1, 3, 1)])

@@ -7,16 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coldstart.system.ipc import addresses
-
-
-def test_free_port_is_outside_of_the_ephemeral_range() -> None:
-    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for _ in range(50):
-        port = addresses.free_port("127.0.0.1")
-        assert 1024 <= port < first_ephemeral
-        socket.create_server(("127.0.0.1", port)).close()
-
 
 def test_stop_listening_leaves_other_descriptors_open(tmp_path: Path) -> None:
     with (

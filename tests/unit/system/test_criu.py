@@ -26,12 +26,6 @@ def _hold(monkeypatch: pytest.MonkeyPatch, held: int, hard: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, hard))
 
 
-@pytest.mark.parametrize("held", [0, ALL & ~(1 << 21), ALL & ~(1 << 40)])
-def test_missing_names_the_capabilities(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
-    _hold(monkeypatch, held, 1048576)
-    assert "CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE" in str(criu.missing())
-
-
 @pytest.mark.parametrize(
     ("held", "hard", "options"),
     [(ALL, 20000, []), (NO_RESOURCE, 1048576, []), (NO_RESOURCE, 20000, ["--unprivileged"])],

@@ -26,24 +26,6 @@ def _found(tmp_path: Path) -> tuple[dict[str, Probe], dict[str, bool]]:
     return {probe.name: probe for probe in found}, modes.list_permitted(found)
 
 
-def test_doctor_permits_modes_with_one_device(fake: Fake, tmp_path: Path) -> None:
-    fake.add()
-    found, ways = _found(tmp_path)
-    assert found["gpu"].status == "ok"
-    assert ways == {
-        "standby": True, "template-engine": False, "snapshot": False, "template-runtime": True,
-        "runtime-snapshot": False, "fresh": True
-    }  # fmt: skip
-
-
-def test_doctor_reports_a_lost_gpu(fake: Fake, tmp_path: Path) -> None:
-    fake.add()
-    fake.fail("nvmlDeviceGetMemoryInfo", 15)
-    found, ways = _found(tmp_path)
-    assert found["gpu"].status == "missing" and "device 0: GPU is lost" in str(found["gpu"].hint)
-    assert not any(ways.values())
-
-
 def test_doctor_accepts_a_mig_instance(fake: Fake, tmp_path: Path) -> None:
     fake.add(mig=1)
     fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0)

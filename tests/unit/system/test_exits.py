@@ -9,12 +9,6 @@ import pytest
 from coldstart.system.proc import exits
 
 
-def test_code_names_the_signal() -> None:
-    assert exits.describe(137) == "was killed by signal 9 (SIGKILL)" and exits.is_kill(137)
-    assert exits.describe(3) == "ended with exit code 3" and not exits.is_kill(3)
-    assert exits.describe(255) == "ended with exit code 255" and not exits.is_kill(None)
-
-
 @pytest.mark.parametrize(
     ("line", "file", "text"),
     [

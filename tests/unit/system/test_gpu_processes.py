@@ -53,14 +53,6 @@ def test_instances_of_a_divided_device_are_asked(fake: Fake) -> None:
     assert Meter().gpu_memory(OWN) == 3 * GIB
 
 
-def test_memory_that_the_driver_does_not_know_is_no_figure(fake: Fake) -> None:
-    fake.add()
-    fake.add()
-    fake.run(0, OWN, GIB)
-    fake.run(1, OWN, None)
-    assert nvml.process_memory() == {OWN: None} and Meter().gpu_memory(OWN) is None
-
-
 def test_processes_of_another_pid_namespace_are_no_figure(fake: Fake) -> None:
     fake.add()
     fake.run(0, OWN, GIB)

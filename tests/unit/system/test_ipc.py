@@ -39,15 +39,6 @@ def test_a_request_arrives_with_its_descriptors(pair: Pair, tmp_path: Path) -> N
     assert server.socket.gettimeout() is None
 
 
-def test_a_large_request_arrives_in_many_pieces(pair: Pair) -> None:
-    client, server = pair
-    request = {"env": {"A": "x" * (json_lines.MAX_REQUEST - 100)}}
-    sender = threading.Thread(target=client.send, args=(request,))
-    sender.start()
-    assert server.request() == request
-    sender.join()
-
-
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
@@ -120,11 +111,3 @@ def test_too_many_descriptors_are_refused(pair: Pair) -> None:
         socket.send_fds(client.socket, [b" "], [0] * 5)
     with pytest.raises(MalformedMessageError, match="too many descriptors"):
         server.request()
-
-
-def test_replies_end_with_the_connection(pair: Pair) -> None:
-    client, server = pair
-    server.send({"pid": 1})
-    server.send({"exit": 0})
-    server.close()
-    assert list(client.replies()) == [{"pid": 1}, {"exit": 0}]

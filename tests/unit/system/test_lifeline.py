@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
 
 import psutil
-
-from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 
 PARENT = """
 import subprocess, sys, time
@@ -70,10 +67,3 @@ def test_forked_child_ends_alone() -> None:
     first.terminate()
     first.communicate(timeout=30)
     assert first.returncode == -signal.SIGKILL and have_ended([asked])
-
-
-def test_group_ends_at_once_when_its_parent_was_killed_before() -> None:
-    script = "from coldstart.system.proc.lifeline import die_as_a_group; die_as_a_group(); print('lives')"
-    env = os.environ | {str(SUPERVISOR_ENV): "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, b"")

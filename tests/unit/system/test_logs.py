@@ -34,12 +34,6 @@ def test_the_root_cause_comes_before_the_end_and_noise_is_left_out(tmp_path: Pat
     assert shown[0] == ROOT_CAUSE and shown[-1] == LAST and len(shown) == 16
 
 
-def test_short_log_is_shown_completely(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(f"starting\n{LAST}\n")
-    assert logs.end(log) == f"starting\n{LAST}"
-
-
 @pytest.mark.parametrize(
     ("said", "expected"),
     [

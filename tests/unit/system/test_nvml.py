@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from ctypes.util import find_library
-
 import pytest
 from support.fake_nvml import A100, GIB, H200, Fake
 
@@ -62,12 +57,6 @@ def test_optional_facts_may_be_unsupported_only(fake: Fake, name: str, code: int
     assert found.devices == [] and len(found.problems) == 1
 
 
-def test_an_old_driver_does_not_count_cores(fake: Fake) -> None:
-    fake.add()
-    fake.fail("nvmlDeviceGetNumGpuCores", 3)
-    assert [g.multiprocessors for g in nvml.query()] == [None] and nvml.machine().problems == []
-
-
 @pytest.mark.parametrize(
     ("mask", "expected", "problems"),
     [
@@ -105,11 +94,6 @@ def test_mig_device_is_listed_as_its_instance(fake: Fake, monkeypatch: pytest.Mo
     assert [(g.uuid, g.multiprocessors) for g in nvml.query()] == [(second, 60)]
 
 
-def test_mig_device_without_instances_is_not_listed(fake: Fake) -> None:
-    fake.add(mig=1)
-    assert nvml.query() == []
-
-
 def test_two_device_models_need_the_bus_order(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add(A100)
     fake.add(H200)
@@ -120,12 +104,3 @@ def test_two_device_models_need_the_bus_order(fake: Fake, monkeypatch: pytest.Mo
     monkeypatch.delenv(nvml.ORDER)
     monkeypatch.setenv(nvml.VISIBLE, "GPU-00000001")
     assert nvml.machine().undecided == () and nvml.query()[0].name == H200[0]
-
-
-@pytest.mark.skipif(find_library("nvidia-ml") is not None, reason="a driver is installed")
-def test_query_returns_no_device_without_the_library() -> None:
-    code = "from coldstart.system.devices import nvml; m = nvml.machine(); print(m.devices, m.problems)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}
-    )
-    assert done.stdout.strip() == "[] []"

@@ -3,14 +3,12 @@
 import os
 import pwd
 import socket
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from coldstart.artifacts import credentials
 from coldstart.commands import cli
 
 from coldstart.errors import UsageError
@@ -18,40 +16,12 @@ from coldstart.host import running_hosts
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
-from coldstart.validate.launchers import hub_home
-from coldstart.weights.prefetch.range_source import normalise
 
 
 def test_override_wins_over_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLDSTART_CACHE_DIR", str(tmp_path / "env"))
     assert Cache.at().root == tmp_path / "env"
     assert Cache.at(tmp_path / "flag").bundles == tmp_path / "flag" / "bundles"
-
-
-def test_relative_xdg_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("COLDSTART_CACHE_DIR", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert Cache.at().root == tmp_path / ".cache" / "coldstart"
-
-
-def test_state_does_not_move_with_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("COLDSTART_CACHE_DIR", str(tmp_path / "cache"))
-    assert paths.state_dir() == tmp_path / "state" / "coldstart"
-
-
-def test_writable_runtime_dir_is_replaced_by_a_private_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    taken = paths.runtime_dir()
-    taken.chmod(0o777)
-    own = paths.runtime_dir()
-    assert own != taken and own == paths.runtime_dir()
-    assert stat.S_IMODE(own.stat().st_mode) == 0o700
-    assert [path.name for path in tmp_path.iterdir()] == ["coldstart"]
 
 
 @pytest.fixture
@@ -152,13 +122,6 @@ def test_a_place_that_cannot_be_used_is_replaced(
     assert not Path("relative").exists()
 
 
-def test_a_server_shares_the_sockets_of_its_user(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _use(monkeypatch, "TMPDIR", place)
-    own = paths.runtime_dir()
-    with scratch.scratch() as mine:
-        assert mine.parent == own == paths.runtime_dir() == paths.temporary_dir()
-
-
 def test_without_a_private_place_every_reason_is_reported(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,18 +160,6 @@ def test_without_a_home_the_error_names_the_variables(homeless: Path) -> None:
         assert all(
             name in str(caught.value.hint) for name in ("HOME", "COLDSTART_CACHE_DIR", "XDG_STATE_HOME")
         )
-
-
-def test_without_a_home_the_directories_that_are_set_suffice(
-    homeless: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLDSTART_CACHE_DIR", str(homeless / "cache"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(homeless / "state"))
-    assert Cache.at().writable == homeless / "cache" and paths.state_dir() == homeless / "state/coldstart"
-    assert paths.runtime_dir().is_dir()
-    assert credentials.stored("registry.example", {}) is None
-    assert hub_home() == Path("~/.cache/huggingface")  # as huggingface_hub chooses it
-    assert normalise("~/weights") == str(homeless / "~/weights")
 
 
 def test_a_home_that_cannot_be_written_is_named(

@@ -81,15 +81,6 @@ def test_failed_publish_leaves_the_former_image(make: Make, root: Path) -> None:
     assert sorted(path.name for path in root.iterdir()) == [".lock", image.name]
 
 
-def test_next_publish_removes_files_of_a_killed_one(make: Make, root: Path) -> None:
-    image = make()
-    left = root / ".partial"
-    left.mkdir()
-    (left / "pages-1.img").write_bytes(b"half")
-    make()
-    assert not left.exists() and runtime_image.obstacle(image) is None
-
-
 def test_prune_removes_unusable_images_and_leftovers(make: Make, root: Path) -> None:
     kept, old = make("a" * 64), make("b" * 64, kernel="3.1")
     left = root / ".partial"
@@ -100,9 +91,3 @@ def test_prune_removes_unusable_images_and_leftovers(make: Make, root: Path) -> 
     assert pruning.reclaim_images(root, dry_run=False) == planned and planned.freed > 4096
     assert kept.is_dir() and not old.exists() and not left.exists()
     assert [one.directory for one in runtime_image.listed(root)] == [kept]
-
-
-def test_prune_retains_an_image_in_progress(make: Make, root: Path) -> None:
-    with runtime_image.published(root / ("d" * 64)) as partial:
-        pruning.reclaim_images(root, dry_run=False)
-        assert partial.is_dir()

@@ -18,30 +18,12 @@ def read(pipe: int) -> list[StartProgress]:
     return [StartProgress.parse(line[KEY]) for line in LineReader(pipe).read() or ()]
 
 
-def test_reader_sees_the_end_of_the_pipe_when_reports_end(pipe: int) -> None:
-    own = start_progress._Pipe.descriptor
-    start_progress.report(StartProgress("load weights"))
-    start_progress.end()
-    # A thread that is still about to write must not reach a file opened later.
-    assert not os.get_inheritable(own) and os.path.realpath(f"/proc/self/fd/{own}") == os.devnull
-    assert read(pipe) == [StartProgress("load weights")] and LineReader(pipe).read() is None
-
-
 def test_a_span_reports_its_stage_when_it_begins(pipe: int) -> None:
     with timeline.measure("import torch", track="server"):
         assert read(pipe) == [StartProgress("import torch")]
     start_progress.end()
     with timeline.measure("later", track="server"):
         assert read(pipe) == []
-
-
-def test_a_stage_is_reported_once_when_a_span_and_a_step_inside_it_name_it(pipe: int) -> None:
-    with timeline.measure("load weights", track="engine"):
-        start_progress.report(StartProgress("load weights"))
-        start_progress.report(StartProgress("load weights", 1, 2, "shards"))
-        start_progress.report(StartProgress("load weights"))
-    stage, figures = StartProgress("load weights"), StartProgress("load weights", 1, 2, "shards")
-    assert read(pipe) == [stage, figures, stage]
 
 
 def test_counter_reports_its_first_and_last_figure_and_few_between(pipe: int) -> None:

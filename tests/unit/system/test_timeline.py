@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.system import drawing, timeline
+from coldstart.system import timeline
 from coldstart.system.timeline import Span, Timeline
-
-
-def sample() -> Timeline:
-    result = Timeline()
-    result.spans.append(Span("imports", 10.0, 12.0, "server", pid=1))
-    result.spans.append(Span("weights", 12.0, 12.5, "server", pid=1, args={"bytes": 7}))
-    result.spans.append(Span("listen", 11.0, 13.0, "api", pid=2))
-    return result
 
 
 def test_find_longest_counts_no_span_for_those_within_it() -> None:
@@ -47,14 +39,6 @@ def test_several_processes_merge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert spans[-1].args == {"k": 1}
 
 
-def test_measure_emits_when_the_block_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    events = tmp_path / "events"
-    monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(events))
-    with pytest.raises(KeyError), timeline.measure("broken", "t"):
-        raise KeyError
-    assert Timeline.read(events).spans[0].name == "broken"
-
-
 def test_a_server_outlives_its_recorder_and_a_full_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -67,16 +51,6 @@ def test_a_server_outlives_its_recorder_and_a_full_file(
     for _ in range(10):
         timeline.emit("a", 0.0, 1.0, "t")
     assert 0 < len(Timeline.read(events).spans) < 10 and events.stat().st_size <= 300
-
-
-@pytest.mark.parametrize("line", ["{", "{}", "[]", '{"name": 1, "surprise": 2}'])
-def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
-    events = tmp_path / "events"
-    timeline.append(events, Span("a", 0, 1, "t"))
-    with events.open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(ValueError, match="line 2"):
-        Timeline.read(events)
 
 
 spans = st.builds(
@@ -100,22 +74,3 @@ def test_spans_of_one_thread_nest_or_are_apart(members: list[Span]) -> None:
             if a["tid"] == b["tid"]:
                 (a0, a1), (b0, b1) = [(e["ts"], e["ts"] + e["dur"]) for e in (a, b)]
                 assert a1 <= b0 or b1 <= a0 or (a0 <= b0 and b1 <= a1) or (b0 <= a0 and a1 <= b1)
-
-
-def test_the_drawing_shows_when_and_how_long() -> None:
-    lines = drawing.draw(sample(), 60, encoding="utf-8").splitlines()
-    imports, weights = (next(line for line in lines if name in line) for name in ("imports", "weights"))
-    assert imports.index("█") < weights.index("█")
-    assert imports.count("█") > weights.count("█") > 0
-    assert imports.endswith("2.000 s")
-    assert "█" not in drawing.draw(sample(), 60, encoding="ascii")
-
-
-def test_import_of_timeline_is_cheap() -> None:
-    root = Path(timeline.__file__).parents[2]
-    code = f"import sys; sys.path.insert(0, {str(root)!r}); import coldstart.system.timeline; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
-    )
-    assert "coldstart.system.timeline" in done.stdout.split()
-    assert not {"json", "dataclasses", "typing", "pathlib", "rich"} & set(done.stdout.split())

@@ -38,40 +38,6 @@ def test_cold_caches_are_new_for_every_run_and_warm_ones_are_kept(tmp_path: Path
         assert len(kept) == 1
 
 
-def test_the_first_cold_start_fills_what_the_warm_ones_have(tmp_path: Path) -> None:
-    cold, warm = _baselines(tmp_path)
-    first, second = (cold.command(files(tmp_path, f"c{i}")).environment["VLLM_CACHE_ROOT"] for i in range(2))
-    assert warm.command(files(tmp_path, "w")).environment["VLLM_CACHE_ROOT"] == first != second
-
-
-def test_moving_the_caches_does_not_move_the_downloads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("HF_HOME", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert launchers.cache_variables(tmp_path)["HF_HOME"] == "/elsewhere/huggingface"
-
-
-def test_the_baseline_is_vllms_own_server(tmp_path: Path) -> None:
-    _, warm = _baselines(tmp_path)
-    run = files(tmp_path, "r")
-    argv = list(warm.command(run).argv)
-    assert argv[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
-    assert argv[argv.index("--model") + 1] == "/models/tiny"
-    assert argv[argv.index("--port") + 1] == str(run.port)
-    assert argv[-2:] == ["--max-model-len", "256"]
-    assert not warm.tells_readiness
-
-
-def test_user_variables_are_retained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
-    assert launchers.baseline_variables(SUBJECT)["VLLM_CPU_KVCACHE_SPACE"] == launchers.CPU_KV_GIB
-    sized = launchers.Subject("m", "m", ("--kv-cache-memory-bytes=1G",))
-    assert "VLLM_CPU_KVCACHE_SPACE" not in launchers.baseline_variables(sized)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "9")
-    assert "VLLM_CPU_KVCACHE_SPACE" not in launchers.baseline_variables(SUBJECT)
-
-
 def test_a_baseline_deep_below_has_room_for_vllms_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

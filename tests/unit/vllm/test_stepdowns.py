@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import socket
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -13,23 +12,19 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.scheduling import SchedulerSettings
 from coldstart.vllm import compat, stock
-from coldstart.vllm.engine import headless, offline, server, stepdowns
-from coldstart.vllm.scheduling import SCHEDULER_CLS
+from coldstart.vllm.engine import offline, server, stepdowns
 from coldstart.vllm.weights import entry
 from coldstart.vllm.weights.extension import Reporting
 
 REASON = "It lacks an integration point."
-DEADLINES = json.dumps(SchedulerSettings("deadline").additional_config())
 
 
 @pytest.fixture
@@ -38,46 +33,6 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     held: set[str] = set()
     monkeypatch.setattr(compat, "check", lambda feature, load=None: REASON if feature in held else None)
     return held
-
-
-def arguments(**given: object) -> Namespace:
-    sizes = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1)
-    named = {"load_format": "auto", "worker_cls": "auto", "worker_extension_cls": ""}
-    return Namespace(**{**sizes, **named, "distributed_executor_backend": None, **given})
-
-
-@pytest.fixture
-def cpu_platform(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set vLLM's platform to the CPU."""
-    platforms = ModuleType("vllm.platforms")
-    platforms.current_platform = SimpleNamespace(is_cpu=lambda: True)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
-
-
-def test_our_worker_is_used_when_compatible(lacking: set[str], cpu_platform: None) -> None:
-    args = arguments(load_format=entry.LOAD_FORMAT)
-    assert stepdowns.settle(args) == []
-    assert (args.worker_cls, args.distributed_executor_backend) == (stepdowns.WORKER, stepdowns.EXECUTOR)
-    assert args.load_format == entry.LOAD_FORMAT and stepdowns.reports(args)
-
-
-def test_vllm_worker_runs_when_ours_is_incompatible(lacking: set[str], cpu_platform: None) -> None:
-    lacking.add("worker")
-    args = arguments(load_format=entry.LOAD_FORMAT)
-    fallbacks = stepdowns.settle(args)
-    assert [fallback.stage for fallback in fallbacks] == ["worker", "compile"]
-    assert all(fallback.reason.startswith(REASON) for fallback in fallbacks)
-    assert (args.worker_cls, args.distributed_executor_backend) == ("auto", None)
-    # The loader is still ours and reports its load.
-    assert args.worker_extension_cls == stepdowns.EXTENSION and stepdowns.reports(args)
-
-
-def test_vllm_loader_runs_when_ours_is_incompatible(lacking: set[str], cpu_platform: None) -> None:
-    lacking.add("weights")
-    args = arguments(load_format=entry.LOAD_FORMAT)
-    (fallback,) = stepdowns.settle(args)
-    assert fallback == Fallback("weights", f"{REASON} vLLM's own loader reads them.")
-    assert args.load_format == "auto" and args.worker_cls == stepdowns.WORKER
 
 
 @pytest.mark.vllm
@@ -118,15 +73,6 @@ def test_start_with_a_failed_import_runs_stock_vllm(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(stock, "run", lambda plan, reason: reason)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     assert "No module named 'vllm.gone'" in str(server.run(LaunchPlan(["--model", "m"])))
-    assert gc.isenabled()
-
-
-def test_incompatible_start_runs_stock_vllm(lacking: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking.add("start")
-    monkeypatch.setattr(server, "import_runtime", lambda: pytest.fail("imported"))
-    monkeypatch.setattr(stock, "run", lambda plan, reason: (list(plan.vllm_args), reason))
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    assert server.run(LaunchPlan(["--model", "m"])) == (["--model", "m"], REASON)
     assert gc.isenabled()
 
 
@@ -172,64 +118,6 @@ def test_stock_server_is_reported_ready_when_it_answers(monkeypatch: pytest.Monk
     assert report["fast_path"] == {"start": False} and report["tokens"] == [] and Health.asked > 2
     assert os.read(reader, 1) == b""  # one line only
     os.close(reader)
-
-
-class _AtASocket(HTTPServer):
-    """HTTP server at a Unix socket, like vLLM with --uds."""
-
-    address_family = socket.AF_UNIX
-
-    def server_bind(self) -> None:
-        self.socket.bind(self.server_address)
-
-
-def test_stock_server_is_probed_at_its_socket(tmp_path: Path) -> None:
-    """The server listens at no port and was never reported as ready."""
-    Health.asked = 2
-    listener = _AtASocket(str(tmp_path / "s"), Health)  # type: ignore[arg-type]
-    thread = Thread(target=listener.serve_forever, args=(0.01,))
-    thread.start()
-    reader, writer = os.pipe()
-    stock._acknowledge(LaunchPlan(["--model", "m", "--uds", str(tmp_path / "s")]), writer)
-    listener.shutdown()
-    thread.join()
-    assert json.loads(os.read(reader, 1 << 16))["fast_path"] == {"start": False}
-    os.close(reader)
-
-
-def test_stock_server_receives_only_supported_arguments(lacking: set[str]) -> None:
-    ours = ["--scheduler-cls", SCHEDULER_CLS, "--additional-config", "{}", "--kv-transfer-config", "{}"]
-    words = ["--model", "m", "--load-format", entry.LOAD_FORMAT, *ours, "--port", "9"]
-    plan = LaunchPlan(Arguments(words))
-    assert stock._its_own(plan) == ["--model", "m", "--load-format", entry.LOAD_FORMAT, "--port", "9"]
-    assert [fallback.stage for fallback in plan.fallbacks] == ["scheduler"]
-    lacking.add("weights")
-    assert stock._its_own(plan) == ["--model", "m", "--port", "9"]
-    assert plan.fallbacks[-1] == Fallback("weights", f"{REASON} vLLM's own loader reads them.")
-    plan = LaunchPlan(Arguments(["--scheduling-policy", "priority", "--additional-config", DEADLINES]))
-    assert stock._its_own(plan) == []
-    assert plan.fallbacks[-1].reason == "vLLM's own server gives requests no deadlines."
-    # The user's own object may have a member of any name.
-    users = Arguments(["--additional-config", '{"their_plugin": {"policy": "deadline"}}'])
-    assert stock._its_own(LaunchPlan(users)) == list(users)
-    users = Arguments(["--scheduler-cls", "their.Own", "--additional-config", "{}", "--load-format", "dummy"])
-    assert stock._its_own(LaunchPlan(users)) == list(users)
-
-
-def test_node_without_an_api_reports_why_it_does_not_run(
-    lacking: set[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    lacking.add("headless")
-    assert headless.run(Namespace(), LaunchPlan([])) == 1
-    assert REASON in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("feature", ["start", "offline"])
-def test_nothing_is_materialized_with_the_reason(lacking: set[str], feature: str, tmp_path: Path) -> None:
-    lacking.add(feature)
-    with pytest.raises(SystemExit, match=f"cannot materialize: {REASON}"):
-        offline.run(LaunchPlan([]), tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def _engine(worker: str = stepdowns.WORKER, *, compiles: bool = True) -> Any:
@@ -324,23 +212,3 @@ def test_a_template_without_our_worker_still_serves(
     assert template.build(LaunchPlan([]), "engine") == [
         Fallback("template", f"{REASON} Each server builds its own worker.")
     ]
-
-
-def test_no_template_is_built_where_our_start_does_not_fit(lacking: set[str]) -> None:
-    from coldstart.vllm.engine import template
-
-    lacking.add("start")
-    with pytest.raises(RuntimeError, match=REASON):
-        template.build(LaunchPlan([]), "runtime")
-
-
-@pytest.mark.parametrize(("given", "told"), [([], None), (["--no-enable-flash-late-interaction"], False)])
-def test_late_interaction_setting_reaches_the_engine(
-    given: list[str], told: bool | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    monkeypatch.setattr(AsyncEngineArgs, "create_engine_config", lambda self, usage_context: self)
-    args, _ = server.parse_args(["--model", "some/model", *given])
-    pooler = server.configure(args).pooler_config
-    assert (pooler and pooler.enable_flash_late_interaction) is told

@@ -50,11 +50,3 @@ def test_overrides_are_not_registered_on_a_gpu(platform: Platform) -> None:
     assert platform.calls == 0
     platform.register_triton_kernel_overrides()
     assert platform.calls == 1
-
-
-def test_overrides_are_not_registered_without_the_step(
-    platform: Platform, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compat, "check", lambda feature, load=None: "no such step")
-    ahead.prepare()
-    assert platform.calls == 0

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,16 +56,6 @@ def test_no_collection_runs_until_the_worker_is_warm(worker: Any, collections: l
     assert collections == ["collect", "freeze"] and gc.isenabled()
 
 
-def test_profiling_collects(worker: Any, collections: list[str]) -> None:
-    collection.postpone_in_process()
-    collections.clear()
-    with worker.memory_profiling() as profile:
-        assert profile == "profile"
-    assert collections == ["collect", "collect"]
-    gc.collect()
-    assert collections == ["collect", "collect"], "they are postponed again"
-
-
 def test_a_warm_engine_freezes_as_vllm_does(worker: Any, collections: list[str]) -> None:
     collection.postpone_in_process()
     worker.freeze_gc_heap()
@@ -91,11 +80,3 @@ def test_only_a_process_that_starts_passes_it_on_to_its_children(
     assert gc.isenabled() is not starting
     gc.collect()
     assert collections == ([] if starting else ["collect"])
-
-
-def test_without_the_hook_collections_stay_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    after: list[Any] = []
-    monkeypatch.setattr(os, "register_at_fork", lambda *, after_in_child: after.append(after_in_child))
-    monkeypatch.setattr(collection, "import_module", lambda _: SimpleNamespace())
-    collection.postpone_in_children()
-    assert after == [gc.enable]

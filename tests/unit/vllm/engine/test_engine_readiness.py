@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import sys
@@ -15,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import COMPILE_REPORT, GRAPHS_REPORT, KV_REPORT, EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.vllm.engine.readiness import FALLBACK_PROMPT, Readiness
+from coldstart.vllm.engine.readiness import Readiness
 
 CANARY = {"prompt": [5, 6], "tokens": [7, 8]}
 
@@ -104,16 +102,6 @@ def test_wrong_token_is_reported_before_the_server_listens(read_lines: ReadLines
     assert read_lines() == []
 
 
-def test_right_token_is_reported_when_the_server_listens(read_lines: ReadLines) -> None:
-    engine = Engine(7)
-    readiness = Readiness(LaunchPlan([], canary=CANARY), engine, worker_reports=False)
-    assert _run(readiness.proven()) is True and engine.prompts == [[5, 6]]
-    assert read_lines() is None
-    report = _report(read_lines, readiness)
-    assert report == {"fast_path": {}, "fallbacks": [], "tokens": [7], "canary": True}
-    _run(readiness.listening())  # uvicorn repeats the call: no second line and no error
-
-
 GRAPHS = LaunchPlan([], canary=CANARY | {"batch": [7, 9]}, engine=EngineTask(restore=Path("/unpacked")))
 
 
@@ -162,41 +150,6 @@ def test_a_kv_size_that_was_not_applied_is_named(
     assert report["fallbacks"] == [{"section": "kv", "reason": reason} for reason in reasons]
 
 
-def test_any_token_is_accepted_without_a_canary(read_lines: ReadLines) -> None:
-    engine = Engine(9)
-    readiness = Readiness(LaunchPlan([]), engine, worker_reports=False)
-    assert _run(readiness.proven()) is True and engine.prompts == [FALLBACK_PROMPT]
-    report = _report(read_lines, readiness)
-    assert report["tokens"] == [9] and report["canary"] is None
-
-
-def test_model_without_generation_receives_no_request(read_lines: ReadLines) -> None:
-    engine = Engine()
-    engine.tasks = ("embed",)
-    readiness = Readiness(LaunchPlan([], canary=CANARY), engine, worker_reports=False)
-    assert _run(readiness.proven()) is True and engine.prompts == []
-    report = _report(read_lines, readiness)
-    assert report["tokens"] == [] and report["canary"] is None
-
-
-def test_reports_of_several_workers_are_merged(read_lines: ReadLines) -> None:
-    planned, slow = Fallback("kv", "planned"), {"section": "load", "reason": "files"}
-    first = {"fast_path": {"compile": False, "kv": True}, "fallbacks": [slow], "load": {"way": "files"}}
-    second = {"fast_path": {"compile": True, "x": True}, "fallbacks": [], "load": {"way": "prefetcher"}}
-    for workers in ([first, second], [second, first]):
-        plan = LaunchPlan([], fallbacks=[planned])
-        report = _run(Readiness(plan, Engine(coldstart_report=workers), True)._report())
-        # A section counts as restored only if every worker restored it.
-        assert report["fast_path"] == {"compile": False, "kv": True, "x": True}
-        assert report["fallbacks"] == [planned.encode(), slow] and plan.fallbacks == [planned]
-        assert report["loads"] == [worker["load"] for worker in workers]
-
-
-def test_unreachable_workers_are_not_called(read_lines: ReadLines) -> None:
-    engine = Engine(coldstart_report=RuntimeError("no such method"))
-    assert "loads" not in _report(read_lines, Readiness(LaunchPlan([]), engine, worker_reports=False))
-
-
 @pytest.mark.parametrize(
     ("answer", "reasons"),
     [
@@ -235,14 +188,3 @@ def test_an_artifact_must_be_loaded_only_if_the_section_contains_one(
     report = _report(read_lines, Readiness(plan, engine, worker_reports=False))
     assert report["fast_path"] == {"compile": not expected}
     assert [one["reason"] for one in report["fallbacks"]] == expected
-
-
-def test_collection_begins_once_it_serves_also_without_a_starter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(READY_FD_ENV, raising=False)
-    readiness = Readiness(LaunchPlan([]), Engine(), worker_reports=False)
-    gc.disable()
-    try:
-        _run(readiness.listening())
-        assert gc.isenabled()
-    finally:
-        gc.enable()

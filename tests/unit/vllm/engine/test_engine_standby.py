@@ -149,12 +149,3 @@ def test_engine_wakes_for_one_server_at_a_time_and_sleeps_again(
     # A signal ends the sleeping process and its server.
     resident.process.terminate()
     assert resident.process.wait(60) == 0 and second.process.wait() in (0, 1)
-
-
-def test_difference_is_named() -> None:
-    pytest.importorskip("vllm")
-    from coldstart.vllm.engine import standby
-
-    held = {"max_num_seqs": "3", "seed": "0"}
-    assert standby.difference(held, dict(held)) is None
-    assert "another value of: max_num_seqs" in str(standby.difference(held, held | {"max_num_seqs": "4"}))

@@ -21,8 +21,6 @@ from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.validate import process_tree
 
-Start = Callable[..., server_process.Running]
-
 
 def plan(*behaviour: str) -> LaunchPlan:
     return LaunchPlan(list(behaviour), key="sha256:" + "a" * 64)
@@ -79,16 +77,6 @@ def raw(warm: template_pool.Warm, *behaviour: str) -> Iterator[tuple[Channel, in
     os.close(reader)
 
 
-def test_a_server_is_forked_and_reports_itself(warm: template_pool.Warm) -> None:
-    running = start(warm, "serves", "--port", "1")
-    assert running.report["args"] == ["--port", "1"]
-    assert running.process.pid == running.report["pid"] != warm.pid
-    assert running.process.poll() is None and children(warm) == 1
-    running.process.signal(signal.SIGTERM)
-    assert running.process.wait() == 143 == running.process.poll()
-    assert eventually(lambda: children(warm) == 0)
-
-
 def test_server_uses_directory_and_environment_of_the_client(
     warm: template_pool.Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,22 +111,6 @@ def test_invalid_plan_is_refused_with_the_reason(
         match="invalid launch plan: Expected `object`, got `null`",
     ):
         start(warm)
-
-
-@pytest.mark.parametrize(("behaviour", "code"), [("ends", 3), ("raises", 1), ("dies", 7)])
-def test_exit_code_of_the_server_is_reported(warm: template_pool.Warm, behaviour: str, code: int) -> None:
-    process, reader = server_process.forked(plan(behaviour), warm.socket)
-    assert process.wait() == code
-    os.close(reader)
-
-
-def test_kill_reaches_a_server_that_ignores_sigterm(warm: template_pool.Warm) -> None:
-    running = start(warm, "stubborn")
-    running.process.signal(signal.SIGTERM)
-    assert not select.select([running.process], [], [], 0.2)[0]
-    running.process.signal(signal.SIGKILL)
-    assert running.process.wait() == 137
-    running.process.signal(signal.SIGKILL)  # the process has ended
 
 
 def test_several_servers_at_once(warm: template_pool.Warm) -> None:
@@ -220,12 +192,6 @@ def test_template_without_descriptors_reports_an_error_without_spinning(warm: te
         assert busy_s(warm.pid, 0.5) < 0.25
         assert [one.recv(1) for one in waiting] == [b""] * 5
     assert start(warm, "serves").process.poll() is None
-
-
-def test_other_signals_become_sigterm(warm: template_pool.Warm) -> None:
-    with raw(warm, "serves") as (connection, pid):
-        connection.send({"signal": signal.SIGSTOP})
-        assert eventually(exit_check(pid))
 
 
 def test_sigterm_stops_the_template_and_its_servers(warm: template_pool.Warm) -> None:

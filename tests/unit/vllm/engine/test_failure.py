@@ -38,11 +38,6 @@ def test_watch_log_reports_an_error_that_vllm_logs_with_its_exception(
         logger.handlers[:] = before
 
 
-def test_report_does_nothing_when_no_process_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(READY_FD_ENV, raising=False)
-    failure.report(ValueError("x"))
-
-
 def test_exit_process_runs_the_exit_functions_and_ends_with_the_traceback() -> None:
     program = (
         "import atexit; from coldstart.vllm.engine import failure; atexit.register(print, 'left')\n"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from coldstart.contract.graphs import COMPILE_REPORT, KV_REPORT, EngineTask
-from coldstart.graphs.errors import AlteredTableError, DriverError, GraphRefusedError
+from coldstart.graphs.errors import DriverError, GraphRefusedError
 from coldstart.vllm.graphs import hook, kv_plan, plugin
 from coldstart.vllm.graphs import manager as managers
 from coldstart.vllm.graphs import wrapper as wrappers
@@ -152,20 +152,6 @@ def test_vllm_dispatch_avoids_hidden_graphs() -> None:
 
 
 @needs_vllm
-def test_the_other_runners_dispatch_as_well() -> None:
-    from vllm.forward_context import BatchDescriptor
-
-    source, desc = Source({4}, behind={4}), BatchDescriptor(4)
-    keys = {Mode.FULL: {desc}}
-    wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
-    runner = SimpleNamespace(model=wrapper, cudagraph_dispatcher=SimpleNamespace(cudagraph_keys=keys))
-    wrappers.restoring(lambda *a: pytest.fail("captured"), runner, source, print)(runner, desc, Mode.FULL)
-    assert keys[Mode.FULL] == set() and wrapper.concrete_cudagraph_entries == {}
-    source.waiting[4]()
-    assert keys[Mode.FULL] == {desc} and wrapper.concrete_cudagraph_entries[desc].cudagraph == "restored 4"
-
-
-@needs_vllm
 def test_piecewise_graphs_are_captured_by_vllm() -> None:
     """A restored piece would read the bundle's pool, while the captured piece before it writes another one."""
     from vllm.compilation.cuda_graph import CUDAGraphWrapper
@@ -205,25 +191,6 @@ def test_a_draft_models_manager_captures_its_own_graphs() -> None:
     assert seen == []
 
 
-def test_inputs_are_seen_when_they_lie_ready() -> None:
-    manager, seen = _manager(), list[str]()
-    managers.watched_capture(_feed, _runner(manager), seen.append)(manager, lambda desc, warmup: None)
-    assert seen == [graph_key(d, "FULL") for d in manager._capture_descs[Mode.FULL]]
-
-
-def test_memory_profiling_captures_as_always() -> None:
-    manager = _manager()
-    manager._max_full_descs_to_capture = 2
-    managers.restoring(_capture, _runner(manager), Source({4}), print)(manager, None)
-    assert "restored 4" not in manager.graphs.values()
-
-
-def test_keys_tell_descriptors_apart() -> None:
-    one, other = Descriptor(Mode.FULL, 4), Descriptor(Mode.FULL, 4, num_reqs=4)
-    assert graph_key(one, "FULL") == "FULL:num_tokens=4,num_ubatches=1"
-    assert len({graph_key(d, m) for d in (one, other) for m in ("FULL", "PIECEWISE")}) == 4
-
-
 @needs_vllm
 def test_the_wrapper_of_the_other_runner_gets_finished_entries() -> None:
     from vllm.compilation.cuda_graph import CUDAGraphEntry
@@ -250,17 +217,6 @@ def test_the_wrapper_of_the_other_runner_gets_finished_entries() -> None:
     assert called == [2, 4, 4]
 
 
-@needs_vllm
-def test_install_can_be_undone() -> None:
-    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
-
-    before = CudaGraphManager.capture
-    undo = hook.install(object(), Source(set()), print)
-    assert CudaGraphManager.capture is not before
-    undo()
-    assert CudaGraphManager.capture is before
-
-
 def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook.compat, "check", lambda feature, load=None: f"{feature} differ.")
     monkeypatch.setattr(hook, "_patched", lambda **_: pytest.fail("patched"))
@@ -268,13 +224,6 @@ def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
         hook.install(object(), Source(set()), print)
     with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
         hook.watch(object(), print)
-
-
-@needs_vllm
-def test_a_runner_without_the_patched_method_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook, "_places", lambda: {"manager": (type("Renamed", (), {}), "capture")})
-    with pytest.raises(GraphRefusedError, match=r"lacks an integration point of graphs: .*capture"):
-        hook.install(object(), Source(set()), print)
 
 
 def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
@@ -290,38 +239,6 @@ def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
     assert "_try_load_aot_compiled_fn" in getattr(reported, COMPILE_REPORT)()["reasons"][0]
     assert "maybe_apply_startup_plan" in getattr(reported, plugin.KV_REPORT)()
     assert "GPUModelRunner" in getattr(reported, plugin.GRAPHS_REPORT)()["*"]
-
-
-@pytest.mark.parametrize("task", [EngineTask(kv_plan=[{}]), EngineTask(kv_note=Path("/noted"))])
-def test_kv_cache_is_profiled_without_the_check_of_vllm(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, task: EngineTask
-) -> None:
-    hooked: list[tuple[str, Any]] = []
-    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
-    monkeypatch.setattr(plugin.late, "when_imported", lambda *pair: hooked.append(pair))
-    plugin.register(task)
-    assert "kv-plan is gone." in caplog.text
-    # Only the report reaches the worker; a module without one is unchanged.
-    ((name, work),) = hooked
-    module = SimpleNamespace(Worker=type("Worker", (), {}))
-    work(module)
-    work(SimpleNamespace())
-    assert name == plugin.WORKER and vars(module).keys() == {"Worker"}
-    assert getattr(module.Worker(), plugin.KV_REPORT)() == "kv-plan is gone."
-
-
-def test_server_reports_compilation_without_the_look_up_of_vllm(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    hooked: dict[str, Any] = {}
-    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
-    monkeypatch.setattr(plugin.late, "when_imported", hooked.__setitem__)
-    plugin.register(EngineTask(compiled=tmp_path))
-    module = SimpleNamespace(Worker=type("Worker", (), {}))
-    hooked.pop(plugin.aot.WORKER)(module)
-    assert hooked == {}
-    report = getattr(module.Worker(), COMPILE_REPORT)()
-    assert report == {"loaded": 0, "reasons": ["aot is gone."]}
 
 
 def _plan(baseline: int = 1000) -> kv_plan.KvPlan:
@@ -431,9 +348,3 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
         assert size is None and said in str(reason)
     monkeypatch.delenv(kv_plan.VARIABLE)
     assert applied(plans, worker(1 << 40)) == (None, "vLLM's own check rejected the KV plan")
-
-
-@pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])
-def test_invalid_plan_is_refused(data: object) -> None:
-    with pytest.raises(AlteredTableError):
-        kv_plan.parse_plan(data)

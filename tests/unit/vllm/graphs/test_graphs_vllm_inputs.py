@@ -5,21 +5,18 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.graphs_worker import INPUTS, OUT, here, materialize, start
 
-from coldstart.graphs import named, rounds, table_files
+from coldstart.graphs import named, table_files
 from coldstart.graphs.inputs import FOLDER, Inputs, StoredInputs
-from coldstart.graphs.snapshot import load_snapshot
 from coldstart.graphs.tables import BLOCK, RELOCATION, SymbolRegion
 from coldstart.vllm.graphs import record
 from tests.support.graphs.model import SimModel
 
-torch = pytest.importorskip("torch")
 __all__ = ["here"]
 
 SEQUENCES, VOCABULARY, LENGTH = 1024, 151_936, 131_072
@@ -89,16 +86,6 @@ def test_only_memory_that_relocations_name_is_stored_and_copied_when_large_tenso
     assert not any(set(LARGE) & set(_copied(*process)) for process in processes)
 
 
-def test_symbols_of_one_layout_contain_those_of_all_relocations(
-    here: dict[str, SimModel], tmp_path: Path
-) -> None:
-    tables = table_files.load(materialize(here, tmp_path))
-    possible = named.possible_symbols(load_snapshot(rounds.layouts(tmp_path)[0]))
-    for key, symbols in named.named_symbols(tables).items():
-        unnamed = {s for s in symbols if s.startswith(("lib:", "alloc#"))}
-        assert symbols - unnamed <= possible[key]
-
-
 def test_memory_behind_a_stored_pointer_is_an_input(here: dict[str, SimModel], tmp_path: Path) -> None:
     """A graph can reach a static tensor through a pointer array in its own memory."""
     tables = table_files.load(materialize(here, tmp_path))
@@ -116,18 +103,6 @@ def test_memory_behind_a_stored_pointer_is_an_input(here: dict[str, SimModel], t
     assert {"static:table", "static:behind"} <= named.named_symbols(changed)[tables.keys[0]]
     inputs = Inputs(static={tables.keys[0]: {"static:behind": "digest", "static:other": "digest"}})
     assert named.narrow(inputs, changed).static[tables.keys[0]] == {"static:behind": "digest"}
-
-
-def test_an_input_has_the_symbol_of_relocations_when_a_tensor_has_two_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ids = torch.zeros(4, dtype=torch.int32)
-    tensors = {"static:input_buffers.input_ids": ids, "static:a_view": ids[:2], "param:w": torch.zeros(2)}
-    (span,) = record.tensor_spans(record.input_tensors(tensors).values(), tensors)
-    assert (span.symbol, span.size, span.base) == ("static:a_view", 16, ids.data_ptr())
-    monkeypatch.setattr(record, "runner_tensors", lambda runner: tensors)
-    runner: Any = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 64))
-    assert record.token_regions(runner) == {"static:a_view": (4, 64)}
 
 
 def test_a_graph_is_replayed_on_its_own_inputs_when_random_numbers_are_sought(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from support.graphs_worker import OUT, here, materialize, start
@@ -84,16 +83,3 @@ def test_auxiliary_states_are_outputs_and_created_before_a_restore(monkeypatch: 
     assert record.manager_attributes(here) == held and len(created["aux_hidden_states"]) == 2
     restore.remove_attributes(here, created)
     assert here.cudagraph_manager == SimpleNamespace(hidden_states=None, aux_hidden_states=[])
-
-
-def test_a_runner_without_a_manager_has_no_buffers() -> None:
-    runner: Any = SimpleNamespace()
-    assert record.manager_attributes(runner) == {}
-
-
-def test_output_of_the_wrapper_is_found_when_it_has_auxiliary_states() -> None:
-    """The runner of v1/worker/gpu_model_runner returns (hidden states, [auxiliary states])."""
-    hidden, aux = torch.zeros(2, 8, dtype=torch.bfloat16), [torch.zeros(2, 4) for _ in range(2)]
-    spans = [(t.data_ptr(), t.numel() * t.element_size()) for t in (hidden, *aux)]
-    assert outputs.spans((hidden, aux)) == spans
-    assert outputs.spans((hidden, [None])) is None and outputs.spans(None) is None

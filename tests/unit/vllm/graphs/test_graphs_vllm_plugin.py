@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.graphs_tools import SMALL
 
 from coldstart.contract.graphs import EngineTask
-from coldstart.contract.plan import PLAN_ENV, LaunchPlan
 from coldstart.graphs import gate, table_files
-from coldstart.graphs.errors import GraphRefusedError, MissingRegionError, NotProvenError
-from coldstart.graphs.restore import Restorer
+from coldstart.graphs.errors import GraphRefusedError, NotProvenError
 from coldstart.graphs.tables import SymbolRegion
-from coldstart.vllm.graphs import entry, outputs, plugin, record
+from coldstart.vllm.graphs import outputs, plugin
 from coldstart.vllm.graphs.graph_source import refuse_unsupported
-from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.restore import Restoring
-from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
 
@@ -59,42 +53,6 @@ def _runner() -> Any:
         "vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=False),
     }  # fmt: skip
     return runner
-
-
-def test_names_of_everything_a_runner_reaches() -> None:
-    assert sorted(runner_tensors(_runner(), lambda tensor: True)) == [
-        "kv:layers.0", "kv:layers.1.0", "kv:layers.1.1", "param:bias", "param:weight",
-        "static:input_buffers.ids", "static:input_buffers.nested.a.0",
-    ]  # fmt: skip
-
-
-def test_only_device_tensors_are_named() -> None:
-    assert runner_tensors(_runner()) == {}
-
-
-def test_nothing_is_patched_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        plugin.late, "when_imported", lambda name, work, failed=None: pytest.fail(f"patched {name}")
-    )
-    plugin.register(EngineTask())
-
-
-@pytest.mark.parametrize(
-    ("plan", "called"),
-    [
-        (None, []),
-        (LaunchPlan([], key="k", canary={"prompt": [1]}), []),
-        (LaunchPlan([], engine=EngineTask(restore=Path("/g"))), [EngineTask(restore=Path("/g"))]),
-    ],
-)
-def test_the_plan_says_whether_the_plug_in_is_wanted(
-    monkeypatch: pytest.MonkeyPatch, plan: LaunchPlan | None, called: list[EngineTask]
-) -> None:
-    monkeypatch.setenv(PLAN_ENV, plan.variables()[PLAN_ENV] if plan else "")
-    found: list[EngineTask] = []
-    monkeypatch.setattr(plugin, "register", found.append)
-    entry.register()
-    assert found == called
 
 
 @pytest.fixture
@@ -148,14 +106,6 @@ def test_memory_is_scattered_before_the_weights_are_loaded(
     assert installed[plugin.RUNNERS[1]].GPUModelRunner().load_model() == "loaded" and done == ["scattered"]
 
 
-def test_several_ranks_are_refused() -> None:
-    runner = _runner()
-    refuse_unsupported(runner)
-    runner.parallel_config.tensor_parallel_size = 2
-    with pytest.raises(GraphRefusedError, match="collectives"):
-        refuse_unsupported(runner)
-
-
 @pytest.mark.parametrize("backend", ["cumem", "cuda-checkpoint"])
 def test_the_pool_of_the_sleep_mode_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own rule decides whether it captures into that pool."""
@@ -175,14 +125,6 @@ def test_the_pool_of_the_sleep_mode_is_refused(backend: str, monkeypatch: pytest
             refuse_unsupported(runner)
     else:
         refuse_unsupported(runner)
-
-
-def test_profiling_captures_are_left_alone() -> None:
-    seen: list[Any] = []
-    hooked = plugin._wrapped(lambda self, profile_only=False: "own", lambda runner, own: seen.append(own()))
-    assert hooked(object(), profile_only=True) == "own" and seen == []
-    hooked(object())
-    assert seen == ["own"]
 
 
 def test_outputs_are_places_in_the_pool() -> None:
@@ -207,23 +149,6 @@ def test_outputs_are_places_in_the_pool() -> None:
         outputs.view(None, list)
 
 
-def test_graphs_of_either_runner_by_key() -> None:
-    from dataclasses import make_dataclass
-
-    descriptor = make_dataclass("D", ["num_tokens"], frozen=True)(4)
-    entries = {
-        descriptor: SimpleNamespace(cudagraph="g", output="o"),
-        "empty": SimpleNamespace(cudagraph=None),
-    }
-    one = SimpleNamespace(model=SimpleNamespace(concrete_cudagraph_entries=entries))
-    assert record.captured_graphs(one) == {"FULL:num_tokens=4": (descriptor, "g", "o")}
-
-
-def test_a_bundle_of_another_engine_is_not_used(bundle_directory: Path) -> None:
-    with pytest.raises(GraphRefusedError, match="not recorded from vLLM"):
-        Restoring(bundle_directory)
-
-
 def test_refused_start_captures_graphs(
     bundle_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,36 +167,3 @@ def test_refused_start_captures_graphs(
     monkeypatch.setattr(session, "_begin", broken)
     assert session.run(_runner(), lambda: "captured") == "captured"
     assert session.fallbacks() == {"*": "no device"}
-
-
-def test_the_hook_asks_the_restorer(bundle_directory: Path) -> None:
-    model = SimModel(SMALL, 41)
-    restorer = Restorer(bundle_directory, model.driver, model)
-    assert not restorer.holds("decode:1")
-    restorer.link()
-    assert restorer.holds("decode:1") and not restorer.holds("decode:3")
-    region, base = restorer.region("static:out")
-    assert (region.symbol, base) == ("static:out", model.named["static:out"].base)
-    with pytest.raises(MissingRegionError):
-        restorer.region("pool:99")
-
-
-def test_modules_are_worked_on_when_they_are_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from coldstart.vllm.late import when_imported
-
-    # Work of other tests on modules that are not imported here stays pending.
-    before = list(sys.meta_path)
-    (tmp_path / "late_module.py").write_text("value = 1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    seen: list[int] = []
-    when_imported("late_module", lambda module: seen.append(module.value))
-    when_imported("late_module", lambda module: seen.append(module.value + 1))
-    assert seen == [] and "late_module" not in sys.modules
-    import late_module  # type: ignore[import-not-found]
-
-    assert sorted(seen) == [1, 2]
-    when_imported("late_module", lambda module: seen.append(3))
-    assert seen[-1] == 3 and late_module.value == 1
-    assert sys.meta_path == before

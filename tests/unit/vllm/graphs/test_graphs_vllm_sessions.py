@@ -11,11 +11,9 @@ import pytest
 from support.graphs_worker import INPUTS, OUT, SHAPE, Graph, Runner, here, materialize, start
 
 from coldstart.graphs import gate, rounds, table_files
-from coldstart.graphs.errors import DriverError, GraphRefusedError
+from coldstart.graphs.errors import DriverError
 from coldstart.graphs.restore import Restorer
-from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import record, restore
-from coldstart.vllm.graphs.graph_source import refuse_unsupported
 from tests.support.graphs.model import SimModel
 
 pytest.importorskip("torch")
@@ -51,13 +49,6 @@ def test_recorded_and_proved_inside_the_worker(bundle_directory: Path) -> None:
     assert set(held["static"]["FULL:num_tokens=1"]) == {f"static:{n}" for n in INPUTS}
 
 
-def test_a_start_captures_nothing(here: dict[str, SimModel], bundle_directory: Path) -> None:
-    session, runner = start(here, bundle_directory)
-    assert runner.cudagraph_manager.captured == [] and session.fallbacks() == {}
-    assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
-    assert all(rows for rows in runner.cudagraph_manager._candidates.values())
-
-
 def test_the_batch_that_readiness_checks_has_its_graph_before_the_background_is_done(
     here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,10 +56,6 @@ def test_the_batch_that_readiness_checks_has_its_graph_before_the_background_is_
     _, runner = start(here, bundle_directory)
     shown = {d.num_tokens for rows in runner.cudagraph_manager._candidates.values() for d in rows}
     assert shown == {1, 8, 256} == {d.num_tokens for d in runner.cudagraph_manager.graphs}
-
-
-def test_every_graph_can_be_a_canary(here: dict[str, SimModel], bundle_directory: Path) -> None:
-    assert start(here, bundle_directory, canary="all")[0].fallbacks() == {}
 
 
 def test_a_wrong_canary_drops_everything_before_the_first_answer(
@@ -123,29 +110,6 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(
     session, runner = start(here, bundle_directory)
     assert "OUT_OF_MEMORY" in session.fallbacks()["FULL:num_tokens=256"]
     assert 256 in runner.cudagraph_manager.captured and _equal(runner)[256]
-
-
-def test_another_driver_of_the_same_branch_captures(
-    here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nvml, "driver", lambda: "580.159.04")
-    session, runner = start(here, bundle_directory)
-    assert session.fallbacks()["*"].endswith("this machine has 580.159.04")
-    assert runner.cudagraph_manager.captured == [256, 64, 8, 1]
-
-
-def test_several_ranks_are_captured(
-    here: dict[str, SimModel], bundle_directory: Path, tmp_path: Path
-) -> None:
-    here["model"] = model = SimModel(SHAPE, 300)
-    runner = Runner(model, parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1))
-    session = restore.Restoring(bundle_directory)
-    assert session.run(runner, runner.own) == "captured" and "collectives" in session.fallbacks()["*"]
-    (tmp_path / "ranks").mkdir()
-    record.GraphRecording(tmp_path / "ranks").run(runner, runner.own)
-    assert "collectives" in (tmp_path / "ranks" / rounds.REASON).read_text()
-    with pytest.raises(GraphRefusedError):
-        refuse_unsupported(runner)
 
 
 def test_graphs_in_the_pool_of_the_sleep_mode_are_captured(

@@ -8,41 +8,12 @@ from hypothesis import strategies as st
 
 from coldstart.weights.load import stage
 
-LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 5}
-NAMES = [
-    "model.embed_tokens.weight",
-    *(f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(5)),
-    "model.norm.weight",
-    "lm_head.weight",
-]
-
-
-def _needed(rank: int, size: int = 2, names: list[str] = NAMES, **config: object) -> list[str]:
-    return stage.select_names(names, LLAMA | config, [rank], size)
-
-
-def test_first_and_last_rank_hold_embeddings_and_head() -> None:
-    assert _needed(0) == NAMES[:4]
-    assert _needed(1) == NAMES[4:]
-
-
-def test_last_rank_needs_the_embeddings_without_a_separate_head() -> None:
-    assert _needed(1, names=NAMES[:-1]) == [NAMES[0], *NAMES[4:-1]]
-    assert _needed(1, 3, names=NAMES[:-1]) == NAMES[3:5]
-
 
 def test_opt_keeps_everything_but_layers_on_every_rank() -> None:
     names = ["model.decoder.embed_tokens.weight", "model.decoder.layers.0.fc1.weight"]
     names += ["model.decoder.layers.1.fc1.weight", "model.decoder.final_layer_norm.weight"]
     config = {"architectures": ["OPTForCausalLM"], "num_hidden_layers": 2}
     assert stage.select_names(names, config, [1], 2) == [names[0], names[2], names[3]]
-
-
-@pytest.mark.parametrize(
-    "config", [{"architectures": ["Unheard"]}, {"architectures": []}, {"num_hidden_layers": None}]
-)
-def test_unknown_layout_selects_all_tensors(config: dict[str, object]) -> None:
-    assert _needed(1, **config) == NAMES
 
 
 def test_a_partition_of_the_users_is_followed() -> None:

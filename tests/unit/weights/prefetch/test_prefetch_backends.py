@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 import ssl
 import threading
@@ -18,8 +17,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from prefetching import Weights, check_tensors, check_whole
-from support.range_server import RangeServer, serving
+from prefetching import Weights, check_whole
+from support.range_server import serving
 
 from coldstart.weights.prefetch import backends, client, http_source
 from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, redact
@@ -132,15 +131,6 @@ def test_response_without_a_range_is_refused(answer: tuple[int, dict[str, str], 
         _read(http_source.HttpSource(url, {}))
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_temporary_error_is_retried(status: int) -> None:
-    with (
-        _scripted({"/f": (status, {}, b"")}) as (url, _),
-        pytest.raises(SourceUnavailableError, match=str(status)),
-    ):
-        _read(http_source.HttpSource(url, {}))
-
-
 def test_a_token_of_the_environment(weights: Weights, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "model-00001.safetensors"
     with _scripted({f"/{name}": (401, {}, b"")}) as (url, handler):
@@ -212,31 +202,6 @@ def test_an_s3_compatible_store(
             pytest.raises(client.PrefetchFailedError, match="elsewhere"),
         ):
             attached.complete()
-
-
-def test_the_hub(weights: Weights, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(weights.directory, tmp_path / "org" / "model" / "resolve" / "abc")
-    with serving(tmp_path) as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        names = weights.names("b.")
-        with client.attach("hf://org/model@abc", weights.plan, names=names, directory=runtime) as attached:
-            check_tensors(attached, weights, names)
-
-
-def test_the_timeline_shows_one_span_of_the_fetch(
-    weights: Weights, server: RangeServer, runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLDSTART_TIMELINE_EVENTS", str(tmp_path / "events"))
-    with (
-        client.start_early(server.url, weights.plan, directory=runtime),
-        client.attach(server.url, weights.plan, directory=runtime) as attached,
-    ):
-        check_whole(attached, weights)
-        client.request("stop", directory=runtime)
-    (span,) = map(json.loads, (tmp_path / "events").read_text().splitlines())
-    assert span["name"] == "fetch weights" and span["track"] == "prefetch"
-    assert 0 < span["start_s"] < span["end_s"]
-    assert span["args"]["ready_bytes"] == sum(map(len, weights.data.values()))
 
 
 def test_truncated_file_is_refused(tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from prefetching import CHUNK, Weights, check_tensors, check_whole, write
+from prefetching import CHUNK, Weights, check_tensors, check_whole
 from support.range_server import RangeServer, serving
 from support.range_settings import FOREVER
 from support.waiting import wait_until
 
-from coldstart.contract.weights import PacedFetch
 from coldstart.system.proc import processes
 from coldstart.weights.load.ladder import Rung, load_tensors
 from coldstart.weights.load.report import LoadReport
@@ -50,21 +49,6 @@ def test_a_server_that_dies_and_returns(weights: Weights, server: RangeServer, r
         assert attached.stats()["errors"]
 
 
-def test_connections_cut_midway_resume_where_they_were(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
-    server.settings.cut_after, server.settings.cuts = CHUNK // 3, FOREVER
-    with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        check_whole(attached, weights)
-        assert attached.stats()["fetched_bytes"] == _total(weights) == server.total()
-
-
-def test_a_server_in_trouble_is_asked_again(weights: Weights, server: RangeServer, runtime: Path) -> None:
-    server.settings.refusals = 3
-    with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        check_whole(attached, weights)
-
-
 def test_fetch_fails_when_the_server_stays_down(
     weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,15 +60,6 @@ def test_fetch_fails_when_the_server_stays_down(
         server.up()
         with client.attach(server.url, weights.plan, directory=runtime) as again:
             check_whole(again, weights)
-
-
-def test_a_server_without_ranges_is_named(weights: Weights, server: RangeServer, runtime: Path) -> None:
-    server.settings.ignore_range = True
-    with (
-        client.attach(server.url, weights.plan, directory=runtime) as attached,
-        pytest.raises(client.PrefetchFailedError, match="does not serve byte ranges"),
-    ):
-        attached.wait(FILE, 0, 1)
 
 
 def test_a_file_of_another_size_is_refused(
@@ -164,18 +139,6 @@ def test_too_little_memory_is_refused(
         check_tensors(attached, weights, ["a.3"])
 
 
-def test_two_models_at_once(weights: Weights, server: RangeServer, runtime: Path, tmp_path: Path) -> None:
-    write(tmp_path / FILE, {"c": 700_000, "d": 900_000}, seed=2)
-    other = Weights.read(tmp_path)
-    with (
-        serving(tmp_path) as second,
-        client.attach(server.url, weights.plan, directory=runtime) as one,
-        client.attach(second.url, other.plan, directory=runtime) as two,
-    ):
-        check_whole(two, other)
-        check_whole(one, weights)
-
-
 def test_failed_start_of_the_prefetcher_is_reported(
     weights: Weights, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,21 +148,6 @@ def test_failed_start_of_the_prefetcher_is_reported(
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(client.PrefetchError, match="Cannot find a directory for"):
         client.attach("/nowhere", weights.plan)
-
-
-def test_silent_prefetcher_times_out(
-    weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with client.attach(server.url, weights.plan, directory=runtime):
-        pid = _pid(runtime)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            monkeypatch.setattr(client, "ANSWER_S", 0.2)
-            monkeypatch.setattr(attached_module, "ANSWER_S", 0.3)
-            with pytest.raises(client.PrefetchLostError):
-                client.attach(server.url, weights.plan, directory=runtime)
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
 
 def test_stopped_prefetcher_is_killed_and_replaced(
@@ -263,22 +211,3 @@ def test_memory_that_runs_short_is_named_and_its_source_is_not_blamed(
     server.settings.rate = None
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
         check_whole(attached, weights)
-
-
-def test_a_prefetcher_that_hangs_is_not_waited_for_for_ever(
-    weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pace = PacedFetch("one", None, False)
-    with client.attach(server.url, weights.plan, directory=runtime, pace=pace):
-        pid = _pid(runtime)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            with (
-                monkeypatch.context() as patch,
-                pytest.raises(client.PrefetchLostError, match="does not answer"),
-            ):
-                patch.setattr(client, "ANSWER_S", 0.3)
-                client.set_pace(pace, directory=runtime)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        assert client.set_pace(pace, directory=runtime) is not None

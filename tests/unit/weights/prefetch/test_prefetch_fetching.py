@@ -25,13 +25,6 @@ def test_every_byte_arrives_once(weights: Weights, server: RangeServer, runtime:
         assert stats["refetched"] == 0 and server.total() == total
 
 
-def test_a_local_directory_is_mapped_itself(weights: Weights, runtime: Path) -> None:
-    with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
-        check_whole(attached, weights)
-        (one,) = client.request("status", directory=runtime)
-        assert one["memory_bytes"] == 0
-
-
 def test_a_rank_fetches_its_own_tensors_bytes_and_no_others(
     weights: Weights, server: RangeServer, runtime: Path
 ) -> None:
@@ -43,18 +36,6 @@ def test_a_rank_fetches_its_own_tensors_bytes_and_no_others(
         assert own <= server.total() <= 1.02 * own
         with pytest.raises(client.PrefetchRefusedError, match="did not request bytes"):
             attached.wait("model-00001.safetensors", 0, 8)
-
-
-def test_later_request_fetches_only_missing_bytes(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
-    first, second = weights.names()[::2], weights.names()[1::2]
-    with client.attach(server.url, weights.plan, names=first, directory=runtime) as attached:
-        check_tensors(attached, weights, first)
-        assert attached.stats()["ready_bytes"] < sum(map(len, weights.data.values()))
-    with client.attach(server.url, weights.plan, names=second, background=True, directory=runtime) as later:
-        check_tensors(later, weights, second)
-        assert later.stats()["refetched"] == 0
 
 
 def test_the_whole_after_a_part_comes_with_the_headers(
@@ -136,16 +117,3 @@ def _worker(url: str, weights: Weights, runtime: Path) -> int:
     plan.write_text(json.dumps(weights.plan))
     arguments = [url, str(plan), str(runtime), str(weights.directory)]
     return subprocess.run([sys.executable, "-c", code, *arguments], check=False).returncode
-
-
-def test_local_files_are_verified_as_well(weights: Weights, runtime: Path, tmp_path: Path) -> None:
-    for name, data in weights.data.items():
-        (tmp_path / name).write_bytes(data)
-    file, offset, size = weights.tensor("a.3")
-    with (tmp_path / file).open("r+b") as spoilt:
-        spoilt.seek(offset + size - 1)
-        spoilt.write(bytes([weights.data[file][offset + size - 1] ^ 1]))
-    with client.attach(str(tmp_path), weights.plan, names=["a.3", "b.3"], directory=runtime) as attached:
-        check_tensors(attached, weights, ["b.3"])
-        with pytest.raises(client.PrefetchFailedError, match=f"tensor 'a.3' at offset {offset} "):
-            attached.wait(file, offset, size)

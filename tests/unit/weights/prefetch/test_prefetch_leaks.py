@@ -23,10 +23,6 @@ def _descriptors(pid: int | str = "self") -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
 
 
-def _threads(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/task"))  # noqa: PTH208
-
-
 def _regions(pid: int | str = "[0-9]*") -> dict[int, set[str]]:
     """Return the processes that hold a prefetcher's region, by inode; only regions of `pid`."""
     found: dict[int, set[str]] = {}
@@ -72,44 +68,6 @@ def test_a_hundred_starts_and_stops(weights: Weights, server: RangeServer, runti
     assert set(_children()) <= children  # ended ones of other tests may have been reaped meanwhile
     assert _descriptors() <= open_files and threading.active_count() <= threads
     assert regions and not regions & _regions().keys()
-
-
-@pytest.mark.slow
-def test_a_hundred_clients_of_one_prefetcher(weights: Weights, server: RangeServer, runtime: Path) -> None:
-    def cycle() -> None:
-        with client.attach(server.url, weights.plan, directory=runtime) as attached:
-            check_whole(attached, weights)
-
-    cycle()
-    pid = int(_status(runtime)["pid"])
-    before, mapped, own = (_descriptors(pid), _threads(pid)), _mappings(), _descriptors()
-    for _ in range(CYCLES):
-        cycle()
-    status = _status(runtime)
-    _settled(lambda: _descriptors(pid) <= before[0])
-    # It may have been seen with the first client's descriptor still open.
-    assert _descriptors(pid) <= before[0] and _threads(pid) == before[1] and int(status["pid"]) == pid
-    # The test's own server has connections that end in their own time.
-    _settled(lambda: _descriptors() <= own)
-    assert _mappings() == mapped and _descriptors() <= own
-    assert status["leases"] == 0
-    assert server.total() == sum(map(len, weights.data.values()))
-
-
-def test_the_memory_of_a_killed_prefetcher_is_gone(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
-    with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        check_whole(attached, weights)
-        pid = int(_status(runtime)["pid"])
-        (region,) = _regions(pid)
-        assert _regions()[region] == {str(pid), str(os.getpid())}
-        os.kill(pid, 9)
-        with pytest.raises(client.PrefetchLostError):
-            attached.stats()
-        assert _mappings() == 1
-    del attached
-    assert region not in _regions() and _mappings() == 0
 
 
 def test_an_idle_prefetcher_ends_by_itself(

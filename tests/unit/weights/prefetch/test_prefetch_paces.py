@@ -96,12 +96,6 @@ def test_a_slow_pace_takes_no_stream_from_another_fetch(
         assert said is not None and said["ended"] and not said["limited"]
 
 
-def test_unknown_fetch_has_no_pace(weights: Weights, runtime: Path) -> None:
-    with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
-        attached.complete()
-        assert client.set_pace(PacedFetch("nobody", 1.0), directory=runtime) is None
-
-
 @pytest.mark.parametrize("rate", [0, -1, "fast", True])
 def test_invalid_rate_is_refused(weights: Weights, runtime: Path, rate: object) -> None:
     with (
