@@ -17,7 +17,7 @@ from coldstart.artifacts.errors import (
     InvalidManifestError,
 )
 from coldstart.artifacts.key import Key
-from coldstart.artifacts.section import SECTION_TYPES
+from coldstart.artifacts.manifest import SECTION_TYPES
 from tools.bundles import config, key, provenance
 
 _RESOURCES = files("coldstart.artifacts")
