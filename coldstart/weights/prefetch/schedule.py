@@ -1,8 +1,8 @@
 """Fetch schedule: the requested units of each lease, and the unit to fetch next. Pure: no sockets, threads or clock.
 
-A unit is about a chunk of bytes of one file, which are fetched and verified together. Leases are served in order of arrival, and the units of a lease in order. Background leases are served only
-while no other lease is unfinished. Invariant of a Board: each planned
-byte belongs to a unit that is requested, being fetched or ready.
+A unit is about a chunk of bytes of one file, which are fetched and verified together. Leases are served in order of
+arrival, and the units of a lease in order. Background leases are served only while no other lease is unfinished.
+Invariant of a Board: each planned byte belongs to a unit that is requested, being fetched or ready.
 """
 
 from __future__ import annotations
