@@ -21,8 +21,7 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import Manifest, SectionEntry, supported
-from coldstart.artifacts.section import SECTION_TYPES
+from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, SectionEntry, supported
 
 if TYPE_CHECKING:
     from coldstart.artifacts.oci_layout import OciLayout
@@ -58,7 +57,6 @@ class Bundle:
 
     layout: OciLayout = field(repr=False)
     descriptor: oci.Descriptor
-    version: int
     replaced: int = 0
 
     def __eq__(self, other: object) -> bool:
@@ -67,6 +65,11 @@ class Bundle:
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+    @property
+    def version(self) -> int:
+        """Return the version of the model's name in this store; 0 if another tool wrote the index entry."""
+        return self.descriptor.version
 
     @property
     def digest(self) -> str:

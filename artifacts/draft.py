@@ -12,12 +12,21 @@ from typing import BinaryIO, Protocol, cast
 
 from coldstart.artifacts import canonical, commit, oci, trees
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.errors import DraftClosedError, SectionUnsupportedError, TooLargeError
+from coldstart.artifacts.errors import SectionTableError, SectionUnsupportedError, TooLargeError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import MEMBERS, UNPACKED, Manifest, Provenance, SectionEntry, parse
+from coldstart.artifacts.manifest import (
+    MEMBERS,
+    SECTION_TYPES,
+    UNPACKED,
+    Encoding,
+    Manifest,
+    Provenance,
+    SectionEntry,
+    SectionType,
+    parse,
+)
 from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.section import SECTION_TYPES, Encoding, SectionType
 from coldstart.artifacts.staging import HashingFile, Staging
 
 
@@ -35,14 +44,13 @@ class Draft:
     key: Key
     staging: Staging
     sections: dict[str, SectionEntry] = field(default_factory=dict)
-    closed: bool = False
 
     def add_json(
         self, name: str, value: object, annotations: Mapping[str, str] | None = None
     ) -> SectionEntry:
         """Add a JSON section.
 
-        Raises DraftClosedError, SectionUnsupportedError, InvalidJsonError, TooLargeError or NoSpaceError.
+        Raises SectionTableError, SectionUnsupportedError, InvalidJsonError, TooLargeError or NoSpaceError.
         """
         declared = self._declared(name, "json")
         data = canonical.dumps(value)
@@ -64,7 +72,7 @@ class Draft:
     ) -> SectionEntry:
         """Add a directory as one tar.zst. For gigabytes use level 1 to 3 and threads=-1 (all cores).
 
-        Raises DraftClosedError, SectionUnsupportedError, NoSpaceError and the errors of trees.pack.
+        Raises SectionTableError, SectionUnsupportedError, NoSpaceError and the errors of trees.pack.
         """
         declared = self._declared(name, "tar.zst")
         with self.staging.file() as file:
@@ -94,9 +102,8 @@ class Draft:
     def publish(self, provenance: Provenance, *, signer: Signer | None = None) -> Bundle:
         """Publish the bundle as the key's next version, durable and complete; the signature is part of the same step.
 
-        Raises DraftClosedError, NoSpaceError, ReadOnlyStoreError, TooLargeError, InvalidManifestError.
+        Raises NoSpaceError, ReadOnlyStoreError, TooLargeError, InvalidManifestError.
         """
-        self._check_open()
         manifest = Manifest(
             self.key, tuple(self.sections[name] for name in sorted(self.sections)), provenance
         )
@@ -105,7 +112,6 @@ class Draft:
         self.staging.put(manifest.config(), oci.CONFIG_TYPE)
         descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
         signatures = [signer.sign(descriptor.digest)] if signer else []
-        self.closed = True
         identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
         return commit.publish(self.layout, self.staging, descriptor, identity, signatures)
 
@@ -124,14 +130,9 @@ class Draft:
         return entry
 
     def _declared(self, name: str, encoding: Encoding) -> SectionType:
-        self._check_open()
         declared = SECTION_TYPES.get(name)
         if declared is None or declared.encoding != encoding:
             raise SectionUnsupportedError(f"no section type has the name {name} and the encoding {encoding}")
         if name in self.sections:
-            raise DraftClosedError(f"section {name} was added already")
+            raise SectionTableError(f"section {name} was added already")
         return declared
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise DraftClosedError("this draft was published or abandoned")

@@ -159,9 +159,6 @@ InvalidReferenceError = _rule(
 DestinationExistsError = _rule(
     "DestinationExistsError", "CS-EXISTS", "name a path that does not exist yet", exit_code=ERROR
 )
-DraftClosedError = _rule(
-    "DraftClosedError", "CS-DRAFT", "open a new draft: Store.begin(key)", exit_code=ERROR
-)
 
 # Writes to a store: an OSError, so that callers can continue without the written data.
 NoSpaceError = _rule(

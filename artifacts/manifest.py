@@ -1,22 +1,23 @@
 """Manifest of a bundle: key, provenance and section table, in the config blob and mirrored by the layers.
 
-parse(write(m)) == m, and the table and the layers of an accepted bundle agree one to one.
+The type of a section decides its encoding and whether it is code; a bundle cannot change that. parse(write(m)) == m, and the
+table and the layers of an accepted bundle agree one to one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 import msgspec
 from coldstart.artifacts import canonical, oci
 from coldstart.artifacts.errors import FormatTooNewError, InvalidManifestError, SectionTableError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.section import SECTION_TYPES, SectionType
 
 # MAJOR.MINOR: a newer minor version may only add members and section types, which this release ignores.
 FORMAT_VERSION = "1.0"
@@ -25,6 +26,36 @@ _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|\+00:00)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 UNPACKED = "dev.coldstart.unpacked-size"
 MEMBERS = "dev.coldstart.members"
+
+
+Encoding = Literal["json", "tar.zst"]
+_SUFFIX: Mapping[Encoding, str] = {"json": "+json", "tar.zst": ".tar+zstd"}
+
+
+@dataclass(frozen=True, slots=True)
+class SectionType:
+    """Type of a section: `version` is the newest that this release reads, and the one that it writes."""
+
+    name: str
+    version: int
+    executable: bool
+    encoding: Encoding
+
+    @property
+    def media_type(self) -> str:
+        """Return the OCI media type of the layer, such as application/vnd.coldstart.section.kv.v1+json."""
+        return f"application/vnd.coldstart.section.{self.name}.v{self.version}{_SUFFIX[self.encoding]}"
+
+
+def _declare(names: tuple[str, ...], *, executable: bool, encoding: Encoding) -> dict[str, SectionType]:
+    return {name: SectionType(name, 1, executable, encoding) for name in names}
+
+
+# A type that is not here (from a newer minor version) is retained and reported, never opened or executed.
+SECTION_TYPES: Mapping[str, SectionType] = MappingProxyType(
+    _declare(("kv", "modelinfo", "weights", "iterations", "stages"), executable=False, encoding="json")
+    | _declare(("compile", "graphs"), executable=True, encoding="tar.zst")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from coldstart.artifacts import files, oci, selection
 from coldstart.artifacts.bundle import Bundle, Trust
-from coldstart.artifacts.commit import listed_bundle
 from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.oci_layout import OciLayout
@@ -72,11 +71,7 @@ class Store:
         from coldstart.artifacts.draft import Draft
 
         with staging(self.layout) as place:
-            draft = Draft(self.layout, key, place)
-            try:
-                yield draft
-            finally:
-                draft.closed = True
+            yield Draft(self.layout, key, place)
 
     @contextmanager
     def lock(self, key: Key) -> Iterator[None]:
@@ -90,9 +85,7 @@ class Store:
 
     def list(self) -> Bundles:
         """Return every bundle in order of publication, without opening a manifest that the index describes."""
-        return [
-            listed_bundle(self.layout, entry) for entry in self.layout.entries() if self._is_bundle(entry)
-        ]
+        return [Bundle(self.layout, entry) for entry in self.layout.entries() if self._is_bundle(entry)]
 
     def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
         """Return the newest version for `key` that `trust` accepts (None: every signer) and this release can read.
@@ -156,7 +149,7 @@ class Store:
         from coldstart.artifacts import prune
 
         def doomed(entries: Sequence[oci.Descriptor]) -> set[str]:
-            known = [listed_bundle(self.layout, entry) for entry in entries if self._is_bundle(entry)]
+            known = [Bundle(self.layout, entry) for entry in entries if self._is_bundle(entry)]
             old = set() if keep is None else selection.superseded(known, keep, trust)
             return old | {bundle.digest for bundle in drop}
 
@@ -164,7 +157,7 @@ class Store:
 
     def receive(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
         """Copy a bundle from another store, an archive, a registry or the hub."""
-        from coldstart.artifacts.receive import receive
+        from coldstart.artifacts.commit import receive
 
         return receive(self.layout, source, descriptor)
 
@@ -173,7 +166,7 @@ class Store:
             return entry.artifact_type == oci.BUNDLE_TYPE
         try:
             # Some clients copy a manifest and leave its artifact type and annotations out of the index.
-            return listed_bundle(self.layout, entry).image.artifact_type == oci.BUNDLE_TYPE
+            return Bundle(self.layout, entry).image.artifact_type == oci.BUNDLE_TYPE
         except BundleError:
             return False  # A manifest that cannot be read is not known to be a bundle.
 

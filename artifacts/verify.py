@@ -11,8 +11,7 @@ from typing import Literal
 from coldstart.artifacts import trees
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.manifest import SectionEntry, supported
-from coldstart.artifacts.section import SECTION_TYPES
+from coldstart.artifacts.manifest import SECTION_TYPES, SectionEntry, supported
 
 Level = Literal["manifest", "checksum"]
 Severity = Literal["error", "warning", "note"]

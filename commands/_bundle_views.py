@@ -10,7 +10,7 @@ from typing import Any
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key, Mismatch, diff
-from coldstart.artifacts.section import SECTION_TYPES
+from coldstart.artifacts.manifest import SECTION_TYPES
 from coldstart.commands import _graphs
 from coldstart.commands._output import Verbatim, human_bytes, one_line, public, table
 

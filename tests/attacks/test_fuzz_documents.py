@@ -20,8 +20,7 @@ from coldstart.artifacts import canonical
 from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key
-from coldstart.artifacts.manifest import SectionEntry
-from coldstart.artifacts.section import SECTION_TYPES
+from coldstart.artifacts.manifest import SECTION_TYPES, SectionEntry
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import check
 from coldstart.commands import _bundle_views

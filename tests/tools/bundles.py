@@ -13,8 +13,7 @@ from coldstart.artifacts import commit, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Signer
 from coldstart.artifacts.key import Key
-from coldstart.artifacts.manifest import Manifest, Provenance, SectionEntry
-from coldstart.artifacts.section import SECTION_TYPES
+from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, Provenance, SectionEntry
 from coldstart.artifacts.store import Store
 
 NAME = "org/tiny"

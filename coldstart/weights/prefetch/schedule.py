@@ -1,8 +1,8 @@
 """Fetch schedule: the requested units of each lease, and the unit to fetch next. Pure: no sockets, threads or clock.
 
-Leases are served in order of arrival, and the units of a lease in order. Background leases are served only
-while no other lease is unfinished. Invariant of a Board: each planned
-byte belongs to a unit that is requested, being fetched or ready.
+A unit is about a chunk of bytes of one file, which are fetched and verified together. Leases are served in order of
+arrival, and the units of a lease in order. Background leases are served only while no other lease is unfinished.
+Invariant of a Board: each planned byte belongs to a unit that is requested, being fetched or ready.
 """
 
 from __future__ import annotations
@@ -12,9 +12,40 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from coldstart.weights.prefetch.byte_ranges import Ranges
-from coldstart.weights.prefetch.region_layout import RegionLayout
-from coldstart.weights.prefetch.units import Unit, split
+from coldstart.weights.prefetch.byte_ranges import Range, Ranges
+from coldstart.weights.prefetch.region_layout import Check, RegionLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Checks of one file, and the `pieces`, ranges that do not touch each other, that they cover."""
+
+    file: int
+    checks: tuple[Check, ...]
+    pieces: tuple[Range, ...]
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes to fetch."""
+        return sum(end - start for start, end in self.pieces)
+
+
+def split(layout: RegionLayout, file: int, wanted: Ranges) -> list[Unit]:
+    """Return the units for the `wanted` bytes of a file, which consist of complete checks."""
+    units: list[Unit] = []
+    group: list[Check] = []
+    for check in layout.files[file].checks:
+        if not wanted.covers(check.start, check.end):
+            continue
+        if group and check.end - group[0].start > layout.chunk:
+            units.append(_unit(file, group))
+            group = []
+        group.append(check)
+    return [*units, _unit(file, group)] if group else units
+
+
+def _unit(file: int, checks: Sequence[Check]) -> Unit:
+    return Unit(file, tuple(checks), tuple(Ranges((check.start, check.end) for check in checks)))
 
 
 class UnitState(Enum):

@@ -14,7 +14,6 @@ from queue import SimpleQueue
 from time import monotonic
 
 from coldstart.artifacts.net import http_client
-from coldstart.weights.prefetch.backends import open_source
 from coldstart.weights.prefetch.byte_ranges import Range
 from coldstart.weights.prefetch.model import PrefetchedModel
 from coldstart.weights.prefetch.paces import FetchPace
@@ -22,11 +21,11 @@ from coldstart.weights.prefetch.range_source import (
     RangeSource,
     SourceTooSlowError,
     SourceUnavailableError,
+    open_source,
 )
 from coldstart.weights.prefetch.region import SharedRegion
 from coldstart.weights.prefetch.region_layout import Check, RegionFile
-from coldstart.weights.prefetch.schedule import UnitEntry
-from coldstart.weights.prefetch.units import Unit
+from coldstart.weights.prefetch.schedule import Unit, UnitEntry
 
 _BOUNDS = http_client.read_bounds()
 

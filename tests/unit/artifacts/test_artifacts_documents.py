@@ -13,7 +13,7 @@ from coldstart.artifacts.errors import (
     BundleError,
     InvalidJsonError,
 )
-from coldstart.artifacts.section import SECTION_TYPES
+from coldstart.artifacts.manifest import SECTION_TYPES
 from tools.bundles import config, key, provenance
 
 _RESOURCES = files("coldstart.artifacts")

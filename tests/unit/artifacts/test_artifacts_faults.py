@@ -295,5 +295,5 @@ def test_a_bundle_pruned_under_a_reader_is_a_named_error(store: Store, tmp_path:
     store.prune(keep=1)
     with pytest.raises(BundleError) as caught:
         store_read = Store(store.root)
-        Bundle(store_read.layout, old.descriptor, 1).json("kv")
+        Bundle(store_read.layout, old.descriptor).json("kv")
     assert caught.value.code == "CS-BLOB-MISSING"
