@@ -84,6 +84,13 @@ class Exports:
         """Return all forms, of files and of the result."""
         return {*(self.files or {}).values(), *([self.form] if self.form else [])}
 
+    def keep(self, result: Result) -> None:
+        """Write an incomplete result to every regular file, which the complete one replaces. Raises UsageError as `write`."""
+        files = {
+            path: form for path, form in (self.files or {}).items() if path.is_file() or not path.exists()
+        }
+        Exports(files=files).write(result)
+
     def write(self, result: Result) -> list[str]:
         """Write every file and return their names. Raises UsageError for one that cannot be written."""
         for path, form in (self.files or {}).items():

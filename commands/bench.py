@@ -1,7 +1,7 @@
 """Measure cold starts from launch to first token: plain vLLM against each start mode.
 
 Every round runs each mode once. Exit code 1 if tokens differ, a fast path was not used, a server died, or --baseline
-shows a regression. Arguments after -- go to vLLM in all modes.
+shows a regression. The files of --export are written after each run. Arguments after -- go to vLLM in all modes.
 """
 
 import json
@@ -66,22 +66,31 @@ def command(
         cache=common.cache,
     )
     with common.out.phase("measure cold starts") as step:
-        document = run(replace(request, command_line=_command_line(request)), step)
-    result = Result(
+        request = replace(request, command_line=_command_line(request))
+        document = run(request, step, lambda document: exports.keep(_result(document)))
+    # One line, so that the last line of a log is the whole result.
+    text = json.dumps(document) if common.out.format == "json" else _text(document)
+    _judge(document, common, give(replace(common.out, format="text"), exports, _result(document), text))
+
+
+def _result(document: Mapping[str, Any]) -> Result:
+    return Result(
         f"Cold start of {document['model']}",
         document,
         Table(rows.COLUMNS, partial(rows.records, document)),
         lambda: html.render(document),
         lambda: markdown.render(document),
     )
-    # One line, so that the last line of a log is the whole result.
-    text = json.dumps(document) if common.out.format == "json" else _text(document)
-    _judge(document, common, give(replace(common.out, format="text"), exports, result, text))
 
 
 def _text(document: Mapping[str, Any]) -> str:
+    stages = rows.stages(document)
+    tables = [
+        table(rows.HEADERS, rows.rows(document)),
+        *([table(rows.STAGE_HEADERS, stages)] if stages else []),
+    ]
     notes = [*rows.verdict(document), *rows.unavailable(document)]
-    return "\n".join([table(rows.HEADERS, rows.rows(document)), "", *notes])
+    return "\n".join(["\n\n".join(tables), "", *notes])
 
 
 def _judge(document: Mapping[str, Any], common: Common, files: list[str]) -> None:

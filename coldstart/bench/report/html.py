@@ -20,6 +20,8 @@ def render(document: Mapping[str, Any]) -> str:
         items([*rows.verdict(document), *rows.unavailable(document)]),
         table(rows.HEADERS, rows.rows(document)),
     ]
+    if stages := rows.stages(document):
+        parts.append(section("Stages", table(rows.STAGE_HEADERS, stages)))
     if measured:
         first = {mode: found["first_token_s"] for mode, found in measured.items()}
         ratios = {mode: f"({found['ratio']:.1f}x)" for mode, found in measured.items() if found["ratio"]}

@@ -16,6 +16,8 @@ def render(document: Mapping[str, Any]) -> str:
         *table(rows.HEADERS, rows.rows(document)),
         "",
     ]
+    if stages := rows.stages(document):
+        lines += [*table(rows.STAGE_HEADERS, stages), ""]
     notes = [*rows.verdict(document), *rows.unavailable(document)]
     lines += [f"- {_cell(note)}" for note in notes]
     return "\n".join([*lines, "", provenance(document), ""])

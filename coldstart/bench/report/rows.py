@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from coldstart.bench.stages import STAGES
+
 HEADERS = (
     "mode", "first token (s)", "range", "n", "CPU (s)", "ratio", "95 % interval", "% of floor", "latency ratio",
     "throughput ratio", "PSS (MiB)",
@@ -15,16 +17,26 @@ HEADERS = (
 COLUMNS = (
     "mode", "unavailable", "first_token_s", "first_token_min_s", "first_token_max_s", "runs", "cpu_s", "ratio",
     "ratio_ci95_low", "ratio_ci95_high", "percent_of_floor", "latency_ratio", "throughput_ratio", "pss_bytes",
-    "tokens_identical",
+    "tokens_identical", *(f"{stage}_s" for stage in STAGES),
 )  # fmt: skip
 """Columns of the exported table: one row per mode, medians unless the name says otherwise."""
 
+STAGE_HEADERS = ("mode", *(f"{stage} (s)" for stage in STAGES))
 NONE = "-"
 
 
 def rows(document: Mapping[str, Any]) -> list[list[str]]:
     """Return one row per mode that ran, in the document's order."""
     return [_row(mode, found) for mode, found in document["modes"].items() if "unavailable" not in found]
+
+
+def stages(document: Mapping[str, Any]) -> list[list[str]]:
+    """Return one row of STAGE_HEADERS per mode whose processes reported spans: medians."""
+    return [
+        [mode, *(seconds(found["stages"][stage]["median"]) for stage in STAGES)]
+        for mode, found in document["modes"].items()
+        if found.get("stages")
+    ]
 
 
 def records(document: Mapping[str, Any]) -> list[dict[str, object]]:
@@ -54,6 +66,7 @@ def _record(found: Mapping[str, Any]) -> dict[str, object]:
         "throughput_ratio": (steady.get("throughput_ratio") or {}).get("ratio"),
         "pss_bytes": found["pss_bytes"]["median"],
         "tokens_identical": found["tokens_identical"],
+        **{f"{stage}_s": one["median"] for stage, one in found["stages"].items()},
     }
 
 

@@ -60,6 +60,7 @@ def test_reported_phases_join_the_harness_own(
     run = measure.run(fake("fresh"), tmp_path / "r", settings, 0)
     assert list(run.phases) == [measure.LISTENING, measure.ANSWERING, "imports"]
     assert run.phases["imports"] == pytest.approx(0.1)
+    assert run.stages["rest"] == run.first_token_s and run.stages["capture"] == 0
 
 
 def test_a_server_that_never_answers_times_out(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def test_rows_contain_the_figures(document: dict[str, Any]) -> None:
     assert (table[1]["ratio"], table[1]["95 % interval"]) == ("5.0x", "5.0 to 5.0")
     assert table[1]["% of floor"] == "84"  # 5 s of imports and 0.01 s of service, of 6 s
     assert table[1]["latency ratio"] == "1.000 ok"
+    assert rows.stages(document)[1] == ["fresh", *["1.00"] * 6]
+    assert rows.records(document)[1]["tokenizer_s"] == 1.0
     assert rows.unavailable(document) == ["snapshot could not run: no <CRIU> | here"]
 
 
@@ -70,8 +72,8 @@ def test_markdown_keeps_its_table(document: dict[str, Any]) -> None:
     document["failures"] = ["fresh: a | b"]
     text = markdown.render(document)
     table = [line for line in text.splitlines() if line.startswith("|")]
-    assert {line.count(" | ") for line in table} == {len(rows.HEADERS) - 1}
-    assert len(table) == 4
+    columns = [len(rows.HEADERS) - 1] * 4 + [len(rows.STAGE_HEADERS) - 1] * 4
+    assert [line.count(" | ") for line in table] == columns
     assert "- snapshot could not run: no &lt;CRIU> \\| here" in text
     assert "- fresh against the baseline: ok, +1.0 % (-1.0 to +2.0 %)" in text
     assert "- failed: fresh: a \\| b" in text
