@@ -1,7 +1,7 @@
 """Measure cold starts from launch to first token: plain vLLM against each start mode.
 
 Every round runs each mode once. Exit code 1 if tokens differ, a fast path was not used, a server died, or --baseline
-shows a regression. Arguments after -- go to vLLM in all modes.
+shows a regression. The files of --export are written after each run. Arguments after -- go to vLLM in all modes.
 """
 
 import json
@@ -64,7 +64,8 @@ def command(
         cache=common.cache,
     )
     with common.out.phase("measure cold starts") as step:
-        document = run(replace(request, command_line=_command_line(request)), step)
+        request = replace(request, command_line=_command_line(request))
+        document = run(request, step, lambda document: exports.keep(starts.report(document)))
     # One line, so that the last line of a log is the whole result.
     text = json.dumps(document) if common.out.format == "json" else _text(document)
     out = replace(common.out, format="text")
@@ -72,7 +73,8 @@ def command(
 
 
 def _text(document: Mapping[str, Any]) -> str:
-    return "\n".join([table(*starts.tabulate(document)), "", *starts.list_notes(document)])
+    tables = [table(*shown) for shown in starts.tabulate(document)]
+    return "\n".join(["\n\n".join(tables), "", *starts.list_notes(document)])
 
 
 def _judge(document: Mapping[str, Any], common: Common, files: list[str]) -> None:

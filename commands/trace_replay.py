@@ -295,7 +295,7 @@ def _show(
         document,
         COLUMNS,
         partial(list_records, frame),
-        lambda: (("seconds", *MARKS), list_metrics(document)),
+        lambda: [(("seconds", *MARKS), list_metrics(document))],
         format_rates(document),
         parts,
     )

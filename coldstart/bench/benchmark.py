@@ -6,19 +6,24 @@ The model's files are fetched before anything is timed: a download is not part o
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 from coldstart.bench import compare, result, run_order
 from coldstart.bench.measure import RunSettings
-from coldstart.bench.runner import Bench, Progress
+from coldstart.bench.runner import Bench, BenchRuns, Progress
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.models import options, resolution
 from coldstart.system.paths import Cache
 from coldstart.validate.launchers import Subject, create_launchers
 from coldstart.validate.prompts import PROMPTS
+
+INCOMPLETE = "the benchmark was cut off before its last run"
+"""Failure in a document that `keep` receives."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,12 @@ class BenchRequest:
     command_line: Sequence[str] = ()
 
 
-def run(request: BenchRequest, progress: Progress) -> result.Document:
+def run(
+    request: BenchRequest, progress: Progress, keep: Callable[[result.Document], None] = lambda _: None
+) -> result.Document:
     """Run the benchmark; return its document, whose `failures` are empty if it passed.
+
+    `keep` receives the incomplete document after each run.
 
     Raises:
         UsageError: The request is invalid.
@@ -54,7 +63,7 @@ def run(request: BenchRequest, progress: Progress) -> result.Document:
         raise UsageError(f"{error}.", hint="coldstart bench --help") from error
     # Read the baseline first: a wrong file name must not cost an hour.
     then = compare.load(request.baseline) if request.baseline else None
-    document = _measure(request, subject(request), modes, progress)
+    document = _measure(request, subject(request), modes, progress, keep)
     _judge(document, request, then)
     return document
 
@@ -76,16 +85,26 @@ def subject(request: BenchRequest) -> Subject:
 
 
 def _measure(
-    request: BenchRequest, about: Subject, modes: Sequence[str], progress: Progress
+    request: BenchRequest,
+    about: Subject,
+    modes: Sequence[str],
+    progress: Progress,
+    keep: Callable[[result.Document], None],
 ) -> result.Document:
+    build = partial(
+        result.document, model=request.model, vllm_args=request.vllm_args, command_line=request.command_line
+    )
+
+    def keep_incomplete(measured: BenchRuns) -> None:
+        document = build(measured)
+        document["failures"] = [*cast("list[str]", document["failures"]), INCOMPLETE]
+        keep(document)
+
     settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
     with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
         starters = create_launchers(about, modes, Path(name))
-        bench = Bench(starters, settings, Path(name), progress)
-        measured = bench.measure(request.runs, request.warmup)
-    return result.document(
-        measured, model=request.model, vllm_args=request.vllm_args, command_line=request.command_line
-    )
+        bench = Bench(starters, settings, Path(name), progress, keep=keep_incomplete)
+        return build(bench.measure(request.runs, request.warmup))
 
 
 def _judge(document: result.Document, request: BenchRequest, then: result.Document | None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldstart.bench import usage, vllm_log
+from coldstart.bench import stages, usage
 from coldstart.bench.steady import Steady, sample
 from coldstart.system.proc import processes
 from coldstart.system.timeline import Span, Timeline
@@ -45,6 +45,7 @@ class Run:
     pss_bytes: int
     rss_bytes: int
     phases: Mapping[str, float]
+    stages: Mapping[str, float]
     spans: Sequence[Mapping[str, object]]
     answers: Sequence[Answer]
     steady: Steady | None = None
@@ -70,7 +71,9 @@ def _measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, 
     memory = {process.pid: processes.rss_bytes(process.pid) for process in server.processes()}
     pss = processes.pss_bytes(memory)
     readiness = read_readiness(launcher, server)
-    timeline = _timeline(server, first.listening_s, first.token_s)
+    listening = Span(LISTENING, server.launched_s, first.listening_s, HARNESS)
+    harness = Timeline([listening, Span(ANSWERING, first.listening_s, first.token_s, HARNESS)])
+    reported = _reported(server)
     return Run(
         mode=launcher.mode,
         round=index,
@@ -78,8 +81,9 @@ def _measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, 
         cpu_s=usage.cpu_between(server.before, after, _served(readiness)),
         pss_bytes=pss,
         rss_bytes=max(memory.values(), default=0),
-        phases=_phases(timeline) | _logged_phases(launcher, server),
-        spans=timeline.describe_spans(server.launched_s),
+        phases=harness.phases() | reported.phases(),
+        stages=stages.measure(reported.spans, server.launched_s, first.token_s),
+        spans=Timeline([*harness.spans, *reported.spans]).describe_spans(server.launched_s),
         answers=ask_alone(client, settings.prompts, settings.max_tokens),
         steady=sample(client, settings.prompts, settings.max_tokens) if settings.steady else None,
         readiness=readiness,
@@ -91,22 +95,9 @@ def _served(readiness: Mapping[str, object]) -> int | None:
     return pid if isinstance(pid, int) else None
 
 
-def _timeline(server: LaunchedServer, listening_s: float, token_s: float) -> Timeline:
-    listening = Span(LISTENING, server.launched_s, listening_s, HARNESS)
-    timeline = Timeline([listening, Span(ANSWERING, listening_s, token_s, HARNESS)])
-    if server.files.events.exists():
-        # Spans of a template or a snapshot before this launch are not part of this start.
-        reported = Timeline.read(server.files.events).spans
-        timeline.spans += [span for span in reported if span.end_s > server.launched_s]
-    return timeline
-
-
-def _phases(timeline: Timeline) -> dict[str, float]:
-    harness = [span for span in timeline.spans if span.track == HARNESS]
-    reported = [span for span in timeline.spans if span.track != HARNESS]
-    return Timeline(harness).phases() | Timeline(reported).phases()
-
-
-def _logged_phases(launcher: Launcher, server: LaunchedServer) -> dict[str, float]:
-    log = server.files.log.read_text(errors="replace")
-    return {} if launcher.tells_readiness else vllm_log.phases(log)
+def _reported(server: LaunchedServer) -> Timeline:
+    """Return the spans of the server's processes. Those of a template or a snapshot before this launch are not part of it."""
+    if not server.files.events.exists():
+        return Timeline()
+    spans = Timeline.read(server.files.events).spans
+    return Timeline(span for span in spans if span.end_s > server.launched_s)

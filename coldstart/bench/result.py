@@ -1,14 +1,14 @@
 """JSON document of a benchmark, built from its measurements, and the reasons for which a benchmark fails.
 
 `modes[m]` contains `first_token_s` and `cpu_s` (median, min, max, n), `ratio` (vllm-warm's median over this mode's),
-`phases`, and further members of the mode; a mode that could not run contains only `unavailable`. A ratio above 1
+`phases`, `stages`, and further members of the mode; a mode that could not run contains only `unavailable`. A ratio above 1
 means a shorter start. Ratios of the steady state are this mode over vllm-warm: a latency ratio above 1 and a
 throughput ratio below 1 mean a slower server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
 from coldstart.bench import facts, floor, run_order
@@ -27,7 +27,7 @@ Document = dict[str, object]
 def document(
     measured: BenchRuns, *, model: str, vllm_args: Sequence[str], command_line: Sequence[str]
 ) -> Document:
-    """Return the complete document; `failures` is empty exactly if the benchmark passed."""
+    """Return the document of all runs so far; `failures` is empty exactly if a complete benchmark passed."""
     floors = compute_floor(measured)
     result: Document = {
         "schema_version": SCHEMA_VERSION,
@@ -97,7 +97,8 @@ def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
         "cpu_s": summarize([run.cpu_s for run in runs]),
         "ratio": ratio[0] if ratio else None,
         "ratio_ci95": ratio[1] if ratio else None,
-        "phases": phases(runs),
+        "phases": _by_name([run.phases for run in runs]),
+        "stages": _by_name([run.stages for run in runs]),
         "pss_bytes": summarize([run.pss_bytes for run in runs]),
         "floor_s": floor_s,
         "percent_of_floor": 100 * floor_s / first_token["median"] if floor_s else None,
@@ -110,10 +111,10 @@ def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
     }
 
 
-def phases(runs: Sequence[Run]) -> dict[str, Summary]:
-    """Return seconds by phase, over the runs that have it, in the order of their first appearance."""
-    names = dict.fromkeys(name for run in runs for name in run.phases)
-    return {name: summarize([run.phases[name] for run in runs if name in run.phases]) for name in names}
+def _by_name(runs: Sequence[Mapping[str, float]]) -> dict[str, Summary]:
+    """Return seconds by phase or stage, over the runs that have it, in the order of their first appearance."""
+    names = dict.fromkeys(name for run in runs for name in run)
+    return {name: summarize([run[name] for run in runs if name in run]) for name in names}
 
 
 def typical(runs: Sequence[Run]) -> Run:

@@ -69,13 +69,17 @@ class RunCounter:
 
 @dataclass
 class Bench:
-    """One benchmark over `launchers`; `work` is an empty directory for caches, logs and events."""
+    """One benchmark over `launchers`; `work` is an empty directory for caches, logs and events.
+
+    `keep` receives all runs so far after each run, because a benchmark of hours can be cut off.
+    """
 
     launchers: Sequence[Launcher]
     settings: RunSettings
     work: Path
     progress: Progress
     measure_floor: bool = True
+    keep: Callable[[BenchRuns], None] = lambda _: None
     _counter: RunCounter = field(default_factory=RunCounter)
 
     def measure(self, runs: int, warmup: int) -> BenchRuns:
@@ -146,7 +150,8 @@ class Bench:
             measured.failed.add(launcher.mode)
             measured.drop(launcher.mode, error.message)
             return
-        _keep(done, measured)
+        _add(done, measured)
+        self.keep(measured)
         self.progress(f"{launcher.mode} {name}: first token after {done.first_token_s:.2f} s")
         shutil.rmtree(directory)
 
@@ -170,7 +175,7 @@ class Bench:
                 self.progress(f"{launcher.mode}: {error}")
 
 
-def _keep(done: Run, measured: BenchRuns) -> None:
+def _add(done: Run, measured: BenchRuns) -> None:
     ran = done.readiness.get("mode", done.mode)
     if ran != done.mode:
         measured.drop(done.mode, f"the server started in mode {ran} instead: {_reasons(done)}")

@@ -78,7 +78,8 @@ class VllmLauncher:
         root = self.caches if self.warm or not self.caches.exists() else files.directory / "caches"
         argv = [sys.executable, "-m", ENTRY_POINT, "--model", self.subject.target]
         argv += ["--host", HOST, "--port", str(files.port), *self.subject.vllm_args]
-        return Command(argv, {**baseline_variables(self.subject), **cache_variables(root)})
+        variables = {**baseline_variables(self.subject), **cache_variables(root)}
+        return Command(argv, {**variables, EVENTS_VARIABLE: str(files.events)})
 
     def close(self) -> None:
         """Do nothing: nothing was started."""

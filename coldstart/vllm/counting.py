@@ -1,44 +1,54 @@
-"""Report the steps of vLLM's own workers as phases of the start: load the model, profile and compile, warm up."""
+"""Report the steps of vLLM's own processes as phases of the start, for progress, charts and the stages of `coldstart bench`.
+
+Invariant: the steps do what vLLM does; only their times are recorded.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from coldstart.system import start_progress, timeline
 from coldstart.vllm import compat, late
 
-WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
-STEPS = {
+_WORKER = {
     "load_model": "load the model",
     "determine_available_memory": "compile the model or size the KV cache",  # its profile compiles
+    "initialize_from_config": "allocate the KV cache",
     "compile_or_warm_up_model": "compile or warm up",
 }
+STEPS: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("vllm.v1.worker.gpu_worker", "Worker"): _WORKER,
+    ("vllm.v1.worker.cpu_worker", "CPUWorker"): _WORKER,
+    ("vllm.model_executor.model_loader.base_loader", "BaseModelLoader"): {"create_model": "construct model"},
+    ("vllm.tokenizers.registry", "_TokenizerRegistry"): {"load_tokenizer": "load the tokenizer"},
+}
+"""Phases by module and class, and by the method that is one."""
 
 
 @functools.cache
 def install() -> None:
-    """Hook vLLM's workers once they are imported. A step that this vLLM lacks is not reported."""
+    """Hook vLLM's classes once they are imported. A step that this vLLM lacks is not reported."""
     if compat.check("progress") is None:
-        for module, kind in WORKERS.items():
-            late.when_imported(module, functools.partial(_name_steps, kind))
+        for (module, kind), steps in STEPS.items():
+            late.when_imported(module, functools.partial(_name_steps, kind, steps))
 
 
-def _name_steps(name: str, module: Any) -> None:
+def _name_steps(name: str, steps: Mapping[str, str], module: Any) -> None:
     kind = getattr(module, name, object)
-    for method, stage in STEPS.items():
+    for method, stage in steps.items():
         if method in vars(kind):
             setattr(kind, method, _named(getattr(kind, method), stage))
 
 
 def _named(original: Callable[..., Any], stage: str) -> Callable[..., Any]:
     @functools.wraps(original)
-    def step(worker: Any, *arguments: Any, **keywords: Any) -> Any:
-        if getattr(worker, "rank", 0):  # the stages of several ranks would alternate
+    def step(owner: Any, *arguments: Any, **keywords: Any) -> Any:
+        if getattr(owner, "rank", 0):  # the stages of several ranks would alternate
             start_progress.end()
-            return original(worker, *arguments, **keywords)
+            return original(owner, *arguments, **keywords)
         with timeline.measure(stage, track="vllm"):
-            return original(worker, *arguments, **keywords)
+            return original(owner, *arguments, **keywords)
 
     return step

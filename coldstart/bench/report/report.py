@@ -40,7 +40,7 @@ class Report:
 
     - `document`: its JSON.
     - `rows`: the table with these `columns`, computed when a form needs it. A row may lack values.
-    - `shown`: the same table for people, if it differs from the columns.
+    - `shown`: the tables for people, if they differ from the columns.
     - `notes`: sentences beside the table.
     - `parts`: further HTML of the page, such as plots.
     """
@@ -49,7 +49,7 @@ class Report:
     document: Mapping[str, Any]
     columns: Collection[str]
     rows: Callable[[], Iterable[Mapping[str, object]]]
-    shown: Callable[[], Shown] | None = None
+    shown: Callable[[], Sequence[Shown]] | None = None
     notes: Sequence[str] = ()
     parts: Callable[[], Iterable[str]] = tuple
 
@@ -64,13 +64,14 @@ class Report:
             return out.getvalue()
         if form == "markdown":
             title, notes = f"# {_cell(self.title)}", [f"- {_cell(note)}" for note in self.notes]
-            return "\n".join([title, "", *markdown_table(*self._shown()), "", *notes, ""])
+            tables = [line for shown in self._shown() for line in (*markdown_table(*shown), "")]
+            return "\n".join([title, "", *tables, *notes, ""])
         return self._page()
 
-    def _shown(self) -> Shown:
+    def _shown(self) -> Sequence[Shown]:
         if self.shown is not None:
             return self.shown()
-        return [*self.columns], [[_text(row.get(name)) for name in self.columns] for row in self.rows()]
+        return [([*self.columns], [[_text(row.get(name)) for name in self.columns] for row in self.rows()])]
 
     def _page(self) -> str:
         title = escape(self.title)
@@ -78,7 +79,8 @@ class Report:
         document = json.dumps(self.document, default=str).replace("<", "\\u003c")
         embedded = f'<script type="application/json" id="document">{document}</script>'
         notes = [html_items(self.notes)] if self.notes else []
-        body = "\n".join([f"<h1>{title}</h1>", *notes, html_table(*self._shown()), *self.parts(), embedded])
+        tables = [html_table(*shown) for shown in self._shown()]
+        body = "\n".join([f"<h1>{title}</h1>", *notes, *tables, *self.parts(), embedded])
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"

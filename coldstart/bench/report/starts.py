@@ -10,6 +10,7 @@ from typing import Any
 
 from coldstart.bench.report import svg
 from coldstart.bench.report.report import Report, Shown, html_items, html_section
+from coldstart.bench.stages import STAGES
 
 HEADERS = (
     "mode", "first token (s)", "range", "n", "CPU (s)", "ratio", "95 % interval", "% of floor", "latency ratio",
@@ -18,10 +19,11 @@ HEADERS = (
 COLUMNS = (
     "mode", "unavailable", "first_token_s", "first_token_min_s", "first_token_max_s", "runs", "cpu_s", "ratio",
     "ratio_ci95_low", "ratio_ci95_high", "percent_of_floor", "latency_ratio", "throughput_ratio", "pss_bytes",
-    "tokens_identical",
+    "tokens_identical", *(f"{stage}_s" for stage in STAGES),
 )  # fmt: skip
 """Columns of the exported table: one row per mode, medians unless the name says otherwise."""
 
+STAGE_HEADERS = ("mode", *(f"{stage} (s)" for stage in STAGES))
 NONE = "-"
 Document = Mapping[str, Any]
 
@@ -65,13 +67,20 @@ def _row(found: Document) -> dict[str, object]:
         **{name: (steady.get(name) or {}).get("ratio") for name in ("latency_ratio", "throughput_ratio")},
         "pss_bytes": found["pss_bytes"]["median"],
         "tokens_identical": found["tokens_identical"],
+        **{f"{stage}_s": one["median"] for stage, one in found["stages"].items()},
     }
 
 
-def tabulate(document: Document) -> Shown:
-    """Return the table for people: HEADERS, and one row per mode that ran."""
+def tabulate(document: Document) -> list[Shown]:
+    """Return the tables for people, one row per mode that ran: HEADERS, and STAGE_HEADERS where spans were reported."""
     ran = {mode: found for mode, found in document["modes"].items() if "unavailable" not in found}
-    return HEADERS, [[mode, *_cells(found)] for mode, found in ran.items()]
+    tables: list[Shown] = [(HEADERS, [[mode, *_cells(found)] for mode, found in ran.items()])]
+    stages = [
+        [mode, *(seconds(found["stages"][stage]["median"]) for stage in STAGES)]
+        for mode, found in ran.items()
+        if found.get("stages")
+    ]
+    return [*tables, (STAGE_HEADERS, stages)] if stages else tables
 
 
 def _cells(found: Document) -> Iterator[str]:

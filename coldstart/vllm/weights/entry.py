@@ -10,7 +10,7 @@ import functools
 import logging
 from typing import Any
 
-from coldstart.contract.environment import PLAN
+from coldstart.contract.environment import PLAN, TIMELINE_EVENTS
 from coldstart.vllm import compat, counting, late
 
 LOAD_FORMAT = "coldstart"
@@ -20,7 +20,7 @@ _TABLE = "vllm.model_executor.model_loader"
 def register() -> None:
     """Register the load format now if vLLM's table of loaders is imported, else right after its import."""
     late.when_imported(_TABLE, lambda _: _add())
-    if PLAN.read():  # only processes that coldstart starts report their progress
+    if PLAN.read() or TIMELINE_EVENTS.read():  # a process that coldstart starts, or measures
         counting.install()
 
 

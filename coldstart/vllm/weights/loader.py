@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from vllm.config import LoadConfig, ModelConfig
@@ -53,11 +52,6 @@ class ColdLoader(DefaultModelLoader):
         # When vLLM reads files itself, it must use its default format instead of our name.
         super().__init__(replace(load_config, load_format="auto"))
         self.report = report.begin()
-
-    def create_model(self, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        """Create the model as vLLM does, and measure it."""
-        with timeline.measure("construct model", track="engine"):
-            return super().create_model(*args, **kwargs)
 
     def download_model(self, model_config: ModelConfig) -> None:
         """Download as vLLM does, unless a prefetcher fetches the weights."""

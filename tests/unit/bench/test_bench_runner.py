@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.bench import floor, measure, result
+from coldstart.bench import benchmark, floor, measure, result
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench
 from coldstart.bench.steady import Steady
@@ -121,3 +121,25 @@ def test_an_interrupted_bench_leaves_no_process(fake: Fake, settings: RunSetting
         bench([stray], settings, tmp_path)
     assert stray.closed == 1
     assert children[0].wait(30) in (0, -signal.SIGKILL)  # 0: the bench was first to wait for it
+
+
+def test_benchmark_that_is_cut_off_keeps_its_runs(
+    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[dict[str, Any]] = []
+
+    def keep(document: result.Document) -> None:
+        kept.append(json.loads(json.dumps(document)))
+        if len(kept) == 3:
+            raise KeyboardInterrupt
+
+    launchers = [fake("vllm-warm"), fake("fresh")]
+    monkeypatch.setattr(benchmark, "subject", lambda _: None)
+    monkeypatch.setattr(benchmark, "create_launchers", lambda *_: launchers)
+    monkeypatch.setattr(benchmark, "RunSettings", lambda *_, **__: settings)
+    request = benchmark.BenchRequest("tiny", modes=("vllm-warm", "fresh"), runs=2, warmup=0, steady=False)
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.run(request, lambda _: None, keep)
+    assert benchmark.INCOMPLETE in kept[-1]["failures"]
+    assert sum(len(found["samples"]) for found in kept[-1]["modes"].values() if "samples" in found) == 2
+    assert [launcher.closed for launcher in launchers] == [1, 1]

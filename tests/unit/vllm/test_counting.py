@@ -12,6 +12,8 @@ from coldstart.vllm import counting
 
 __all__ = ["pipe"]
 
+STEPS = counting.STEPS["vllm.v1.worker.gpu_worker", "Worker"]
+
 
 def read(pipe: int) -> list[str]:
     return [StartProgress.parse(line[KEY]).describe() for line in LineReader(pipe).read() or ()]
@@ -25,7 +27,7 @@ def test_steps_of_the_first_rank_are_reported(pipe: int) -> None:
             return "loaded"
 
     module: Any = SimpleNamespace(Worker=Worker)
-    counting._name_steps("Worker", module)
+    counting._name_steps("Worker", STEPS, module)
     assert Worker().load_model() == "loaded" and read(pipe) == ["load the model"]
     second = Worker()
     second.rank = 1

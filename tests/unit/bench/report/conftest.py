@@ -8,6 +8,7 @@ import pytest
 from coldstart.bench import result
 from coldstart.bench.measure import Run
 from coldstart.bench.runner import BenchRuns
+from coldstart.bench.stages import STAGES
 from coldstart.bench.stats import summarize
 from coldstart.bench.steady import Steady
 
@@ -27,7 +28,18 @@ def run(mode: str, number: int, seconds: float) -> Run:
     }
     steady = Steady(latency_s=0.1, one_token_s=0.01, tokens_per_s=500.0)
     return Run(
-        mode, number, seconds, seconds / 2, 2**29, 2**30, phases, spans, [((1, 2), "a")], steady, PROOF
+        mode,
+        number,
+        seconds,
+        seconds / 2,
+        2**29,
+        2**30,
+        phases,
+        dict.fromkeys(STAGES, seconds / 6),
+        spans,
+        [((1, 2), "a")],
+        steady,
+        PROOF,
     )
 
 
