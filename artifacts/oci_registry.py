@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import BinaryIO, cast
 from urllib.parse import urljoin, urlsplit
 
-from coldstart.artifacts import blobs, canonical, files, oci
+from coldstart.artifacts import blobs, canonical, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, list_signatures, payloads
 from coldstart.artifacts.errors import InvalidReferenceError, MissingBlobError, RemoteFailedError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.net import origin
-from coldstart.artifacts.net.http_client import Answer, Bounds, RemoteUnreachableError
+from coldstart.artifacts.net.http_client import Answer, Bounds
 from coldstart.artifacts.registry_auth import RegistrySession
 from coldstart.artifacts.tar import Readable
 
@@ -51,7 +51,7 @@ class Repository:
         if answer.status == 404:
             raise MissingBlobError(f"{blob.digest} is not in {self.host}/{self.name}")
         _expect(answer, 200)
-        return cast("BinaryIO", _Body(answer))
+        return cast("BinaryIO", answer)
 
     def resolve(self) -> oci.Descriptor:
         """Return the manifest of the tag or digest.
@@ -65,7 +65,7 @@ class Repository:
                 f"{self.host}/{self.name}:{reference} does not exist", hint="check the tag"
             )
         _expect(answer, 200)
-        data = _document(answer, LIMITS.manifest)
+        data = answer.read_up_to(LIMITS.manifest + 1)
         oci.parse_manifest(data)
         descriptor = oci.describe(data, oci.MANIFEST_TYPE)
         if reference.startswith("sha256:") and descriptor.digest != reference:
@@ -136,7 +136,7 @@ class Repository:
         if answer.status != 200 or oci.INDEX_TYPE not in answer.headers.get("Content-Type", ""):
             answer.close()
             return self._tagged(digest)
-        return oci.parse_index(_document(answer, LIMITS.index))
+        return oci.parse_index(answer.read_up_to(LIMITS.index + 1))
 
     def _tagged(self, digest: str) -> list[oci.Descriptor]:
         url = self.url("manifests", _fallback(digest))
@@ -144,27 +144,7 @@ class Repository:
         if answer.status != 200:
             answer.close()
             return []
-        return oci.parse_index(_document(answer, LIMITS.index))
-
-
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """Bytes of a response; a broken connection raises RemoteFailedError."""
-
-    answer: Answer
-
-    def read(self, size: int = -1) -> bytes:
-        """Read up to `size` bytes, at most a MiB at once. Raises RemoteFailedError."""
-        try:
-            return self.answer.read(size if size >= 0 else 1 << 20)
-        except RemoteUnreachableError as error:
-            raise RemoteFailedError(f"the connection broke: {error}") from error
-
-    def __enter__(self) -> _Body:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.answer.close()
+        return oci.parse_index(answer.read_up_to(LIMITS.index + 1))
 
 
 def repository(reference: str, bounds: Bounds | None = None) -> Repository:
@@ -178,11 +158,6 @@ def repository(reference: str, bounds: Bounds | None = None) -> Repository:
     return Repository(host, name, chosen, RegistrySession(host, name, bounds))
 
 
-def _document(answer: Answer, cap: int) -> bytes:
-    with _Body(answer) as body:
-        return files.read_full(cast("BinaryIO", body), cap + 1)
-
-
 def _fallback(digest: str) -> str:
     return canonical.check_digest(digest).replace(":", "-")
 
@@ -191,8 +166,5 @@ def _expect(answer: Answer, *statuses: int) -> Answer:
     if answer.status in statuses:
         return answer
     where = urlsplit(answer.url).path
-    try:
-        body = answer.read_up_to(_SAID).decode(errors="replace")
-    except RemoteUnreachableError as error:
-        body = str(error)
+    body = answer.read_up_to(_SAID).decode(errors="replace")
     raise RemoteFailedError(f"{where} answered {answer.status}: {body}")

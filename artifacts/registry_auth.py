@@ -18,9 +18,7 @@ from coldstart.artifacts.net import origin
 from coldstart.artifacts.net.http_client import (
     Answer,
     Bounds,
-    ForbiddenError,
     HttpClient,
-    RemoteUnreachableError,
     Secret,
 )
 
@@ -75,10 +73,8 @@ class RegistrySession:
     ) -> Answer:
         try:
             return self._client.ask(method, url, headers=headers, secret=secret, body=body)
-        except ForbiddenError as error:
-            raise RemoteFailedError(f"{self._host}: {error}") from error
-        except RemoteUnreachableError as error:
-            raise RemoteFailedError(f"{self._host} cannot be reached: {error}") from error
+        except RemoteFailedError as error:
+            raise RemoteFailedError(f"{self._host} cannot be reached: {error.message}") from error
 
     def _authorization(self, answer: Answer, method: str) -> str:
         scheme, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
@@ -96,8 +92,8 @@ class RegistrySession:
         try:
             answer = self._ask_realm(challenge["realm"], realm, scope, login)
             status, data = answer.status, answer.read_up_to(_TOKEN_CAP + 1)
-        except (RemoteUnreachableError, ForbiddenError) as error:
-            raise RemoteDeniedError(f"{realm} returned no token for {self._name}: {error}") from error
+        except RemoteFailedError as error:
+            raise RemoteDeniedError(f"{realm} returned no token for {self._name}: {error.message}") from error
         if status != 200:
             raise RemoteDeniedError(f"{realm} returned no token for {self._name}: HTTP status {status}")
         return _token_in(data, str(realm))

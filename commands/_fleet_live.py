@@ -282,7 +282,7 @@ def _ask(common: Common, url: str | None, key: str | None, path: str, order: obj
         reply = server.get(path) if order is None else server.post(path, json.dumps(order).encode())
         found = json.loads(reply.body)
     except (RemoteUnreachableError, ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, RemoteUnreachableError) else "the response is not JSON"
+        reason = error.message if isinstance(error, RemoteUnreachableError) else "the response is not JSON"
         raise CommandFailedError(
             f"no fleet responds at {url}: {reason}", hint="coldstart fleet up --memory 60GiB"
         ) from error

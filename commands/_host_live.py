@@ -219,7 +219,7 @@ def _explaining(url: str) -> Iterator[None]:
         yield
     except RemoteUnreachableError as error:
         hint = _list_running(url) or "coldstart host MODEL..., or --url URL"
-        raise CommandFailedError(f"no host responds at {url}: {error}", hint=hint) from error
+        raise CommandFailedError(f"no host responds at {url}: {error.message}", hint=hint) from error
 
 
 def _require_success(host: "ServerClient", url: str, status: int, body: bytes) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from urllib.parse import urljoin
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
+from coldstart.artifacts.errors import RemoteFailedError
 from coldstart.artifacts.net.origin import Origin, parse_origin, redact_url
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
@@ -62,7 +63,7 @@ class TooSlowError(TimeoutError):
     """Response that was slower than its bounds."""
 
 
-class RemoteUnreachableError(Exception):
+class RemoteUnreachableError(RemoteFailedError):
     """The response is missing, broken or too slow; a later request may succeed."""
 
 
@@ -70,7 +71,7 @@ class SlowServerError(RemoteUnreachableError):
     """The response is slower than the floor; repeating the request at once does not help."""
 
 
-class ForbiddenError(Exception):
+class ForbiddenError(RemoteFailedError):
     """The response requires something that is never done: a secret without TLS, endless redirects, a redirect off TLS."""
 
 
@@ -172,7 +173,7 @@ class Answer:
         buffer[: len(data)] = data
         return len(data)
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = _SLICE) -> bytes:
         """Return what has arrived, up to `size` bytes and a MiB; b"" at the end. Raises RemoteUnreachableError."""
         began = monotonic()
         self._response.timed.deadline = began + self._patience_s

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from coldstart.artifacts import canonical
 
@@ -24,7 +26,7 @@ class PacedFetch:
     """
 
     name: str
-    rate: float | None = None
+    rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
     background: bool = False
 
 

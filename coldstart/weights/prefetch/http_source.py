@@ -74,11 +74,11 @@ class HttpSource:
             with self._range(name, size, start, start + len(buffer)) as answer:
                 return _fill(answer, buffer, count)
         except http_client.SlowServerError as error:
-            raise SourceTooSlowError(f"{redact(self._locate(name))}: {error}") from error
+            raise SourceTooSlowError(f"{redact(self._locate(name))}: {error.message}") from error
         except RemoteUnreachableError as error:
-            raise SourceUnavailableError(f"{redact(self._locate(name))}: {error}") from error
+            raise SourceUnavailableError(f"{redact(self._locate(name))}: {error.message}") from error
         except ForbiddenError as error:
-            raise SourceUnusableError(str(error)) from error
+            raise SourceUnusableError(error.message) from error
 
     def close(self) -> None:
         """Implement RangeSource."""

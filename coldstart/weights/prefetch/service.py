@@ -6,7 +6,6 @@ as they arrive and sends them when the socket accepts them.
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import socket
@@ -14,12 +13,15 @@ from collections import deque
 from time import monotonic
 from typing import Any
 
+import msgspec
+
 from coldstart.contract.environment import (
     PREFETCH_IDLE_S,
     PREFETCH_MEMORY_BYTES,
     PREFETCH_PATIENCE_S,
     PREFETCH_STREAMS,
 )
+from coldstart.contract.weights import PacedFetch
 from coldstart.system import timeline
 from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.peers import Listener, trusted
@@ -41,6 +43,15 @@ from coldstart.weights.prefetch.streams import FetchJob, NoMemoryError, Streams,
 MAX_JOBS = 64
 # Each worker copies the weights, and needs at least as much memory as the prefetcher.
 SHARE = 0.5
+
+
+class _Attach(msgspec.Struct):
+    source: str
+    environment: dict[str, str] = {}
+    pace: PacedFetch | None = None
+    background: bool = False
+    early: bool = False
+    events: str | None = None
 
 
 class Service:
@@ -120,7 +131,7 @@ class Service:
                 client.gone = True
             for message in messages or ():
                 self._answer(client, message)
-        except (json_lines.MalformedMessageError, PrefetchRefusedError) as error:
+        except (json_lines.MalformedMessageError, msgspec.MsgspecError, PrefetchRefusedError) as error:
             client.say({"refused": str(error)})
             client.gone = True
 
@@ -131,7 +142,7 @@ class Service:
         elif operation == "stats" and client.model is not None:
             client.say({"stats": {**client.model.stats(), "streams": self.streams}})
         elif operation == "pace":
-            client.say({"pace": self._paced(*_pace(message))})
+            client.say({"pace": self._paced(msgspec.convert(message, PacedFetch))})
         elif operation == "status":
             client.say({"status": self.status()})
         elif operation == "stop":
@@ -142,22 +153,19 @@ class Service:
 
     def _attach(self, client: ClientConnection, message: dict[str, Any]) -> None:
         names, plan = json_lines.body(client.channel.take())
-        source, environment = message.get("source"), message.get("environment", {})
-        if client.model is not None or not isinstance(source, str) or not isinstance(environment, dict):
-            raise json_lines.MalformedMessageError("malformed attach message")
-        wanted_names = _names(names)
-        model = self._find(source, plan, {str(k): str(v) for k, v in environment.items()})
-        if message.get("pace") is not None:
-            name, rate = _pace(message["pace"])
-            client.pace = self._paces.setdefault(name, FetchPace(rate))
-        client.model = model
-        client.early, client.began = bool(message.get("early")), timeline.now()
-        events = message.get("events")
-        client.events = events if isinstance(events, str) and os.path.isabs(events) else None  # noqa: PTH117
+        if client.model is not None:
+            raise json_lines.MalformedMessageError("a second attach message")
+        asked = msgspec.convert(message, _Attach)
+        wanted_names = msgspec.json.decode(names, type=list[str] | None)
+        model = client.model = self._find(asked.source, plan, asked.environment)
+        if asked.pace is not None:
+            client.pace = self._paces.setdefault(asked.pace.name, FetchPace(asked.pace.rate))
+        client.early, client.began = asked.early, timeline.now()
+        client.events = asked.events if asked.events and os.path.isabs(asked.events) else None  # noqa: PTH117
         model.taken = model.taken or not client.early
         known = [[number, *span] for number, ranges in enumerate(model.board.ready) for span in ranges]
         entries = model.want(model.layout.wanted(wanted_names), self.budget)
-        client.lease = Lease(model.board, entries, background=bool(message.get("background")))
+        client.lease = Lease(model.board, entries, background=asked.background)
         region = model.region.reader() if model.region is not None else None
         client.say({"attached": model.key, "pid": os.getpid(), "ready": known}, region)
 
@@ -170,12 +178,11 @@ class Service:
         self.model.update_environment(environment)
         return self.model
 
-    def _paced(self, name: str, rate: float | None) -> dict[str, Any] | None:
+    def _paced(self, asked: PacedFetch) -> dict[str, Any] | None:
         """Set the rate of a fetch; return its progress and whether it has ended, or None if it has not begun."""
-        pace = self._paces.get(name)
-        if pace is None:
+        if (pace := self._paces.get(asked.name)) is None:
             return None
-        pace.change(rate)
+        pace.change(asked.rate)
         waits = any(lease_waits(client) for client in self.clients if client.pace is pace)
         return {**pace.document(), "ended": pace.served and not waits}
 
@@ -312,25 +319,3 @@ class Service:
 def lease_waits(client: ClientConnection) -> bool:
     """Return whether the request of the client is unfinished."""
     return client.lease is not None and client.lease.has_unfinished()
-
-
-def _pace(given: Any) -> tuple[str, float | None]:
-    name, rate = (given.get("name"), given.get("rate")) if isinstance(given, dict) else (None, None)
-    fits = rate is None or (isinstance(rate, (int, float)) and not isinstance(rate, bool) and rate > 0)
-    if not isinstance(name, str) or not fits:
-        raise json_lines.MalformedMessageError(
-            "a pace needs a name and a rate in bytes per second, above 0 or null"
-        )
-    return name, rate
-
-
-def _names(text: bytes) -> list[str] | None:
-    try:
-        names = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise json_lines.MalformedMessageError(f"the names are not valid JSON: {error}") from error
-    if names is not None and (
-        not isinstance(names, list) or not all(isinstance(name, str) for name in names)
-    ):
-        raise json_lines.MalformedMessageError("the names must be a list of strings or null")
-    return names
