@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coldstart.errors import UsageError
+from coldstart.host.events import Failure
 from coldstart.host.model_state import IllegalTransitionError, Model
 from coldstart.host.specification import ModelSpec, Tier, stopped
 
@@ -16,7 +17,7 @@ def test_failures_double_the_wait_up_to_a_limit_and_a_start_forgets_them() -> No
     model, now = Model(SPEC), 0.0
     for waits in (1.0, 2.0, 4.0, 5.0, 5.0):
         model.start(now)
-        model.fail("no", now, 1.0, 5.0)
+        model.fail(Failure("no"), now, 1.0, 5.0)
         assert model.retry_at == now + waits
         with pytest.raises(IllegalTransitionError, match="may not start before"):
             model.start(now)

@@ -21,10 +21,12 @@ from safetensors.numpy import save_file
 from support.waiting import wait_until
 
 from coldstart.errors import NoBundleError
+from coldstart.host.core import Core
+from coldstart.host.events import Arrived, Failed, Refuse
 from coldstart.host.live import starter as starter_module
-from coldstart.host.live.log import explain
+from coldstart.host.live.log import describe_failure
 from coldstart.host.live.starter import _guard, supervise
-from coldstart.host.pending import brief
+from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.launch import planning, template_pool
 from coldstart.launch.template_pool import Warm
 from coldstart.system.ipc import json_lines
@@ -95,8 +97,8 @@ def test_result_of_an_order_is_reported_and_its_lease_ends(starter: Starter) -> 
     with starter.order("ends") as ends, starter.order("fails") as fails, starter.order("breaks") as breaks:
         ready, exited = _all(ends)
         assert ready["ready"]["pid"] != starter.process.pid and exited == {"exit": 3}
-        assert _all(fails) == [{"failed": "no such model (hint: name another)"}]
-        assert _all(breaks) == [{"failed": "KeyError: 'weights'"}]
+        assert _all(fails) == [{"failed": {"message": "no such model", "hint": "name another", "code": ""}}]
+        assert _all(breaks) == [{"failed": {"message": "KeyError: 'weights'", "hint": "", "code": ""}}]
     said = starter.log.read_text()
     assert "said" in said and "Traceback" in said and "no such model" not in said
 
@@ -111,24 +113,33 @@ def test_hint_names_the_place_of_the_arguments_that_vllm_rejects(
     with starter.order("is rejected", **members) as lease:
         (failed,) = _all(lease)
     assert failed["final"]
-    assert f"(hint: change the arguments {place}; vLLM lists its options" in failed["failed"]
+    assert f"change the arguments {place}; vLLM lists its options" in failed["failed"]["hint"]
 
 
 def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path) -> None:
     message = _describe_start(tmp_path) | {"on_miss": "fail", "args": ["--seed", "1"]}
     with pytest.raises(NoBundleError) as missing:
         supervise(message, SimpleNamespace(send=lambda _: None))  # type: ignore[arg-type]
-    reported = explain(missing.value) or ""
-    assert reported.endswith(f"(hint: coldstart materialize {tmp_path} -- --seed 1, then retry)")
-    assert brief(reported) == reported.replace(str(tmp_path), "<path>")
+    failure = describe_failure(missing.value)
+    assert failure and failure.hint == f"coldstart materialize {tmp_path} -- --seed 1, then retry"
+    core = Core([ModelSpec.simple("m", 10, 1.0)], HostSettings(memory=10, policy="lru"))
+    core.handle(Arrived("1", "m"), 0.0)
+    failed = Failed("m", failure.message, hint=failure.hint, code=failure.code)
+    (refused,) = core.handle(failed, 1.0)
+    assert isinstance(refused, Refuse) and failure.message.replace(str(tmp_path), "<path>") in refused.reason
+    assert refused.hint == "coldstart materialize <path> -- --seed 1, then retry"
 
 
 def test_supervisor_reports_code_and_hint_when_a_bundle_is_damaged(starter: Starter) -> None:
     with starter.order("finds a damaged bundle") as lease:
         assert _all(lease) == [
             {
-                "failed": "blob sha256:0a does not match its digest [CS-DIGEST]"
-                " (hint: fetch the bundle again: coldstart pull ADDRESS; or build it again: coldstart materialize MODEL)"
+                "failed": {
+                    "message": "blob sha256:0a does not match its digest",
+                    "hint": "fetch the bundle again: coldstart pull ADDRESS;"
+                    " or build it again: coldstart materialize MODEL",
+                    "code": "CS-DIGEST",
+                }
             }
         ]
     assert "Traceback" not in starter.log.read_text()
