@@ -2,7 +2,6 @@
 
 import codecs
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -240,17 +239,12 @@ def _require_success(host: "ServerClient", url: str, status: int, body: bytes) -
     error = found.get("error")
     if not isinstance(error, dict) or "message" not in error:
         raise _not_a_host(url, status)
-    message, inner = _split_hint(str(error["message"]))
-    hint = inner or f"coldstart host status --url {url}" + (" --api-key-file FILE" if host.has_key else "")
+    hint = error.get("hint") or f"coldstart host status --url {url}" + (
+        " --api-key-file FILE" if host.has_key else ""
+    )
     if status == HTTPStatus.FORBIDDEN:  # the key is that of a client, and `host status` would be refused too
         hint = "--api-key-file FILE with the operator's key, or set admin = true for the client"
-    raise CommandFailedError(f"the host refuses: {message}", hint=hint)
-
-
-def _split_hint(message: str) -> tuple[str, str]:
-    """Return a message of the host without its hint, and the hint, empty without one."""
-    found = re.search(r" \(hint: (.*)\)", message)
-    return (message[: found.start()] + message[found.end() :], found[1]) if found else (message, "")
+    raise CommandFailedError(f"the host refuses: {error['message']}", hint=hint)
 
 
 def _not_a_host(url: str, status: int) -> CommandFailedError:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from math import inf
 
 from coldstart.host import events, pending
-from coldstart.host.events import Action, Event
+from coldstart.host.events import Action, Event, Failure
 from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
 from coldstart.host.pending import OwnStarts, PendingRequests
@@ -90,8 +90,8 @@ class Core:
             case events.Failed() if model.leaving:
                 # The host had already ordered this process to end.
                 self.residents.complete_leave(model, now)
-            case events.Failed(_, reason, external):
-                yield from self._failed(model, reason, now, external)
+            case events.Failed(_, reason, external, hint, code):
+                yield from self._failed(model, Failure(reason, hint, code), now, external)
             case events.Prewarm():
                 self.own_starts.prewarm(model, now)
             case events.Left():
@@ -124,12 +124,12 @@ class Core:
             self.models[name].end_request(request, now, keep_s)
             self._watch(self.models[name])
 
-    def _failed(self, model: Model, reason: str, now: float, external: bool) -> Iterator[Action]:
+    def _failed(self, model: Model, reason: Failure, now: float, external: bool) -> Iterator[Action]:
         for request in model.in_flight:
             self._serving.pop(request, None)
         self.residents.failed(model, reason, now, external)
         if self.own_starts.end_prewarming(model.spec.name):
-            yield events.Missed(model.spec.name, reason)
+            yield events.Missed(model.spec.name, str(reason))
         if model.repeats_start:
             return
         for waiting in self.pending.take(model.spec.name):

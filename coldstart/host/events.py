@@ -42,16 +42,34 @@ class Started:
     memory: int | None = None
 
 
+NO_BUNDLE = "no-bundle"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Cause of a failed order, as it travels between processes: the message, what helps, and the code of its kind, if any."""
+
+    message: str
+    hint: str = ""
+    code: str = ""
+
+    def __str__(self) -> str:
+        code = f" [{self.code}]" if self.code and self.code != NO_BUNDLE else ""
+        return f"{self.message}{code}" + (f" (hint: {self.hint})" if self.hint else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A start failed or a server process died; no process of the model remains.
 
-    `external`: the cause is not the model, such as a killed process.
+    `external`: the cause is not the model, such as a killed process. `hint` and `code` are those of a Failure.
     """
 
     model: str
     reason: str
     external: bool = False
+    hint: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +188,7 @@ class Dispatch:
 class Refuse:
     """Answer the request with this HTTP status; `retry_after_s` if a retry may succeed.
 
-    `reason` is for the client. `detail` is for the host's log: it may contain facts that a client must not see.
+    `reason` and `hint` are for the client. `detail` is for the host's log: it may contain facts that a client must not see.
     """
 
     request: str
@@ -178,6 +196,7 @@ class Refuse:
     reason: str
     retry_after_s: float | None = None
     detail: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

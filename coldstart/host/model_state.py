@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
+from coldstart.host.events import Failure
 from coldstart.host.specification import ModelSpec, Observed, Tier
 
 
@@ -58,7 +59,7 @@ class Model:
     in_flight: set[str] = field(default_factory=set)
     failures: int = 0
     killed_starts: int = 0
-    error: str = ""
+    failure: Failure | None = None
     retry_at: float = 0.0
     since: float = 0.0
     entered: float | None = None
@@ -78,7 +79,7 @@ class Model:
     def ready(self, now: float, seconds: float, memory: int | None) -> None:
         self._only("ready", State.STARTING)
         self.observed.started(self.tier, seconds, memory)
-        self.tier, self.failures, self.error, self.retry_at = self.spec.tiers[0], 0, "", 0.0
+        self.tier, self.failures, self.failure, self.retry_at = self.spec.tiers[0], 0, None, 0.0
         self.killed_starts = 0
         self._enter(State.READY, now)
 
@@ -105,11 +106,11 @@ class Model:
         self._enter(State.STOPPED if self.tier is self.spec.tiers[-1] else State.ASLEEP, now)
 
     def fail(
-        self, reason: str, now: float, backoff_s: float, backoff_max_s: float, *, external: bool = False
+        self, failure: Failure, now: float, backoff_s: float, backoff_max_s: float, *, external: bool = False
     ) -> None:
         """Record that the process died or did not start; its requests end on their own."""
         self._only("fail", *RESIDENT, State.ASLEEP)
-        self.error, self.tier = reason, self.spec.tiers[-1]
+        self.failure, self.tier = failure, self.spec.tiers[-1]
         killed = external and self.state is State.STARTING
         self.killed_starts = self.killed_starts + 1 if killed else 0
         if not external:
@@ -139,6 +140,11 @@ class Model:
     def repeats_start(self) -> bool:
         """Return whether requests wait for the next start, because the last one was killed."""
         return self.state is State.FAILED and 0 < self.killed_starts < PATIENCE
+
+    @property
+    def error(self) -> str:
+        """Return the cause of the last failure; empty after a success."""
+        return "" if self.failure is None else str(self.failure)
 
     @property
     def idle(self) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, inf
 
-from coldstart.host.events import Refuse
+from coldstart.host.events import NO_BUNDLE, Failure, Refuse
 from coldstart.host.eviction import has_room
 from coldstart.host.model_state import STARTABLE, Model, State
 from coldstart.host.residents import Residents
@@ -133,9 +133,7 @@ class OwnStarts:
 
 LONGEST = 120
 _WHERE = re.compile(r"""\w+://\S+|(?<![\w.])(?:~|\.{1,2})?/[^\s'",:;()]+""")
-# The start of the message of `models.inspection.miss`.
-_NO_BUNDLE = "No bundle for "
-_END = re.compile(r"(?<=[.;])\s|\s\(hint: |\n")
+_END = re.compile(r"(?<=[.;])\s|\n")
 
 
 def refusal(
@@ -168,19 +166,31 @@ def too_large(residents: Residents, request: str, model: Model) -> Refuse:
 
 
 def failed(model: Model, request: str, now: float) -> Refuse:
-    """Return the rejection of a request whose model failed to start, with a short reason; `detail` has the full error."""
-    reason = f"model {model.spec.name} did not start: {brief(model.error)}"
-    return Refuse(request, 503, reason, float(ceil(max(1.0, model.retry_at - now))), model.error)
+    """Return the rejection of a request whose model failed to start.
+
+    The client gets a short reason without paths, unless no bundle fits: then it gets the difference to another bundle and
+    the command that helps. `detail` has the full error.
+    """
+    cause = model.failure or Failure("")
+    is_missing = cause.code == NO_BUNDLE
+    message = _hide_places(cause.message) if is_missing else brief(cause.message)
+    return Refuse(
+        request,
+        503,
+        f"model {model.spec.name} did not start: {message}",
+        float(ceil(max(1.0, model.retry_at - now))),
+        str(cause),
+        _hide_places(cause.hint) if is_missing else "",
+    )
+
+
+def _hide_places(text: str) -> str:
+    return _WHERE.sub("<path>", text)
 
 
 def brief(error: str) -> str:
-    """Return the first sentence of an error without paths and addresses, at most LONGEST characters.
-
-    The error of a missing bundle remains complete: it names the difference to another bundle and the command that helps.
-    """
-    if error.startswith(_NO_BUNDLE):
-        return _WHERE.sub("<path>", error)
-    sentence = _WHERE.sub("<path>", _END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
+    """Return the first sentence of an error without paths and addresses, at most LONGEST characters."""
+    sentence = _hide_places(_END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
     return sentence if len(sentence) <= LONGEST else sentence[:LONGEST].rsplit(" ", 1)[0] + " ..."
 
 

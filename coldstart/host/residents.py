@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from coldstart.errors import UsageError
+from coldstart.host.events import Failure
 from coldstart.host.memory_accounts import DeviceMemory, MemoryAccount, Place, share
 from coldstart.host.model_state import Model, State
 from coldstart.host.policies import ModelCost, make
@@ -243,7 +244,7 @@ class Residents:
             self.device.record(model.spec.name, model.observed.memory_in(model.tier))
         self.price(model)
 
-    def failed(self, model: Model, reason: str, now: float, external: bool) -> None:
+    def failed(self, model: Model, reason: Failure, now: float, external: bool) -> None:
         if model.state is not State.DRAINING:
             self.policy.evicted(model.spec.name, now)
         model.fail(reason, now, self.settings.backoff_s, self.settings.backoff_max_s, external=external)

@@ -172,26 +172,30 @@ def test_first_lines_name_the_address_and_the_page(
 
 
 @pytest.mark.parametrize(
-    ("reason", "key", "lines"),
+    ("error", "key", "lines"),
     [
         (
-            'the host file is invalid (hint: write memory = "9GiB") now',
+            {"message": "the host file is invalid", "hint": 'write memory = "9GiB"'},
             None,
-            'error: the host refuses: the host file is invalid now\nhint: write memory = "9GiB"\n',
+            'error: the host refuses: the host file is invalid\nhint: write memory = "9GiB"\n',
         ),
         (
-            "no model",
+            {"message": "no model"},
             "operators",
             "error: the host refuses: no model\nhint: coldstart host status --url {url} --api-key-file FILE\n",
         ),
-        ("no model", None, "error: the host refuses: no model\nhint: coldstart host status --url {url}\n"),
+        (
+            {"message": "no model"},
+            None,
+            "error: the host refuses: no model\nhint: coldstart host status --url {url}\n",
+        ),
     ],
 )
 def test_hint_of_a_refused_order_works_with_the_key_and_contains_no_other(
-    run: Run, reason: str, key: str | None, lines: str
+    run: Run, error: dict[str, str], key: str | None, lines: str
 ) -> None:
     def respond(connection: socket.socket, asked: Asked) -> None:
-        say(connection, {"error": {"message": reason}}, 400)
+        say(connection, {"error": error}, 400)
 
     with answering(respond) as server:
         words = ("host", "reload", "--url", server.url, *(["--api-key", key] if key else []))

@@ -15,9 +15,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import ClientKey, GatewayEndpoint
+from coldstart.host.events import Failure
 from coldstart.host.live.front import Front
 from coldstart.host.live.headers import Receive, Scope, Send
-from coldstart.host.live.log import explain
+from coldstart.host.live.log import describe_failure
 
 PASSED = (
     "/v1/chat/completions",
@@ -181,27 +182,28 @@ class AccessControl:
         if keys is not None and keys.have_changed():
             self.read_keys()
 
-    def read_keys(self) -> str:
+    def read_keys(self) -> Failure | None:
         """Read the clients' keys again, if there are any; log exposed key files and unknown models.
 
-        Return why the files cannot be used, else an empty text. The former keys then remain, and log and status show it.
+        Return why the files cannot be used, else None. The former keys then remain, and log and status show it.
         """
         facts, log, keys = self.front.facts, self.front.log, self.endpoint.client_keys
         if keys is None:
-            return ""
+            return None
         try:
             keys.read()
         except UsageError as error:
-            facts.client_keys_error = explain(error) or error.message
+            failure = describe_failure(error)
+            facts.client_keys_error = str(failure)
             log.write("client keys refused", reason=facts.client_keys_error)
-            return facts.client_keys_error
+            return failure
         facts.client_keys_error = ""
         log.write("client keys read", clients=[client.name for client in keys.clients])
         for note in keys.describe_exposed_files():
             log.write("client key exposed", reason=note)
         for note in keys.describe_unknown_models(self.front.catalogue):
             log.write("client keys name no model", reason=note)
-        return ""
+        return None
 
 
 def _is_for_models(scope: Scope) -> bool:

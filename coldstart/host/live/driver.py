@@ -237,8 +237,8 @@ class Driver(Front[Ticket]):
         match action:
             case events.Dispatch(number, model):
                 self._dispatch(number, model)
-            case events.Refuse(number, code, reason, after, detail):
-                self._refuse(number, AdmissionRefusedError(code, reason, after, detail))
+            case events.Refuse(number, code, reason, after, detail, hint):
+                self._refuse(number, AdmissionRefusedError(code, reason, after, detail, hint))
             case events.Missed(model, reason):
                 self.record.record_missed_prewarming(model, reason)
             case _:

@@ -273,19 +273,21 @@ class Exchange:
                 "refused", model=model, request=self.id.decode(), status=refused.status, reason=refused.detail
             )
         if self.status:
-            content = headers.error(refused.status, self._named(refused.reason))
+            content = headers.error(refused.status, self._named(refused.reason), refused.hint)
             await self._more(headers.event(content), last=True)
             return
-        await self._error(refused.status, refused.reason, refused.retry_after_s)
+        await self._error(refused.status, refused.reason, refused.retry_after_s, refused.hint)
 
     def _named(self, reason: str) -> str:
         """Return the reason with the request id to search for in the log."""
         return f"{reason} (request {self.id.decode()})"
 
-    async def _error(self, status: int, reason: str, retry_after_s: float | None = None) -> None:
+    async def _error(
+        self, status: int, reason: str, retry_after_s: float | None = None, hint: str = ""
+    ) -> None:
         self.status = status
         reason = reason if status < 500 else self._named(reason)
-        refused = headers.refuse(status, reason, retry_after_s, {"x-request-id": self.id.decode()})
+        refused = headers.refuse(status, reason, retry_after_s, {"x-request-id": self.id.decode()}, hint)
         await refused(self.scope, self.receive, self.send)
 
     async def _start(self, status: int, named: Headers) -> None:

@@ -25,14 +25,20 @@ from coldstart.host.status import HostFacts, Progress
 class AdmissionRefusedError(Exception):
     """The request is rejected: HTTP status, reason, and the seconds after which a retry may succeed.
 
-    `reason` is for the client; `detail` is added in the log.
+    `reason` and `hint` are for the client; `detail` is added in the log.
     """
 
     def __init__(
-        self, status: int, reason: str, retry_after_s: float | None = None, detail: str = ""
+        self,
+        status: int,
+        reason: str,
+        retry_after_s: float | None = None,
+        detail: str = "",
+        hint: str = "",
     ) -> None:
         super().__init__(reason)
-        self.status, self.reason, self.retry_after_s, self.detail = status, reason, retry_after_s, detail
+        self.status, self.reason, self.retry_after_s = status, reason, retry_after_s
+        self.detail, self.hint = detail, hint
 
 
 def unknown(asked: str | None) -> AdmissionRefusedError:

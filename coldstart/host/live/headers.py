@@ -128,10 +128,11 @@ _TYPES = {
 }
 
 
-def error(status: int, reason: str, param: str | None = None) -> bytes:
-    """Return the JSON body of an error."""
+def error(status: int, reason: str, hint: str = "") -> bytes:
+    """Return the JSON body of an error, with what helps as a member of its own."""
     kind = _TYPES.get(status, "BadRequestError" if status < 500 else "ServiceUnavailableError")
-    content = {"message": reason, "type": kind, "param": param, "code": status}
+    content = {"message": reason, "type": kind, "param": None, "code": status}
+    content |= {"hint": hint} if hint else {}
     return json.dumps({"error": content}).encode()
 
 
@@ -145,10 +146,11 @@ def refuse(
     reason: str,
     retry_after_s: float | None = None,
     headers: Mapping[str, str] | None = None,
+    hint: str = "",
 ) -> Response:
     """Return a complete error response, which is also an ASGI application."""
     retry = {} if retry_after_s is None else {"retry-after": str(max(1, ceil(retry_after_s)))}
-    content = error(status, reason)
+    content = error(status, reason, hint)
     return Response(content, status, {**(headers or {}), **retry}, media_type="application/json")
 
 

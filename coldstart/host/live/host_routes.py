@@ -52,7 +52,7 @@ async def _load(driver: Driver, request: Request) -> Response:
     try:
         ticket = driver.enter(request.path_params["name"], counted=False)
     except AdmissionRefusedError as refused:
-        return headers.refuse(refused.status, refused.reason, refused.retry_after_s)
+        return headers.refuse(refused.status, refused.reason, refused.retry_after_s, hint=refused.hint)
     was_ready = ticket.granted.done()  # or it is refused at once
     ticket.keep_s = keep_s
     ticket.granted.add_done_callback(lambda _: driver.leave(ticket))
@@ -72,7 +72,7 @@ def _describe(driver: Driver, ticket: Ticket, *, was_ready: bool) -> Response:
         return JSONResponse({"model": model, "state": driver.state(model)}, status_code=202)
     error = ticket.granted.exception()
     if isinstance(error, AdmissionRefusedError):
-        return headers.refuse(error.status, error.reason, error.retry_after_s)
+        return headers.refuse(error.status, error.reason, error.retry_after_s, hint=error.hint)
     replica = ticket.granted.result()
     return JSONResponse(
         {
@@ -178,7 +178,7 @@ def process_routes(reload: Callable[[], Awaitable[dict[str, Any]]], stop: Callab
         try:
             return JSONResponse(await reload())
         except UsageError as error:
-            return headers.refuse(400, error.message)
+            return headers.refuse(400, error.message, hint=error.hint or "")
 
     async def stop_host(request: Request) -> Response:
         return JSONResponse({"stopping": True, "in_flight": stop()}, status_code=202)

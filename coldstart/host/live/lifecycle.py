@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from coldstart.host import events
 from coldstart.host.core import Core
-from coldstart.host.events import Event
+from coldstart.host.events import Event, Failure
 from coldstart.host.launches import Launch
 from coldstart.host.live import headers
 from coldstart.host.live.hang import HangDetector
@@ -46,6 +46,7 @@ class Residence(Replica):
         self.ready = Ready("", None, {})
         self.is_ending = False
         self.reason = ""
+        self.failure: Failure | None = None
 
     @property
     def serves(self) -> bool:
@@ -146,7 +147,8 @@ class Lifecycle:
         if residence.start_s:
             self.log.write("server died", model=model, reason=residence.reason)
         external = server.was_killed or bool(residence.fault)
-        await self._end(model, events.Failed(model, residence.reason, external=external))
+        cause = residence.failure or Failure(residence.reason)
+        await self._end(model, events.Failed(model, cause.message, external, cause.hint, cause.code))
 
     def _begin(self, launch: Launch, began: float) -> ModelServer | None:
         """Return a new server; if it cannot be created, report a failed start to the core and return None."""
@@ -165,9 +167,10 @@ class Lifecycle:
         """Wait until the server is ready, and return whether it is. Before it began, its start waited for a template."""
         try:
             ready = await residence.server.ready
-        except StartFailedError as reason:
+        except StartFailedError as failed:
             await residence.server.ended
-            residence.reason = residence.reason or str(reason)
+            residence.failure = Failure(residence.reason) if residence.reason else failed.failure
+            residence.reason = str(residence.failure)
             self._record_failed_start(residence.name, residence.reason, self.clock() - residence.began)
             return False
         residence.ready = ready.add_wait(waited_s) if waited_s > WAIT_S else ready

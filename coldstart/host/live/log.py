@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from typing import IO, Any
 
 from coldstart.artifacts.errors import BundleError
-from coldstart.errors import ColdstartError
+from coldstart.errors import ColdstartError, NoBundleError
+from coldstart.host.events import NO_BUNDLE, Failure
 from coldstart.system import secrets
 
 
@@ -126,13 +127,13 @@ class Tasks:
             task.cancel()
 
 
-def explain(error: Exception) -> str | None:
-    """Return the message and the hint of an error that has them, on one line; None for an internal error."""
+def describe_failure(error: Exception) -> Failure | None:
+    """Return message, hint and code of an error that has them; None for an internal error."""
     if isinstance(error, BundleError):
-        return f"{error.message} [{error.code}] (hint: {error.hint})"
+        return Failure(error.message, error.hint or "", error.code)
     if isinstance(error, ColdstartError):
         # The text passes through HTTP and the log, which cannot tell a line of ours from a quoted line break.
         summary, *details = error.lines
         message = f"{summary} {'; '.join(details)}".rstrip()
-        return message + (f" (hint: {error.hint})" if error.hint else "")
+        return Failure(message, error.hint or "", NO_BUNDLE if isinstance(error, NoBundleError) else "")
     return None

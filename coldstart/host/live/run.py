@@ -20,12 +20,13 @@ from typing import Any
 from coldstart.errors import UsageError
 from coldstart.host.configuration import KINDS, HostFile, describe_changes
 from coldstart.host.endpoint import GatewayEndpoint
+from coldstart.host.events import Failure
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.host_routes import host_routes, process_routes
 from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.lifecycle import STOPPING
-from coldstart.host.live.log import Log, Tasks, capture_loggers, explain
+from coldstart.host.live.log import Log, Tasks, capture_loggers, describe_failure
 from coldstart.host.live.profiles import Meter, find_template_bytes
 from coldstart.host.live.starter_client import Starter
 from coldstart.host.running_hosts import own_directory, publish_url
@@ -170,8 +171,8 @@ class ModelHost:
         async with self._reloading:
             refused = self.gateway.access.read_keys()
             changes = await self._read()
-            if refused:
-                raise UsageError(refused)
+            if refused is not None:
+                raise UsageError(refused.message, hint=refused.hint)
             return changes
 
     async def _read(self) -> dict[str, list[str]]:
@@ -183,9 +184,10 @@ class ModelHost:
             if not facts.stopping:
                 self.driver.configure(file)
         except Exception as error:  # an invalid configuration must not stop running servers
-            facts.config_error = explain(error) or f"{type(error).__name__}: {error}"
+            failure = describe_failure(error) or Failure(f"{type(error).__name__}: {error}")
+            facts.config_error = str(failure)
             self.log.write("configuration refused", reason=facts.config_error)
-            raise UsageError(facts.config_error) from error
+            raise UsageError(failure.message, hint=failure.hint) from error
         if facts.stopping:
             raise UsageError(STOPPING)
         changes, self.file = describe_changes(self.file, file), file

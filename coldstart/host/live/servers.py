@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coldstart.host.events import Failure
 from coldstart.host.live.server_log import ServerLog
 from coldstart.launch.modes import STANDBY
 from coldstart.system.ipc import json_lines
@@ -28,7 +29,11 @@ from coldstart.system.timeline import Span, Timeline
 
 
 class StartFailedError(Exception):
-    """The server did not become ready; the message is for the clients that requested its model."""
+    """The server did not become ready."""
+
+    def __init__(self, reason: str, hint: str = "", code: str = "") -> None:
+        self.failure = Failure(reason, hint, code)
+        super().__init__(str(self.failure))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class ModelServer:
         # Mark the exception as retrieved: a caller may use only one of the two futures.
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._loop, self._order, self._orders, self._reason = loop, order, ORDERS, ""
+        self._failure = Failure("")
         self._stopping = self._is_final = False
         self._trees: list[ProcessTree] = []
         self._kernel_kills = exits.count_memory_kills()
@@ -159,7 +165,8 @@ class ModelServer:
             self.progress = None
             self.ready.set_result(ready)
         elif "failed" in message:
-            self._reason = str(message["failed"])
+            self._failure = Failure(**message["failed"])
+            self._reason = self._failure.message
             self.was_killed, self._is_final = bool(message.get("killed")), bool(message.get("final"))
         elif "code" in message:
             self._reason = f"the server {exits.describe(message['code'])}"
@@ -220,7 +227,7 @@ class ModelServer:
         if not self.ready.done():
             cause = "" if self._is_final else self.log.find_error()
             reason = f"{self._reason}: {cause}" if cause and cause not in self._reason else self._reason
-            self.ready.set_exception(StartFailedError(reason))
+            self.ready.set_exception(StartFailedError(reason, self._failure.hint, self._failure.code))
         self.socket.unlink(missing_ok=True)
         self.log.remove()
         self.ended.set_result(self._reason)

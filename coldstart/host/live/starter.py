@@ -6,7 +6,7 @@ server as `coldstart serve` does, without the interpreter start and the imports 
 
 The gateway has one connection to the starter and one to each supervisor. The latter is a lease: its end, for any
 reason, ends the server. Messages of a supervisor: {"process": pid} for itself and for each process of its start,
-{"progress": members of StartProgress}, {"ready": document}, {"failed": reason, "killed": bool, "final": bool},
+{"progress": members of StartProgress}, {"ready": document}, {"failed": members of Failure, "killed": bool, "final": bool},
 {"code": exit code of the server}, {"exit": code}; to it: {"signal": n}. A template is supervised in the same way. It is
 in the host's own directory, for servers of this host only, and ends with its lease.
 """
@@ -26,7 +26,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from coldstart.errors import NoBundleError
-from coldstart.host.live.log import explain
+from coldstart.host.events import Failure
+from coldstart.host.live.log import describe_failure
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
@@ -103,9 +104,9 @@ def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run)
         killed = exits.is_kill(getattr(error, "code", None))
         # The log of a server has nothing to add to an error of vLLM that was recognized in it.
         flags = {"killed": killed, "final": getattr(error, "is_final", False)}
-        reason = _reason(error, message.get("place", AFTER))
+        failed = asdict(_describe(error, message.get("place", AFTER)))
         return _send(
-            channel, {"failed": reason} | {name: True for name, is_set in flags.items() if is_set}, 1
+            channel, {"failed": failed} | {name: True for name, is_set in flags.items() if is_set}, 1
         )
     return _send(channel, {"exit": code}, code)
 
@@ -116,15 +117,15 @@ def _send(channel: json_lines.Channel, message: Mapping[str, Any], code: int) ->
     return code
 
 
-def _reason(error: Exception, place: str) -> str:
-    """Return the error in one line; its hint names the `place` of vLLM's arguments if vLLM rejected them."""
-    if (explained := explain(error)) is not None:
+def _describe(error: Exception, place: str) -> Failure:
+    """Return the error; its hint names the `place` of vLLM's arguments if vLLM rejected them."""
+    if (failure := describe_failure(error)) is not None:
         is_final = getattr(error, "is_final", False)
-        return explained.replace(AFTER, place) if is_final else explained
+        return replace(failure, hint=failure.hint.replace(AFTER, place)) if is_final else failure
     import traceback
 
     traceback.print_exception(error)
-    return f"{type(error).__name__}: {error}"
+    return Failure(f"{type(error).__name__}: {error}")
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

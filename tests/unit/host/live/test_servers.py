@@ -70,8 +70,11 @@ def test_a_server_that_came_up_and_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
-        ([{"failed": "no bundle"}], "no bundle: ValueError: too little memory"),
-        ([{"failed": "vLLM rejects its arguments", "final": True}], "vLLM rejects its arguments"),
+        ([{"failed": {"message": "no bundle"}}], "no bundle: ValueError: too little memory"),
+        (
+            [{"failed": {"message": "vLLM rejects its arguments"}, "final": True}],
+            "vLLM rejects its arguments",
+        ),
         ([{"exit": 1}], "the server ended with exit code 1: ValueError: too little memory"),
         ([], "the server's supervisor was killed: ValueError: too little memory"),
     ],

@@ -21,10 +21,12 @@ from safetensors.numpy import save_file
 from support.waiting import wait_until
 
 from coldstart.errors import NoBundleError
+from coldstart.host.core import Core
+from coldstart.host.events import Arrived, Failed, Refuse
 from coldstart.host.live import starter as starter_module
-from coldstart.host.live.log import explain
+from coldstart.host.live.log import describe_failure
 from coldstart.host.live.starter import _guard, supervise
-from coldstart.host.pending import brief
+from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.launch import planning, template_pool
 from coldstart.launch.template_pool import Warm
 from coldstart.system.ipc import json_lines
@@ -95,17 +97,26 @@ def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path
     message = _describe_start(tmp_path) | {"on_miss": "fail", "args": ["--seed", "1"]}
     with pytest.raises(NoBundleError) as missing:
         supervise(message, SimpleNamespace(send=lambda _: None))  # type: ignore[arg-type]
-    reported = explain(missing.value) or ""
-    assert reported.endswith(f"(hint: coldstart materialize {tmp_path} -- --seed 1, then retry)")
-    assert brief(reported) == reported.replace(str(tmp_path), "<path>")
+    failure = describe_failure(missing.value)
+    assert failure and failure.hint == f"coldstart materialize {tmp_path} -- --seed 1, then retry"
+    core = Core([ModelSpec.simple("m", 10, 1.0)], HostSettings(memory=10, policy="lru"))
+    core.handle(Arrived("1", "m"), 0.0)
+    failed = Failed("m", failure.message, hint=failure.hint, code=failure.code)
+    (refused,) = core.handle(failed, 1.0)
+    assert isinstance(refused, Refuse) and failure.message.replace(str(tmp_path), "<path>") in refused.reason
+    assert refused.hint == "coldstart materialize <path> -- --seed 1, then retry"
 
 
 def test_supervisor_reports_code_and_hint_when_a_bundle_is_damaged(starter: Starter) -> None:
     with starter.order("finds a damaged bundle") as lease:
         assert _all(lease) == [
             {
-                "failed": "blob sha256:0a does not match its digest [CS-DIGEST]"
-                " (hint: fetch the bundle again: coldstart pull ADDRESS; or build it again: coldstart materialize MODEL)"
+                "failed": {
+                    "message": "blob sha256:0a does not match its digest",
+                    "hint": "fetch the bundle again: coldstart pull ADDRESS;"
+                    " or build it again: coldstart materialize MODEL",
+                    "code": "CS-DIGEST",
+                }
             }
         ]
     assert "Traceback" not in starter.log.read_text()
