@@ -153,7 +153,7 @@ class NotALayoutError(BundleError):
     """Directory or archive that is not an OCI image layout."""
 
     code = "CS-LAYOUT"
-    default_hint = "name a directory or archive that coldstart export or an OCI client wrote"
+    default_hint = "specify a directory or archive that coldstart export or an OCI client wrote"
 
 
 class SectionMissingError(BundleError):
@@ -278,7 +278,7 @@ class DestinationExistsError(BundleError):
 
     code = "CS-EXISTS"
     exit_code = ERROR
-    default_hint = "name a path that does not exist yet"
+    default_hint = "use a path that does not exist"
 
 
 class DraftClosedError(BundleError):

@@ -75,7 +75,7 @@ def pack(
 
 def _walk(directory: Path, follow: bool) -> Iterator[tuple[Path, TarInfo]]:
     if not directory.is_dir():
-        raise InvalidTreeError(f"{directory.name} is not a directory", hint="name an existing directory")
+        raise InvalidTreeError(f"{directory.name} is not a directory", hint="specify an existing directory")
     for name in sorted(_names(directory, "")):
         yield directory / name, _describe(directory / name, name, follow)
 

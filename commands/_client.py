@@ -94,7 +94,7 @@ class ServerClient:
         content = answer.read_up_to(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             url = redact_url(self._url + path)
-            raise CommandFailedError(f"{url} answers with more than {human_bytes(MAX_BYTES)}.")
+            raise CommandFailedError(f"{url} answers with more than {human_bytes(MAX_BYTES)}")
         return Reply(answer.status, content)
 
     def _ask(self, method: str, path: str, body: bytes | None) -> Answer:
@@ -112,19 +112,19 @@ def _parse(url: str) -> Origin:
         return parse_origin(url)
     except ValueError as error:
         raise UsageError(
-            f"invalid --url {redact_url(url)}: {error}.", hint="--url http://HOST:PORT"
+            f"invalid --url {redact_url(url)}: {error}", hint="--url http://HOST:PORT"
         ) from error
 
 
 def _check_key(origin: Origin, key: Mapping[str, str], out: Output) -> None:
     if not all(value.isascii() and value.isprintable() for value in key.values()):
-        raise UsageError("The key contains a character that is not printable ASCII.")
+        raise UsageError("the key contains a character that is not printable ASCII")
     if origin.may_hear_secrets:
         return
     proxies = getproxies()
     if (proxies.get("http") or proxies.get("all")) and not proxy_bypass(origin.host):
         raise UsageError(
-            f"The key would go to {origin} in clear text through a proxy.",
+            f"the key would go to {origin} in clear text through a proxy",
             hint=f"NO_PROXY={origin.host}, or an https:// address",
         )
     out.warn(f"the key goes to {origin} without TLS")
@@ -138,6 +138,6 @@ def _redirect_error(url: str, answer: Answer) -> CommandFailedError:
         target = location
     return CommandFailedError(
         f"{redact_url(url)} redirects to {redact_url(target) or 'no address'} (status {answer.status});"
-        " redirects are not followed, because a key goes to the named server alone.",
-        hint="name the server that does not redirect: --url URL",
+        " redirects are not followed, because a key goes to the named server alone",
+        hint="use the address that does not redirect: --url URL",
     )

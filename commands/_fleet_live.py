@@ -87,7 +87,7 @@ def up(
     ray_node.require()
     if address is not None and memory is not None:
         raise UsageError(
-            "--memory applies to a Ray cluster that this command starts, not to the one at --address.",
+            "--memory applies to a Ray cluster that this command starts, not to the one at --address",
             hint="coldstart fleet join ADDRESS --memory 60GiB",
         )
     server = None if memory is None else _server(memory, devices, network, load)
@@ -135,7 +135,7 @@ def join(
 
     ray_node.require()
     if memory is None:
-        raise UsageError("--memory is missing: the memory for models on each device.", hint="--memory 60GiB")
+        raise UsageError("--memory is missing: the memory for models on each device", hint="--memory 60GiB")
     server = _server(memory, devices, network, load)
     known = local_state.load() if address else local_state.require()
     env = {str(environment.CACHE_DIR): str(common.cache.root)}

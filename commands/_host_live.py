@@ -73,9 +73,9 @@ def status(
         common.out.result(found, lambda: render(found))
         return
     if watch <= 0:
-        raise UsageError("--watch must be above 0 seconds.", hint="--watch 1")
+        raise UsageError("--watch must be above 0 seconds", hint="--watch 1")
     if common.out.format == "json":
-        raise UsageError("--watch and --format json exclude each other.", hint="remove one of them")
+        raise UsageError("--watch and --format json exclude each other", hint="remove one of them")
     watching(lambda: _read_status(host, url), watch)
 
 
@@ -140,7 +140,7 @@ def logs(
         common.out.result({"model": name, "log": log}, Verbatim(log))
         return
     if common.out.format == "json" or common.out.out_file is not None:
-        raise UsageError("--follow prints text to stdout only.", hint="remove --format and -o")
+        raise UsageError("--follow prints text to stdout only", hint="remove --format and -o")
     # A part may end within a character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     with _explaining(url):

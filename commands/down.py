@@ -58,7 +58,7 @@ def command(
 
 def _describe(stopped: "UpRecord") -> str:
     what = "the server" if stopped.url else "the start"
-    url = stopped.url or stopped.planned_url or "an address that was not chosen yet"
+    url = stopped.url or stopped.planned_url or "an address that has not been chosen yet"
     return f"stopped {what} of {stopped.argument} at {url}"
 
 

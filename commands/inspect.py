@@ -42,7 +42,7 @@ def command(
 ) -> None:
     """Select the view and print it."""
     if sum((manifest, tree, key, diff is not None)) > 1:
-        raise UsageError("--manifest, --tree, --key and --diff exclude each other.")
+        raise UsageError("--manifest, --tree, --key and --diff exclude each other")
     asks_key = bool(common.vllm_args or revision) or (key and inspection.names_model(ref))
     store = common.store()
     bundle = None

@@ -88,7 +88,7 @@ def command(
         bool,
         typer.Option(
             "--dry-run",
-            help="Print mode, bundle and URL, and start nothing.",
+            help="Print the mode, the bundle and the URL without starting anything.",
         ),
     ] = False,
 ) -> None:
@@ -101,7 +101,7 @@ def command(
 
     for file in filter(None, (ready_file, timeline)):
         _require_place(file)
-    # Report wrong options before any look-up.
+    # Report wrong options before any lookup.
     check(choice, common.vllm_args)
     lookup = _serving.find(common, model, revision, anyone if untrusted else None)
     lookup = lookup.drop_weights() if weights_from is not None else lookup
@@ -186,7 +186,7 @@ def _require_place(file: Path) -> None:
     # Check before the start: a missing directory must not end a running server.
     if not os.access(file.absolute().parent, os.W_OK):
         raise UsageError(
-            f"{file} cannot be written.", hint=f"mkdir -p {file.absolute().parent}, or name another file"
+            f"{file} cannot be written", hint=f"mkdir -p {file.absolute().parent}, or use another file"
         )
 
 

@@ -99,7 +99,7 @@ def why(
     }
     common.out.result(data, lambda: _why(bundle, verdict), brief="yes" if verdict.trust.ok else "no")
     if not verdict.trust.ok:
-        raise CommandFailedError(f"{bundle.ref} is not trusted: {verdict.trust.reason}.", hint=verdict.hint)
+        raise CommandFailedError(f"{bundle.ref} is not trusted: {verdict.trust.reason}", hint=verdict.hint)
 
 
 def _why(bundle: Bundle, verdict: trust.Verdict) -> str:

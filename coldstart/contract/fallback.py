@@ -41,6 +41,6 @@ def encode(fallbacks: Iterable[Fallback]) -> list[dict[str, str]]:
 
 
 def decode(document: object) -> list[Fallback]:
-    """Parse a ready file's `fallbacks`, which may be missing. Raises ValueError as `Fallback.decode`."""
+    """Parse a ready file's `fallbacks`, which may be missing. Raises ValueError if `Fallback.decode` does."""
     entries = document if isinstance(document, list | tuple) else ()
     return [Fallback.decode(entry) for entry in entries]

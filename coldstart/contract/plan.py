@@ -71,7 +71,7 @@ class LaunchPlan:
 
     @classmethod
     def parse(cls, text: str) -> LaunchPlan:
-        """Parse the JSON text of `document`. Raises ValueError as `parse_document`."""
+        """Parse the JSON text of `document`. Raises ValueError under the same conditions as `parse_document`."""
         return cls.parse_document(json.loads(text))
 
     def variables(self) -> dict[str, str]:

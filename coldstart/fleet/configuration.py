@@ -103,7 +103,7 @@ def _fits(file: FleetFile) -> None:
     largest = max(server.memory for server in file.servers)
     for model in file.models:
         if model.memory > largest:
-            hint = "name a server with a larger device, or split the model: several devices for a worker are not supported"
+            hint = "use a server with a larger GPU, or split the model: several devices for a worker are not supported"
             raise UsageError(
                 f"models.{model.name} needs {model.memory} bytes, the largest device has {largest}", hint=hint
             )

@@ -219,11 +219,11 @@ class GroupLives:
             yield from self.drop_request(self.groups[target], request, now)
         known.tries += counts
         if known.tries > self.settings.retries or self.models[known.model].retired:
-            yield self._given_up(request, known, reason)
+            yield self._refuse_dropped(request, known, reason)
         else:
             self.agenda.requeue(request, now)
 
-    def _given_up(self, request: str, known: TrackedRequest, reason: str) -> Refuse:
+    def _refuse_dropped(self, request: str, known: TrackedRequest, reason: str) -> Refuse:
         self.agenda.forget(request)
         return Refuse(request, 503, f"model {known.model} was lost {max(1, known.tries)} times: {reason}")
 

@@ -14,7 +14,7 @@ from coldstart.units import format_memory
 LONGEST = 120
 _WHERE = re.compile(r"""\w+://\S+|(?<![\w.])(?:~|\.{1,2})?/[^\s'",:;()]+""")
 # The start of the message of `models.inspection.miss`.
-_NO_BUNDLE = "No bundle for "
+_NO_BUNDLE = "no bundle for "
 _END = re.compile(r"(?<=[.;])\s|\s\(hint: |\n")
 
 

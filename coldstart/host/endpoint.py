@@ -251,7 +251,7 @@ class GatewayEndpoint:
                 hint='write [NAME] and key_file = "FILE" below it, or --api-key-file FILE',
             )
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise UsageError("TLS needs a certificate and its key.", hint="--tls-cert FILE --tls-key FILE")
+            raise UsageError("TLS needs a certificate and its key", hint="--tls-cert FILE --tls-key FILE")
         if not self.requires_key and not self.insecure and not is_loopback(self.host):
             raise UsageError(
                 f"cannot listen at {self.host} without an API key: other machines could use every model",

@@ -45,7 +45,7 @@ def read_toml(path: Path, kind: str) -> dict[str, Any]:
         return tomllib.loads(files.read_text(path))
     except OSError as error:
         raise UsageError(
-            f"cannot read the {kind} file {path}: {error.strerror}", hint="name a file that can be read"
+            f"cannot read the {kind} file {path}: {error.strerror}", hint="specify a file that can be read"
         ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(

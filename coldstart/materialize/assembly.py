@@ -133,7 +133,7 @@ class Assembly:
                 raise found.build_error(CommandFailedError)
             said = logs.words(log)
             cause = [f"vLLM failed: {said}"] if said else []
-            end = f"The engine's offline run ended with exit code {code}. The end of its log:"
+            end = f"the engine's offline run ended with exit code {code}; the end of its log:"
             raise CommandFailedError([*cause, end, *logs.end(log).splitlines()])
 
     def weights(self) -> None:
@@ -191,7 +191,7 @@ class Assembly:
                 memory = processes.memory_bytes(process.pid)
             except CommandFailedError as error:
                 tail = logs.end(self.work / "proof.log").splitlines()
-                lines = [f"{error.message} The end of its log:", *tail]
+                lines = [f"{error.message}; the end of its log:", *tail]
                 raise ProofFailedError(lines, getattr(error, "unused", ())) from error
             finally:
                 process.signal(signal.SIGTERM)

@@ -22,10 +22,10 @@ def require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> 
     if unused := [name for name in sections if not report["fast_path"].get(name)]:
         reasons = "; ".join(str(one) for one in fallback.decode(report["fallbacks"]))
         raise ProofFailedError(
-            f"The start that checks the new bundle used fallbacks: {reasons or 'no reason'}. Nothing was published.",
+            f"the start that checks the new bundle used fallbacks: {reasons or 'no reason'}; nothing was published",
             unused,
         )
     if canary and not report.get("canary"):
         raise ProofFailedError(
-            "The start that checks the new bundle returned another token than the reference. Nothing was published."
+            "the start that checks the new bundle returned another token than the reference; nothing was published"
         )

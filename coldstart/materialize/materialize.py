@@ -44,9 +44,9 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
         NoSpaceError, ReadOnlyStoreError: The store cannot be written.
     """
     if options.snapshot and (why := SNAPSHOT.unavailable()):
-        raise CommandFailedError(f"Cannot create a snapshot: {why.reason}.", hint=why.hint)
+        raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
     if options.snapshot and (reason := criu.missing()) is not None:
-        raise CommandFailedError(f"Cannot create a snapshot: {reason}.", hint="coldstart doctor")
+        raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="coldstart doctor")
     if requested.model.repo_id is None:  # a bundle of the same key may have been built from other files
         resolution.check_weights(requested.model)
     with requested.store.lock(requested.key):

@@ -17,7 +17,7 @@ _STAGES_ON_CPU = 5
 
 @dataclass(frozen=True)
 class MaterializationPlan:
-    """The look-up of a model and the options with which its bundle is built."""
+    """The lookup of a model and the options with which its bundle is built."""
 
     lookup: Lookup
     options: Options

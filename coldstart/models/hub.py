@@ -301,10 +301,10 @@ def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
 def _not_cached(repo_id: str, reason: str) -> AuthRequiredError:
     if is_dry_run():
         return AuthRequiredError(
-            f"cannot describe a start of {repo_id}: {reason}, and a dry run downloads nothing.",
-            hint=f"hf download {repo_id} config.json, or name a local directory",
+            f"cannot describe a start of {repo_id}: {reason}, and a dry run downloads nothing",
+            hint=f"hf download {repo_id} config.json, or specify a local directory",
         )
     return AuthRequiredError(
-        f"cannot use {repo_id} offline: {reason}.",
-        hint=f"on a machine with network: hf download {repo_id}; or name a local directory",
+        f"cannot use {repo_id} offline: {reason}",
+        hint=f"on a machine with network: hf download {repo_id}; or specify a local directory",
     )

@@ -32,8 +32,8 @@ def require(path: Path) -> Path:
     if path.is_file() or not os.path.lexists(path):
         return path
     if path.exists():
-        raise UsageError(f"{path} is not a regular file.", hint=AGAIN)
-    raise UsageError(f"{path} is a link to {path.readlink()}, which does not exist.", hint=AGAIN)
+        raise UsageError(f"{path} is not a regular file", hint=AGAIN)
+    raise UsageError(f"{path} is a link to {path.readlink()}, which does not exist", hint=AGAIN)
 
 
 def open_file(path: Path) -> BufferedReader:
@@ -43,13 +43,13 @@ def open_file(path: Path) -> BufferedReader:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {describe(error)}.", hint=AGAIN) from error
+        raise UsageError(f"cannot read {path}: {describe(error)}", hint=AGAIN) from error
     content = file.peek(_LONGEST)
     for start, program, fetch in _POINTERS:
         if content.startswith(start):
             file.close()
             raise UsageError(
-                f"{path} is a {program} pointer, without the content.",
+                f"{path} is a {program} pointer, without the content",
                 hint=f"git -C {shlex.quote(str(path.parent))} {fetch}" if fetch else AGAIN,
             )
     return file
@@ -68,7 +68,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         value = canonical.parse(data, what="it")
     except ValueError as error:
-        raise UsageError(f"cannot read {path}: {describe(error)}.", hint=AGAIN) from error
+        raise UsageError(f"cannot read {path}: {describe(error)}", hint=AGAIN) from error
     if not isinstance(value, dict):
-        raise UsageError(f"{path} is not a JSON object.", hint=AGAIN)
+        raise UsageError(f"{path} is not a JSON object", hint=AGAIN)
     return value

@@ -117,7 +117,7 @@ class CompletionClient:
 
 
 class _StillStartingError(Exception):
-    """The answer of a server that is not ready."""
+    """Response of a server that is not ready."""
 
 
 def _no_answer(status: int, body: bytes) -> NoAnswerError:

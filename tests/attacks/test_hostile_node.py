@@ -157,7 +157,7 @@ def test_materialize_refuses_snapshot_before_any_work_without_criu(
 ) -> None:
     monkeypatch.setenv(criu.VARIABLE, "/nonexistent/criu")
     asked: Any = None  # any use of the model before the check of CRIU fails
-    with pytest.raises(CommandFailedError, match="Cannot create a snapshot: /nonexistent/criu was not found"):
+    with pytest.raises(CommandFailedError, match="cannot create a snapshot: /nonexistent/criu was not found"):
         materialize.materialize(asked, Options(snapshot=True), lambda _: nullcontext())
 
 

@@ -160,7 +160,7 @@ def test_export_to_an_existing_file_names_the_option_that_replaces_it(run: Run, 
 def test_directory_of_bundles_is_pulled_first(run: Run, bundle: Bundle, home: Path) -> None:
     run("push", "org/tiny", "shared")
     said = run("validate", "shared", code=2).stderr
-    assert f"hint: coldstart pull {home / 'shared'}, then name the bundle\n" in said
+    assert f"hint: coldstart pull {home / 'shared'}, then specify the bundle\n" in said
 
 
 def test_export_and_import_elsewhere(run: Run, bundle: Bundle, home: Path) -> None:

@@ -85,19 +85,19 @@ class RemoteNode:
     actor: Any
 
     async def launch(self, order: RankOrder) -> None:
-        """Implement Node: launch a rank."""
+        """Launch a rank."""
         await self._call("launch", order)
 
     async def pace(self, worker: str, rate: float | None) -> None:
-        """Implement Node: set the rate of a worker's fetch."""
+        """Set the rate of a worker's fetch."""
         await self._call("pace", worker, rate)
 
     async def stop(self, worker: str) -> None:
-        """Implement Node: stop a worker."""
+        """Stop a worker."""
         await self._call("stop", worker)
 
     async def rendezvous(self) -> tuple[str, int]:
-        """Implement Node: return an address and port for a rendezvous."""
+        """Return an address and port for a rendezvous."""
         address, port = await self._call("rendezvous")
         return str(address), int(port)
 

@@ -100,11 +100,11 @@ class NodeServers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def rendezvous(self) -> tuple[str, int]:
-        """Implement Node: return an address and port for a rendezvous."""
+        """Return an address and port for a rendezvous."""
         return self.host, free_port(self.host)
 
     async def launch(self, order: RankOrder) -> None:
-        """Implement Node: launch a rank; an order that was already carried out is ignored."""
+        """Launch a rank; an order that was already carried out is ignored."""
         worker = order.rank.worker
         if worker in self.processes:
             return
@@ -130,7 +130,7 @@ class NodeServers:
         task.add_done_callback(self._tasks.discard)
 
     async def pace(self, worker: str, rate: float | None) -> None:
-        """Implement Node: set the rate of a worker's fetch; does nothing if it fetches nothing."""
+        """Set the rate of a worker's fetch; does nothing if it fetches nothing."""
         process = self.processes.get(worker)
         if process is not None and process.fetch is not None:
             process.fetch.change(rate)
@@ -174,7 +174,7 @@ class NodeServers:
             self._report(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
 
     async def stop(self, worker: str) -> None:
-        """Implement Node: stop a worker; return after its end, or after the second stop signal."""
+        """Stop a worker; return after its end, or after the second stop signal."""
         process = self.processes.get(worker)
         if process is None:
             self._report(RankEnded(worker, "unknown worker", True))

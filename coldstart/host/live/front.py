@@ -77,7 +77,7 @@ class Ticket:
         """Handle the interruption of the answer: the request continues at the server of `granted`."""
 
     def went_on(self) -> None:
-        """Handle the first piece of an answer."""
+        """Handle the first chunk of a response."""
 
     @property
     def queued_s(self) -> float | None:

@@ -144,31 +144,31 @@ class Lifecycle:
         self.emit(events.Left(model))
 
     def report_ready(self, launch: Launch, ready: Ready, mode: str, seconds: float) -> None:
-        """Implement ServerObserver: record a server that is ready."""
+        """Record a server that is ready."""
         self.record.record_start(launch.name, ready, mode, seconds)
         self.emit(events.Started(launch.name, seconds))
         if self._is_outdated(launch):
             self.emit(events.Outdated(launch.name))
 
     def report_failed_start(self, model: str, reason: str, seconds: float) -> None:
-        """Implement ServerObserver: record a failed start."""
+        """Record a failed start."""
         if not self.facts.stopping:
             self.record.record_failed_start(model, reason, seconds)
 
     def report_asleep(self, launch: Launch) -> None:
-        """Implement ServerObserver: report that a server is asleep."""
+        """Report that a server is asleep."""
         self.record.record_gpu_memory(launch.name, None)
         self.emit(events.Left(launch.name))
         if self._is_outdated(launch):
             self.emit(events.Outdated(launch.name))
 
     def report_memory(self, model: str, memory: int) -> None:
-        """Implement ServerObserver: report the measured memory of a server."""
+        """Report the measured memory of a server."""
         self.record.record_memory(self.core.residents, model, memory)
         self.emit(events.Measured(model, memory))
 
     async def measure(self, model: str, pid: int) -> int | None:
-        """Implement ServerObserver: record its GPU memory; return the memory of its process tree and its template."""
+        """Record its GPU memory; return the memory of its process tree and its template."""
         self.record.record_gpu_memory(model, await asyncio.to_thread(self.meter.gpu_memory, pid))
         return await asyncio.to_thread(self._measure, model, pid, self.templates.list_sharers(model))
 

@@ -67,7 +67,7 @@ class ModelServer(Protocol):
         """Return whether a signal has stopped one of its processes. Blocks."""
 
     def used_processor_s(self) -> float:
-        """Return the processor time in seconds that its engine has used since the last call. Blocks."""
+        """Return the CPU time in seconds that its engine has used since the last call. Blocks."""
 
     def retire(self) -> None:
         """Retire a template: fork no further process, and end after all forked processes."""

@@ -108,11 +108,11 @@ class Starter:
         env: Mapping[str, str] = MappingProxyType({}),
         pace: PacedFetch | None = None,
     ) -> ModelServer:
-        """Implement Servers: start a server."""
+        """Start a server."""
         return self._begin(launch, deadline_s, None, listen, env, pace)
 
     def begin_template(self, launch: Launch, level: str, deadline_s: float) -> ModelServer:
-        """Implement Servers: start a template."""
+        """Start a template."""
         return self._begin(launch, deadline_s, level)
 
     def _begin(

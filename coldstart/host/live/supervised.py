@@ -86,7 +86,7 @@ class Supervised:
         return bool(self._trees) and processes.is_stopped(self._trees[0].pid)
 
     def used_processor_s(self) -> float:
-        """Return the processor time in seconds of its processes, without the API server, since the last call."""
+        """Return the CPU time in seconds of its processes, without the API server, since the last call."""
         return self._trees[-1].used_processor_s() if self._trees else 0.0
 
     def _signal(self, number: int) -> None:

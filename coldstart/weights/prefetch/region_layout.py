@@ -63,7 +63,7 @@ class RegionLayout:
         try:
             return self.tensors[name]
         except (KeyError, TypeError):
-            raise PrefetchRefusedError(f"The plan has no tensor {name!r}.") from None
+            raise PrefetchRefusedError(f"the plan has no tensor {name!r}") from None
 
 
 def read(document: Mapping[str, Any]) -> RegionLayout:
@@ -75,16 +75,16 @@ def read(document: Mapping[str, Any]) -> RegionLayout:
     try:
         plan = checkpoint.parse(document)
     except checkpoint.InvalidWeightsPlanError as error:
-        raise PrefetchRefusedError(f"The weights plan is malformed: {error}.") from error
+        raise PrefetchRefusedError(f"the weights plan is malformed: {error}") from error
     files = tuple(_placed(plan.files))
     tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
     total = sum(_rounded(file.size) for file in files)
     if not 0 < total <= checkpoint.MAX_BYTES:
         raise PrefetchRefusedError(
-            f"The weights plan describes {total} bytes, expected 1 to {checkpoint.MAX_BYTES}."
+            f"the weights plan describes {total} bytes, expected 1 to {checkpoint.MAX_BYTES}"
         )
     if not all(tensor.digest for tensor in tensors.values()):
-        raise PrefetchRefusedError("The weights plan has tensors without a digest.")
+        raise PrefetchRefusedError("the weights plan has tensors without a digest")
     return RegionLayout(plan.chunk, files, total, tensors, {file.name: n for n, file in enumerate(files)})
 
 
@@ -92,7 +92,7 @@ def _placed(files: Iterable[checkpoint.CheckpointFile]) -> Iterable[RegionFile]:
     base = 0
     for file in files:
         if file.chunks is None:
-            raise PrefetchRefusedError(f"The weights plan has no digests for {file.name}.")
+            raise PrefetchRefusedError(f"the weights plan has no digests for {file.name}")
         yield RegionFile(file.name, file.size, base, file.chunks, file.tensors)
         base += _rounded(file.size)
 

@@ -70,7 +70,7 @@ def test_find_frozen_runtime_returns_only_an_image_that_can_be_thawed(
 
 def test_freeze_refuses_a_gpu_engine(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    with pytest.raises(CommandFailedError, match="Cannot freeze the runtime") as said:
+    with pytest.raises(CommandFailedError, match="cannot freeze the runtime") as said:
         preparation.freeze_runtime(Cache.at(), 9)
     assert "--level runtime" in str(said.value.hint)
 

@@ -128,7 +128,7 @@ def test_missing_iteration_times_are_reported(publish: Publish) -> None:
 
 @pytest.mark.parametrize("settings", [{"oldest_share": 1.5}, {"strategy": "wishful"}, {"batch": 0}])
 def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="Invalid scheduler settings"):
+    with pytest.raises(UsageError, match="invalid scheduler settings"):
         scheduler.check(mlfq(**settings), PLAN.vllm_args)
 
 

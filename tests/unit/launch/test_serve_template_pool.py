@@ -146,7 +146,7 @@ def test_the_log_of_a_template_that_died_is_in_the_error(fake_engine: FakeEngine
     fake_engine("dies")
     with pytest.raises(
         CommandFailedError,
-        match=r"exited before it was ready\. The end of its log:\nno memory for the template",
+        match=r"exited before it was ready; the end of its log:\nno memory for the template",
     ) as caught:
         template_pool.start("engine", PLAN, "tiny", 20)
     assert caught.value.exit_code == 1
