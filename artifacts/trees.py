@@ -168,7 +168,10 @@ def _read(reader: VerifiedReader, entry: SectionEntry, target: Path | None) -> l
 
 
 def read_members(stream: tar.TarStream, target: Path | None) -> list[Member]:
-    """Return the members of a stream, written below the directory `target` if there is one. Raises as `TarStream.members`."""
+    """Return the members of a stream, written below the directory `target` if there is one.
+
+    Raises the errors of `TarStream.members`.
+    """
     members = list[Member]()
     for info in stream.members():
         members.append(Member(info.name, info.size, info.isdir()))

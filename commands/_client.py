@@ -47,7 +47,7 @@ class ServerClient:
             url: Address of the server.
             key: Headers that carry a key, empty for none.
             out: Receives a warning where the key is not encrypted on the way.
-            wait_s: Time until the status and headers of an answer, in seconds.
+            wait_s: Time until the status and headers of a response, in seconds.
             silent_s: Time in seconds that a body may take at its start, and MAX_BYTES take at most.
 
         Raises:
@@ -68,20 +68,23 @@ class ServerClient:
         return bool(self._key)
 
     def get(self, path: str) -> Reply:
-        """Return the answer to a GET. Raises as `post`."""
+        """Return the response to a GET. Raises the errors of `post`."""
         return self._request("GET", path, None)
 
     def post(self, path: str, body: bytes = b"") -> Reply:
-        """Return the answer to a POST.
+        """Return the response to a POST.
 
         Raises:
-            RemoteUnreachableError: no answer, or a broken or slow one.
-            CommandFailedError: the answer is a redirect or too large.
+            RemoteUnreachableError: no response, or a broken or slow one.
+            CommandFailedError: the response is a redirect or too large.
         """
         return self._request("POST", path, body)
 
     def follow(self, path: str) -> Iterator[Reply]:
-        """Yield the parts of an endless answer to a GET as they arrive, or one complete error. Raises as `post`."""
+        """Yield the chunks of a streamed response to a GET as they arrive, or one complete error.
+
+        Raises the errors of `post`.
+        """
         with self._ask("GET", path, None) as answer:
             if answer.status != HTTPStatus.OK:
                 yield Reply(answer.status, answer.read_up_to(MAX_BYTES))

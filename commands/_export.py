@@ -75,7 +75,8 @@ class Exports:
         results = [form for form, file in pairs if not file]
         if len(results) > 1:
             raise UsageError(
-                "only one --export can replace the result", hint="name files: --export html=FILE"
+                "only one --export can replace the result",
+                hint="give each an output file: --export html=FILE",
             )
         return cls(next(iter(results), None), {Path(file): form for form, file in pairs if file})
 

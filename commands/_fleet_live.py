@@ -32,16 +32,14 @@ NewKey = Annotated[
 ]
 Memory = Annotated[
     str | None,
-    option(
-        "--memory", metavar="SIZE", help="Memory for models on each device of this machine, such as 60GiB."
-    ),
+    option("--memory", metavar="SIZE", help="Memory for models on each GPU of this machine, such as 60GiB."),
 ]
-Devices = Annotated[int, option("--devices", metavar="N", help="Number of devices of this machine.")]
+Devices = Annotated[int, option("--devices", metavar="N", help="Number of GPUs of this machine.")]
 Network = Annotated[
     str, option("--network", metavar="SIZE", help="Network bandwidth of this machine in bytes per second.")
 ]
 Load = Annotated[
-    str, option("--load", metavar="SIZE", help="Bandwidth from host memory to a device, in bytes per second.")
+    str, option("--load", metavar="SIZE", help="Bandwidth from CPU memory to a GPU, in bytes per second.")
 ]
 
 
@@ -192,7 +190,7 @@ def deploy(
         option(
             "--start",
             metavar="SECONDS",
-            help="Duration of a start without loading the weights; default: from its bundle.",
+            help="Duration of a start without loading the weights, in seconds; default: as its bundle records.",
         ),
     ] = None,
     weights_from: Annotated[

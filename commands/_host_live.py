@@ -124,7 +124,7 @@ def logs(
     common: Common,
     name: Name,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Also print later lines, until the server ends or Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Follow the log until the server exits or Ctrl-C.")
     ] = False,
     url: Annotated[str, _declare_url("LOGS")] = URL,
     api_key: Key = None,
@@ -197,7 +197,7 @@ def _connect(
 
 
 def _order(host: "ServerClient", url: str, path: str) -> dict[str, Any]:
-    """Return the answer to a POST of an order. Raises CommandFailedError if the host cannot carry it out."""
+    """Return the response to a POST of an order. Raises CommandFailedError if the host cannot carry it out."""
     with _explaining(url):
         reply = host.post(path, b"{}")
     return _require_success(host, url, reply.status, reply.body)

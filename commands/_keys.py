@@ -38,9 +38,7 @@ def resolve(ctx: typer.Context, given: dict[str, Any], out: Output) -> None:
         file = given.pop(f"{name}_file")
         typed = is_typed(ctx, name)
         if typed and is_typed(ctx, f"{name}_file"):
-            raise UsageError(
-                f"{_flag(name)} and {_flag(name)}-file are both given", hint="remove one of them"
-            )
+            raise UsageError(f"{_flag(name)} and {_flag(name)}-file are both set", hint="remove one of them")
         if typed and given[name] is not None:
             out.warn(
                 f"{_flag(name)} shows the key in the list of processes; use {_flag(name)}-file FILE or {variable}"

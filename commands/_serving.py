@@ -51,7 +51,10 @@ ReadyTimeout = Annotated[
 
 
 def find(common: Common, model: str, revision: str | None, accepts: "Trust | None") -> "Lookup":
-    """Look up the model, or the one version that `model` names; without `--` with the arguments of a bundle."""
+    """Look up the model, or the bundle version that `model` specifies.
+
+    Without `--`, use the arguments that a bundle records.
+    """
     from coldstart.models import recorded
 
     if bundle := recorded.find_versioned(common.store(), model):

@@ -93,7 +93,7 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse the arguments before the command's name; an option of a command there is a usage error."""
+        """Parse the arguments before the command's name. An option that belongs after the name is a usage error."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:

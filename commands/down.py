@@ -26,7 +26,9 @@ def command(
     ] = None,
     keep_template: Annotated[
         bool,
-        typer.Option("--keep-template", help="Keep the prepared start mode for a fast next coldstart up."),
+        typer.Option(
+            "--keep-template", help="Keep the templates running, so that the next coldstart up is fast."
+        ),
     ] = False,
 ) -> None:
     """Stop the servers of the model, then its templates. Bundles and frozen runtimes remain."""

@@ -92,7 +92,7 @@ def run(
         option(
             "--drain-timeout",
             metavar="SECONDS",
-            help="Time that running requests have to end after SIGTERM; default: no limit.",
+            help="Maximum time for running requests to finish after SIGTERM; default: no limit.",
         ),
     ] = None,
 ) -> None:

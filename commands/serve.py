@@ -77,7 +77,8 @@ def command(
     fetch_rest: Annotated[
         bool,
         typer.Option(
-            "--fetch-rest", help="When ready, fetch the weights of other pipeline ranks in the background."
+            "--fetch-rest",
+            help="When ready, also fetch the weights of the other pipeline ranks, in the background.",
         ),
     ] = False,
     require_signature: Annotated[

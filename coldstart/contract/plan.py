@@ -71,7 +71,7 @@ class LaunchPlan:
 
     @classmethod
     def parse(cls, text: str) -> LaunchPlan:
-        """Parse the JSON text of `document`. Raises ValueError under the same conditions as `parse_document`."""
+        """Parse the JSON text of `document`. Raises ValueError if `parse_document` does."""
         return cls.parse_document(json.loads(text))
 
     def variables(self) -> dict[str, str]:
@@ -88,7 +88,7 @@ class LaunchPlan:
 
     @classmethod
     def current(cls) -> LaunchPlan:
-        """Return the plan that this process was started with, an empty one under an ordinary vLLM."""
+        """Return the plan that this process was started with; an empty plan if plain vLLM started it."""
         text = PLAN_ENV.read()
         return cls.parse(text) if text else cls(Arguments())
 
@@ -102,7 +102,10 @@ def _plain(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _members(kind: type[Any], document: object, what: str) -> dict[str, Any]:
-    """Return the members of a JSON object with exactly the fields of `kind`. Raises ValueError that names differing members."""
+    """Return the fields of a JSON object with exactly the fields of `kind`.
+
+    Raises ValueError that names the fields that differ.
+    """
     if not isinstance(document, Mapping):
         raise ValueError(f"invalid {what}: expected a JSON object")
     if differing := sorted({member.name for member in fields(kind)} ^ {*document}):

@@ -48,7 +48,7 @@ def prepare_fastest(
 ) -> Preparation:
     """Prepare the fastest mode for the plan. `phase` is entered around each step, and `timeout_s` limits each step.
 
-    Raises CommandFailedError where every start of the plan fails, such as one with invalid arguments.
+    Raises CommandFailedError if no start of this plan can succeed, for example because of invalid arguments.
     """
     failures: list[Fallback] = []
     for mode, prepare in _list_steps(lookup, plan, phase, timeout_s or TIMEOUT_S):

@@ -155,7 +155,7 @@ class _Preparation:
             return []
         free = available_memory()
         if wanted + HEADROOM > free:
-            self.drop_section("kv", f"the bundle's KV cache needs {wanted} bytes, {free} are free now")
+            self.drop_section("kv", f"the bundle's KV cache needs {wanted} bytes, but only {free} are free")
             return []
         return ["--kv-cache-memory-bytes", str(wanted)]
 

@@ -91,7 +91,7 @@ class Server:
 
 
 def start(request: ServeRequest) -> Server:
-    """Plan and start the server, and wait until it has answered one token.
+    """Plan and start the server, and wait until it has generated one token.
 
     Raises:
         NoBundleError: No bundle has the key, and the request needs one.

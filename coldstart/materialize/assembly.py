@@ -156,7 +156,7 @@ class Assembly:
         self._write("stages", stages | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
     def _proven(self) -> dict[str, Any]:
-        """Run proof starts. After a failure omit only one section: one that the start did not use, or the likeliest cause."""
+        """Run test starts. After a failure omit only one section: one that the start did not use, or the likeliest cause."""
         while True:
             try:
                 return self._proof_start()

@@ -1,4 +1,4 @@
-"""Check of the report of the proof start: it used each section of the new bundle, and its token is the reference."""
+"""Check of the report of the verification run: it used each section of the new bundle, and its token is the reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coldstart.errors import CommandFailedError
 
 
 class ProofFailedError(CommandFailedError):
-    """The proof start failed; `unused` are the sections for which it used a fallback."""
+    """The verification run failed; `unused` are the sections for which it used a fallback."""
 
     def __init__(self, message: str | Sequence[str], unused: Sequence[str] = ()) -> None:
         super().__init__(message)

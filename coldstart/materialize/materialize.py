@@ -1,7 +1,7 @@
 """Run the offline phase once, prove it with a start from its own result, and publish it in one step.
 
 Nothing is visible before the last rename, so an interrupted run leaves at most a work directory, which the next run removes.
-A bundle whose proof start does not take its fast path, or does not give the reference tokens, is not published.
+A bundle whose verification run does not take its fast path, or does not give the reference tokens, is not published.
 """
 
 from __future__ import annotations

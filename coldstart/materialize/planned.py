@@ -59,10 +59,10 @@ class MaterializationPlan:
         """Build and publish the bundle, or return the existing one.
 
         Args:
-            on_progress: Entered around each stage; None reports nothing.
+            on_progress: Entered around each phase; None reports nothing.
 
         Raises:
-            CommandFailedError: The engine or the proof start failed, or this machine takes no snapshot.
+            CommandFailedError: The engine or the verification run failed, or this machine takes no snapshot.
             NoSpaceError: The disk is full.
             ReadOnlyStoreError: The store is not writable.
         """

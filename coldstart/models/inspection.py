@@ -285,7 +285,7 @@ def list_missing_sections(bundle: Bundle) -> dict[str, str]:
 
 
 class ProofStart(NamedTuple):
-    """What a bundle records of the start that proved it: seconds to ready, bytes of memory, and its spans."""
+    """What a bundle records of the start that verified it: seconds to ready, bytes of memory, and its spans."""
 
     ready_s: float
     memory_bytes: int
@@ -293,7 +293,7 @@ class ProofStart(NamedTuple):
 
 
 def read_proof(bundle: Bundle) -> ProofStart | None:
-    """Return the start that proved the bundle; None if the bundle does not contain it."""
+    """Return the start that verified the bundle; None if the bundle does not contain it."""
     try:
         stages: Any = bundle.json("stages")
         proof = ProofStart(float(stages["ready_s"]), int(stages["memory_bytes"]), stages.get("spans"))

@@ -56,13 +56,16 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal. Raises as `open_file`."""
+    """Return the SHA-256 of a file in hexadecimal. Raises the errors of `open_file`."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises as `open_file`, and UsageError if it is no JSON object within the limits."""
+    """Return the JSON object in a file.
+
+    Raises the errors of `open_file`, and UsageError if it is no JSON object within the limits.
+    """
     with open_file(path) as file:
         data = file.read(LIMITS.json_section + 1)
     try:

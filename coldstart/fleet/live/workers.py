@@ -56,7 +56,7 @@ class Processes(dict[str, EngineProcess]):
         self.dying: dict[str, str] = {}
 
     def answering(self, group: Group) -> RankUp | None:
-        """Return the process that answers for a group, once it is ready."""
+        """Return the process that serves a group's requests, once it is ready."""
         process = self.get(group.name if group.single else group.workers[0].name)
         return process.up if process else None
 

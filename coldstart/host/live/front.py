@@ -129,9 +129,9 @@ class Front(ABC, Generic[T]):
 
     @abstractmethod
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a request again after its server failed, if its answer had not begun or its stream can continue elsewhere.
+        """Admit a request again after its server failed, if no response had begun or its stream can continue elsewhere.
 
-        Returns None if no other server can answer it.
+        Returns None if no other server can serve it.
         """
 
     @abstractmethod

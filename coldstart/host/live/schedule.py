@@ -62,7 +62,7 @@ class Schedule:
         self._wait(now)
 
     def close(self) -> None:
-        """Order no further starts."""
+        """Stop scheduling starts."""
         self._crontabs, self._next = {}, {}
         self._wait(0.0)
 

@@ -58,7 +58,7 @@ class ModelServer(Protocol):
     progress: StartProgress | None
 
     def stop(self) -> None:
-        """Ask the server to end; a second call ends it at once. Does nothing after its end."""
+        """Stop the server gracefully; a second call kills it. No effect after it has exited."""
 
     def kill(self) -> None:
         """Kill its processes, also if they are stopped or do not answer."""

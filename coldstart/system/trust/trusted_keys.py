@@ -88,7 +88,7 @@ def remove(word: str) -> list[TrustedKey]:
         )
     if any(key.own for key in called):
         raise UsageError(
-            f"{word!r} is this machine's own key, which signs what is made here",
+            f"{word!r} is this machine's own key, which signs the bundles built here",
             hint="use another key: coldstart trust list",
         )
     doomed = [key for key in keys if key in called or key.fingerprint in marks]

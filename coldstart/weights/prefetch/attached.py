@@ -85,7 +85,7 @@ class Attached:
             self._until(lambda: self._there(number, offset, end))
 
     def complete(self, names: Collection[str] | None = None) -> None:
-        """Block until all bytes of the tensors (None: of all files) are available. Raises as `wait`."""
+        """Block until all bytes of the tensors (None: of all files) are available. Raises the errors of `wait`."""
         for file, ranges in zip(self._layout.files, self._layout.wanted(names), strict=True):
             for start, end in ranges:
                 self.wait(file.name, start, end - start)

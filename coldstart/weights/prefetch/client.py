@@ -148,7 +148,7 @@ def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, An
 
 
 def request(operation: str, *, directory: Path | None = None, **more: Any) -> list[dict[str, Any]]:
-    """Send an operation ("status", "stop" or "pace") to the running prefetchers and return their answers.
+    """Send an operation ("status", "stop" or "pace") to the running prefetchers and return their responses.
 
     "stop" returns after the prefetchers have ended.
 
