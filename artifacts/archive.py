@@ -37,7 +37,7 @@ def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = Fal
     """
     if path.exists() and not replace:
         raise DestinationExistsError(
-            f"{path.name} exists already", hint="replace it with --force, or name another file with --to"
+            f"{path.name} exists already", hint="replace it with --force, or use another file with --to"
         )
     with named_os_errors(f"writing {path.name}"), files.replacing(path, mode=0o666) as file:
         _write(bundles, file)
@@ -90,7 +90,7 @@ def _explain_damage(path: Path, *, is_archive: bool) -> str:
     """Return how to get the archive whole."""
     export = f"coldstart export NAME --to {shlex.quote(path.name)} --force"
     again = f"copy the archive again, or write it again where the bundle is whole: {export}"
-    return again if is_archive else f"name a file that coldstart export wrote; if it is one, {again}"
+    return again if is_archive else f"use a file that coldstart export wrote; if it is one, {again}"
 
 
 def _write(bundles: Sequence[Bundle], file: BinaryIO) -> None:

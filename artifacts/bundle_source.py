@@ -87,7 +87,7 @@ def payloads(
 def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
     """Read and verify a small blob. Raises TooLargeError, DigestMismatchError, MissingBlobError."""
     if blob.size > cap:
-        raise TooLargeError(f"blob {blob.digest} is {blob.size} bytes, the cap is {cap}")
+        raise TooLargeError(f"blob {blob.digest} is {blob.size} bytes, over the limit of {cap}")
     with source.open(blob) as file:
         data = files.read_full(file, blob.size + 1)
     if len(data) != blob.size or canonical.digest(data) != blob.digest:

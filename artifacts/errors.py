@@ -188,7 +188,7 @@ NoLocksError = _rule(
 
 
 class NotRegularError(BundleError, OSError):
-    """Pipe, device, socket or directory in the place of a file. An OSError, so callers can continue without its content."""
+    """A path is a pipe, device, socket or directory where a file is expected. Also an OSError, so that callers can skip it."""
 
     code = "CS-FILE"
     exit_code = ERROR

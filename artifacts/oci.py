@@ -91,7 +91,7 @@ def parse_manifest(data: bytes) -> ImageManifest:
         raise InvalidManifestError("manifest is not an OCI image manifest")
     if "artifactType" not in known:
         raise InvalidManifestError(
-            "the manifest is of a container image, not of a bundle",
+            "this is the manifest of a container image, not of a bundle",
             hint="mount the image at the path of the store, or pull the bundle from the registry",
         )
     return canonical.convert(members, ImageManifest, "manifest")

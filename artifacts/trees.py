@@ -75,7 +75,7 @@ def pack(
 
 def _walk(directory: Path, follow: bool) -> Iterator[tuple[Path, TarInfo]]:
     if not directory.is_dir():
-        raise InvalidTreeError(f"{directory.name} is not a directory", hint="name an existing directory")
+        raise InvalidTreeError(f"{directory.name} is not a directory", hint="specify an existing directory")
     for name in sorted(_names(directory, "")):
         yield directory / name, _describe(directory / name, name, follow)
 
@@ -168,7 +168,10 @@ def _read(reader: VerifiedReader, entry: SectionEntry, target: Path | None) -> l
 
 
 def read_members(stream: tar.TarStream, target: Path | None) -> list[Member]:
-    """Return the members of a stream, written below the directory `target` if there is one. Raises as `TarStream.members`."""
+    """Return the members of a stream, written below the directory `target` if there is one.
+
+    Raises the errors of `TarStream.members`.
+    """
     members = list[Member]()
     for info in stream.members():
         members.append(Member(info.name, info.size, info.isdir()))

@@ -104,7 +104,7 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
 
 
 def _describe_proof(bundle: Bundle) -> str:
-    """Describe the start that proved the bundle; its memory is what a host reserves on the CPU."""
+    """Describe the start that verified the bundle; its memory is what a host reserves on the CPU."""
     if (proof := inspection.read_proof(bundle)) is None:
         return "not recorded"
     return f"ready in {proof.ready_s:.1f} s with {human_bytes(proof.memory_bytes)} of memory"

@@ -46,7 +46,7 @@ class ServerClient:
             url: Address of the server.
             key: Headers that carry a key, empty for none.
             out: Receives a warning where the key is not encrypted on the way.
-            wait_s: Time until the status and headers of an answer, in seconds.
+            wait_s: Time until the status and headers of a response, in seconds.
             silent_s: Time in seconds that a body may take at its start, and MAX_BYTES take at most.
 
         Raises:
@@ -67,20 +67,23 @@ class ServerClient:
         return bool(self._key)
 
     def get(self, path: str) -> Reply:
-        """Return the answer to a GET. Raises as `post`."""
+        """Return the response to a GET. Raises the errors of `post`."""
         return self._request("GET", path, None)
 
     def post(self, path: str, body: bytes = b"") -> Reply:
-        """Return the answer to a POST.
+        """Return the response to a POST.
 
         Raises:
-            RemoteUnreachableError: no answer, or a broken or slow one.
-            CommandFailedError: the answer is a redirect or too large.
+            RemoteUnreachableError: no response, or a broken or slow one.
+            CommandFailedError: the response is a redirect or too large.
         """
         return self._request("POST", path, body)
 
     def follow(self, path: str) -> Iterator[Reply]:
-        """Yield the parts of an endless answer to a GET as they arrive, or one complete error. Raises as `post`."""
+        """Yield the chunks of a streamed response to a GET as they arrive, or one complete error.
+
+        Raises the errors of `post`.
+        """
         with self._ask("GET", path, None) as answer:
             if answer.status != HTTPStatus.OK:
                 yield Reply(answer.status, answer.read_up_to(MAX_BYTES))
@@ -93,7 +96,7 @@ class ServerClient:
         content = answer.read_up_to(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             url = redact_url(self._url + path)
-            raise CommandFailedError(f"{url} answers with more than {human_bytes(MAX_BYTES)}.")
+            raise CommandFailedError(f"{url} answers with more than {human_bytes(MAX_BYTES)}")
         return Reply(answer.status, content)
 
     def _ask(self, method: str, path: str, body: bytes | None) -> Answer:
@@ -111,19 +114,19 @@ def _parse(url: str) -> Origin:
         return parse_origin(url)
     except ValueError as error:
         raise UsageError(
-            f"invalid --url {redact_url(url)}: {error}.", hint="--url http://HOST:PORT"
+            f"invalid --url {redact_url(url)}: {error}", hint="--url http://HOST:PORT"
         ) from error
 
 
 def _check_key(origin: Origin, key: Mapping[str, str], out: Output) -> None:
     if not all(value.isascii() and value.isprintable() for value in key.values()):
-        raise UsageError("The key contains a character that is not printable ASCII.")
+        raise UsageError("the key contains a character that is not printable ASCII")
     if origin.may_hear_secrets:
         return
     proxies = getproxies()
     if (proxies.get("http") or proxies.get("all")) and not proxy_bypass(origin.host):
         raise UsageError(
-            f"The key would go to {origin} in clear text through a proxy.",
+            f"the key would go to {origin} in clear text through a proxy",
             hint=f"NO_PROXY={origin.host}, or an https:// address",
         )
     out.warn(f"the key goes to {origin} without TLS")
@@ -137,6 +140,6 @@ def _redirect_error(url: str, answer: Answer) -> CommandFailedError:
         target = location
     return CommandFailedError(
         f"{redact_url(url)} redirects to {redact_url(target) or 'no address'} (status {answer.status});"
-        " redirects are not followed, because a key goes to the named server alone.",
-        hint="name the server that does not redirect: --url URL",
+        " redirects are not followed, because a key goes to the named server alone",
+        hint="use the address that does not redirect: --url URL",
     )

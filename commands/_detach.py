@@ -124,7 +124,7 @@ def _explain(message: dict[str, Any], log: Path, code: int) -> CommandFailedErro
 
     if code in (-signal.SIGTERM, 128 + signal.SIGTERM):
         return CommandFailedError(
-            "The server was stopped by SIGTERM, which coldstart down sends, before it was ready."
+            "the server was stopped by SIGTERM, which coldstart down sends, before it was ready"
         )
     if "exit_code" in message:  # the error names its cause
         return CommandFailedError(message["error"], hint=message["hint"], exit_code=message["exit_code"])

@@ -75,9 +75,9 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "coldstart bench tiny-llama --modes fresh --baseline before.json",
     ),
     "trust list": ("coldstart trust list", "coldstart trust list --format json"),
-    "trust add": ("coldstart trust add maker.pem", "coldstart trust add maker.pem --name build-farm"),
+    "trust add": ("coldstart trust add publisher.pem", "coldstart trust add publisher.pem --name build-farm"),
     "trust remove": ("coldstart trust remove build-farm", "coldstart trust remove 0123456789ab"),
-    "trust show": ("coldstart trust show", "coldstart trust show --output maker.pem"),
+    "trust show": ("coldstart trust show", "coldstart trust show --output publisher.pem"),
     "trust why": ("coldstart trust why tiny-llama", "coldstart trust why tiny-llama:v2 --format json"),
     "trace-replay": (
         "coldstart trace-replay trace.jsonl --target http://127.0.0.1:8000 --rate 2",

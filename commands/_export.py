@@ -31,7 +31,8 @@ class Exports:
         results = [form for form, file in pairs if not file]
         if len(results) > 1:
             raise UsageError(
-                "only one --export can replace the result.", hint="name files: --export html=FILE"
+                "only one --export can replace the result",
+                hint="give each an output file: --export html=FILE",
             )
         return cls(next(iter(results), None), {Path(file): form for form, file in pairs if file})
 
@@ -52,7 +53,7 @@ class Exports:
                         out.write(content)
             except OSError as error:
                 raise UsageError(
-                    f"--export {form}={path}: {error.strerror}.", hint="name a file that can be written"
+                    f"--export {form}={path}: {error.strerror}", hint="use a file that can be written"
                 ) from error
         return [path.name for path in self.files]
 
@@ -72,13 +73,13 @@ def give(
 def _check(form: str, file: str) -> None:
     if form not in FORMS:
         raise UsageError(
-            f"unknown form in --export {form}: the forms are {', '.join(FORMS)}.",
+            f"unknown form in --export {form}: the forms are {', '.join(FORMS)}",
             hint=f"--export {FORMS[0]}=FILE, or another of them",
         )
     if file and not Path(file).parent.is_dir():
         raise UsageError(
-            f"cannot write {file}: {Path(file).parent} is not a directory.",
-            hint="name a file in a directory that exists",
+            f"cannot write {file}: {Path(file).parent} is not a directory",
+            hint="use a file in a directory that exists",
         )
     if file and Path(file).is_dir():
-        raise UsageError(f"cannot write {file}: it is a directory.", hint="name a file in it")
+        raise UsageError(f"cannot write {file}: it is a directory", hint="use a file in it")

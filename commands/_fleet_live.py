@@ -32,16 +32,14 @@ NewKey = Annotated[
 ]
 Memory = Annotated[
     str | None,
-    option(
-        "--memory", metavar="SIZE", help="Memory for models on each device of this machine, such as 60GiB."
-    ),
+    option("--memory", metavar="SIZE", help="Memory for models on each GPU of this machine, such as 60GiB."),
 ]
-Devices = Annotated[int, option("--devices", metavar="N", help="Number of devices of this machine.")]
+Devices = Annotated[int, option("--devices", metavar="N", help="Number of GPUs of this machine.")]
 Network = Annotated[
     str, option("--network", metavar="SIZE", help="Network bandwidth of this machine in bytes per second.")
 ]
 Load = Annotated[
-    str, option("--load", metavar="SIZE", help="Bandwidth from host memory to a device, in bytes per second.")
+    str, option("--load", metavar="SIZE", help="Bandwidth from CPU memory to a GPU, in bytes per second.")
 ]
 
 
@@ -87,7 +85,7 @@ def up(
     ray_process.require()
     if address is not None and memory is not None:
         raise UsageError(
-            "--memory applies to a Ray cluster that this command starts, not to the one at --address.",
+            "--memory applies to a Ray cluster that this command starts, not to the one at --address",
             hint="coldstart fleet join ADDRESS --memory 60GiB",
         )
     server = None if memory is None else _server(memory, devices, network, load)
@@ -135,7 +133,7 @@ def join(
 
     ray_process.require()
     if memory is None:
-        raise UsageError("--memory is missing: the memory for models on each device.", hint="--memory 60GiB")
+        raise UsageError("--memory is missing: the memory for models on each device", hint="--memory 60GiB")
     server = _server(memory, devices, network, load)
     known = local_state.load() if address else local_state.require()
     env = {str(environment.CACHE_DIR): str(common.cache.root)}
@@ -192,7 +190,7 @@ def deploy(
         option(
             "--start",
             metavar="SECONDS",
-            help="Duration of a start without loading the weights; default: from its bundle.",
+            help="Duration of a start without loading the weights, in seconds; default: as its bundle records.",
         ),
     ] = None,
     weights_from: Annotated[

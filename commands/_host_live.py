@@ -71,9 +71,9 @@ def status(
         common.out.result(found, lambda: render(found))
         return
     if watch <= 0:
-        raise UsageError("--watch must be above 0 seconds.", hint="--watch 1")
+        raise UsageError("--watch must be above 0 seconds", hint="--watch 1")
     if common.out.format == "json":
-        raise UsageError("--watch and --format json exclude each other.", hint="remove one of them")
+        raise UsageError("--watch and --format json exclude each other", hint="remove one of them")
     watching(lambda: _read_status(host, url), watch)
 
 
@@ -122,7 +122,7 @@ def logs(
     common: Common,
     name: Name,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Also print later lines, until the server ends or Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Follow the log until the server exits or Ctrl-C.")
     ] = False,
     url: Annotated[str, _declare_url("LOGS")] = URL,
     api_key: Key = None,
@@ -138,7 +138,7 @@ def logs(
         common.out.result({"model": name, "log": log}, Verbatim(log))
         return
     if common.out.format == "json" or common.out.out_file is not None:
-        raise UsageError("--follow prints text to stdout only.", hint="remove --format and -o")
+        raise UsageError("--follow prints text to stdout only", hint="remove --format and -o")
     # A part may end within a character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     with _explaining(url):
@@ -195,7 +195,7 @@ def _connect(
 
 
 def _order(host: "ServerClient", url: str, path: str) -> dict[str, Any]:
-    """Return the answer to a POST of an order. Raises CommandFailedError if the host cannot carry it out."""
+    """Return the response to a POST of an order. Raises CommandFailedError if the host cannot carry it out."""
     with _explaining(url):
         reply = host.post(path, b"{}")
     return _require_success(host, url, reply.status, reply.body)

@@ -38,9 +38,7 @@ def resolve(ctx: typer.Context, given: dict[str, Any], out: Output) -> None:
         file = given.pop(f"{name}_file")
         typed = is_typed(ctx, name)
         if typed and is_typed(ctx, f"{name}_file"):
-            raise UsageError(
-                f"{_flag(name)} and {_flag(name)}-file are both given.", hint="remove one of them"
-            )
+            raise UsageError(f"{_flag(name)} and {_flag(name)}-file are both set", hint="remove one of them")
         if typed and given[name] is not None:
             out.warn(
                 f"{_flag(name)} shows the key in the list of processes; use {_flag(name)}-file FILE or {variable}"
@@ -56,7 +54,7 @@ def _require_content(name: str, key: str | None, variable: str) -> None:
     """Raise UsageError for an empty key, which a server would take for none. An empty variable is an empty key."""
     if (key is None and os.environ.get(variable) == "") or (key is not None and not key.strip()):
         raise UsageError(
-            f"{_flag(name)} is empty.", hint=f"{_flag(name)}-file FILE, or unset {variable} for no key"
+            f"{_flag(name)} is empty", hint=f"{_flag(name)}-file FILE, or unset {variable} for no key"
         )
 
 

@@ -156,7 +156,7 @@ class Common:
         """Raise AuthRequiredError (exit code 4) if ``address`` is on the network and --offline is set."""
         if self.offline and "://" in address and not address.startswith("dir://"):
             raise AuthRequiredError(
-                f"{redact_url(address)} is on the network, and --offline is set.",
+                f"{redact_url(address)} is on the network, and --offline is set",
                 hint="remove --offline",
             )
 
@@ -256,7 +256,7 @@ def command(
         def run(ctx: typer.Context, **given: Any) -> None:
             rest = Arguments(ctx.obj or ())
             if rest and not takes_vllm_args:
-                raise UsageError(f"{ctx.info_name} takes no arguments after --, found {' '.join(rest)!r}.")
+                raise UsageError(f"{ctx.info_name} takes no arguments after --, found {' '.join(rest)!r}")
             typed = frozenset(name for name in given if _keys.is_typed(ctx, name))
             common = _common(**{name: given.pop(name) for name in SHARED})
             # Servers and templates take these arguments, and they need sockets.

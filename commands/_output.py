@@ -151,7 +151,7 @@ class Output:
             self.out_file.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
         except OSError as error:
             raise UsageError(
-                f"-o {self.out_file}: {error.strerror}.", hint="name a file that can be written"
+                f"-o {self.out_file}: {error.strerror}", hint="use a file that can be written"
             ) from error
 
 

@@ -19,8 +19,8 @@ def report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
     """
     if not bundles:
         raise CommandFailedError(
-            "The source contains no bundle.",
-            hint="name an exported archive, or the address of a pushed bundle",
+            "the source contains no bundle",
+            hint="specify an exported archive, or the address of a pushed bundle",
         )
     judged = [inspection.trust(bundle) for bundle in bundles]
     data = [

@@ -27,7 +27,9 @@ def command(
     exports: Exports,
     model: Model,
     runs: Annotated[int, typer.Option("--runs", min=1, help="Number of counted rounds.")] = 5,
-    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Number of uncounted runs per mode.")] = 1,
+    warmup: Annotated[
+        int, typer.Option("--warmup", min=0, help="Number of warm-up runs per mode, which are not counted.")
+    ] = 1,
     modes: Annotated[
         str | None,
         typer.Option(

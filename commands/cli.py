@@ -73,11 +73,11 @@ ALIASES: Mapping[str, str] = {"ls": "list"}
 EXTRAS: Mapping[str, str] = {"host": "host", "fleet": "fleet", "trace-replay": "lab"}
 # What helps after an error of the operating system.
 _HINTS: Mapping[int, str] = {
-    errno.ENOENT: "name a path that exists",
-    errno.EISDIR: "name a file, not a directory",
-    errno.ENOTDIR: "name a directory, not a file",
-    errno.EACCES: "run as the owner of the file, or name another path",
-    errno.EPERM: "run as the owner of the file, or name another path",
+    errno.ENOENT: "use a path that exists",
+    errno.EISDIR: "use a file, not a directory",
+    errno.ENOTDIR: "use a directory, not a file",
+    errno.EACCES: "run as the owner of the file, or use another path",
+    errno.EPERM: "run as the owner of the file, or use another path",
     errno.EROFS: "use a disk that can be written: --cache-dir DIR",
     errno.ENOSPC: "free space with coldstart prune, or use another disk: --cache-dir DIR",
 }
@@ -93,7 +93,7 @@ class LazyGroup(TyperGroup):
         return list(COMMANDS)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse the arguments before the command's name; an option of a command there is a usage error."""
+        """Parse the arguments before the command's name. An option that belongs after the name is a usage error."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:

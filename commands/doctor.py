@@ -29,7 +29,7 @@ def command(common: Common) -> None:
     if not able:
         first = next(probe for probe in results if probe.required and probe.status == "missing")
         raise CommandFailedError(
-            f"this machine cannot serve cold starts: {first.name}: {first.found}.", hint=first.hint
+            f"this machine cannot serve cold starts: {first.name}: {first.found}", hint=first.hint
         )
     common.out.success("Examined this machine", then="coldstart materialize tiny-llama")
 

@@ -26,7 +26,9 @@ def command(
     ] = None,
     keep_template: Annotated[
         bool,
-        typer.Option("--keep-template", help="Keep the prepared start mode for a fast next coldstart up."),
+        typer.Option(
+            "--keep-template", help="Keep the templates running, so that the next coldstart up is fast."
+        ),
     ] = False,
 ) -> None:
     """Stop the servers of the model, then its templates. Bundles and frozen runtimes remain."""
@@ -58,7 +60,7 @@ def command(
 
 def _describe(stopped: "UpRecord") -> str:
     what = "the server" if stopped.url else "the start"
-    url = stopped.url or stopped.planned_url or "an address that was not chosen yet"
+    url = stopped.url or stopped.planned_url or "an address that has not been chosen yet"
     return f"stopped {what} of {stopped.argument} at {url}"
 
 

@@ -21,7 +21,7 @@ def plan(
         list[str] | None, typer.Option("--model", metavar="NAME", help="Plan only this model; repeatable.")
     ] = None,
     required: Annotated[
-        int, typer.Option("--required", min=1, metavar="N", help="Number of workers that the load needs.")
+        int, typer.Option("--required", min=1, metavar="N", help="Number of workers to place.")
     ] = 1,
 ) -> None:
     """Print the predicted placements."""
@@ -40,7 +40,7 @@ def simulate(
     rate: Annotated[float, typer.Option("--rate", help="Number of requests per second.")] = 1.0,
     cv: Gaps = 1.0,
     duration: Annotated[
-        float, typer.Option("--duration", help="Duration of the arrivals in seconds.")
+        float, typer.Option("--duration", help="How long requests keep arriving, in seconds.")
     ] = 3600.0,
     tokens: Annotated[
         int, typer.Option("--tokens", min=1, help="Number of output tokens per request.")

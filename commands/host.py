@@ -92,7 +92,7 @@ def run(
         option(
             "--drain-timeout",
             metavar="SECONDS",
-            help="Time that running requests have to end after SIGTERM; default: no limit.",
+            help="Maximum time for running requests to finish after SIGTERM; default: no limit.",
         ),
     ] = None,
 ) -> None:
@@ -107,18 +107,18 @@ def run(
 
     if not models and host_file is None:
         raise UsageError(
-            "no model is given.", hint="coldstart host MODEL... --memory 60GiB, or --host-file FILE"
+            "no model is given", hint="coldstart host MODEL... --memory 60GiB, or --host-file FILE"
         )
     for word in models or ():
         _require_model(word)
     memory = settings.get("memory")
     if memory is None and host_file is None:
         raise UsageError(
-            "--memory is missing: the memory of all models together.",
+            "--memory is missing: the memory of all models together",
             hint=f"--memory 60GiB, or {environment.PREFIX}_HOST_RUN_MEMORY=60GiB",
         )
     if heartbeat <= 0:
-        raise UsageError("--heartbeat must be above 0 seconds.", hint="--heartbeat 5")
+        raise UsageError("--heartbeat must be above 0 seconds", hint="--heartbeat 5")
     typed = settings if on_miss is None else {**settings, "on_miss": on_miss}
     own: dict[str, Any] = {} if idle is None else {"idle_s": idle}
     # Without `--` each model has the arguments of its newest trusted bundle.
@@ -197,7 +197,7 @@ def _require_model(word: str) -> None:
         hint = f"coldstart host {near[0] if near else NAMES[0]} --memory 60GiB, or coldstart host --help"
     raise UsageError(
         f"{word!r} is neither a command of coldstart host ({', '.join(commands)}) nor a model: expected an alias, "
-        "an existing directory, or OWNER/NAME of the hub.",
+        "an existing directory, or OWNER/NAME of the hub",
         hint=hint,
     )
 

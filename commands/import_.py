@@ -30,7 +30,7 @@ def command(common: Common, file: Annotated[Path, typer.Argument(help="Archive t
         else:
             why = "it is not a regular file" if file.exists() else "no such file"
             hint = f"coldstart export NAME --to {name}"
-        raise UsageError(f"Cannot read the archive {file}: {why}.", hint=hint)
+        raise UsageError(f"cannot read the archive {file}: {why}", hint=hint)
     with common.out.phase(f"read {file.name}"):
         bundles = import_archive(common.store(), file)
     report(common, bundles, f"Imported {count(len(bundles), 'bundle')}")

@@ -27,13 +27,11 @@ def command(
     exports: Exports,
     ref: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL|REF", help="Model, or reference of a bundle.", autocompletion=complete_model
-        ),
+        typer.Argument(metavar="MODEL|REF", help="Model or bundle reference.", autocompletion=complete_model),
     ],
     manifest: Annotated[bool, typer.Option("--manifest", help="Print the manifest as it is stored.")] = False,
     tree: Annotated[bool, typer.Option("--tree", help="List the files of each section.")] = False,
-    key: Annotated[bool, typer.Option("--key", help="Print the fields of the key.")] = False,
+    key: Annotated[bool, typer.Option("--key", help="Print the fields of the bundle key.")] = False,
     diff: Annotated[
         str | None,
         typer.Option("--diff", metavar="REF2", help="Reference of another bundle to compare with."),

@@ -17,7 +17,7 @@ def command(
     model: Model,
     revision: Revision = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the sections and the key, and build nothing.")
+        bool, typer.Option("--dry-run", help="Print the sections and the key without building anything.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Build a new version even if a bundle exists.")
@@ -38,7 +38,7 @@ def command(
         float,
         typer.Option(
             "--profile-seconds",
-            help="Maximum duration of the iteration profile in seconds; less time measures fewer sizes.",
+            help="Time limit for measuring step latency, in seconds; a lower limit measures fewer batch sizes.",
         ),
     ] = 120.0,
 ) -> None:

@@ -26,7 +26,7 @@ def command(
     ] = None,
     keep: Annotated[int, typer.Option("--keep", min=0, help="Number of versions of each key to retain.")] = 1,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be removed, and remove nothing.")
+        bool, typer.Option("--dry-run", help="List what would be removed without removing it.")
     ] = False,
 ) -> None:
     """Prune the store."""

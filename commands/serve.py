@@ -77,7 +77,8 @@ def command(
     fetch_rest: Annotated[
         bool,
         typer.Option(
-            "--fetch-rest", help="When ready, fetch the weights of other pipeline ranks in the background."
+            "--fetch-rest",
+            help="When ready, also fetch the weights of the other pipeline ranks, in the background.",
         ),
     ] = False,
     require_signature: Annotated[
@@ -88,7 +89,7 @@ def command(
         bool,
         typer.Option(
             "--dry-run",
-            help="Print mode, bundle and URL, and start nothing.",
+            help="Print the mode, the bundle and the URL without starting anything.",
         ),
     ] = False,
 ) -> None:
@@ -99,7 +100,7 @@ def command(
 
     for file in filter(None, (ready_file, timeline)):
         _require_place(file)
-    # Report wrong options before any look-up.
+    # Report wrong options before any lookup.
     check(choice, common.vllm_args)
     lookup = _serving.find(common, model, revision, untrusted=untrusted)
     lookup = lookup.drop_weights() if weights_from is not None else lookup
@@ -184,7 +185,7 @@ def _require_place(file: Path) -> None:
     # Check before the start: a missing directory must not end a running server.
     if not os.access(file.absolute().parent, os.W_OK):
         raise UsageError(
-            f"{file} cannot be written.", hint=f"mkdir -p {file.absolute().parent}, or name another file"
+            f"{file} cannot be written", hint=f"mkdir -p {file.absolute().parent}, or use another file"
         )
 
 

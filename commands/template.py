@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 app = group(__doc__)
 Level = Literal["runtime", "engine", "asleep-1", "asleep-2"]
 _LEVEL = typer.Option(
-    "--level", help="Level of the template: imported runtime, built engine, or an engine asleep on its GPU."
+    "--level",
+    help="What it holds: runtime (imports), engine (a built engine), asleep-1 or asleep-2 (vLLM's sleep levels on a GPU).",
 )
 
 
@@ -133,7 +134,7 @@ def stop(
         Level | None, typer.Option("--level", help="Level of the templates to stop; default: all levels.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also end the servers that the templates forked.")
+        bool, typer.Option("--force", help="Also stop the servers forked from these templates.")
     ] = False,
 ) -> None:
     """Stop the selected templates."""

@@ -209,7 +209,7 @@ def _read(plan: TracePlan, report: TraceReport) -> list[TraceRequest]:
     rows = plan.rows(report)
     if not report.rows and not report.skipped:
         raise UsageError(
-            f"the trace {plan.path} contains no rows", hint="name a file with a row for each request"
+            f"the trace {plan.path} contains no rows", hint="use a file with a row for each request"
         )
     return rows
 
@@ -263,14 +263,14 @@ def _check_scheduler(choice: SchedulerSettings) -> None:
 
 def _profile(given: str | None, common: Common) -> IterationProfile:
     if given is None:
-        hint = "name a bundle or a JSON file: --profile REF"
+        hint = "specify a bundle or a JSON file: --profile REF"
         raise UsageError("--simulate needs the iteration times of a model and machine", hint=hint)
     try:
         if Path(given).is_file():
             return IterationProfile.parse(canonical.read(Path(given)))
         return IterationProfile.parse(common.store().get(given).json("iterations"))
     except (ProfileError, ValueError) as problem:
-        hint = "name a bundle, or a JSON file with iteration times: --profile REF"
+        hint = "specify a bundle, or a JSON file with iteration times: --profile REF"
         raise UsageError(f"--profile {given}: {describe(problem)}", hint=hint) from problem
 
 
@@ -322,10 +322,10 @@ def _end(done: Replay, document: dict[str, Any], common: Common) -> None:
         )
     if not requests:
         raise CommandFailedError(
-            "No request was replayed: the trace has no usable row.",
+            "no request was replayed: the trace has no usable row",
             hint="choose another --trace-format or --columns",
         )
     if document["failed"] == requests:
         hint = "check --target and --model, or --models" if document["kind"] == "live" else "check the file"
-        raise CommandFailedError(f"None of the {requests} requests succeeded.", hint=hint)
+        raise CommandFailedError(f"none of the {requests} requests succeeded", hint=hint)
     common.out.success(f"Replayed {requests} requests")

@@ -80,7 +80,7 @@ def show_own(common: Common) -> None:
 @declare()
 def why(
     common: Common,
-    ref: Annotated[str, typer.Argument(help="Reference of a bundle.", autocompletion=complete_reference)],
+    ref: Annotated[str, typer.Argument(help="Bundle reference.", autocompletion=complete_reference)],
 ) -> None:
     """Explain why a bundle is trusted or not. Lists each signature, and the version that is selected."""
     store = common.store()
@@ -99,7 +99,7 @@ def why(
     }
     common.out.result(data, lambda: _why(bundle, verdict), brief="yes" if verdict.trust.ok else "no")
     if not verdict.trust.ok:
-        raise CommandFailedError(f"{bundle.ref} is not trusted: {verdict.trust.reason}.", hint=verdict.hint)
+        raise CommandFailedError(f"{bundle.ref} is not trusted: {verdict.trust.reason}", hint=verdict.hint)
 
 
 def _why(bundle: Bundle, verdict: trust.Verdict) -> str:

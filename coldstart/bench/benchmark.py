@@ -60,7 +60,7 @@ def run(
     try:
         run_order.check(modes, request.runs)
     except ValueError as error:
-        raise UsageError(f"{error}.", hint="coldstart bench --help") from error
+        raise UsageError(f"{error}", hint="coldstart bench --help") from error
     # Read the baseline first: a wrong file name must not cost an hour.
     then = compare.load(request.baseline) if request.baseline else None
     document = _measure(request, subject(request), modes, progress, keep)

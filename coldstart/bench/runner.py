@@ -49,7 +49,7 @@ class BenchRuns:
 
 @dataclass
 class RunCounter:
-    """Number of runs left in each mode, number of started runs, and the time at which the first one began."""
+    """Runs left per mode, runs started so far, and the start time of the first run."""
 
     left: dict[str, int] = field(default_factory=dict)
     started: int = 0

@@ -69,7 +69,7 @@ class LaunchPlan:
 
     @classmethod
     def parse(cls, text: str) -> LaunchPlan:
-        """Parse the JSON text of `document`. Raises ValueError as `parse_document`."""
+        """Parse the JSON text of `document`. Raises ValueError if `parse_document` does."""
         return cls.parse_document(json.loads(text))
 
     def variables(self) -> dict[str, str]:
@@ -86,7 +86,7 @@ class LaunchPlan:
 
     @classmethod
     def current(cls) -> LaunchPlan:
-        """Return the plan that this process was started with, an empty one under an ordinary vLLM."""
+        """Return the plan that this process was started with; an empty plan if plain vLLM started it."""
         text = PLAN_ENV.read()
         return cls.parse(text) if text else cls(Arguments())
 

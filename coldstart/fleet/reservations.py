@@ -112,7 +112,7 @@ class BandwidthReservations:
         self.link.add(name, size, background=True)
 
     def finished(self, name: str, now: float) -> None:
-        """Remove a fetch, whatever its estimated remainder."""
+        """Release the reservation of a completed fetch, even if its estimate says that bytes remain."""
         self._age(now)
         self.link.drop(name)
         self.deadlines.pop(name, None)

@@ -220,7 +220,7 @@ def find_unmoved(a: Snapshot, b: Snapshot) -> list[SymbolRegion]:
 
 
 def choose(place: Array, proven: Array) -> Array:
-    """Return proven windows that do not overlap, in order of preference: aligned to 8, to 4, to less.
+    """Return non-overlapping windows among the `proven` ones, preferring alignment to 8 bytes, then to 4.
 
     Compilers align pointers, so an aligned window is more likely the pointer.
     """

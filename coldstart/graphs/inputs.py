@@ -48,7 +48,7 @@ class Inputs:
     outputs: dict[str, list[Place]] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """Return the member of the sealed report of the tables."""
+        """Return the JSON entry of these inputs in the tables' sealed report."""
         return asdict(self)
 
     @classmethod

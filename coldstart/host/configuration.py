@@ -255,7 +255,7 @@ def _check_devices(launches: Mapping[str, Launch]) -> None:
     if missing and len(missing) < len(launches):
         raise UsageError(
             f"models.{missing[0]}: missing key devices, which other models have",
-            hint="write devices = [0], or those of its tensor-parallel ranks",
+            hint="set devices = [0], or the devices of its tensor-parallel ranks",
         )
 
 
@@ -298,7 +298,7 @@ KINDS = ("added", "removed", "changed", "settings")
 
 
 def describe_changes(before: HostFile, after: HostFile) -> dict[str, list[str]]:
-    """Return the names of the models, of those that were added, removed or changed, and of the settings that differ."""
+    """Return how two configurations differ: names of all, added, removed and changed models, and of changed settings."""
     old, new = _list_models(before), _list_models(after)
     settings = [field.name for field in fields(after.settings)]
     return {

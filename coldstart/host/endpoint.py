@@ -120,7 +120,7 @@ def parse_clients(file: Path, tables: Mapping[str, object]) -> tuple[ClientKey, 
         if (other := clients.setdefault(key, client)) is not client:
             raise UsageError(
                 f"{other.name} and {name} have the same key",
-                hint="write another key: openssl rand -hex 32",
+                hint="generate another key: openssl rand -hex 32",
             )
     return tuple(clients.values())
 
@@ -237,7 +237,7 @@ class GatewayEndpoint:
             if not _ORIGIN.fullmatch(origin.lower()):
                 raise UsageError(
                     f"invalid --allow-origin: {origin!r} is not an origin",
-                    hint="write scheme, name and port: https://chat.example.com:8443",
+                    hint="include scheme, name and port: https://chat.example.com:8443",
                 )
         if self.api_key is not None and not self.api_key.strip():
             raise UsageError("the API key is empty", hint="--api-key-file FILE")
@@ -251,7 +251,7 @@ class GatewayEndpoint:
                 hint='write [NAME] and key_file = "FILE" below it, or --api-key-file FILE',
             )
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise UsageError("TLS needs a certificate and its key.", hint="--tls-cert FILE --tls-key FILE")
+            raise UsageError("TLS needs a certificate and its key", hint="--tls-cert FILE --tls-key FILE")
         if not self.requires_key and not self.insecure and not is_loopback(self.host):
             raise UsageError(
                 f"cannot listen at {self.host} without an API key: other machines could use every model",

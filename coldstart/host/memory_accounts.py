@@ -24,7 +24,9 @@ class MemoryAccount:
     def reserve(self, model: str, size: int) -> None:
         """Reserve `size` bytes in total for `model`. Raises ValueError if they do not fit."""
         if size - self.reserved(model) > max(0, self.free()):
-            raise ValueError(f"{model} needs {size} bytes, {self.free() + self.reserved(model)} are free")
+            raise ValueError(
+                f"{model} needs {size} bytes, but only {self.free() + self.reserved(model)} are free"
+            )
         self.record(model, size)
 
     def record(self, model: str, size: int) -> None:
@@ -86,11 +88,13 @@ class DeviceMemory(MemoryAccount):
         return share(size, self.devices(model), place)
 
     def reserve(self, model: str, size: int) -> None:
-        """Reserve `size` bytes in total for `model`. Raises ValueError if they, or their share of a device, do not fit."""
+        """Reserve `size` bytes in total for `model`. Raises ValueError if they do not fit, or if one of its GPUs lacks room."""
         for number in self.devices(model):
             account, part = self.account(number), self.share(model, size, number)
             if part - account.reserved(model) > max(0, account.free()):
-                raise ValueError(f"{model} needs {part} bytes of device {number}, {account.free()} are free")
+                raise ValueError(
+                    f"{model} needs {part} bytes of GPU {number}, but only {account.free()} are free"
+                )
         super().reserve(model, size)
 
     def record(self, model: str, size: int) -> None:

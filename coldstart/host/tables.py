@@ -30,7 +30,7 @@ _EXAMPLES = {"str": '"text"', "bool": "true", "int": "4", "float": "1.5", "array
 def parse_seconds(given: object) -> float:
     """Return a time in seconds. Raises UsageError unless `given` is a finite number from 0."""
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not (isfinite(given) and given >= 0):
-        raise UsageError(f"invalid time {given!r}", hint="write seconds from 0, such as 8.0")
+        raise UsageError(f"invalid time {given!r}", hint="use a number of seconds, 0 or more, such as 8.0")
     return float(given)
 
 
@@ -45,7 +45,7 @@ def read_toml(path: Path, kind: str) -> dict[str, Any]:
         return tomllib.loads(files.read_text(path))
     except OSError as error:
         raise UsageError(
-            f"cannot read the {kind} file {path}: {error.strerror}", hint="name a file that can be read"
+            f"cannot read the {kind} file {path}: {error.strerror}", hint="specify a file that can be read"
         ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(
@@ -100,7 +100,7 @@ def expect_table(given: object, place: str) -> dict[str, Any]:
     """Return `given`. Raises UsageError if it is not a table."""
     if not isinstance(given, dict):
         raise UsageError(
-            f"{place}: expected a table, found {given!r}", hint=f"write [{place}] and its keys below"
+            f"{place}: expected a table, found {given!r}", hint=f"add the table [{place}] with its settings"
         )
     return given
 
@@ -109,7 +109,7 @@ def reject_unknown_keys(table: Mapping[str, Any], known: Collection[str], place:
     """Raise UsageError if the table has keys other than those `known`."""
     if unknown := sorted(table.keys() - set(known)):
         message = f"unknown key {', '.join(unknown)}"
-        raise UsageError(_named(place, message), hint=f"known keys: {', '.join(sorted(known))}")
+        raise UsageError(_named(place, message), hint=f"known settings: {', '.join(sorted(known))}")
 
 
 def require_keys(table: Mapping[str, Any], needed: Collection[str], place: str) -> None:

@@ -35,7 +35,7 @@ MAX_LINE = 1 << 20
 class Target:
     """One server: its base URL, model name and key.
 
-    `token_ids` requests the answer's token ids (a vLLM extension) and records their digest. With `by_row` a request names the
+    `token_ids` requests the response's token ids (a vLLM extension) and records their digest. With `by_row` a request names the
     model of its row instead of `model`. Raises ValueError for another URL than http or https.
     """
 
@@ -52,7 +52,7 @@ class Target:
 
     @property
     def address(self) -> str:
-        """Return the URL of completions."""
+        """Return the URL of the completions endpoint."""
         base = self.url if "://" in self.url else f"http://{self.url}"
         return base.rstrip("/") + openai.COMPLETIONS
 

@@ -40,7 +40,7 @@ class RequestRecord:
     """Measurements of one request in seconds from the replay's start.
 
     Latencies count from `due_s`, the time in the trace, so that a late client does not improve the server's result.
-    `answer` is a digest of the answer's token ids, if the replay requested them. `cold`: it waited for a start of its
+    `answer` is a digest of the response's token ids, if the replay requested them. `cold`: it waited for a start of its
     model; None where that is unknown.
     """
 
@@ -73,7 +73,7 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Return the time per output token after the first; None for answers of one token."""
+        """Return the time per output token after the first; None for responses of one token."""
         if self.finished_s is None or self.first_token_s is None or self.output_tokens < 2:
             return None
         return (self.finished_s - self.first_token_s) / (self.output_tokens - 1)

@@ -128,7 +128,7 @@ def read_trace(
         text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as problem:
         raise TraceError(
-            f"cannot read the trace {path}: {problem.strerror}", hint="name a trace file that can be read"
+            f"cannot read the trace {path}: {problem.strerror}", hint="specify a trace file that can be read"
         ) from problem
     cells, reasons = _read_json(text) if named is MOONCAKE else _read_csv(text, named)
     return _requests(path, cells, reasons, named, strict, report or TraceReport())
@@ -143,7 +143,7 @@ def _read_csv(text: str, columns: Columns) -> tuple[DataFrame, Series]:
     if missing := [name for name in columns.required if name not in header]:
         raise TraceError(
             f"the trace has no column {', '.join(missing)}; it has {', '.join(filter(None, header)) or 'no header'}",
-            hint="choose another --trace-format, or name the columns with --columns",
+            hint="use another --trace-format, or specify the columns with --columns",
         )
     places = [header.index(name) for name in columns.required]
     rows = {

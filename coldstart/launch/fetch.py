@@ -129,7 +129,7 @@ def _fit_source(
         return plan, []
     if not model.weight_files:
         raise CommandFailedError(
-            f"Cannot load the weights from {source}: {differs}.",
+            f"cannot load the weights from {source}: {differs}",
             hint="pass --weights-from a source that has the weights of the bundle",
         )
     return None, [Fallback("weights", f"{differs}: the model's own directory is read")]
@@ -159,7 +159,7 @@ def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
     if isinstance(known, Mapping) and isinstance(known.get("files"), list):
         return known
     raise CommandFailedError(
-        f"The bundle {bundle.ref} has no usable weights plan.",
+        f"the bundle {bundle.ref} has no usable weights plan",
         hint="run where the weights are: coldstart materialize MODEL --only weights --force",
     )
 
@@ -169,7 +169,7 @@ def _names(plan: Mapping[str, Any]) -> list[str]:
         return [tensor.name for tensor in tensors.list_tensors(plan)]
     except tensors.UnreadableWeightsError as error:
         raise CommandFailedError(
-            f"These weights cannot be fetched: {error}.", hint="omit --weights-from"
+            f"these weights cannot be fetched: {error}", hint="omit --weights-from"
         ) from error
 
 

@@ -124,7 +124,7 @@ def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, account
     request, lookup = one.request, one.request.lookup
     if lookup.bundle is None or request.trust(lookup.bundle).ok:
         raise died
-    reason = f"{died.message} The bundle {lookup.bundle.ref} has no trusted signature and is not used."
+    reason = f"{died.message}; the bundle {lookup.bundle.ref} has no trusted signature and is not used"
     account.fallbacks += [Fallback("bundle", reason)]
     missing = replace(lookup, bundle=None, untrusted=lookup.bundle)
     ordinary = replace(request, lookup=missing, without_bundle=True)

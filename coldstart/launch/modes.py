@@ -65,7 +65,7 @@ class StartMode:
         return here if here is not None or start is None else self.find_missing(start)
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return what this start lacks for the mode, None if nothing. Raises LaunchRefusedError as `unavailable`."""
+        """Return what this start lacks for the mode, None if nothing. Raises LaunchRefusedError if `unavailable` does."""
         return None
 
     def launch(self, start: ServerStart) -> Running:

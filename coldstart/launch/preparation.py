@@ -48,7 +48,7 @@ def prepare_fastest(
 ) -> Preparation:
     """Prepare the fastest mode for the plan. `phase` is entered around each step, and `timeout_s` limits each step.
 
-    Raises CommandFailedError where every start of the plan fails, such as one with invalid arguments.
+    Raises CommandFailedError if no start of this plan can succeed, for example because of invalid arguments.
     """
     failures: list[Fallback] = []
     for mode, prepare in _list_steps(lookup, plan, phase, timeout_s or TIMEOUT_S):
@@ -134,7 +134,7 @@ def find_mode(level: str) -> TemplateMode:
     for mode in LADDER:
         if isinstance(mode, TemplateMode) and level in mode.levels:
             return mode
-    raise UsageError(f"Unknown template level {level!r}.", hint=f"use one of {', '.join(LEVELS)}")
+    raise UsageError(f"unknown template level {level!r}", hint=f"use one of {', '.join(LEVELS)}")
 
 
 def start_template(
@@ -152,10 +152,10 @@ def start_template(
         CommandFailedError: The template exits, or is not ready in `timeout` seconds.
     """
     if why := find_mode(level).unavailable():
-        raise UsageError(f"Cannot start a template of level {level}: {why.reason}.", hint=why.hint)
+        raise UsageError(f"cannot start a template of level {level}: {why.reason}", hint=why.hint)
     if level in SLEEP_LEVELS and not plan.vllm_args.gives("enable_sleep_mode"):
         raise UsageError(
-            "vLLM's engine cannot sleep without --enable-sleep-mode.",
+            "vLLM's engine cannot sleep without --enable-sleep-mode",
             hint=f"pass it to every command: coldstart template start {model} --level asleep-1 -- --enable-sleep-mode",
         )
     return template_pool.start(level, plan, model, timeout, root, owner)
@@ -172,5 +172,5 @@ def find_frozen_runtime(cache: Cache) -> Path | None:
 def freeze_runtime(cache: Cache, timeout: float) -> Path:
     """Freeze the imported runtime and return its directory. Raises CommandFailedError if this machine cannot."""
     if why := RUNTIME_SNAPSHOT.unavailable():
-        raise CommandFailedError(f"Cannot freeze the runtime: {why.reason}.", hint=why.hint)
+        raise CommandFailedError(f"cannot freeze the runtime: {why.reason}", hint=why.hint)
     return runtime_snapshot.freeze(cache, timeout)

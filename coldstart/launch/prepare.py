@@ -85,17 +85,17 @@ class _Preparation:
     env: dict[str, str] = field(default_factory=dict)
     task: EngineTask = field(default_factory=EngineTask)
 
-    def give_up(self, section: str, reason: str) -> None:
+    def drop_section(self, section: str, reason: str) -> None:
         self.fallbacks.append(Fallback(section, reason))
 
     def json(self, section: str) -> dict[str, Any]:
         try:
             document = self.bundle.json(section)
         except BundleError as error:
-            self.give_up(section, f"{error.message} [{error.code}]")
+            self.drop_section(section, f"{error.message} [{error.code}]")
             return {}
         if not isinstance(document, Mapping):
-            self.give_up(section, "expected a JSON object")
+            self.drop_section(section, "expected a JSON object")
             return {}
         return dict(document)
 
@@ -104,7 +104,7 @@ class _Preparation:
         if not self.bundle.has("compile") and (
             why := inspection.list_missing_sections(self.bundle).get("compile")
         ):
-            self.give_up("compile", f"the bundle has none: {why}")
+            self.drop_section("compile", f"the bundle has none: {why}")
             return None
         return self.code("compile")
 
@@ -114,12 +114,12 @@ class _Preparation:
         try:
             return unpacked(self.bundle, section, self.root, self.trust, refused)
         except BundleError as error:
-            self.give_up(section, f"{error.message} [{error.code}]")
+            self.drop_section(section, f"{error.message} [{error.code}]")
         except OSError as error:
-            self.give_up(section, f"cannot unpack it: {error}")
+            self.drop_section(section, f"cannot unpack it: {error}")
         finally:
             for reason in refused:
-                self.give_up(section, reason)
+                self.drop_section(section, reason)
         return None
 
     def compiled(self, section: Path) -> None:
@@ -127,13 +127,13 @@ class _Preparation:
         root = paths.compiled_dir()
         laid = root / section.name
         if not is_dry_run() and (fault := ownership.private(root)) is not None:
-            self.give_up("compile", f"cannot create its caches: {fault}")
+            self.drop_section("compile", f"cannot create its caches: {fault}")
             return
         try:
             if not is_dry_run():
                 caches.lay(section, laid)
         except OSError as error:
-            self.give_up("compile", f"cannot create its caches: {error}")
+            self.drop_section("compile", f"cannot create its caches: {error}")
             return
         self.env |= caches.environment(laid)
         self.task = replace(self.task, compiled=laid / caches.AOT)
@@ -147,14 +147,14 @@ class _Preparation:
             return []
         wanted = sizing.get("bytes")
         if not isinstance(wanted, int) or wanted <= 0:
-            self.give_up("kv", f"its `bytes` is not a positive number: {wanted!r}")
+            self.drop_section("kv", f"its `bytes` is not a positive number: {wanted!r}")
             return []
         if not runtime.targets_cpu():
             self.startup_plans(sizing.get("plans"))
             return []
         free = available_memory()
         if wanted + HEADROOM > free:
-            self.give_up("kv", f"the bundle's KV cache needs {wanted} bytes, {free} are free now")
+            self.drop_section("kv", f"the bundle's KV cache needs {wanted} bytes, but only {free} are free")
             return []
         return ["--kv-cache-memory-bytes", str(wanted)]
 
@@ -168,7 +168,7 @@ class _Preparation:
             for plan in plans:
                 plan.fit(nvml.free_bytes(plan.rank))
         except GraphError as error:
-            self.give_up("kv", str(error))
+            self.drop_section("kv", str(error))
             return
         self.env |= {kv_plan.VARIABLE: "1"}
         self.task = replace(self.task, kv_plan=[asdict(plan) for plan in plans])
@@ -183,7 +183,7 @@ class _Preparation:
         info = self.json("modelinfo")
         if info and not self.trust(self.bundle).ok:
             # vLLM would use it in every later start, even after the bundle is removed.
-            self.give_up("modelinfo", "not used: the bundle has no trusted signature")
+            self.drop_section("modelinfo", "not used: the bundle has no trusted signature")
             return {}
         if not is_dry_run():
             write_modelinfos(info, Path(env["VLLM_CACHE_ROOT"]))

@@ -81,7 +81,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
             _clear(meeting)
     if done.returncode != 0:
         raise CommandFailedError(
-            f"Cannot freeze the {level} with CRIU: {first_error(out / 'dump.log')}", hint="coldstart doctor"
+            f"cannot freeze the {level} with CRIU: {first_error(out / 'dump.log')}", hint="coldstart doctor"
         )
     read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
     about = {"criu": criu.version(), "environment": read, "meeting": str(meeting)}

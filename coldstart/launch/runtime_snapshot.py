@@ -32,7 +32,7 @@ def freeze(cache: Cache, timeout: float) -> Path:
         CommandFailedError: The image cannot be created; the message has the reason.
     """
     if (reason := criu.missing()) is not None:
-        raise CommandFailedError(f"Cannot freeze the runtime: {reason}.", hint="coldstart doctor")
+        raise CommandFailedError(f"cannot freeze the runtime: {reason}", hint="coldstart doctor")
     image = runtime_image.place(cache.runtimes)
     model = tiny.build(_NO_MODEL_OF_YOURS, cache.models)
     # The settings of a start from a bundle: inductor reads them when it is imported.
@@ -45,7 +45,7 @@ def freeze(cache: Cache, timeout: float) -> Path:
             (partial / runtime_image.ABOUT).write_text(json.dumps(_about()))
     except OSError as error:
         raise CommandFailedError(
-            f"Cannot write the image below {cache.runtimes}: {error.strerror or error}.",
+            f"cannot write the image below {cache.runtimes}: {error.strerror or error}",
             hint="free space with coldstart prune, or use another disk with --cache-dir DIR",
         ) from error
     return image

@@ -43,7 +43,7 @@ def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
         flag = "--" + taken[0].replace("_", "-")
         own = "--kv-host-memory" if choice.policy == FCFS else "--scheduler"
         said = own if choice.policy == FCFS else f"{own} {choice.policy}"
-        raise UsageError(f"{said} sets {flag} itself.", hint=f"omit {flag} or {own}")
+        raise UsageError(f"{said} sets {flag} itself", hint=f"omit {flag} or {own}")
 
 
 def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
@@ -73,9 +73,7 @@ def _require_valid(choice: SchedulerSettings) -> None:
         choice.check_command_line()
         SchedulerSettings.read(choice.additional_config())
     except ValueError as problem:
-        raise UsageError(
-            f"Invalid scheduler settings: {problem}.", hint="coldstart serve --help"
-        ) from problem
+        raise UsageError(f"invalid scheduler settings: {problem}", hint="coldstart serve --help") from problem
 
 
 def _batch_cap(batch: int | None) -> list[str]:

@@ -298,7 +298,7 @@ def acknowledged(
             if not ready:
                 process.signal(signal.SIGKILL)
                 raise CommandFailedError(
-                    f"The server was not ready within {timeout:g} s and was killed.",
+                    f"the server was not ready within {timeout:g} s and was killed",
                     hint="allow more time with --ready-timeout SECONDS",
                 )
             messages = lines.read()

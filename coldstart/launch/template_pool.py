@@ -120,7 +120,7 @@ def start(
     with _alone(directory, f"A template of level {level} for {model} is already starting."):
         if any(warm.directory == directory and warm.pid for warm in listed(root)):
             raise UsageError(
-                f"A template of level {level} for {model} already runs.", hint="coldstart template status"
+                f"a template of level {level} for {model} already runs", hint="coldstart template status"
             )
         shutil.rmtree(directory, ignore_errors=True)
         try:
@@ -202,7 +202,7 @@ def _spawn_logged(
     except CommandFailedError as error:
         if found := rejection.find((directory / "log").read_text(errors="replace")):
             raise found.build_error(TemplateExitedError) from error
-        lines = [f"{error.message} The end of its log:", *logs.end(directory / "log").splitlines()]
+        lines = [f"{error.message}; the end of its log:", *logs.end(directory / "log").splitlines()]
         failed = TemplateExitedError(lines, hint=error.hint)
         failed.cause = logs.words(directory / "log")
         failed.code = error.code if isinstance(error, TemplateExitedError) else None
@@ -268,18 +268,18 @@ def _kill(process: subprocess.Popen[bytes]) -> int:
 def _await(reader: int, timeout: float) -> None:
     if not select.select([reader], [], [], timeout)[0]:
         raise CommandFailedError(
-            f"The template was not ready within {timeout:g} s.",
+            f"the template was not ready within {timeout:g} s",
             hint="allow more time with --ready-timeout SECONDS",
         )
     if os.read(reader, 1) == b"":
-        raise TemplateExitedError("The template exited before it was ready.")
+        raise TemplateExitedError("the template exited before it was ready")
 
 
 def stop(warm: Warm, *, force: bool = False) -> None:
     """End a template and remove its directory. Raises CommandFailedError while its servers run, unless `force`."""
     if warm.servers and not force:
         raise CommandFailedError(
-            f"{len(warm.servers)} server(s) forked from this template still run and would end with the template.",
+            f"{len(warm.servers)} server(s) forked from this template still run and would end with the template",
             hint="stop the servers first, or run coldstart template stop --force",
         )
     if warm.pid is not None:

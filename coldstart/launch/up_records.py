@@ -130,14 +130,14 @@ def identify_store(cache: Cache) -> str:
 
 
 def find_directory(lookup: Lookup) -> UpDirectory:
-    """Return the directory of the look-up's model and key. Raises UsageError as `paths.runtime_dir`."""
+    """Return the directory of the lookup's model and key. Raises UsageError if `paths.runtime_dir` does."""
     names = (str(lookup.model.path), lookup.key.digest)
     model, own = (hashlib.sha256(text.encode()).hexdigest()[:8] for text in names)
     return UpDirectory(_root() / f"{identify_store(lookup.cache)}-{model}-{own}")
 
 
 def find_others(lookup: Lookup) -> list[UpRecord]:
-    """Return the records of servers of the look-up's model that run or start under another key."""
+    """Return the records of servers of the lookup's model that run or start under another key."""
     own = find_directory(lookup)
     beside = sorted(own.path.parent.glob(f"{own.path.name.rpartition('-')[0]}-*"))
     return [
@@ -146,7 +146,7 @@ def find_others(lookup: Lookup) -> list[UpRecord]:
 
 
 def describe_own(lookup: Lookup, planned_url: str | None = None) -> UpRecord:
-    """Return the record of this process as the supervisor of the look-up's server, before it starts."""
+    """Return the record of this process as the supervisor of the lookup's server, before it starts."""
     pid, model, shown = os.getpid(), lookup.model, secrets.arguments(lookup.vllm_args)
     own = UpRecord(model.argument, str(model.path), lookup.key.digest, pid, processes.birth(pid))
     settings = digest_settings(lookup, os.environ)
@@ -184,7 +184,7 @@ def list_differences(running: Mapping[str, str], asked: Mapping[str, str]) -> li
 def list_directories(cache: Cache) -> list[UpDirectory]:
     """Return the directories of this store and state, with or without a server that runs.
 
-    Raises UsageError as `paths.runtime_dir`.
+    Raises UsageError under the same conditions as `paths.runtime_dir`.
     """
     places = sorted(_root().glob(f"{identify_store(cache)}-*"))
     return [UpDirectory(path) for path in places if path.is_dir()]

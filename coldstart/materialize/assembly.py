@@ -154,7 +154,7 @@ class Assembly:
                 raise found.build_error(CommandFailedError)
             said = logs.words(log)
             cause = [f"vLLM failed: {said}"] if said else []
-            end = f"The engine's offline run ended with exit code {code}. The end of its log:"
+            end = f"the engine's offline run ended with exit code {code}; the end of its log:"
             raise CommandFailedError([*cause, end, *logs.end(log).splitlines()])
 
     def weights(self) -> None:
@@ -177,7 +177,7 @@ class Assembly:
         self._write("stages", stages | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
     def _proven(self) -> dict[str, Any]:
-        """Run proof starts. After a failure omit only one section: one that the start did not use, or the likeliest cause."""
+        """Run test starts. After a failure omit only one section: one that the start did not use, or the likeliest cause."""
         while True:
             try:
                 return self._proof_start()
@@ -212,7 +212,7 @@ class Assembly:
                 memory = processes.memory_bytes(process.pid)
             except CommandFailedError as error:
                 tail = logs.end(self.work / "proof.log").splitlines()
-                lines = [f"{error.message} The end of its log:", *tail]
+                lines = [f"{error.message}; the end of its log:", *tail]
                 raise ProofFailedError(lines, getattr(error, "unused", ())) from error
             finally:
                 process.signal(signal.SIGTERM)

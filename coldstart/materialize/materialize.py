@@ -1,7 +1,7 @@
 """Run the offline phase once, prove it with a start from its own result, and publish it in one step.
 
 Nothing is visible before the last rename, so an interrupted run leaves at most a work directory, which the next run removes.
-A bundle whose proof start does not take its fast path, or does not give the reference tokens, is not published.
+A bundle whose verification run does not take its fast path, or does not give the reference tokens, is not published.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
         NoSpaceError, ReadOnlyStoreError: The store cannot be written.
     """
     if options.snapshot and (why := SNAPSHOT.unavailable()):
-        raise CommandFailedError(f"Cannot create a snapshot: {why.reason}.", hint=why.hint)
+        raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
     if options.snapshot and (reason := criu.missing()) is not None:
-        raise CommandFailedError(f"Cannot create a snapshot: {reason}.", hint="coldstart doctor")
+        raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="coldstart doctor")
     if requested.model.repo_id is None:  # a bundle of the same key may have been built from other files
         resolution.check_weights(requested.model)
     with requested.store.lock(requested.key):

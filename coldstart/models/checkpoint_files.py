@@ -44,7 +44,7 @@ def list_indexes(directory: Path) -> list[Path]:
 def _read_weight_map(path: Path) -> dict[str, str]:
     named = model_files.read_object(path).get("weight_map")
     if not isinstance(named, dict) or not all(file and isinstance(file, str) for file in named.values()):
-        raise UsageError(f"{path}: weight_map does not map tensors to files.", hint=model_files.AGAIN)
+        raise UsageError(f"{path}: weight_map does not map tensors to files", hint=model_files.AGAIN)
     return named
 
 
@@ -73,8 +73,8 @@ def check(directory: Path, files: Sequence[Path]) -> None:
     if missing := sorted(name for name in named if not (directory / name).is_file()):
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise UsageError(
-            f"Cannot load the weights in {directory}: {INDEXES[suffix]} names {', '.join(missing[:_SHOWN])}{more}, which "
-            f"{'does' if len(missing) == 1 else 'do'} not exist.",
+            f"cannot load the weights in {directory}: {INDEXES[suffix]} names {', '.join(missing[:_SHOWN])}{more}, which "
+            f"{'does' if len(missing) == 1 else 'do'} not exist",
             hint=model_files.AGAIN,
         )
     for file in files:

@@ -1,10 +1,10 @@
 """Access the Hugging Face hub through huggingface_hub, and convert its errors.
 
 A request to the hub is not repeated. If the hub gives no usable answer (none, an error, or one that is not a hub's), a complete
-copy in the local cache is used, with a warning that names the answer; an incomplete copy is an error that names the missing
+copy in the local cache is used, with a warning that names the response; an incomplete copy is an error that names the missing
 files. This is the same for a commit, whose files cannot change, and for a branch, which starts at the commit that was cached
-last. It includes the answers of a repository that was deleted, made private or gated since: its files are on this machine, and
-the pods of a service must start without the hub.
+last. It includes the responses of a repository that was deleted, made private or gated since: its files are on this
+machine, and the pods of a service must start without the hub.
 
 huggingface_hub is imported on first use, so a local model does not need it. It reads HF_HOME, HF_TOKEN, HF_ENDPOINT and
 HF_HUB_OFFLINE itself.
@@ -36,7 +36,7 @@ _PAGE = "https://huggingface.co/{repo_id}"
 _IGNORE = ["*.msgpack", "*.h5", "*.onnx", "*.tflite", "original/*", "consolidated*", "*.ot", "*.mlmodel"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 5.0
-# For the whole answer: _TIMEOUT_S limits each read, and nothing limits the search for the address.
+# For the whole response: _TIMEOUT_S limits each read, and nothing limits the search for the address.
 _ANSWER_S = 10.0
 _NO_COPY = "it is not in the local hub cache"
 # By the name of huggingface_hub's error, which is imported on first use.
@@ -301,10 +301,10 @@ def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
 def _not_cached(repo_id: str, reason: str) -> AuthRequiredError:
     if is_dry_run():
         return AuthRequiredError(
-            f"cannot describe a start of {repo_id}: {reason}, and a dry run downloads nothing.",
-            hint=f"hf download {repo_id} config.json, or name a local directory",
+            f"cannot describe a start of {repo_id}: {reason}, and a dry run downloads nothing",
+            hint=f"hf download {repo_id} config.json, or specify a local directory",
         )
     return AuthRequiredError(
-        f"cannot use {repo_id} offline: {reason}.",
-        hint=f"on a machine with network: hf download {repo_id}; or name a local directory",
+        f"cannot use {repo_id} offline: {reason}",
+        hint=f"on a machine with network: hf download {repo_id}; or specify a local directory",
     )

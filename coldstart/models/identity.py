@@ -95,7 +95,10 @@ def layout_digest(directory: Path) -> str | None:
 
 
 def files_digest(directory: Path) -> str:
-    """Return the digest of the tokenizer and generation files in the directory. Raises as `model_files.open_file`."""
+    """Return the digest of the tokenizer and generation files in the directory.
+
+    Raises the errors of `model_files.open_file`.
+    """
     held = (directory / name for name in _TOKENIZER_FILES)
     return _digest({f.name: model_files.hash_file(f) for f in held if os.path.lexists(f)})
 

@@ -54,7 +54,7 @@ class Lookup:
 
     @property
     def store(self) -> Store:
-        """The store of the look-up."""
+        """The store of the lookup."""
         return Store(self.cache.bundles)
 
     def format_materialize(self, *options: str) -> str:
@@ -66,9 +66,9 @@ class Lookup:
         return self._format_command("serve", "--untrusted")
 
     def format_template(self, level: str) -> str:
-        """Return the command line that starts a template for starts of this look-up.
+        """Return the command line that starts a template for starts of this lookup.
 
-        It names the version of the bundle whose arguments the look-up has, since the newest bundle may have others.
+        It names the version of the bundle whose arguments the lookup has, since the newest bundle may have others.
         """
         if self.lender is None or self.model.argument != self.lender.name:  # a directory has no versions
             return self._format_command("template start", "--level", level)
@@ -169,7 +169,7 @@ def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
 
 
 def miss(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBundleError:
-    """Build the error of a look-up without a bundle: the nearest bundle, each difference, and the commands that help.
+    """Build the error of a lookup without a bundle: the nearest bundle, each difference, and the commands that help.
 
     `use` returns how to start the model with the arguments of the nearest bundle; by default with `serve`.
     """
@@ -181,9 +181,9 @@ def miss(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBun
         take = f"take it as it is: {lookup.format_serve_untrusted()}; or " if same else ""
         create = create if same else f"build one, with arguments of your own after --: {create}"
         return NoBundleError(
-            f"The only bundle for {lookup.model.name} with key {one.key.short}, {one.ref}, is not trusted: "
+            f"the only bundle for {lookup.model.name} with key {one.key.short}, {one.ref}, is not trusted: "
             f"{trust(one).reason}",
-            hint=f"coldstart trust add FILE, with its maker's public key; or {take}{create}",
+            hint=f"coldstart trust add FILE, with its publisher's public key; or {take}{create}",
         )
     if lookup.nearest is None:
         create += "; or fetch a bundle: coldstart pull ADDRESS"
@@ -192,7 +192,7 @@ def miss(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBun
     else:
         detail = f"the nearest, {lookup.nearest.name}:v{lookup.nearest.version}, differs in"
         differences = [_difference(one) for one in lookup.mismatches]
-    summary = f"No bundle for {lookup.model.name} with key {lookup.key.short} in the store; {detail}"
+    summary = f"no bundle for {lookup.model.name} with key {lookup.key.short} in the store; {detail}"
     return NoBundleError(
         [summary, *differences],
         hint=f"{_use_nearest(lookup, use)}{create}",
@@ -224,7 +224,7 @@ def _use_nearest(lookup: Lookup, use: Callable[[Arguments], str] | None) -> str:
 
 
 def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> str:
-    """Return why the look-up has no bundle, or "" if it has one.
+    """Return why the lookup has no bundle, or "" if it has one.
 
     Raises NoBundleError if it has none and `bundle` is set, and CommandFailedError if `signed_by` does not accept the bundle.
     """
@@ -236,7 +236,7 @@ def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> 
         return f"{summary} {'; '.join(differences)}".rstrip()
     if signed_by is not None and not (judged := signed_by(lookup.bundle)).ok:
         raise CommandFailedError(
-            f"{lookup.bundle.ref} is not signed by anyone trusted here: {judged.reason}.",
+            f"{lookup.bundle.ref} is not signed by anyone trusted here: {judged.reason}",
             hint="coldstart trust add FILE, with the signer's public key",
         )
     return ""
@@ -272,7 +272,7 @@ def list_missing_sections(bundle: Bundle) -> dict[str, str]:
 
 
 class ProofStart(NamedTuple):
-    """What a bundle records of the start that proved it: seconds to ready, bytes of memory, and its spans."""
+    """What a bundle records of the start that verified it: seconds to ready, bytes of memory, and its spans."""
 
     ready_s: float
     memory_bytes: int
@@ -280,7 +280,7 @@ class ProofStart(NamedTuple):
 
 
 def read_proof(bundle: Bundle) -> ProofStart | None:
-    """Return the start that proved the bundle; None if the bundle does not contain it."""
+    """Return the start that verified the bundle; None if the bundle does not contain it."""
     try:
         stages: Any = bundle.json("stages")
         proof = ProofStart(float(stages["ready_s"]), int(stages["memory_bytes"]), stages.get("spans"))

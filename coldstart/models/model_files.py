@@ -32,8 +32,8 @@ def require(path: Path) -> Path:
     if path.is_file() or not os.path.lexists(path):
         return path
     if path.exists():
-        raise UsageError(f"{path} is not a regular file.", hint=AGAIN)
-    raise UsageError(f"{path} is a link to {path.readlink()}, which does not exist.", hint=AGAIN)
+        raise UsageError(f"{path} is not a regular file", hint=AGAIN)
+    raise UsageError(f"{path} is a link to {path.readlink()}, which does not exist", hint=AGAIN)
 
 
 def open_file(path: Path) -> BufferedReader:
@@ -43,32 +43,35 @@ def open_file(path: Path) -> BufferedReader:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {describe(error)}.", hint=AGAIN) from error
+        raise UsageError(f"cannot read {path}: {describe(error)}", hint=AGAIN) from error
     content = file.peek(_LONGEST)
     for start, program, fetch in _POINTERS:
         if content.startswith(start):
             file.close()
             raise UsageError(
-                f"{path} is a {program} pointer, without the content.",
+                f"{path} is a {program} pointer, without the content",
                 hint=f"git -C {shlex.quote(str(path.parent))} {fetch}" if fetch else AGAIN,
             )
     return file
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal. Raises as `open_file`."""
+    """Return the SHA-256 of a file in hexadecimal. Raises the errors of `open_file`."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises as `open_file`, and UsageError if it is no JSON object within the limits."""
+    """Return the JSON object in a file.
+
+    Raises the errors of `open_file`, and UsageError if it is no JSON object within the limits.
+    """
     with open_file(path) as file:
         data = file.read(LIMITS.json_section + 1)
     try:
         value = canonical.parse(data, what="it")
     except ValueError as error:
-        raise UsageError(f"cannot read {path}: {describe(error)}.", hint=AGAIN) from error
+        raise UsageError(f"cannot read {path}: {describe(error)}", hint=AGAIN) from error
     if not isinstance(value, dict):
-        raise UsageError(f"{path} is not a JSON object.", hint=AGAIN)
+        raise UsageError(f"{path} is not a JSON object", hint=AGAIN)
     return value

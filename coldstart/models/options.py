@@ -35,7 +35,7 @@ def check(given: Arguments) -> None:
         if match and not _is_known(name, known) and not runtime.mentions("vllm", f'"--{name}"'):
             near = find_similar(name)
             raise UsageError(
-                f"The installed vLLM has no option {match[0]}.",
+                f"the installed vLLM has no option {match[0]}",
                 hint=f"did you mean {', '.join(f'--{one}' for one in near)}?"
                 if near
                 else "vLLM lists its options: vllm serve --help=all",

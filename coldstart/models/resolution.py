@@ -104,8 +104,8 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
     if not model.weight_files:
         left = next(model.path.rglob("*.incomplete"), None) if model.path is not None else None
         raise UsageError(
-            f"Cannot load {model.name}: it has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)})"
-            f"{f'; the download of {left.name} was not finished' if left else ''}.",
+            f"cannot load {model.name}: it has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)})"
+            f"{f'; the download of {left.name} was not finished' if left else ''}",
             hint="add weights to the directory, or use random ones: coldstart materialize "
             f"{model.argument} -- --load-format dummy",
         )
@@ -159,9 +159,7 @@ def check_weights(model: ResolvedModel) -> None:
 
 def _refuse_revision(model: str, revision: str | None) -> None:
     if revision is not None:
-        raise UsageError(
-            f"Cannot use --revision {revision}: the model {model} is local and has no revisions."
-        )
+        raise UsageError(f"cannot use --revision {revision}: the model {model} is local and has no revisions")
 
 
 def _local(name: str | None, directory: Path) -> ResolvedModel:
@@ -199,17 +197,17 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
     try:
         config = model_files.read_object(path)
     except FileNotFoundError as error:
-        message = f"Cannot read the model in {directory}: it contains no config.json."
+        message = f"cannot read the model in {directory}: it contains no config.json"
         hint = "pass a directory that contains config.json"
         if OciLayout(directory).exists:
             message, hint = (
-                f"{message} It contains bundles.",
-                f"coldstart pull {shlex.quote(str(directory))}, then name the bundle",
+                f"{message}; it contains bundles",
+                f"coldstart pull {shlex.quote(str(directory))}, then specify the bundle",
             )
         raise UsageError(message, hint=hint) from error
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{path}: architectures is not a list of names.", hint=model_files.AGAIN)
+        raise UsageError(f"{path}: architectures is not a list of names", hint=model_files.AGAIN)
     return config
 
 
@@ -218,6 +216,6 @@ def _unknown(model: str, cause: Exception | None = None) -> UsageError:
     detail = f" ({cause})" if cause else ""
     meant = f"did you mean {', '.join(near)}? " if near else ""
     return UsageError(
-        f"Unknown model {model!r}: not an alias, a local directory, or a repository of the hub{detail}.",
+        f"unknown model {model!r}: not an alias, a local directory, or a repository of the hub{detail}",
         hint=f"{meant}use one of {', '.join(NAMES[:4])}, ..., OWNER/NAME, or a directory",
     )

@@ -84,7 +84,7 @@ def names_model(word: str) -> bool:
 
 
 def adopt_arguments(asked: Lookup) -> Lookup:
-    """Return the look-up with the arguments of the newest trusted bundle of its model for this machine.
+    """Return the lookup with the arguments of the newest trusted bundle of its model for this machine.
 
     `asked` has no arguments. If no trusted bundle fits, return `asked`; its `untrusted` is then the best bundle that would fit
     if this user trusted it.
@@ -101,7 +101,7 @@ def adopt_arguments(asked: Lookup) -> Lookup:
 
 
 def _adopt_from(asked: Lookup, bundle: Bundle) -> Lookup | None:
-    """Return the look-up with the arguments of a bundle, None if they do not give its key on this machine."""
+    """Return the lookup with the arguments of a bundle, None if they do not give its key on this machine."""
     if (arguments := inspection.read_arguments(bundle)) is None:
         return None
     key = keys.replace_arguments(asked.key, arguments)
@@ -137,7 +137,7 @@ def _look_up_version(
     if not names_model(name):
         raise UsageError(
             f"cannot start {bundle.ref}: its model is a directory called {name}, whose path the bundle does not record",
-            hint="name the directory: coldstart serve DIR",
+            hint="specify the directory: coldstart serve DIR",
         )
     if isinstance(commit, str) and not resolution.is_local(name):
         revision = revision or commit

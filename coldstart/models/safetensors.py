@@ -49,7 +49,7 @@ def entries(path: Path) -> list[TensorEntry]:
         return list(_read(path))
     except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
         raise UsageError(
-            f"{path} is not a valid safetensors file: {describe(error)}.", hint=model_files.AGAIN
+            f"{path} is not a valid safetensors file: {describe(error)}", hint=model_files.AGAIN
         ) from error
 
 
@@ -57,7 +57,7 @@ def require_complete(path: Path, tensors: Iterable[TensorEntry]) -> None:
     """Raise UsageError if the file ends before one of its tensors."""
     end = max((tensor.offset + tensor.size for tensor in tensors), default=0)
     if end > (size := path.stat().st_size):
-        raise UsageError(f"{path} is truncated: it has {size} of {end} bytes.", hint=model_files.AGAIN)
+        raise UsageError(f"{path} is truncated: it has {size} of {end} bytes", hint=model_files.AGAIN)
 
 
 # Key, checks and loader of one start each need the header.

@@ -49,7 +49,7 @@ def build(name: str, models: Path) -> Path:
         ColdstartError: torch or transformers is missing.
     """
     if name not in NAMES:
-        raise UsageError(f"Unknown tiny model {name!r}: expected one of {', '.join(NAMES)}.")
+        raise UsageError(f"unknown tiny model {name!r}: expected one of {', '.join(NAMES)}")
     final = models / f"tiny-v{GENERATION}" / name
     if final.is_dir():
         return final
@@ -96,7 +96,7 @@ def _run_child(name: str, draft: Path) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ColdstartError(f"Cannot build {name}: {reason}", hint="coldstart install cpu")
+        raise ColdstartError(f"cannot build {name}: {reason}", hint="coldstart install cpu")
 
 
 def _sentences(count: int = 4000) -> Iterator[str]:

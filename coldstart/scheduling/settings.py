@@ -1,7 +1,7 @@
 """Scheduler settings, declared once for the command line, the server's arguments and the simulated engine.
 
 Each field of `SchedulerSettings` carries a `Setting` with its help, option, unit and range.
-Invariant: an unknown member or a value out of range is an error that names it, so no setting is ignored.
+Invariant: an unknown field or a value out of range is an error that names it, so no setting is ignored.
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ def read_key(file: Path) -> str:
     except UnicodeDecodeError:
         key = ""
     except (OSError, ValueError) as error:
-        name, hint = shlex.quote(str(file)), "name the file of a key"
+        name, hint = shlex.quote(str(file)), "specify the file of a key"
         if isinstance(error, FileNotFoundError):
             hint = f"make a key: install -m 600 /dev/null {name} && openssl rand -hex 32 > {name}"
-        raise UsageError(f"cannot read {file}: {describe(error)}.", hint=hint) from error
+        raise UsageError(f"cannot read {file}: {describe(error)}", hint=hint) from error
     if not key or not key.isprintable():
         raise UsageError(
-            f"cannot read a key from {file}: expected one line of ASCII.", hint="write the key alone"
+            f"cannot read a key from {file}: expected one line of ASCII", hint="write the key alone"
         )
     return key
 

@@ -38,7 +38,7 @@ def _xdg(variable: Variable[str], fallback: str) -> Path:
     home = expand("~")
     if not home.is_absolute():
         raise UsageError(
-            f"Cannot choose a directory for ~/{fallback}/coldstart: user {os.getuid()} has no home directory.",
+            f"cannot choose a directory for ~/{fallback}/coldstart: user {os.getuid()} has no home directory",
             hint=HOMELESS,
         )
     return home / fallback / "coldstart"
@@ -120,7 +120,7 @@ class Cache:
 
 
 def state_dir() -> Path:
-    """Return the directory of this machine's signing key and the trusted keys. Raises UsageError as `Cache.at`."""
+    """Return the directory of this machine's signing key and the trusted keys. Raises UsageError if `Cache.at` does."""
     return _xdg(environment.XDG_STATE_HOME, ".local/state")
 
 
@@ -170,7 +170,9 @@ def frozen_dir() -> Path:
 
 
 def replacement_dir() -> Path:
-    """Return the private directory that replaces a cache where other users could write. Raises UsageError as `runtime_dir`."""
+    """Return the private directory that replaces a cache which other users could write to.
+
+    Raises UsageError if `runtime_dir` does."""
     return _choose([_name_frozen_dir(), *_list_temporary()], 0)
 
 
@@ -203,7 +205,7 @@ def _choose(places: Sequence[Path], below: int) -> Path:
                 reason = error.message
         reasons.append(reason)
     raise UsageError(
-        ["Cannot create a private directory for sockets:", *reasons],
+        ["cannot create a private directory for sockets:", *reasons],
         hint="set XDG_RUNTIME_DIR to a directory that only you can write to",
     )
 
@@ -229,7 +231,7 @@ def _find_nearest(place: Path) -> Path:
 def _private(place: Path) -> Path:
     if (reason := ownership.private(place)) is not None:
         raise UsageError(
-            f"Cannot create a private directory: {reason}.",
+            f"cannot create a private directory: {reason}",
             hint=f"rm -r {place}" if ownership.fault(place.parent) is None else None,
         )
     return place

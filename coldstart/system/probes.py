@@ -122,7 +122,7 @@ def shared_memory() -> Probe:
 
 
 def exhausted() -> str | None:
-    """Return a hint if a directory that every server writes to is full, since that may have ended a server."""
+    """Return a hint if a directory that every server writes to is full, which may have crashed the server."""
     hints = {
         Path("/dev/shm"): "free space in it, or mount -o remount,size=4G /dev/shm (container: --shm-size 4g)",
         Path(

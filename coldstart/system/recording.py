@@ -45,7 +45,7 @@ class TimelineRecording:
             self.timeline.save(self._save_to)
 
     def started(self) -> None:
-        """Save the start of a ready server. End the recording without a file to save to. Raises as `save`."""
+        """Save the start of a ready server. End the recording without a file to save to. Raises the errors of `save`."""
         self.save()
         if self._save_to is None and self._temporary and self._events is not None:
             shutil.rmtree(Path(self._events).parent, ignore_errors=True)

@@ -123,7 +123,7 @@ def fields() -> dict[str, Scalar]:
     vllm, build = vllm_distribution(), torch_build()
     if vllm is None or "__version__" not in build:
         raise ColdstartError(
-            "Cannot compute a key: vLLM is not installed in this environment.",
+            "cannot compute a key: vLLM is not installed in this environment",
             hint="coldstart install cpu (or gpu)",
         )
     on_cpu = targets_cpu()

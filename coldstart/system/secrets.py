@@ -1,6 +1,6 @@
 """Recognise secrets and remove them from everything that is shown, logged or stored.
 
-Invariant: no result of this module contains the value of a secret option, JSON member or environment variable, nor the
+Invariant: no result of this module contains the value of a secret option, JSON field or environment variable, nor the
 credentials and query values of a URL. Words in a name decide whether it is secret, so options
 that vLLM adds later are covered too. Standard library only; the module reads nothing but the environment.
 """

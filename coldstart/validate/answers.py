@@ -28,7 +28,7 @@ class PromptSettings:
 
 @dataclass(frozen=True)
 class ServerAnswers:
-    """The answers of one server, by the number of requests in flight, and the content of its ready file."""
+    """The responses of one server, by the number of requests in flight, and the content of its ready file."""
 
     answers: Answers
     readiness: Mapping[str, object]

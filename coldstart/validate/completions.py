@@ -38,7 +38,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer: token ids (empty if the server does not report them), text, and its duration."""
+    """One response: token ids (empty if the server does not report them), text, and duration."""
 
     tokens: tuple[int, ...]
     text: str
@@ -72,7 +72,7 @@ class CompletionClient:
         raise NoAnswerError(f"no token within the time limit; last: {reason}")
 
     def complete(self, prompt: str, max_tokens: int) -> Completion:
-        """Return the complete answer to one prompt. Raises NoAnswerError where the server returns none."""
+        """Return the complete response to one prompt. Raises NoAnswerError where the server returns none."""
         began_s = time.monotonic()
         try:
             status, body = self._post(_request(prompt, max_tokens, stream=False))
@@ -85,7 +85,7 @@ class CompletionClient:
         return Completion(tokens, choice["text"], time.monotonic() - began_s)
 
     def complete_all(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> list[Completion]:
-        """Return the answer to each prompt, with `concurrency` requests in flight. Raises NoAnswerError."""
+        """Return the response to each prompt, with `concurrency` requests in flight. Raises NoAnswerError."""
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(lambda prompt: self.complete(prompt, max_tokens), prompts))
 
@@ -117,7 +117,7 @@ class CompletionClient:
 
 
 class _StillStartingError(Exception):
-    """The answer of a server that is not ready."""
+    """Response of a server that is not ready."""
 
 
 def _no_answer(status: int, body: bytes) -> NoAnswerError:

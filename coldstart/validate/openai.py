@@ -1,8 +1,8 @@
 """The completions protocol of OpenAI's and vLLM's servers: the body of a request, and one line of a streamed answer.
 
 Two transports use it. `completions` blocks in a socket: while a server starts it connects every 4 ms and must not disturb the
-measured server (15 µs of CPU per attempt, 46 with asyncio). The trace replay streams thousands of answers at once.
-Requests are greedy and ignore the end token, so that every answer has the requested length.
+measured server (15 µs of CPU per attempt, 46 with asyncio). The trace replay streams thousands of responses at once.
+Requests are greedy and ignore the end token, so that every response has the requested length.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """One event of a stream: its part of the answer, and the usage where the server reports it.
+    """One event of a stream: its part of the response, and the usage where the server reports it.
 
     `token` is true for an event that carries an output token. A token may decode to no text (half a character), so an event
-    with a token id or with the end of the answer counts as well.
+    with a token id or with the end of the response counts as well.
     """
 
     choice: bool

@@ -70,7 +70,7 @@ def look_up_bundle(bundle: Bundle, word: str, source: Source) -> Lookup:
         if named != provenance.model_name or resolution.is_repo_id(named):
             raise
         raise UsageError(
-            f"cannot find the model of {bundle.ref}: it is a directory called {provenance.model_name}, whose path is unknown.",
+            f"cannot find the model of {bundle.ref}: it is a directory called {provenance.model_name}, whose path is unknown",
             hint=f"coldstart validate {provenance.model_name} --model DIR --level replay",
         ) from error
 
@@ -88,7 +88,7 @@ def explain_not_served(
         listed = "; ".join(f"{one.field}: wanted {one.wanted}, found {one.found}" for one in differing)
         message, hint = (
             f"this model with these arguments has another key on this machine: {listed}",
-            "name the model and the arguments of the bundle",
+            "specify the model and the arguments of the bundle",
         )
     elif lookup.bundle is not None:
         message = f"a server would use {lookup.bundle.ref}, another version for the same key"
@@ -97,9 +97,9 @@ def explain_not_served(
         missed = inspection.miss(lookup)
         message, hint = missed.message, missed.hint or ""
         if lookup.untrusted is not None:
-            # The look-up may have the bundle's own arguments, which can name code to load: repeat only what was typed.
+            # The lookup may have the bundle's own arguments, which can name code to load: repeat only what was typed.
             again = _format_validate(word, level, source)
-            hint = f"coldstart trust add FILE, with its maker's public key; then {again}"
+            hint = f"coldstart trust add FILE, with its publisher's public key; then {again}"
     return [Finding(NOT_SERVED, "error", message, hint, "serve")]
 
 
@@ -124,7 +124,7 @@ def explain_other_weights(bundle: Bundle, lookup: Lookup) -> list[Finding]:
             OTHER_WEIGHTS,
             "error",
             f"{lookup.model.argument} has other weights than {bundle.ref} was built from: {differing} differs",
-            f"name a directory with the bundle's weights, or build a bundle of these: {lookup.format_materialize('--force')}",
+            f"use a directory with the bundle's weights, or build a bundle of these: {lookup.format_materialize('--force')}",
             "weights",
         )
     ]
@@ -138,7 +138,7 @@ def _format_validate(word: str, level: Level, source: Source) -> str:
 
 
 def ensure_files(lookup: Lookup) -> Lookup:
-    """Return the look-up after its files of a hub model were fetched. Raises the errors of `resolution.ensure_weights`."""
+    """Return the lookup after its files of a hub model were fetched. Raises the errors of `resolution.ensure_weights`."""
     if lookup.model.repo_id is None:
         return lookup
     return replace(lookup, model=resolution.ensure_weights(lookup.model, offline=lookup.offline))

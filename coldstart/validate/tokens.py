@@ -1,9 +1,9 @@
 """Compare the greedy tokens of a bundle's server with those of an ordinary vLLM server.
 
-The answer to a request alone must be equal to vLLM's answer. With several requests in flight it may be any answer that vLLM
-gave to that prompt, alone or with other requests: milliseconds decide which requests share an iteration, and the sums of a
-larger batch round differently. If vLLM's own answers to a prompt differ from token n on, an answer that differs from them at
-token n or later is a warning. An answer that differs earlier is an error of the bundle.
+The response to a request alone must be equal to vLLM's response. With several requests in flight it may be any response
+that vLLM gave to that prompt, alone or with other requests: milliseconds decide which requests share an iteration, and
+the sums of a larger batch round differently. If vLLM's own responses to a prompt differ from token n on, a response
+that differs from them at token n or later is a warning. A response that differs earlier is an error of the bundle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coldstart.artifacts.verify import Finding
 
 # Token ids, and the text for a server that reports no ids.
 Answer = tuple[tuple[int, ...], str]
-# By number of requests in flight. The answer at index n belongs to prompt n modulo the number of prompts.
+# By number of requests in flight. The response at index n belongs to prompt n modulo the number of prompts.
 Answers = Mapping[int, Sequence[Answer]]
 HINT = "coldstart materialize {} --force"
 ALONE = 1
@@ -25,7 +25,7 @@ END = "its end"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Parting:
-    """The first position (from 0) at which two answers differ, and the token or character of each."""
+    """The first position (from 0) at which two responses differ, and the token or character of each."""
 
     at: int
     ours: str
@@ -33,7 +33,7 @@ class Parting:
 
 
 def part(ours: Answer, theirs: Answer) -> Parting | None:
-    """Return where two answers differ, by characters if one has no token ids; None if they are equal."""
+    """Return where two responses differ, by characters if one has no token ids; None if they are equal."""
     by_tokens = ours[0] and theirs[0]
     pair = (ours[0], theirs[0]) if by_tokens else (ours[1], theirs[1])
     for at, (one, two) in enumerate(zip_longest(*pair)):
@@ -88,7 +88,7 @@ def _judge(
 
 
 def _latest(answer: Answer, theirs: set[Answer]) -> Parting | None:
-    """Return where an answer differs from the reference that it agrees with longest."""
+    """Return where a response differs from the reference that it agrees with longest."""
     partings = [part(answer, other) for other in theirs]
     return None if None in partings else max(one for one in partings if one is not None)
 

@@ -89,7 +89,7 @@ def parse_replay(file: Path | None, concurrency: str, max_tokens: int) -> Prompt
         counts = [0]
     if not 1 <= counts[0] <= counts[-1] <= MOST:
         raise UsageError(
-            f"invalid --concurrency {concurrency!r}: expected numbers from 1 to {MOST}.",
+            f"invalid --concurrency {concurrency!r}: expected numbers from 1 to {MOST}",
             hint="--concurrency 1,8",
         )
     asked = prompts.read(file) if file is not None else prompts.PROMPTS
@@ -103,8 +103,8 @@ def check_request(request: ValidationRequest) -> None:
     pinned = [word for word in request.words if not resolver.names_model(word)]
     if pinned and request.source.vllm_args:
         raise UsageError(
-            f"cannot use arguments after --: level {request.level} starts no server, and {pinned[0]} is not a model.",
+            f"cannot use arguments after --: level {request.level} starts no server, and {pinned[0]} is not a model",
             hint="--level load",
         )
     if request.source.model is not None:
-        raise UsageError(f"cannot use --model: level {request.level} starts no server.", hint="--level load")
+        raise UsageError(f"cannot use --model: level {request.level} starts no server", hint="--level load")

@@ -122,7 +122,7 @@ def parse(document: Mapping[str, Any]) -> Checkpoint:
     """Parse a weights plan.
 
     Raises:
-        InvalidWeightsPlanError: The plan lacks a member or breaks the invariant.
+        InvalidWeightsPlanError: The plan lacks a field or breaks the invariant.
     """
     try:
         plan = msgspec.convert(document, _Plan)

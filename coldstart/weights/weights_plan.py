@@ -141,7 +141,7 @@ def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
 
 
 def headers(paths: Iterable[Path]) -> dict[str, Any]:
-    """Return a plan without digests from the headers of the safetensors files of one directory. Raises as `plan`."""
+    """Return a plan without digests from the headers of the safetensors files of one directory. Raises the errors of `plan`."""
     files = list(paths)
     index = checkpoint_files.read_index(files[0].parent) if files else {}
     listed = (CheckpointFile(p.name, p.stat().st_size, None, tuple(_checked(p, index))) for p in files)

@@ -194,6 +194,6 @@ def test_freeze_leaves_no_files_when_the_dump_fails(
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv(criu.VARIABLE, str(program))
-    with pytest.raises(CommandFailedError, match="Cannot freeze the runtime with CRIU"):
+    with pytest.raises(CommandFailedError, match="cannot freeze the runtime with CRIU"):
         runtime_snapshot.freeze(cache, 60)
     assert [path.name for path in cache.runtimes.iterdir()] == [".lock"]

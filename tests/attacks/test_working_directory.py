@@ -41,5 +41,5 @@ def test_child_processes_do_not_import_from_the_working_directory() -> None:
 
 
 def _elsewhere(file: Path) -> bool:
-    """Return whether the process gets another working directory or is the command line itself."""
+    """Return whether the process gets another working directory or is the command line itself"""
     return 'cwd="/"' in file.read_text() or file.name == "launchers.py"

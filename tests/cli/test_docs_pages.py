@@ -67,7 +67,7 @@ def test_messages_of_a_real_run(run: Run, home: Path) -> None:
     assert "it is not in the local hub cache" in wrong
     tiny_models.place("tiny-llama", Cache.at().models)
     missed = run("serve", "tiny-llama", "--port", "0", code=3).stderr
-    assert re.search(r"No bundle for .* with key .* in the store; ", missed)
+    assert re.search(r"no bundle for .* with key .* in the store; ", missed)
 
 
 @pytest.mark.slow

@@ -116,12 +116,12 @@ def test_option_in_a_hint_exists() -> None:
         (("import", "/etc"), "for the bundles of a directory: coldstart pull /etc"),
         (
             ("import", "/etc/hostname"),
-            "name a file that coldstart export wrote; if it is one, copy the archive again, or write it again where "
+            "use a file that coldstart export wrote; if it is one, copy the archive again, or write it again where "
             "the bundle is whole: coldstart export NAME --to hostname --force",
         ),
         (("trust", "add", "nofile.pem"), "name a public key"),
         (("trust", "add", "bad.toml"), "name a public key"),
-        (("trust", "remove", "host"), "name another key: coldstart trust list"),
+        (("trust", "remove", "host"), "use another key: coldstart trust list"),
         (
             ("host", "--host-file", "bad.toml"),
             "fix line 1 of bad.toml: write [TABLE] or KEY = VALUE, with text in quotes",

@@ -65,7 +65,7 @@ def test_a_replay_of_failed_requests_lists_the_causes_and_ends_with_no(run: Run,
         url = f"http://127.0.0.1:{server.port}"
         done = run("trace-replay", str(trace), "--target", url, code=1)
         found = json.loads(run("trace-replay", str(trace), "--target", url, "--format=json", code=1).stdout)
-    assert "10 of 10 requests failed: " in done.stderr and "None of the 10 requests succeeded" in done.stderr
+    assert "10 of 10 requests failed: " in done.stderr and "none of the 10 requests succeeded" in done.stderr
     (cause,) = found["causes"]
     assert cause["requests"] == 10 and f"10 of 10 requests failed: {cause['error']}" in done.stderr
 

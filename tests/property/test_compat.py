@@ -26,9 +26,7 @@ def test_require_accepts_a_common_configuration(stages: int) -> None:
 
 def test_require_names_the_missing_integration_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature} here.")
-    with pytest.raises(
-        limits.IncompatibleVllmError, match=r"no scheduler here\. Serve with --scheduler fcfs"
-    ):
+    with pytest.raises(limits.IncompatibleVllmError, match=r"no scheduler here; serve with --scheduler fcfs"):
         limits.require(config())
 
 

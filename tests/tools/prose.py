@@ -1,6 +1,8 @@
-"""Find prose that a reader of this field has to decode: expressions of `prose.toml`, and help texts without a full stop.
+"""Find prose that a reader of this field has to decode: expressions of `prose.toml`, help texts without a full stop, and
+errors with one.
 
-Reads docstrings, comments and texts of the packages, and the Markdown pages outside of code blocks.
+Reads docstrings, comments and texts of the packages, names of functions and classes, and the Markdown pages outside of
+code blocks.
 Run: python tests/tools/prose.py
 """
 
@@ -19,6 +21,8 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs", 
 RULES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 FEW_WORDS = 3
 HELP = re.compile(r"[A-Z(].*[.:]", re.DOTALL)
+ERROR = re.compile(r"(?![A-Z][a-z]+ (?!did|needs|such)).*(?<!\w\.)", re.DOTALL)
+WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 
 
@@ -46,6 +50,9 @@ def find(root: Path) -> Iterator[str]:
         for line, help_text in read_helps(nodes or ()):
             if not HELP.fullmatch(help_text):
                 yield f"{name}:{line}: help text without a capital or a full stop: {help_text!r}"
+        for line, error in read_errors(nodes or ()):
+            if not ERROR.fullmatch(error):
+                yield f"{name}:{line}: error with a capital or a full stop: {error!r}"
 
 
 def choose(words: str, replacements: Mapping[str, str]) -> str:
@@ -69,9 +76,11 @@ def read_markdown(text: str) -> Iterator[tuple[int, str]]:
 
 
 def read_python(text: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
-    """Yield line number and text of docstrings, comments and texts with more than FEW_WORDS words."""
+    """Yield line number and text of docstrings, comments, texts with more than FEW_WORDS words, and words of names."""
     for node in nodes:
-        if (
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, " ".join(WORD.findall(node.name))
+        elif (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
             and node.value.count(" ") >= FEW_WORDS
@@ -88,6 +97,13 @@ def read_helps(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     for node in nodes:
         if isinstance(node, ast.keyword) and node.arg == "help":
             yield from literals([node.value])
+
+
+def read_errors(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield line number and text of the literal first argument of each exception of this project."""
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("Error"):
+            yield from literals(node.args[:1])
 
 
 def literals(nodes: Iterable[ast.expr]) -> Iterator[tuple[int, str]]:

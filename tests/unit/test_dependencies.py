@@ -65,7 +65,7 @@ def _declared(lines: Iterable[str]) -> set[str]:
 
 
 def _required(requirement: Requirement, seen: set[tuple[str, str]]) -> set[str]:
-    """Return the installed distributions that a requirement brings in, with the requirement itself."""
+    """Return the installed distributions that a requirement brings in, with the requirement itself"""
     for extra in ("", *requirement.extras):
         if (requirement.name, extra) in seen:
             continue

@@ -78,14 +78,14 @@ class FleetControl(Front[FleetTicket]):
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Implement Front: remove a request that has ended."""
+        """Remove a request that has ended."""
         known = self._tickets.pop(ticket.number, None)
         if known is not None:
             self.moves.over(known)
             self.emit(events.Ended(ticket.number))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Implement Front: admit a request again; for a moment its group gets no request."""
+        """Admit a request again; for a moment its group gets no request."""
         assert isinstance(ticket, FleetTicket) and isinstance(replica, FleetReplica)
         if self.moves.rolled_back(ticket, str(error)):
             return ticket
@@ -105,7 +105,7 @@ class FleetControl(Front[FleetTicket]):
         return self._admit(ticket.route, counted=False, tries=ticket.tries + 1, unsent=unsent)
 
     def progress(self, model: str) -> Progress:
-        """Implement Front: return the progress of the model's start, for a waiting client."""
+        """Return the progress of the model's start, for a waiting client."""
         return Progress(model, "starting")
 
     def _send(self, request: str, group: str) -> None:
@@ -264,7 +264,7 @@ class FleetControl(Front[FleetTicket]):
         return self.state.models[name]
 
     def status(self) -> Mapping[str, Any]:
-        """Implement Front: return the document of `coldstart fleet status`."""
+        """Return the document of `coldstart fleet status`."""
         in_flight = Counter(one.route.model for one in self._tickets.values() if one.granted.done())
         return {
             "schema_version": SCHEMA_VERSION,

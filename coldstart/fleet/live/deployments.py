@@ -63,7 +63,7 @@ def build_deployment(
     """Return the deployment of a launch.
 
     Raises:
-        UsageError: A required value is unknown. A look-up may raise other errors, and NoBundleError.
+        UsageError: A required value is unknown. A lookup may raise other errors, and NoBundleError.
     """
     found = profiles.look_up_launch(launch, cache, offline=offline)
     if wanted.memory is None and not runtime.targets_cpu():

@@ -68,13 +68,13 @@ class FleetTicket(Ticket):
         self.granted.set_result(replica)
 
     def interrupted(self) -> None:
-        """Implement Ticket: continue at the target of the move, or at the current group if the move was rolled back."""
+        """Continue at the target of the move, or at the current group if the move was rolled back."""
         if self.move is not None and not self.move.left and not self.move.settled.done():
             self.move.left = True
             self.grant(self.move.target)
 
     def went_on(self) -> None:
-        """Implement Ticket: record the success of a move at the first piece from its target."""
+        """Record the success of a move at the first chunk from its target."""
         move = self.move
         if move is not None and move.left and not move.settled.done():
             self.target = move.target

@@ -143,7 +143,7 @@ class RayProcess:
         return self.process.poll() is not None
 
     def find_error(self) -> str:
-        """Return the reason of its end: the last error in its log, else the last line."""
+        """Return why Ray exited: the last error in its log, else the last line."""
         said = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in said if "Error: " in line]
         return (errors or said or ["its log is empty"])[-1]

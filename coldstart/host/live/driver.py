@@ -173,7 +173,7 @@ class Driver(Front[Ticket]):
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Implement Front: tell the core that a request has ended."""
+        """Tell the core that a request has ended."""
         if self._tickets.pop(ticket.number, None) is not None:
             self.emit(events.Ended(ticket.number, ticket.keep_s))
 
@@ -198,7 +198,7 @@ class Driver(Front[Ticket]):
         return str(known.state) if known else "gone"
 
     def progress(self, model: str) -> Progress:
-        """Implement Front: return the progress of the model's start."""
+        """Return the progress of the model's start."""
         known = self.core.models.get(model)
         if known is None:
             return Progress(model, "gone")
@@ -275,7 +275,7 @@ class Driver(Front[Ticket]):
         return gone
 
     def status(self) -> dict[str, object]:
-        """Implement Front: return the status document."""
+        """Return the status document."""
         for model in self.core.models:
             facts = self.facts.get_model(model)
             facts.next_prewarm_unix_s = self.schedule.get_next(model)

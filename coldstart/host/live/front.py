@@ -84,7 +84,7 @@ class Ticket:
         """Handle the interruption of the answer: the request continues at the server of `granted`."""
 
     def went_on(self) -> None:
-        """Handle the first piece of an answer."""
+        """Handle the first chunk of a response."""
 
     @property
     def queued_s(self) -> float | None:
@@ -136,9 +136,9 @@ class Front(ABC, Generic[T]):
 
     @abstractmethod
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a request again after its server failed, if its answer had not begun or its stream can continue elsewhere.
+        """Admit a request again after its server failed, if no response had begun or its stream can continue elsewhere.
 
-        Returns None if no other server can answer it.
+        Returns None if no other server can serve it.
         """
 
     @abstractmethod

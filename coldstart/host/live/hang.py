@@ -5,7 +5,7 @@ A server hangs if one of these conditions holds at each check during `hang_timeo
 - during its start, or if it has no API process, a signal has stopped one of its processes;
 - its API process does not answer GET /health;
 - requests wait for the next byte of their answers, and no body of any answer grew; and no counter of the engine in
-  GET /metrics has changed; and its processes, except the API process, have used almost no processor time.
+  GET /metrics has changed; and its processes, except the API process, have used almost no CPU time.
 
 A long prefill or compilation does not count as a hang: the API process answers, and the engine computes. Nor does a client
 that does not read its answer: no byte is waited for. Without the engine's counters (`--disable-log-stats`) the third condition

@@ -290,7 +290,7 @@ def build_for_answer(number: bytes, mode: str, server_timing: str) -> Headers:
 
 
 def format_timing(replica: Replica, ticket: Ticket, first_s: float | None) -> str:
-    """Return the Server-Timing value of a request whose first piece came after `first_s` seconds."""
+    """Return the Server-Timing value of a request whose first chunk came after `first_s` seconds."""
     start = None if ticket.hit else replica.start_s
     return timing(
         [("queued", ticket.queued_s, None), ("start", start, replica.mode), ("first-token", first_s, None)]

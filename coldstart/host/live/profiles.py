@@ -91,7 +91,7 @@ _DONE_WITHIN = ("build worker",)
 def create_profiles(cache: Cache, *, offline: bool, typed: Container[str] = ()) -> Profiles:
     """Return profiles that are read from bundles; `typed` are the models of the command line, not of a host file.
 
-    They raise what a look-up raises, NoBundleError if the launch requires a bundle, and UsageError if no source gives
+    They raise what a lookup raises, NoBundleError if the launch requires a bundle, and UsageError if no source gives
     the memory.
     """
 

@@ -179,7 +179,7 @@ class ModelHost:
         """Read the configuration and apply it; return the changes. Raises UsageError if it is invalid."""
         facts = self.driver.facts
         try:
-            # Look-ups of bundles are slow: run them in a thread so that the loop is not blocked.
+            # Lookups of bundles are slow: run them in a thread so that the loop is not blocked.
             file = await asyncio.to_thread(self.source)
             if not facts.stopping:
                 self.driver.configure(file)

@@ -1,7 +1,7 @@
 """GET requests to a running server: for its metrics, and for those of its routes that change nothing.
 
 The metrics of several servers are merged into one text, each with a label that names its model. prometheus_client's parser
-reads each character in Python: one server's metrics took half a second of processor time that streams of tokens need.
+reads each character in Python: one server's metrics took half a second of CPU time that streams of tokens need.
 So whole lines are checked and relabelled by a regular expression.
 
 Invariant: the merged text is valid if the texts are. A family has one HELP and TYPE, and its samples stand together.

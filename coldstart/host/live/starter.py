@@ -1,6 +1,6 @@
 """Process that starts servers for a host: it has imported all modules of a start, and forks one supervisor per server.
 
-A start takes about a second of processor time, and a server must learn of its supervisor's death. So neither happens
+A start takes about a second of CPU time, and a server must learn of its supervisor's death. So neither happens
 in the gateway, whose event loop must not block. A supervisor is a small process that plans, starts and supervises one
 server as `coldstart serve` does, without the interpreter start and the imports (0.4 s) each time.
 

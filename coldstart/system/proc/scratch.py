@@ -28,7 +28,10 @@ _PATIENCE_S = 10.0
 
 @contextmanager
 def private_directory(prefix: str) -> Iterator[Path]:
-    """Yield a directory of this process that is removed after the block, or by `sweep` after a kill. Raises as `scratch`."""
+    """Yield a directory of this process that is removed after the block, or by `sweep` after a kill.
+
+    Raises the errors of `scratch`.
+    """
     base = _base()
     with owned(base, base / _GATE, prefix) as own:
         yield own

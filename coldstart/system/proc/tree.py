@@ -1,4 +1,4 @@
-"""A process with its descendants: processor time, whether one of them is stopped, and its end by SIGKILL.
+"""A process with its descendants: CPU time, whether one of them is stopped, and its end by SIGKILL.
 
 psutil identifies a process by PID and start time, so no signal reaches another process with a reused PID.
 """
@@ -36,7 +36,7 @@ class ProcessTree:
         return any(processes.is_stopped(one.pid) for one in self.look())
 
     def used_processor_s(self) -> float:
-        """Return the processor time in seconds of the descendants since the last call; of the process if it has none."""
+        """Return the CPU time in seconds of the descendants since the last call; of the process if it has none."""
         living = self.look()
         counted = {one for one in living if one.pid != self.pid} or living
         now = {one: _processor_s(one) for one in counted}

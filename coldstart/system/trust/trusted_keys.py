@@ -51,11 +51,11 @@ def add(file: Path, name: str) -> TrustedKey:
         InvalidSignatureError: the file holds no public key.
     """
     state = paths.state_dir()
-    hint = "name a public key, as printed on the other machine by: coldstart trust show"
+    hint = "specify a public key, as printed on the other machine by: coldstart trust show"
     try:
         pem = files.read_regular(file, LIMITS.signature)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {file}: {describe(error)}.", hint=hint) from error
+        raise UsageError(f"cannot read {file}: {describe(error)}", hint=hint) from error
     try:
         added = sign.trust(sign.trust_dir(state), pem, name=name, source=str(file))
     except InvalidSignatureError as error:
@@ -80,16 +80,16 @@ def remove(word: str) -> list[TrustedKey]:
     called = [key for key in keys if _is_called(key, word)]
     marks = {key.fingerprint for key in called if key.fingerprint}
     if not called:
-        raise UsageError(f"No trusted key is called {word!r}.", hint="coldstart trust list")
+        raise UsageError(f"no trusted key is called {word!r}", hint="coldstart trust list")
     if len(marks) > 1:
         raise UsageError(
-            f"{word!r} names several keys: {', '.join(sorted(marks))}.",
+            f"{word!r} names several keys: {', '.join(sorted(marks))}",
             hint="coldstart trust remove FINGERPRINT",
         )
     if any(key.own for key in called):
         raise UsageError(
-            f"{word!r} is this machine's own key, which signs what is made here.",
-            hint="name another key: coldstart trust list",
+            f"{word!r} is this machine's own key, which signs the bundles built here",
+            hint="use another key: coldstart trust list",
         )
     doomed = [key for key in keys if key in called or key.fingerprint in marks]
     with named_os_errors("removing a trusted key"):
@@ -128,9 +128,9 @@ def why(store: Store, bundle: Bundle) -> Verdict:
     best = next((one for one in selection.best_first(same, judge) if one.trust.ok), None)
     hint = None
     if not total.ok and signatures:
-        hint = "if you know its maker: coldstart trust add FILE, with the output on its machine of: coldstart trust show"
+        hint = "if you trust its publisher: coldstart trust add FILE, with the output on its machine of: coldstart trust show"
     elif not total.ok:
-        hint = "ask its maker to sign it, or build it here: coldstart materialize MODEL"
+        hint = "ask its publisher to sign it, or build it here: coldstart materialize MODEL"
     state = paths.state_dir()
     # A question creates no key.
     own = sign.host_key(state).fingerprint if sign.has_host_key(state) else ""

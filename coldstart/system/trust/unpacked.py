@@ -51,7 +51,7 @@ def unpacked(
         exact: Use no other place than `root`.
 
     Raises:
-        BundleError: As Bundle.extract, UntrustedError included.
+        BundleError: The section cannot be extracted, or the bundle is not trusted (UntrustedError).
         OSError: The directory cannot be created.
     """
     digest = bundle.entry(section).digest.removeprefix("sha256:")

@@ -11,7 +11,8 @@ from coldstart.vllm import compat
 
 
 def prepare() -> None:
-    """Replace the kernels and import the modules of every model's worker. Do nothing if this vLLM has no such step.
+    """Run the worker's model-independent steps ahead: replace kernels and import modules. No effect if this vLLM has no
+    such steps.
 
     Call it before a fork, and only in a process that does not serve.
     """

@@ -76,7 +76,10 @@ class EarlyApplication:
 
     @contextmanager
     def provide(self) -> Iterator[None]:
-        """Give vLLM the prebuilt application if it builds the same one in this block. Wait for it if necessary."""
+        """Within this block, hand vLLM the prebuilt application if it is about to build the same one.
+
+        Waits until it is built.
+        """
         if compat.check("application", _import_build_app):
             yield
             return

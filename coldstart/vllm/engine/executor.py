@@ -50,7 +50,7 @@ class ColdExecutor(UniProcExecutor):
             require_worker(self.vllm_config)
             super()._init_executor()
         if reason is not None:
-            self.driver_worker.worker.stand_in(reason)
+            self.driver_worker.worker.record_built_by_server(reason)
 
     def _adopt(self, worker: WorkerWrapperBase) -> None:
         self.driver_worker = worker

@@ -1,7 +1,7 @@
 """Run the offline phase in its own process: start a real engine, measure it, and write its state.
 
 The engine runs inside this process (vLLM's in-process client), so one call to `step` is one iteration, and the
-compiled modules are accessible. vLLM compiles as usual, in an empty cache. Its answers are therefore the reference
+compiled modules are accessible. vLLM compiles as usual, in an empty cache. Its responses are therefore the reference
 for every later start. The results go to a directory; this module publishes nothing.
 """
 

@@ -110,7 +110,7 @@ class Readiness:
         return tokens
 
     async def _batch(self) -> list[list[int]]:
-        """Return the canary's answers to several concurrent requests; empty without restored graphs or a known answer."""
+        """Return the canary's responses to several concurrent requests; empty without restored graphs or a known answer."""
         known = self.plan.canary
         if not known or not self.tokens or not self.plan.engine.restore or "batch" not in known:
             return []

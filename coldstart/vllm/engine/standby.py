@@ -105,7 +105,7 @@ class Standby:
 
     async def _turn_away(self, connection: Channel) -> None:
         with connection, suppress(PeerError):
-            # A client that is cut off while it sends does not receive the answer.
+            # A client that is cut off while it sends does not receive the response.
             await asyncio.to_thread(connection.request)
             _tell(connection, {"error": "the engine already runs another server"})
 

@@ -116,7 +116,7 @@ class Template:
         self.stopping = False
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. Forked servers end when their clients' leases end."""
+        """Fork servers on request until SIGTERM or SIGINT. A forked server exits when its client's lease ends."""
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer)
         for number in _HANDLED:

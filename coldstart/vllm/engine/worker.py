@@ -109,7 +109,7 @@ class ColdWorker(CPUWorker):
         self.fast_path[section] = False
         self.fallbacks.append(Fallback(section, reason))
 
-    def stand_in(self, reason: str) -> None:
+    def record_built_by_server(self, reason: str) -> None:
         """Record that the server built this worker itself, because the prebuilt one does not fit."""
         self._fall_back("worker", reason)
 

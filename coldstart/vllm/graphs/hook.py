@@ -50,7 +50,7 @@ def _patched(**wraps: Wrap) -> Callable[[], None]:
         places = _places()
         saved = {name: getattr(*place) for name, place in places.items()}
     except AttributeError as error:
-        raise GraphRefusedError(f"vLLM lacks an integration point of graphs: {error}.") from error
+        raise GraphRefusedError(f"vLLM lacks an integration point of graphs: {error}") from error
     for name, place in places.items():
         setattr(*place, wraps[name](saved[name]))
 

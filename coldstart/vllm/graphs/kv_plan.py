@@ -112,12 +112,14 @@ def write_for_worker(worker: Any, data: object) -> Path:
 
     plans, world = parse_plans(data), worker.parallel_config.world_size
     if len(plans) != world:
-        raise GraphRefusedError(f"the bundle has KV plans for {len(plans)} ranks, this engine has {world}")
+        raise GraphRefusedError(
+            f"the bundle has KV plans for {len(plans)} ranks, but this engine has {world}"
+        )
     plan = plans[worker.rank]
     here = (__version__, current_platform.get_device_name())
     if here != (plan.vllm, plan.device):
         raise GraphRefusedError(
-            f"the KV plan was measured with {plan.vllm} on {plan.device}, this engine has {' on '.join(here)}"
+            f"the KV plan was measured with {plan.vllm} on {plan.device}, but this engine has {' on '.join(here)}"
         )
     fingerprint = startup_plan.compute_plan_fingerprint(worker.vllm_config, worker.rank, world)
     target = Path(startup_plan._plan_path(fingerprint))
@@ -125,7 +127,10 @@ def write_for_worker(worker: Any, data: object) -> Path:
 
 
 def lay(plan: KvPlan, cache_root: Path, fingerprint: str, *, free: int | None = None) -> Path:
-    """Write the plan, as far as it fits, where vLLM looks, atomically. Raises GraphRefusedError (free memory) or OSError."""
+    """Write the plan atomically to the path that vLLM reads, reduced to the free memory.
+
+    Raises GraphRefusedError (free memory) or OSError.
+    """
     plan = plan.fit(free)
     target = path(cache_root, fingerprint)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ class CaptureSession(Protocol):
         """Run the session; `own` is vLLM's capture of everything that is not restored."""
 
     def fallbacks(self) -> dict[str, str]:
-        """Return for each captured graph (or `*` for all) the reason."""
+        """Return why each captured graph was not restored, by graph; `*` stands for all."""
 
 
 class Declined:

@@ -13,7 +13,7 @@ from vllm.v1.request import Request
 
 
 class HostKv:
-    """Wraps the connector's look-up; without a connector, no KV is on the host.
+    """Wraps the connector's lookup; without a connector, no KV is on the host.
 
     `away` contains the evicted requests that neither run nor load yet.
     """

@@ -14,7 +14,7 @@ class IncompatibleVllmError(RuntimeError):
 def require(config: Any) -> None:
     """Check a server that was started manually. Raises IncompatibleVllmError if our scheduler cannot run."""
     if reason := compat.check("scheduler") or unsupported(config):
-        raise IncompatibleVllmError(f"{reason} Serve with --scheduler fcfs.")
+        raise IncompatibleVllmError(f"{reason.removesuffix('.')}; serve with --scheduler fcfs")
 
 
 def unsupported(config: Any) -> str | None:

@@ -13,7 +13,7 @@ from vllm.v1.request import Request
 
 
 class PickedQueue(RequestQueue):
-    """Requests by id; none is shown until `show` is called."""
+    """Requests by id. Iteration yields only those that `show` selected."""
 
     def __init__(self) -> None:
         self._held: dict[str, Request] = {}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Size of one page-in read: long enough to fill a disk's queue, short enough to get ahead of the first tensor.
 PIECE = 4 << 20
-# A disk with a queue is faster with several readers, and they use little processor time.
+# A disk with a queue is faster with several readers, and they use little CPU time.
 READERS = 4
 
 
@@ -58,7 +58,7 @@ class PrefetchSource(TensorSource):
         self._addresses: dict[str, int] = {}
 
     def get_bytes(self, tensor: Tensor) -> memoryview:
-        """Implement TensorSource: block until the bytes are fetched and verified."""
+        """Block until the bytes are fetched and verified."""
         from coldstart.weights.prefetch.errors import PrefetchError
 
         try:
@@ -72,7 +72,7 @@ class PrefetchSource(TensorSource):
         return self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
 
     def get_fetch_stats(self) -> dict[str, Any]:
-        """Implement TensorSource: return the prefetcher's statistics of this model, summed over all clients."""
+        """Return the prefetcher's statistics of this model, summed over all clients."""
         from coldstart.weights.prefetch.errors import PrefetchError
 
         try:
@@ -81,7 +81,7 @@ class PrefetchSource(TensorSource):
             return {}
 
     def close(self) -> None:
-        """Implement TensorSource: release the lease."""
+        """Release the lease."""
         self._files.clear()
         self.attached.close()
 
@@ -124,7 +124,7 @@ class FileSource(TensorSource):
         return self._maps[name]
 
     def close(self) -> None:
-        """Implement TensorSource: stop the page-in and release the mappings."""
+        """Stop the page-in and release the mappings."""
         if self._reading is not None:
             self._reading.end()
         self._maps.clear()

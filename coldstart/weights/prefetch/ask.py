@@ -62,7 +62,7 @@ def _own_source(lookup: Lookup) -> str:
     if model.repo_id is not None:
         return f"hf://{model.repo_id}" + (f"@{model.revision}" if model.revision else "")
     raise UsageError(
-        f"cannot prefetch {model.name}: its directory has no weights.",
+        f"cannot prefetch {model.name}: its directory has no weights",
         hint="coldstart prefetch start MODEL --weights-from SOURCE",
     )
 
@@ -117,7 +117,7 @@ def _settle(wanted: Wanted, settings: Mapping[str, str], directory: Path | None)
     name = client.name_request(wanted.source, wanted.plan)
     if settings and any(one.get("key") == name for one in list_prefetchers(directory)):
         raise UsageError(
-            f"cannot apply the settings: a prefetcher of {wanted.model} already runs with other settings.",
+            f"cannot apply the settings: a prefetcher of {wanted.model} already runs with other settings",
             hint="coldstart prefetch stop",
         )
     os.environ.update(settings)

@@ -88,7 +88,7 @@ class Attached:
         self._until(lambda: self._there(number, offset, end))
 
     def complete(self, names: Collection[str] | None = None) -> None:
-        """Block until all bytes of the tensors (None: of all files) are available. Raises as `wait`."""
+        """Block until all bytes of the tensors (None: of all files) are available. Raises the errors of `wait`."""
         for file, ranges in zip(self._layout.files, self._layout.wanted(names), strict=True):
             for start, end in ranges:
                 self.wait(file.name, start, end - start)
@@ -183,6 +183,6 @@ def send(channel: Channel, message: dict[str, Any], *parts: bytes) -> None:
     try:
         channel.send(message, (descriptor,))
     except OSError as error:
-        raise PrefetchLostError("The prefetcher has ended.") from error
+        raise PrefetchLostError("the prefetcher has ended") from error
     finally:
         os.close(descriptor)

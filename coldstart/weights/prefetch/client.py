@@ -147,14 +147,14 @@ def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, An
 
 
 def request(operation: str, *, directory: Path | None = None, **more: Any) -> list[dict[str, Any]]:
-    """Send an operation ("status", "stop" or "pace") to the running prefetchers and return their answers.
+    """Send an operation ("status", "stop" or "pace") to the running prefetchers and return their responses.
 
     "stop" returns after the prefetchers have ended.
 
     Raises:
         PrefetchLostError: No prefetcher runs, or one did not answer within ANSWER_S seconds.
     """
-    answers, error = list[dict[str, Any]](), PrefetchLostError("No prefetcher runs.")
+    answers, error = list[dict[str, Any]](), PrefetchLostError("no prefetcher runs")
     for path in spawning.list_sockets(directory):
         try:
             answers.append(_request(path, operation, more))
@@ -169,18 +169,18 @@ def _request(path: Path, operation: str, more: Mapping[str, Any]) -> dict[str, A
     try:
         channel = Channel(peers.connect(path))
     except peers.PeerError as error:
-        raise PrefetchLostError("No prefetcher runs.") from error
+        raise PrefetchLostError("no prefetcher runs") from error
     if operation != "stop":
         channel.socket.settimeout(ANSWER_S)
     try:
         channel.send({"op": operation, **more})
         answers = list(channel.replies()) if operation == "stop" else [next(channel.replies(), {})]
     except OSError as error:
-        raise PrefetchLostError("The prefetcher has ended.") from error
+        raise PrefetchLostError("the prefetcher has ended") from error
     finally:
         channel.close()
     if not answers or not answers[0]:
-        raise PrefetchLostError("The prefetcher has ended or does not answer.")
+        raise PrefetchLostError("the prefetcher has ended or does not answer")
     return dict(answers[0].get("status", answers[0]))
 
 

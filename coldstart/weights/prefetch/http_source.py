@@ -1,6 +1,6 @@
 """Byte ranges over HTTP(S), read directly into the caller's buffer (RFC 9110, section 14).
 
-A server that supports ranges answers 206 with the requested Content-Range; any other answer is not accepted
+A server that supports ranges answers 206 with the requested Content-Range; any other response is not accepted
 as weights. Credentials go only to the origin that they belong to: never to the target of a redirect, and
 never in clear text.
 """

@@ -38,15 +38,15 @@ def open_model(address: str, plan: bytes, environment: Mapping[str, str]) -> Pre
     try:
         document = json.loads(plan)
     except (ValueError, RecursionError) as error:
-        raise PrefetchRefusedError(f"The weights plan is not valid JSON: {error}.") from error
+        raise PrefetchRefusedError(f"the weights plan is not valid JSON: {error}") from error
     if not isinstance(document, dict):
-        raise PrefetchRefusedError("The weights plan is not a JSON object.")
+        raise PrefetchRefusedError("the weights plan is not a JSON object")
     layout = region_layout.read(document)
     try:
         return PrefetchedModel(name_weights(address, plan), address, environment, layout)
     except OSError as error:
         raise PrefetchRefusedError(
-            f"Cannot create shared memory of {layout.total} bytes: {error.strerror}."
+            f"cannot create shared memory of {layout.total} bytes: {error.strerror}"
         ) from error
 
 
@@ -58,7 +58,7 @@ class PrefetchedModel:
         self.board = Board(layout)
         self.region = None if is_local(address) else SharedRegion(layout.total)
         self.generation = 0  # number of changes of credentials or retries; errors of older jobs are ignored
-        self.taken = self._given_up = False
+        self.taken = self._aborted = False
         self.reported: set[str] = set()  # timeline files that have the span of this model
         self._allocator = Allocator()
         self.began: float | None = None
@@ -91,8 +91,8 @@ class PrefetchedModel:
         needed = self.charged + sum(unit.size for unit in units)
         if self.region is not None and units and needed > budget:
             raise PrefetchRefusedError(
-                f"The request needs {needed} bytes, but the prefetcher may hold {budget} "
-                "(coldstart prefetch stop, then start --memory SIZE)."
+                f"the request needs {needed} bytes, but the prefetcher may hold {budget} "
+                "(coldstart prefetch stop, then start --memory SIZE)"
             )
         self.renew_patience()
         entries = self.board.want(wanted, units)
@@ -123,17 +123,17 @@ class PrefetchedModel:
             self._down_since = now
         if now >= self.retry_at:  # count one outage once, although each stream reports it
             self.retry_at, self._delay = now + self._delay, min(2 * self._delay, _LONGEST_DELAY_S)
-        return not self._given_up and now - self._down_since < patience_s
+        return not self._aborted and now - self._down_since < patience_s
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Treat the source as failed, also for units that are being fetched, until `renew_patience` is called."""
-        self._given_up = True
+        self._aborted = True
         self._down_since, self.retry_at, self._delay = None, 0.0, _FIRST_DELAY_S
 
     def renew_patience(self) -> None:
-        """Retry a source after `give_up`. Results of fetches that started earlier are ignored."""
-        if self._given_up:
-            self._given_up, self.generation = False, self.generation + 1
+        """Retry a source after `abort`. Results of fetches that started earlier are ignored."""
+        if self._aborted:
+            self._aborted, self.generation = False, self.generation + 1
 
     def stats(self) -> dict[str, Any]:
         """Return the wanted, ready, fetched and refetched bytes, the errors, and the times of the first and last byte."""

@@ -2,7 +2,7 @@
 
 A reader takes tokens after it received bytes, and then waits. While it waits, its connection's buffer fills
 and TCP slows the source down. Invariant: in any t seconds at most rate * (t + BURST_S) bytes pass, plus the
-piece that each stream has just received.
+chunk that each stream has just received.
 """
 
 from __future__ import annotations

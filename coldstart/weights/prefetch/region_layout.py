@@ -73,7 +73,7 @@ class RegionLayout:
         try:
             return self.tensors[name]
         except (KeyError, TypeError):
-            raise PrefetchRefusedError(f"The plan has no tensor {name!r}.") from None
+            raise PrefetchRefusedError(f"the plan has no tensor {name!r}") from None
 
 
 def read(document: Mapping[str, Any]) -> RegionLayout:
@@ -91,7 +91,7 @@ def read(document: Mapping[str, Any]) -> RegionLayout:
     total = sum(_rounded(file.size) for file in files)
     if not 0 < total <= checkpoint.MAX_BYTES:
         raise PrefetchRefusedError(
-            f"The weights plan describes {total} bytes, expected 1 to {checkpoint.MAX_BYTES}."
+            f"the weights plan describes {total} bytes, expected 1 to {checkpoint.MAX_BYTES}"
         )
     return RegionLayout(plan.chunk, files, total, tensors, {file.name: n for n, file in enumerate(files)})
 

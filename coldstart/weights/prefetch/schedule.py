@@ -150,7 +150,7 @@ class Board:
             self.release_orphan(entry)
 
     def release_orphan(self, entry: UnitEntry) -> None:
-        """Drop an entry that no lease requests."""
+        """Drop an entry that no lease needs."""
         self._forget(entry.unit)
         self.entries[entry.unit.file].remove(entry)
 

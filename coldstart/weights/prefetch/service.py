@@ -174,7 +174,7 @@ class Service:
         if self.model is None:
             self.model = open_model(address, plan, environment)
         if self.model.key != name_weights(address, plan):
-            raise PrefetchRefusedError("This prefetcher fetches the weights of another source or plan.")
+            raise PrefetchRefusedError("this prefetcher fetches the weights of another source or plan")
         self.model.update_environment(environment)
         return self.model
 
@@ -217,9 +217,9 @@ class Service:
             model.note(f"{error}; fetched again")
             model.board.requeue(entry)
         else:
-            self._give_up(model, entry, error)
+            self._record_failure(model, entry, error)
 
-    def _give_up(self, model: PrefetchedModel, entry: UnitEntry, error: Exception) -> None:
+    def _record_failure(self, model: PrefetchedModel, entry: UnitEntry, error: Exception) -> None:
         reason = f"{redact(model.address)}: {error}"
         if isinstance(error, WrongBytesError):
             reason = f"{error}, {MAX_WRONG} times, from {redact(model.address)}"
@@ -230,7 +230,7 @@ class Service:
         failed = [entry]
         if isinstance(error, SourceUnavailableError):
             failed += model.board.fail_rest(None, reason)
-            model.give_up()
+            model.abort()
         elif isinstance(error, NoMemoryError):
             failed += model.board.fail_rest(None, reason)
         elif isinstance(error, SourceUnusableError | OSError):

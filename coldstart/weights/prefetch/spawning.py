@@ -42,22 +42,22 @@ def connection(directory: Path | None, name: str, *, start: bool) -> socket.sock
     try:
         path = place(directory, name)
     except (ColdstartError, OSError) as error:
-        raise PrefetchError(f"Cannot find a directory for the prefetcher's socket: {error}") from error
+        raise PrefetchError(f"cannot find a directory for the prefetcher's socket: {error}") from error
     try:
         return peers.connect(path)
     except peers.PeerError as error:
         if not start:
-            raise PrefetchLostError("No prefetcher runs.") from error
+            raise PrefetchLostError("no prefetcher runs") from error
     return spawn(path)
 
 
 def last_words(directory: Path | None, name: str) -> str:
-    """Return the last line of the ended prefetcher's log as a sentence to append; "" if the log is empty."""
+    """Return the last line of the ended prefetcher's log to append to an error; "" if the log is empty."""
     try:
         lines = place(directory, name).with_suffix(".log").read_text(errors="replace").splitlines()
     except (ColdstartError, OSError):
         return ""
-    return f" Its log ends: {lines[-1]}" if lines else ""
+    return f"; its log ends: {lines[-1]}" if lines else ""
 
 
 def spawn(path: Path) -> socket.socket:
@@ -85,7 +85,7 @@ def spawn(path: Path) -> socket.socket:
         )
     except (OSError, subprocess.CalledProcessError) as error:
         parent.close()
-        raise PrefetchError(f"Cannot start the prefetcher: {error}.") from error
+        raise PrefetchError(f"cannot start the prefetcher: {error}") from error
     finally:
         child.close()
         with suppress(OSError):

@@ -49,7 +49,7 @@ def test_materialize_reports_each_stage(model: str, built: list[Options]) -> Non
 
 
 def test_materialize_refuses_an_unknown_section_before_it_looks_at_the_model() -> None:
-    with pytest.raises(UsageError, match="Unknown section nothing"):
+    with pytest.raises(UsageError, match="unknown section nothing"):
         api.materialize("no-such-model", only=["nothing"])
 
 

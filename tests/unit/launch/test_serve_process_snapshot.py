@@ -161,7 +161,7 @@ def test_a_dump_that_fails_leaves_no_template(
     monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
     (tmp_path / "out").mkdir()
     with pytest.raises(
-        CommandFailedError, match=r"Cannot freeze the engine with CRIU: Error .* no such terminal"
+        CommandFailedError, match=r"cannot freeze the engine with CRIU: Error .* no such terminal"
     ):
         process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
     pid = int(calls.read_text().split(" -t ")[1].split()[0])

@@ -114,7 +114,7 @@ def test_the_error_of_a_proof_start_names_the_unused_sections(
     running = SimpleNamespace(report={"fast_path": {}, "fallbacks": []}, ready_s=1.0)
     monkeypatch.setattr(assembly.server_process, "fresh", lambda plan, output: (process, None))
     monkeypatch.setattr(assembly.server_process, "acknowledged", lambda *_: running)
-    with pytest.raises(ProofFailedError, match="The end of its log") as caught:
+    with pytest.raises(ProofFailedError, match="the end of its log") as caught:
         materialization._proof_start()
     assert caught.value.unused == ["compile"]
 

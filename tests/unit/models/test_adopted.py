@@ -80,4 +80,4 @@ class TestVersion:
         publish_recorded(model, SHORT)
         with pytest.raises(UsageError) as caught:
             self.look_up("my-model:v1")
-        assert caught.value.hint == "name the directory: coldstart serve DIR"
+        assert caught.value.hint == "specify the directory: coldstart serve DIR"

@@ -49,7 +49,7 @@ def test_model_is_read_when_its_configuration_has_infinity_and_equal_members(mod
 def test_pointer_is_named_with_the_command_that_gets_the_content(model: Path, name: str) -> None:
     (model / name).write_bytes(LFS)
     error = _refused(model)
-    assert error.message == f"{model / name} is a Git LFS pointer, without the content."
+    assert error.message == f"{model / name} is a Git LFS pointer, without the content"
     assert error.hint == f"git -C '{model}' lfs pull"
 
 
@@ -66,7 +66,7 @@ def test_tokenizer_is_refused_when_another_program_left_a_pointer(
 ) -> None:
     (model / "tokenizer.json").write_bytes(pointer)
     error = _refused(model)
-    assert error.message == f"{model}/tokenizer.json is a {program} pointer, without the content."
+    assert error.message == f"{model}/tokenizer.json is a {program} pointer, without the content"
     assert error.hint == hint.format(model)
 
 

@@ -29,7 +29,7 @@ def test_several_at_once_build_once(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_a_failed_build_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(ColdstartError, match="Cannot build tiny-llama"):
+    with pytest.raises(ColdstartError, match="cannot build tiny-llama"):
         tiny.build("tiny-llama", tmp_path)
     assert [path.name for path in tmp_path.rglob("*") if not path.name.endswith(".lock")] == ["tiny-v1"]
 

@@ -35,7 +35,7 @@ class Prefetcher:
     def tell(self, pace: PacedFetch) -> Mapping[str, Any] | None:
         self.told.append(pace)
         if not self.told[3:]:
-            raise client.PrefetchLostError("No prefetcher runs.")
+            raise client.PrefetchLostError("no prefetcher runs")
         return self.said.get(pace.name.partition(" ")[0])
 
     def rate(self, worker: str) -> float | None:

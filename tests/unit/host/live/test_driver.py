@@ -210,9 +210,9 @@ def test_evicted_model_sleeps_when_its_server_can_else_stops(tmp_path: Path, sle
             # Waking has no stages: those of the start are counted once.
             loads = 2 if sleeps else 3
             assert (
-                f'coldstart_start_phase_seconds_count{{mode="fake",stage="read tensors"}} {loads}.0' in text
+                f'coldstart_start_phase_seconds_count{{mode="fake",phase="read tensors"}} {loads}.0' in text
             )
-            assert 'stage="read tensors"' not in "".join(
+            assert 'phase="read tensors"' not in "".join(
                 line for line in text.splitlines() if "asleep-1" in line
             )
 
