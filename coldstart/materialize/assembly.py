@@ -25,7 +25,7 @@ from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import caches, fetch, prepare, rejection, server_process
 from coldstart.materialize import graphs
-from coldstart.materialize.plan import Phase, Steps
+from coldstart.materialize.options import Phase, Steps
 from coldstart.models.inspection import NOT_MADE, PROOF_FAILED
 from coldstart.models.resolution import ResolvedModel
 from coldstart.scheduling import profiling

@@ -25,9 +25,9 @@ from tools.shell import Run
 
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.launch import planning
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.materialize import materialize
-from coldstart.materialize.plan import Options
+from coldstart.materialize.options import Options
 from coldstart.models import inspection, relevance, resolution
 from coldstart.system import paths, runtime
 from coldstart.system.proc import logs, scratch

@@ -13,7 +13,7 @@ from tools.bundles import key, provenance, publish
 
 from coldstart.errors import UsageError
 from coldstart.materialize import materialize
-from coldstart.materialize.plan import Options
+from coldstart.materialize.options import Options
 from coldstart.models import inspection, tiny
 from coldstart.models.inspection import Lookup
 from coldstart.system.paths import Cache

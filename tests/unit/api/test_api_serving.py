@@ -16,9 +16,9 @@ from coldstart import api
 from coldstart.api import lookups
 from coldstart.errors import NoBundleError, UsageError
 from coldstart.launch import driver
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.materialize import materialize
-from coldstart.materialize.plan import Options
+from coldstart.materialize.options import Options
 from coldstart.models.inspection import Lookup
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import paths

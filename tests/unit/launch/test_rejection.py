@@ -12,8 +12,8 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import ladder, rejection, template_pool
 from coldstart.launch.modes import FreshMode
+from coldstart.launch.planning import ServeRequest
 from coldstart.launch.preparation import prepare_fastest
-from coldstart.launch.request import ServeRequest
 from coldstart.models.inspection import Lookup
 
 # Texts of vLLM 0.32.0.

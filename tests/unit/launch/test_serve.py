@@ -29,7 +29,7 @@ from coldstart.launch import (
     server_process,
     template_pool,
 )
-from coldstart.launch.request import ServeRequest, ServerStart
+from coldstart.launch.planning import ServeRequest, ServerStart
 from coldstart.launch.server import Server
 from coldstart.models.inspection import Lookup
 from coldstart.system import probes

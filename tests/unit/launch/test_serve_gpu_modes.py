@@ -11,7 +11,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import preparation
 from coldstart.materialize import materialize
-from coldstart.materialize.plan import Options
+from coldstart.materialize.options import Options
 from coldstart.system import runtime
 from coldstart.vllm.engine import template
 

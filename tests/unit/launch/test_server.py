@@ -19,7 +19,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import driver, ladder, planning
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel

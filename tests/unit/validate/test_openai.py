@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from coldstart.validate import openai
-from coldstart.validate.openai import ServerError, StreamEvent
+from coldstart.validate import completions
+from coldstart.validate.completions import ServerError, StreamEvent
 
 
 def line(document: object) -> bytes:
@@ -16,7 +16,7 @@ def line(document: object) -> bytes:
 
 @pytest.mark.parametrize("text", [b"", b"\n", b": a comment\n", b"event: x\n", b"data:\n", b"data: [DONE]\n"])
 def test_parse_returns_none_for_other_lines(text: bytes) -> None:
-    assert openai.parse_event(text) is None
+    assert completions.parse_event(text) is None
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_parse_returns_none_for_other_lines(text: bytes) -> None:
     ],
 )
 def test_an_event_says_whether_it_is_a_token(document: object, found: StreamEvent) -> None:
-    assert openai.parse_event(line(document)) == found
+    assert completions.parse_event(line(document)) == found
 
 
 def test_an_error_within_a_stream_is_raised() -> None:
     with pytest.raises(ServerError, match="out of memory"):
-        openai.parse_event(line({"error": {"message": "out of memory"}}))
+        completions.parse_event(line({"error": {"message": "out of memory"}}))

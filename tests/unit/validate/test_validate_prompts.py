@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from coldstart.errors import UsageError
-from coldstart.validate import prompts
+from coldstart.validate import answers
 from coldstart.validate.validation import parse_replay
 
 
 def test_a_text_has_one_a_line(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text('Once upon\n\n  {"prompt": 1}\nÜber allen Gipfeln\n')
-    assert prompts.read(tmp_path / "p.txt") == ("Once upon", '  {"prompt": 1}', "Über allen Gipfeln")
+    assert answers.read_prompts(tmp_path / "p.txt") == ("Once upon", '  {"prompt": 1}', "Über allen Gipfeln")
 
 
 @pytest.mark.parametrize(
@@ -22,14 +22,14 @@ def test_file_without_prompts_is_refused(tmp_path: Path, data: bytes | None, sai
     if data is not None:
         (tmp_path / "p.txt").write_bytes(data)
     with pytest.raises(UsageError, match=said) as refused:
-        prompts.read(tmp_path / "p.txt")
+        answers.read_prompts(tmp_path / "p.txt")
     assert refused.value.hint is not None and "one prompt per line" in refused.value.hint
 
 
 def test_json_lines_are_refused(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}')
     with pytest.raises(UsageError, match="JSON lines") as refused:
-        prompts.read(tmp_path / "p.jsonl")
+        answers.read_prompts(tmp_path / "p.jsonl")
     assert refused.value.hint == "write one prompt per line"
 
 
