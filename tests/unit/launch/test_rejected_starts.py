@@ -10,11 +10,12 @@ import pytest
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.launch import ladder, rejection, template_pool
+from coldstart.launch import ladder, template_pool
 from coldstart.launch.modes import FreshMode
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.preparation import prepare_fastest
 from coldstart.models.inspection import Lookup
+from coldstart.vllm.engine import rejection
 
 # Texts of vLLM 0.32.0.
 TOO_LONG = """pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
