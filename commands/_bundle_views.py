@@ -11,7 +11,6 @@ from typing import Any
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.manifest import SECTION_TYPES
-from coldstart.commands import _graphs
 from coldstart.commands._output import Verbatim, human_bytes, one_line, public, table
 
 from coldstart.models import inspection
@@ -23,6 +22,9 @@ FIELD = ("field", "value")
 LAYER = ("digest", "size_bytes")
 FILE = ("section", "path", "size_bytes")
 DIFFERENCE = ("what", "left", "right")
+# Counts in which two graphs can differ; longest name of a kernel, and most names in a line.
+CHANGES = ("nodes", "edges", "relocations", "parameter_bytes")
+NAME, SHOWN = 48, 6
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def _render_bundle(bundle: Bundle, graphs: Mapping[str, Any] | None) -> str:
     facts = "\n".join(one_line(f"{name:<10} {value}") for name, value in _list_facts(bundle))
     sections = [(s.type, s.version, human_bytes(s.size), s.digest) for s in manifest.sections]
     listed = table(("section", "version", "size", "digest"), sections)
-    shown = [_graphs.text(graphs)] if graphs else []
+    shown = [_graphs_text(graphs)] if graphs else []
     return "\n\n".join([facts, listed, _render_fields(manifest.key), *shown])
 
 
@@ -198,7 +200,7 @@ def view_difference(left: Bundle, right: Bundle) -> BundleView:
 
         if graphs := bundles.difference(left, right):
             data["graphs"] = graphs
-            text = f"{text}\n\n{_graphs.diff_text(graphs, left.ref, right.ref)}"
+            text = f"{text}\n\n{_graphs_difference(graphs, left.ref, right.ref)}"
     rows = [{"what": m.field, "left": _plain(m.wanted), "right": _plain(m.found)} for m in both]
     return BundleView(f"{left.ref} and {right.ref}", data, DIFFERENCE, rows, lambda: text)
 
@@ -217,3 +219,65 @@ def _render_mismatches(mismatches: Sequence[Mismatch], left: str, right: str) ->
 
 def _plain(value: object) -> str:
     return "-" if value is None else str(value)
+
+
+def _graphs_text(summary: Mapping[str, Any]) -> str:
+    """Return the text of `inspect` for a graphs section."""
+    if "error" in summary:
+        return f"CUDA graphs: cannot be read: {summary['error']}"
+    blocks = [_facts(summary), _kernels(summary["kernels"])]
+    if summary["refused"]:
+        blocks.append(table(("captured at every start", "reason"), sorted(summary["refused"].items())))
+    return "\n\n".join(blocks)
+
+
+def _facts(summary: Mapping[str, Any]) -> str:
+    proof = summary["proof"]
+    eager = "with eager outputs too" if proof and proof["eager"] else "captured and restored outputs alone"
+    rows = [
+        ("graphs", f"{summary['graphs']}; {len(summary['refused'])} more are captured at every start"),
+        ("nodes", f"{summary['nodes']}: {_counts(summary['nodes_by_kind'])}"),
+        ("edges", f"{summary['edges']}, {summary['edges_with_data']} with data"),
+        ("relocations", f"{summary['relocations']}: {_counts(summary['relocations_by_region'])}"),
+        ("tensor maps", f"{summary['relocations_of_tensor_maps']} of the relocations"),
+        ("unstable", f"{summary['unstable_bytes']} parameter bytes that no kernel reads"),
+        ("contents", human_bytes(summary["contents_bytes"])),
+        (
+            "bytes",
+            f"{human_bytes(summary['bytes_on_disk'])} unpacked, {summary['bytes_per_node']} a node in tables",
+        ),
+        (
+            "proof",
+            f"{proof['graphs']} graphs, {len(proof['seeds'])} inputs each, {eager}" if proof else "none",
+        ),
+    ]
+    return "CUDA graphs\n" + "\n".join(f"{name:<11} {value}" for name, value in rows)
+
+
+def _kernels(kernels: list[Mapping[str, Any]]) -> str:
+    rows = [(k["name"][:NAME], k["uses"], k["held"], k["library"] or "-") for k in kernels]
+    return table(("kernel", "nodes", "held by", "library"), rows)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+
+
+def _graphs_difference(difference: Mapping[str, Any], left: str, right: str) -> str:
+    """Return the text of `inspect --diff` for two graphs sections."""
+    lines = [
+        f"{name.removesuffix('_only')} only in {ref}: {_some(items)}"
+        for name in ("graphs_only", "kernels_only", "regions_only", "refused_only")
+        for ref, items in zip((left, right), difference[name], strict=True)
+        if items
+    ]
+    changed = [
+        (key, *(rows.get(n, 0) for n in CHANGES)) for key, rows in difference["graphs_changed"].items()
+    ]
+    listed = [table(("graph that differs in", *CHANGES), changed)] if changed else []
+    return "\n".join([*lines, *listed]) or "the CUDA graphs differ only in bytes that no kernel reads"
+
+
+def _some(items: list[str]) -> str:
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return ", ".join(items[:SHOWN]) + more

@@ -1,4 +1,4 @@
-"""Options generated from the parameters of a function and from declared settings."""
+"""Options generated from the parameters of a function and from declared settings, with their environment variables."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -56,3 +56,16 @@ def take_settings(kind: type, given: dict[str, Any]) -> dict[str, Any]:
     """Remove the options of a dataclass with declared settings from `given`; return those that have a value, by field."""
     named = ((name, given.pop(one.option)) for name, one in list_settings(kind) if one.flag)
     return {name: value for name, value in named if value is not None}
+
+
+def bind_variables(command: Any, prefix: str) -> None:
+    """Set the variable PREFIX_OPTION for each option, and PREFIX_SUBCOMMAND_OPTION below a group.
+
+    The parser derives it from the name of a parameter, which cannot be that of an option such as ``--for``.
+    """
+    for option in command.params:
+        key = max(option.opts, key=len).lstrip("-").replace("-", "_")
+        if key != option.name:
+            option.envvar = f"{prefix}_{key}".upper()
+    for name, below in getattr(command, "commands", {}).items():
+        bind_variables(below, f"{prefix}_{name}".replace("-", "_"))

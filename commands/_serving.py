@@ -18,7 +18,7 @@ from coldstart.system import secrets
 if TYPE_CHECKING:
     from coldstart.contract.arguments import Arguments
     from coldstart.contract.plan import LaunchPlan
-    from coldstart.launch.request import ServeRequest
+    from coldstart.launch.planning import ServeRequest
     from coldstart.launch.server import Server
     from coldstart.models.inspection import Lookup
     from coldstart.system.start_progress import Report
@@ -67,7 +67,8 @@ def note_arguments(common: Common, lender: str, arguments: Sequence[str]) -> Non
 
 def materialize(common: Common, lookup: "Lookup") -> "Lookup":
     """Build the bundle of the look-up and return the look-up that has it."""
-    from coldstart.materialize.plan import MaterializationPlan, Options
+    from coldstart.materialize.options import Options
+    from coldstart.materialize.plan import MaterializationPlan
 
     MaterializationPlan(lookup, Options()).run(common.out.phase)
     return lookup.refresh()

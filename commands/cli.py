@@ -24,7 +24,7 @@ from coldstart.contract import environment, service_variables
 from coldstart.errors import ERROR, ColdstartError
 from coldstart.system import paths
 
-# name: (module, help in one line, heading)
+# name: (module, or module:function; help in one line; heading)
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "up": ("coldstart.commands.up", "Build, prepare and serve a model with one command.", "Cold start"),
     "down": ("coldstart.commands.down", "Stop what up started.", "Cold start"),
@@ -48,10 +48,14 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "inspect": ("coldstart.commands.inspect", "Show a bundle, a key, or why no bundle matches.", "Bundles"),
     "list": ("coldstart.commands.list", "List the bundles in the store.", "Bundles"),
     "prune": ("coldstart.commands.prune", "Remove old versions of bundles.", "Bundles"),
-    "export": ("coldstart.commands.export", "Write a bundle to one file.", "Bundles"),
-    "import": ("coldstart.commands.import_", "Add the bundles of one file to the store.", "Bundles"),
-    "push": ("coldstart.commands.push", "Copy a bundle to a directory, registry or hub.", "Bundles"),
-    "pull": ("coldstart.commands.pull", "Copy a bundle from a directory, registry or hub.", "Bundles"),
+    "export": ("coldstart.commands.transfer:export", "Write a bundle to one file.", "Bundles"),
+    "import": ("coldstart.commands.transfer:import_", "Add the bundles of one file to the store.", "Bundles"),
+    "push": ("coldstart.commands.transfer:push", "Copy a bundle to a directory, registry or hub.", "Bundles"),
+    "pull": (
+        "coldstart.commands.transfer:pull",
+        "Copy a bundle from a directory, registry or hub.",
+        "Bundles",
+    ),
     "validate": ("coldstart.commands.validate", "Check bundles, up to a start.", "Bundles"),
     "bench": ("coldstart.commands.bench", "Measure and compare cold starts of all modes.", "Measure"),
     "trust": ("coldstart.commands.trust", "Manage the keys whose bundles may run code here.", "Machine"),
@@ -133,13 +137,15 @@ class LazyGroup(TyperGroup):
 def load(name: str) -> Any:
     """Return the command object of one entry of COMMANDS."""
     from coldstart.commands import _examples
-    from coldstart.commands._bindings import bind_variables
+    from coldstart.commands._declared import bind_variables
 
-    module = importlib.import_module(COMMANDS[name][0])
+    place, _, function = COMMANDS[name][0].partition(":")
+    module = importlib.import_module(place)
     app = getattr(module, "app", None)
     if app is None:
         app = _new_app()
-        app.command(name, help=module.__doc__)(module.command)
+        command = getattr(module, function or "command")
+        app.command(name, help=command.__doc__ if function else module.__doc__)(command)
     for registered in app.registered_commands:
         registered.cls = _command_class(registered.callback)
     loaded = typer.main.get_command(app)

@@ -18,7 +18,7 @@ from coldstart.commands._output import public
 
 from coldstart.bench.report.report import Report
 from coldstart.errors import UsageError
-from coldstart.models import resolver
+from coldstart.models import inspection, resolver
 
 
 @declare(takes_vllm_args=True, exports=True)
@@ -42,7 +42,7 @@ def command(
     if sum((manifest, tree, key, diff is not None)) > 1:
         raise UsageError("--manifest, --tree, --key and --diff exclude each other.")
     given = common.vllm_args
-    if key and resolver.names_model(ref):
+    if key and (given or revision or inspection.names_model(ref)):
         lookup = common.look_up(ref, revision)
         if lookup.bundle is None:  # The bundle is only displayed, so it need not be trusted.
             lookup = common.look_up(ref, revision, anyone)

@@ -19,7 +19,7 @@ from coldstart.system import secrets
 
 if TYPE_CHECKING:
     from coldstart.contract.plan import LaunchPlan
-    from coldstart.launch.request import ServeRequest
+    from coldstart.launch.planning import ServeRequest
 
     Mode = str
 else:
@@ -95,7 +95,7 @@ def command(
 ) -> None:
     """Start the server, report when it is ready, and wait until it ends."""
     from coldstart.launch import listening, planning
-    from coldstart.launch.request import ServeRequest
+    from coldstart.launch.planning import ServeRequest
     from coldstart.launch.scheduler import check
 
     for file in filter(None, (ready_file, timeline)):

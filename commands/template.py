@@ -30,7 +30,7 @@ def start(
 ) -> None:
     """Start a template for the model's bundle."""
     from coldstart.launch import planning, preparation
-    from coldstart.launch.request import ServeRequest
+    from coldstart.launch.planning import ServeRequest
 
     lookup = _serving.find(common, model, None, untrusted=untrusted)
     request = ServeRequest(lookup)

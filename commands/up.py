@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle
 
     from coldstart.contract.plan import LaunchPlan
+    from coldstart.launch.planning import ServeRequest
     from coldstart.launch.preparation import Preparation
-    from coldstart.launch.request import ServeRequest
     from coldstart.launch.up_records import UpDirectory, UpRecord
     from coldstart.models.inspection import Lookup
     from coldstart.system.start_progress import Report
@@ -70,7 +70,7 @@ def command(
 ) -> None:
     """Build what is missing, start the server, and wait until it ends, or with --detach until it is ready."""
     from coldstart.launch import listening, up_records
-    from coldstart.launch.request import ServeRequest
+    from coldstart.launch.planning import ServeRequest
     from coldstart.system.recording import recording
 
     lookup = _serving.find(common, model, revision, untrusted=untrusted)

@@ -30,9 +30,9 @@ from coldstart.bench.runner import Bench
 from coldstart.models import inspection
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
+from coldstart.validate.answers import PROMPTS
 from coldstart.validate.launch import Command, Launcher, RunFiles
 from coldstart.validate.launchers import ServeLauncher, Subject, console, create_launchers
-from coldstart.validate.prompts import PROMPTS
 
 RESULT = "model-sizes-cpu"
 VLLM_ARGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")

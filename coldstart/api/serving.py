@@ -7,10 +7,11 @@ from typing import Literal, get_args
 
 from coldstart.api.lookups import PathLike, check_arguments, check_choice, look_up
 from coldstart.launch import driver, listening, modes
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.launch.scheduler import STOCK, check
 from coldstart.launch.server import Server
-from coldstart.materialize.plan import MaterializationPlan, Options, Phase
+from coldstart.materialize.options import Options, Phase
+from coldstart.materialize.plan import MaterializationPlan
 from coldstart.scheduling.settings import SchedulerSettings
 
 OnMiss = Literal["fail", "warn", "materialize"]

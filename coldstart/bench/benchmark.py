@@ -19,8 +19,8 @@ from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.models import options, resolution
 from coldstart.system.paths import Cache
+from coldstart.validate.answers import PROMPTS
 from coldstart.validate.launchers import Subject, create_launchers
-from coldstart.validate.prompts import PROMPTS
 
 INCOMPLETE = "the benchmark was cut off before its last run"
 """Failure in a document that `keep` receives."""

@@ -7,7 +7,6 @@ makes the benchmark fail (see `result.failures`).
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,18 +52,13 @@ class RunCounter:
 
     left: dict[str, int] = field(default_factory=dict)
     started: int = 0
-    began: float = field(default_factory=time.monotonic)
 
     def count(self, mode: str, dropped: Collection[str]) -> str:
-        """Count a run that starts now; return its number, the number of all runs, and the expected remaining time as text."""
+        """Count a run that starts now; return its number and the number of all runs as text."""
         left = sum(runs for name, runs in self.left.items() if name not in dropped)
         finished, self.started = self.started, self.started + 1
         self.left[mode] = max(0, self.left.get(mode, 0) - 1)
-        number = f"{self.started} of {finished + max(1, left)}"
-        if finished == 0:
-            return number
-        seconds = (time.monotonic() - self.began) / finished * max(1, left)
-        return f"{number}, about {seconds:.0f} s left"
+        return f"{self.started} of {finished + max(1, left)}"
 
 
 @dataclass

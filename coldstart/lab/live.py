@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from coldstart.lab.records import Replay, RequestRecord
 from coldstart.lab.traces import TraceRequest, prompt_tokens
-from coldstart.validate import openai
+from coldstart.validate import completions
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -54,7 +54,7 @@ class Target:
     def address(self) -> str:
         """Return the URL of the completions endpoint."""
         base = self.url if "://" in self.url else f"http://{self.url}"
-        return base.rstrip("/") + openai.COMPLETIONS
+        return base.rstrip("/") + completions.COMPLETIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class _Run:
         """
         import aiohttp
 
-        body = openai.build_request(
+        body = completions.build_request(
             prompt,
             record.wanted_tokens,
             stream=True,
@@ -141,7 +141,7 @@ class _Run:
             record.error = f"the answer did not end within {self.settings.timeout_s:g} s"
         except aiohttp.ClientError as problem:
             record.error = f"the connection was lost within an answer ({problem})"
-        except (OSError, openai.ServerError, ValueError) as problem:
+        except (OSError, completions.ServerError, ValueError) as problem:
             record.error = f"{type(problem).__name__}: {problem}"
         if record.error is None and record.finished_s is None:
             record.error = "the answer ended without a token"
@@ -150,7 +150,7 @@ class _Run:
 
     def _read(self, line: bytes, record: RequestRecord, answer: Any) -> None:
         """Record one server-sent event. The server's usage, if reported, replaces the count of chunks."""
-        event = openai.parse_event(line)
+        event = completions.parse_event(line)
         if event is None:
             return
         if event.choice:

@@ -3,15 +3,22 @@
 Offline, all compilers write below one root directory; that tree becomes the bundle's `compile` section. A start copies the
 section to a writable root for its key, because the compilers add entries that they do not find. Triton's group files contain
 absolute paths, so the copy rewrites them. vLLM's worker loads the ahead-of-time artifacts (coldstart.vllm.engine.aot).
+
+A linker writes a shared object at its final path. If it is killed meanwhile, with its server or because memory ran out, every
+later start would load the truncated file and crash: `remove_unfinished` removes such files.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from coldstart.artifacts import canonical
+from coldstart.artifacts import canonical, files
+from coldstart.contract.fallback import Fallback
 from coldstart.system.proc import locked_directory
 
 VARIABLES = {
@@ -22,6 +29,8 @@ VARIABLES = {
 }
 AOT = "aot"
 _GATE = ".drafts.lock"
+# ELF64 (elf(5)): the section headers lie at the file's end, and the file's head is written after them.
+_HEAD, _MAGIC = struct.Struct("<16s24xQ10xHH2x"), b"\x7fELF"
 
 
 def environment(root: Path) -> dict[str, str]:
@@ -74,3 +83,48 @@ def _relocate_groups(triton: Path, final: Path) -> None:
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # Triton compiles this kernel again
         group.write_text(json.dumps({"child_paths": here}))
+
+
+def remove_unfinished(cache: Path) -> list[Fallback]:
+    """Remove every truncated shared object below `cache` that no process is writing, and return one fallback for each.
+
+    A file that cannot be read or removed stays; the server that loads it reports the error.
+    """
+    steps = []
+    for path in unfinished(cache):
+        with suppress(OSError):
+            if not _written_by_somebody(path):
+                path.unlink()
+                reason = f"{path.name} was removed: a killed compiler had left it unfinished"
+                steps.append(Fallback("compile", reason))
+    return steps
+
+
+def unfinished(cache: Path) -> Iterator[Path]:
+    """Yield the truncated shared objects below `cache`; nothing if the directory does not exist."""
+    for path in cache.rglob("*.so"):
+        with suppress(OSError):
+            if not _whole(path):
+                yield path
+
+
+def _whole(path: Path) -> bool:
+    with files.open_regular(path) as file:
+        head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return False
+    identity, sections, size, count = _HEAD.unpack(head)
+    return (
+        bool(identity.startswith(_MAGIC)) and sections > 0 and sections + size * count <= path.stat().st_size
+    )
+
+
+def _written_by_somebody(path: Path) -> bool:
+    """Return whether a process has the file open, because the linker of another start is writing it."""
+    own = path.stat()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            held = descriptor.stat()
+            if (held.st_dev, held.st_ino) == (own.st_dev, own.st_ino):
+                return True
+    return False

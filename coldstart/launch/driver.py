@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import ladder, planning
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server, end_on_error, stay
 from coldstart.system.recording import recording
 from coldstart.system.timeline import Timeline

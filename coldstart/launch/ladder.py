@@ -16,9 +16,9 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import LOST
 from coldstart.errors import ColdstartError, LaunchRefusedError
-from coldstart.launch import fetch, interrupted, modes, planning, prepare
+from coldstart.launch import caches, fetch, modes, planning, prepare
 from coldstart.launch.modes import FRESH, Reason, StartMode
-from coldstart.launch.request import ServeRequest, ServerStart
+from coldstart.launch.planning import ServeRequest, ServerStart
 from coldstart.launch.server import FETCH_REST, Account, Server
 from coldstart.launch.server_process import ServerExitedError
 from coldstart.system import timeline
@@ -75,7 +75,7 @@ def _name_model(mode: StartMode, one: ServerStart, why: Reason) -> Fallback:
 
 def _remove_unfinished(plan: LaunchPlan) -> list[Fallback]:
     root = plan.env.get("VLLM_CACHE_ROOT")
-    return interrupted.cleared(Path(root)) if root is not None else []
+    return caches.remove_unfinished(Path(root)) if root is not None else []
 
 
 def _attempt(mode: StartMode, one: ServerStart, account: Account) -> Server | None:

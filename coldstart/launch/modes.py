@@ -15,8 +15,8 @@ from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.system import runtime
 
 if TYPE_CHECKING:
+    from coldstart.launch.planning import ServerStart
     from coldstart.launch.process_snapshot import Thawed
-    from coldstart.launch.request import ServerStart
     from coldstart.launch.server_process import Running, ServerProcess
     from coldstart.launch.template_pool import Warm
     from coldstart.system.probes import Probe

@@ -1,4 +1,4 @@
-"""Resolve a request to a launch plan. This module does not start processes; `ladder` does.
+"""The request for one start of a server, and its launch plan. This module does not start processes; `ladder` does.
 
 Compatibility is decided from the manifest before anything heavy is imported. Each part of the bundle that the plan
 does not use has a Fallback with the reason.
@@ -6,15 +6,24 @@ does not use has a Fallback with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
+from coldstart.contract.weights import PacedFetch
 from coldstart.launch import fetch, prepare, scheduler
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.scheduler import STOCK
 from coldstart.models import inspection, resolution
-from coldstart.system import runtime
+from coldstart.models.inspection import Lookup
+from coldstart.scheduling.settings import SchedulerSettings
+from coldstart.system import runtime, start_progress
+
+if TYPE_CHECKING:
+    from coldstart.artifacts.bundle import Trust
 
 # Flags that only the command `vllm serve` acts on. Servers here parse and ignore them: one process serves the API over HTTP.
 _ONE = "coldstart serves the API with one process"
@@ -34,6 +43,48 @@ UNSERVED: Mapping[str, str] = {
 
 # Values that ask for the default: no value, or one server.
 _AS_IT_IS = ((None, False), (None, 0, 1))
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """Start options of the user, and the bundle that was found for them.
+
+    - `listen`: vLLM's host and port arguments.
+    - `mode`: name of a start mode, or "auto".
+    - `without_bundle`: start vLLM the ordinary way if no bundle is found.
+    - `ready_timeout`: seconds until the server must be ready, None without limit.
+    - `trust`: judges which bundles may provide code. With `require_signature`, a bundle that it rejects is refused completely;
+      otherwise only the bundle's code is ignored.
+    - `weights_from`: source of the weights, None for the model's own directory. `weights_pace` limits the rate.
+    - `fetch_rest`: fetch the weights that this node's pipeline ranks do not need in the background.
+    - `templates`: directory of additional templates.
+    - `observe`: called with the PID of each server process that the start creates.
+    - `on_progress`: called with each report of a server about the progress of its start.
+    """
+
+    lookup: Lookup
+    listen: Sequence[str] = ()
+    mode: str = "auto"
+    without_bundle: bool = False
+    ready_timeout: float | None = None
+    require_signature: bool = False
+    scheduler: SchedulerSettings = STOCK
+    trust: Trust = inspection.trust
+    weights_from: str | None = None
+    weights_pace: PacedFetch | None = None
+    fetch_rest: bool = False
+    templates: Path | None = None
+    observe: Callable[[int], None] = lambda pid: None
+    on_progress: start_progress.Report = start_progress.ignore
+
+
+@dataclass(frozen=True)
+class ServerStart:
+    """A start in progress: its request, its launch plan, and its begin on CLOCK_MONOTONIC in seconds."""
+
+    request: ServeRequest
+    plan: LaunchPlan
+    began: float
 
 
 def plan(request: ServeRequest) -> LaunchPlan:

@@ -21,16 +21,14 @@ from typing import IO, Any, Protocol
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.launch import rejection
 from coldstart.system import start_progress, timeline
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
+from coldstart.vllm.engine.rejection import Failure
 
 # Time in seconds in which a template must answer; a fork of a large engine takes less than one.
 TEMPLATE_ANSWER_S = 10.0
-# vLLM's server raises this where the engine's process has logged the cause before.
-_ENGINE_FAILED = "See root cause above"
 
 
 class ServerProcess(Protocol):
@@ -290,7 +288,8 @@ def acknowledged(
         CommandFailedError: `timeout` seconds have passed; the server is killed.
     """
     deadline = None if timeout is None else since + timeout
-    lines, cause, report = start_progress.LineReader(reader), "", None
+    lines, report = start_progress.LineReader(reader), None
+    cause: Failure | None = None
     with os.fdopen(reader):
         while report is None:
             left = None if deadline is None else max(0.0, deadline - timeline.now())
@@ -310,7 +309,8 @@ def acknowledged(
                     with suppress(OSError):  # what reads the progress may have gone
                         on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
                 elif "failed" in line:
-                    cause = cause if _ENGINE_FAILED in line["failed"] and cause else str(line["failed"])
+                    failed = Failure.parse(line["failed"])
+                    cause = cause if failed.is_consequence and cause else failed
                 else:
                     report = report or line
     if reason := report.get("unfit"):
@@ -335,16 +335,18 @@ def await_exit(process: subprocess.Popen[bytes], pipe: int, on_progress: start_p
     return process.wait()
 
 
-def _explain_exit(code: int, cause: str) -> ServerExitedError:
-    """Return the error for a server that exited before it was ready; `cause` is what it reported, "" for nothing."""
+def _explain_exit(code: int, cause: Failure | None) -> ServerExitedError:
+    """Return the error for a server that exited before it was ready; `cause` is what it reported, None for nothing."""
     from coldstart.system import probes  # what else it imports, no start needs
 
-    if found := rejection.find(cause):
-        died = found.build_error(ServerExitedError)
+    if cause is not None and cause.is_final:
+        died = ServerExitedError(cause.message, hint=cause.hint, exit_code=cause.exit_code)
+        died.is_final = True
     else:
         ended = f"The server {exits.describe(code)} before it was ready"
         because = "." if exits.is_kill(code) else "; its log has the reason."
-        message = f"{ended}: {cause}" if cause else ended + because
-        died = ServerExitedError(message, hint=probes.exhausted())
+        died = ServerExitedError(
+            f"{ended}: {cause.message}" if cause else ended + because, hint=probes.exhausted()
+        )
     died.code = code
     return died

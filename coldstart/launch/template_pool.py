@@ -26,10 +26,11 @@ from coldstart.artifacts import canonical, files
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.template_levels import RUNTIME, SLEEP_LEVELS
 from coldstart.errors import CommandFailedError, UsageError
-from coldstart.launch import rejection, server_process, template_environment
+from coldstart.launch import server_process, template_environment
 from coldstart.system import fingerprint, paths
 from coldstart.system.proc import logs, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
+from coldstart.vllm.engine import rejection
 
 # Seconds until a template that ignores SIGTERM is killed.
 _PATIENCE_S = 10.0

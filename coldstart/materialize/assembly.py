@@ -23,9 +23,9 @@ from coldstart.contract.environment import TIMELINE_EVENTS
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.launch import caches, fetch, prepare, rejection, server_process
+from coldstart.launch import caches, fetch, prepare, server_process
 from coldstart.materialize import graphs
-from coldstart.materialize.plan import Phase, Steps
+from coldstart.materialize.options import Phase, Steps
 from coldstart.models.inspection import NOT_MADE, PROOF_FAILED
 from coldstart.models.resolution import ResolvedModel
 from coldstart.scheduling import profiling
@@ -35,6 +35,7 @@ from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.system.proc.scratch import PROOF, private_directory, scratch
 from coldstart.system.start_progress import ProgressText, StartProgress
 from coldstart.system.timeline import Timeline
+from coldstart.vllm.engine import rejection
 from coldstart.weights import weights_plan as weights
 
 # Sections that a start restores and that can fail the proof, the most likely cause first.

@@ -17,7 +17,7 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch import fetch, prepare, process_snapshot
 from coldstart.launch.modes import SNAPSHOT
 from coldstart.materialize.assembly import Assembly
-from coldstart.materialize.plan import SECTIONS, Options, Phase
+from coldstart.materialize.options import SECTIONS, Options, Phase
 from coldstart.models import inspection, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths

@@ -1,64 +1,13 @@
-"""What a materialization is to do: its options, its look-up, and how its progress is shown."""
+"""A materialization that was looked up and not run yet."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key
-from coldstart.errors import UsageError
+from coldstart.materialize.options import Options, Phase, no_progress
 from coldstart.models.inspection import Lookup
-from coldstart.scheduling import profiling
-
-SECTIONS = ("kv", "compile", "graphs", "modelinfo", "weights", "iterations", "stages")
-Steps = Callable[[str], None]
-Phase = Callable[[str], AbstractContextManager[Steps]]
-"""Entered around each stage, with its name; yields a function that takes each step of the stage."""
-
-
-@contextmanager
-def no_progress(name: str) -> Iterator[Steps]:
-    """A `Phase` that reports nothing."""
-    yield lambda step: None
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a materialization.
-
-    - `only`: the sections to write, by default all but `graphs`.
-    - `force`: build a new version even if a bundle for the key exists.
-    - `graphs`: also record CUDA graphs, which `only` may name too; no start became shorter by them when measured.
-    - `snapshot`: add a process snapshot.
-    - `profile_s`: maximum duration of the iteration profile in seconds.
-    """
-
-    only: Sequence[str] = ()
-    force: bool = False
-    snapshot: bool = False
-    profile_s: float = profiling.BUDGET_S
-    graphs: bool = False
-
-    def __post_init__(self) -> None:
-        if unknown := set(self.only) - set(SECTIONS):
-            raise UsageError(
-                f"Unknown section {', '.join(sorted(unknown))}.",
-                hint=f"choose from {', '.join(SECTIONS)}",
-            )
-        if not self.profile_s > 0 or math.isinf(self.profile_s):
-            raise UsageError(
-                f"Invalid duration of the iteration profile: {self.profile_s} seconds, expected more than 0.",
-                hint="--profile-seconds 120, or less to measure fewer batch sizes",
-            )
-
-    @property
-    def sections(self) -> tuple[str, ...]:
-        """Return the sections to write."""
-        wanted = set(self.only) or set(SECTIONS) - {"graphs"}
-        return tuple(name for name in SECTIONS if name in wanted or (name == "graphs" and self.graphs))
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,11 @@ def find_bundle(
             if files.is_file(word) or not is_model:
                 raise
     asked = inspection.look_up(word, vllm_args, cache=cache, offline=offline, revision=revision)
-    found = asked.bundle or replace(asked, accepts=anyone).refresh().bundle
-    if found is None:
+    if asked.bundle is None:  # a bundle that is only read need not be trusted
+        asked = replace(asked, accepts=anyone).refresh()
+    if asked.bundle is None:
         raise inspection.miss(asked)
-    return found
+    return asked.bundle
 
 
 def names_model(word: str) -> bool:

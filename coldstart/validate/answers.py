@@ -6,10 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coldstart.artifacts import files
+from coldstart.errors import UsageError, describe
 from coldstart.validate.completions import Completion, CompletionClient
 from coldstart.validate.launch import HOST, LaunchedServer, Launcher, read_readiness, serving
-from coldstart.validate.prompts import PROMPTS
 from coldstart.validate.tokens import ALONE, Answer, Answers
+
+PROMPTS_HINT = "write one prompt per line"
+PROMPTS = (
+    "The quick brown fox",
+    "In the beginning",
+    "To start a server quickly, one has to",
+    "1 2 3 4 5 6 7",
+    "def main():",
+    "Once upon a time there was a process",
+    "Memory is",
+    "A",
+)
 
 
 @dataclass(frozen=True)
@@ -70,3 +83,16 @@ def ask_crowd(client: CompletionClient, prompts: Sequence[str], max_tokens: int,
 
 def _answer(completion: Completion) -> Answer:
     return completion.tokens, completion.text
+
+
+def read_prompts(path: Path) -> tuple[str, ...]:
+    """Read the prompts in their order. Raises UsageError for a file that cannot be read or holds no prompt, and for JSON."""
+    if path.suffix == ".jsonl":
+        raise UsageError(f"cannot read prompts from {path}: JSON lines are not supported", hint=PROMPTS_HINT)
+    try:
+        prompts = tuple(line for line in files.read_text(path).splitlines() if line.strip())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read prompts from {path}: {describe(error)}", hint=PROMPTS_HINT) from error
+    if not prompts:
+        raise UsageError(f"cannot read prompts from {path}: it holds no prompt", hint=PROMPTS_HINT)
+    return prompts

@@ -2,6 +2,9 @@
 
 `manifest` and `checksum` need neither torch nor vLLM. `load` and `replay` start a server, and only from a bundle that passed
 the earlier levels: a damaged bundle, or one for another machine, is not started.
+
+A machine is the hardware and runtime fields of a key, such as {"hardware.cpu.model": "..."}. Model and engine fields do not
+depend on the machine and are never compared.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from typing import Literal
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.verify import Finding, check
-from coldstart.validate import against
 
 Level = Literal["manifest", "checksum", "load", "replay"]
 FailLevel = Literal["error", "warning", "note"]
@@ -22,6 +24,8 @@ LEVELS: tuple[Level, ...] = ("manifest", "checksum", "load", "replay")
 STARTING = LEVELS[2:]
 SEVERITIES: tuple[FailLevel, ...] = ("note", "warning", "error")
 Scalar = str | int | float | bool | None
+GROUPS = ("hardware", "runtime")
+CODE = "CS-KEY-MISMATCH"
 StartCheck = Callable[[Bundle, Level], list[Finding]]
 
 
@@ -53,8 +57,33 @@ def check_bundle(
     with suppress(BundleError):  # the check of the manifest has reported it
         ref = bundle.ref
         if fingerprint is not None:
-            findings += against.compare(bundle.key.fields, fingerprint, bundle.name)
+            findings += compare_machine(bundle.key.fields, fingerprint, bundle.name)
     report = ValidationReport(ref, level, tuple(findings))
     if start is None or level not in STARTING or report.fails("error"):
         return report
     return replace(report, findings=(*findings, *start(bundle, level)))
+
+
+def describe_machine() -> dict[str, Scalar]:
+    """Return the fingerprint of this machine. Raises ColdstartError where vLLM is not installed."""
+    from coldstart.models import keys
+    from coldstart.system import runtime
+
+    hardware = keys.hardware_fields(on_cpu=runtime.targets_cpu())
+    groups: dict[str, Mapping[str, Scalar]] = {"hardware": hardware, "runtime": runtime.fields()}
+    return {f"{group}.{name}": value for group, part in groups.items() for name, value in part.items()}
+
+
+def compare_machine(key: Mapping[str, Scalar], fingerprint: Mapping[str, Scalar], name: str) -> list[Finding]:
+    """Return one error for each field in which the machine differs from the machine of the bundle."""
+    fields = sorted(field for field in {*key, *fingerprint} if field.partition(".")[0] in GROUPS)
+    return [
+        _differs(field, key.get(field), fingerprint.get(field), name)
+        for field in fields
+        if key.get(field) != fingerprint.get(field)
+    ]
+
+
+def _differs(field: str, required: Scalar, present: Scalar, name: str) -> Finding:
+    message = f"{field}: the bundle requires {required!r}, the machine has {present!r}"
+    return Finding(CODE, "error", message, f"on that machine: coldstart materialize {name}", field)

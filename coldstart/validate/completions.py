@@ -1,8 +1,8 @@
-"""A blocking HTTP client for completions that does not disturb the start that it waits for.
+"""The completions protocol of OpenAI's and vLLM's servers, and a blocking client that does not disturb the start it waits for.
 
-Standard library only. While a server starts, one connect attempt every POLL_S on the loopback costs some tens
-of microseconds; once a connection stands, the client sleeps in the kernel until bytes arrive. Times are
-seconds on CLOCK_MONOTONIC.
+Requests are greedy and ignore the end token, so that every answer has the requested length. While a server starts, one
+connect attempt every POLL_S on the loopback costs some tens of microseconds; once a connection stands, the client sleeps in
+the kernel until bytes arrive. Times are seconds on CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-from coldstart.validate import openai
+from typing import Any
 
 POLL_S = 0.004
 STARTING = (404, 502, 503)
+COMPLETIONS = "/v1/completions"
+_DATA = b"data:"
 
 
 class NoAnswerError(Exception):
@@ -101,7 +102,7 @@ class CompletionClient:
         try:
             connection.connect()
             listening_s = time.monotonic()
-            connection.request("POST", openai.COMPLETIONS, _request(prompt, 1, stream=True), _HEADERS)
+            connection.request("POST", COMPLETIONS, _request(prompt, 1, stream=True), _HEADERS)
             return FirstToken(listening_s, _first_event_s(connection.getresponse()))
         finally:
             connection.close()
@@ -109,7 +110,7 @@ class CompletionClient:
     def _post(self, body: bytes) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=self.timeout_s)
         try:
-            connection.request("POST", openai.COMPLETIONS, body, _HEADERS)
+            connection.request("POST", COMPLETIONS, body, _HEADERS)
             response = connection.getresponse()
             return response.status, response.read()
         finally:
@@ -129,7 +130,7 @@ _HEADERS = {"Content-Type": "application/json"}
 
 
 def _request(prompt: str, max_tokens: int, *, stream: bool) -> bytes:
-    return json.dumps(openai.build_request(prompt, max_tokens, stream=stream, token_ids=True)).encode()
+    return json.dumps(build_request(prompt, max_tokens, stream=stream, token_ids=True)).encode()
 
 
 def _first_event_s(response: http.client.HTTPResponse) -> float:
@@ -140,9 +141,67 @@ def _first_event_s(response: http.client.HTTPResponse) -> float:
     while line := response.readline():
         arrived_s = time.monotonic()
         try:
-            event = openai.parse_event(line)
-        except openai.ServerError as error:
+            event = parse_event(line)
+        except ServerError as error:
             raise NoAnswerError(f"the server answered: {error}") from error
         if event is not None and event.token:
             return arrived_s
     raise _StillStartingError("the stream ended without a token")
+
+
+class ServerError(Exception):
+    """The server reported an error within a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event of a stream: its part of the answer, and the usage where the server reports it.
+
+    `token` is true for an event that carries an output token. A token may decode to no text (half a character), so an event
+    with a token id or with the end of the answer counts as well.
+    """
+
+    choice: bool
+    token: bool
+    token_ids: tuple[int, ...]
+    usage: Mapping[str, Any]
+
+
+def build_request(
+    prompt: str | Sequence[int],
+    max_tokens: int,
+    *,
+    stream: bool,
+    model: str | None = None,
+    token_ids: bool = False,
+    usage: bool = False,
+) -> dict[str, Any]:
+    """Build the body of a request. `token_ids` requests token ids (a field of vLLM), `usage` the number of tokens."""
+    body: dict[str, Any] = {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    if model is not None:
+        body["model"] = model
+    if token_ids:
+        body["return_token_ids"] = True
+    if usage:
+        body |= {"min_tokens": max_tokens, "stream_options": {"include_usage": True}}
+    return body
+
+
+def parse_event(line: bytes) -> StreamEvent | None:
+    """Parse one line of a stream; return None for a line without an event. Raises ServerError, ValueError."""
+    data = line[len(_DATA) :].strip() if line.startswith(_DATA) else b""
+    if data in (b"", b"[DONE]"):
+        return None
+    document = json.loads(data)
+    if "error" in document:
+        raise ServerError(str(document["error"])[:300])
+    choices = document.get("choices") or [{}]
+    ids = tuple(choices[0].get("token_ids") or ())
+    token = bool(ids or choices[0].get("text") or choices[0].get("finish_reason"))
+    return StreamEvent(bool(document.get("choices")), token, ids, document.get("usage") or {})

@@ -10,7 +10,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
 from coldstart.errors import UsageError
 from coldstart.models import resolver
-from coldstart.validate import against, checks, prompts, subject
+from coldstart.validate import answers, checks, subject
 from coldstart.validate.answers import PromptSettings
 from coldstart.validate.start import REPLAY, Starts, pair_launchers
 from coldstart.validate.subject import Source
@@ -56,7 +56,7 @@ def _fingerprint(wanted: str | None) -> dict[str, checks.Scalar] | None:
             f"invalid machine {wanted!r} to validate against: the only one is {THIS_MACHINE!r}",
             hint="validate on the machine that serves",
         )
-    return against.host()
+    return checks.describe_machine()
 
 
 def _starter(word: str, request: ValidationRequest) -> checks.StartCheck | None:
@@ -92,7 +92,7 @@ def parse_replay(file: Path | None, concurrency: str, max_tokens: int) -> Prompt
             f"invalid --concurrency {concurrency!r}: expected numbers from 1 to {MOST}",
             hint="--concurrency 1,8",
         )
-    asked = prompts.read(file) if file is not None else prompts.PROMPTS
+    asked = answers.read_prompts(file) if file is not None else answers.PROMPTS
     return PromptSettings(asked, max_tokens, crowds=[count for count in counts if count > 1])
 
 

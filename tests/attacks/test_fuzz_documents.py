@@ -29,7 +29,7 @@ from tools.bundles import config, plant, provenance
 
 from coldstart.errors import ColdstartError
 from coldstart.launch import planning
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.models import inspection
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import runtime

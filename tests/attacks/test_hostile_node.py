@@ -21,7 +21,7 @@ from tools.bundles import publish
 from tools.shell import Run
 
 from coldstart.launch import planning
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.models import inspection, relevance
 from coldstart.system import paths, runtime
 from coldstart.system.proc import scratch

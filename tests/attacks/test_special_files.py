@@ -32,14 +32,14 @@ from coldstart.fleet.live.state import FleetState
 from coldstart.graphs import table_files
 from coldstart.graphs.errors import AlteredTableError
 from coldstart.host.tables import read_toml
-from coldstart.launch import interrupted, process_snapshot
+from coldstart.launch import caches, process_snapshot
 from coldstart.models import inspection
 from coldstart.system import fingerprint, paths
 from coldstart.system.key_file import read_key
 from coldstart.system.paths import Cache
 from coldstart.system.trust import directory_fingerprint, trusted_keys
 from coldstart.system.trust.unpacked import unpacked
-from coldstart.validate import prompts
+from coldstart.validate import answers
 from coldstart.weights.prefetch.range_source import SourceUnusableError, open_source
 
 _PATIENCE_S = 60.0
@@ -209,7 +209,7 @@ def test_lock_and_shared_object_do_not_hang(home: Path, tmp_path: Path, replace:
     assert isinstance(_call(process_snapshot.sweep), (OSError, type(None)))
     (tmp_path / "compiled").mkdir()
     replace(tmp_path / "compiled" / "k.so")
-    assert _call(lambda: list(interrupted.unfinished(tmp_path / "compiled"))) == []
+    assert _call(lambda: list(caches.unfinished(tmp_path / "compiled"))) == []
 
 
 def _make_model(tmp_path: Path) -> Path:
@@ -244,7 +244,7 @@ NAMED: dict[str, Callable[[Path], object]] = {
     "public key": lambda path: trusted_keys.add(path, "other"),
     "host": lambda path: read_toml(path, "host"),
     "fleet state": FleetState,
-    "prompts": prompts.read,
+    "prompts": answers.read_prompts,
     "baseline": compare.load,
 }
 

@@ -12,7 +12,7 @@ from coldstart.commands import cli
 from tools.bundles import key, provenance, publish
 
 from coldstart.materialize import materialize
-from coldstart.materialize.plan import Options
+from coldstart.materialize.options import Options
 from coldstart.models import inspection, tiny
 from coldstart.models.inspection import Lookup
 from coldstart.system.paths import Cache

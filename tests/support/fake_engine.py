@@ -11,8 +11,15 @@ import time
 from pathlib import Path
 
 BEHAVIOUR = os.environ["FAKE_BEHAVIOUR"]
-SCARCE = "ValueError: Available memory on node 0 (1/20 GiB) is less than desired CPU memory utilization (0.9, 18 GiB)."
+SCARCE = "Available memory on node 0 (1/20 GiB) is less than desired CPU memory utilization (0.9, 18 GiB)."
 REPORT = {"fast_path": {"compile": True}, "fallbacks": [], "tokens": [1]}
+
+
+def fail(error: Exception) -> None:
+    """Report an error to the process that started this one, as the real server does."""
+    from coldstart.vllm.engine import failure
+
+    failure.report(error)
 
 
 def serve(plan, imported=False):  # type: ignore[no-untyped-def]
@@ -25,23 +32,19 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
         sys.stderr.write("no memory for the engine\n")
         return 7
     if behaviour == "lacks-memory":
-        os.write(int(os.environ["COLDSTART_READY_FD"]), json.dumps({"failed": SCARCE}).encode() + b"\n")
+        fail(ValueError(SCARCE))
         return 1
     if behaviour == "dies-of":
-        for cause in (
-            "ValueError: no space for the KV cache",
-            "RuntimeError: it failed. See root cause above.",
-        ):
-            os.write(int(os.environ["COLDSTART_READY_FD"]), json.dumps({"failed": cause}).encode() + b"\n")
+        fail(ValueError("no space for the KV cache"))
+        fail(RuntimeError("it failed. See root cause above."))
         return 1
     if behaviour == "loses-weights" and plan.weights_from:
         from coldstart.contract.weights import LOST
 
-        lost = {"failed": f"RuntimeError: {LOST}files, after 3 of 10 tensors: it does not match its digest"}
-        os.write(int(os.environ["COLDSTART_READY_FD"]), json.dumps(lost).encode() + b"\n")
+        fail(RuntimeError(f"{LOST}files, after 3 of 10 tensors: it does not match its digest"))
         return 1
     if behaviour == "recovers":
-        os.write(int(os.environ["COLDSTART_READY_FD"]), b'{"failed": "ValueError: tried another way"}\n')
+        fail(ValueError("tried another way"))
     if behaviour == "dies-forked" and imported:
         return 7
     if behaviour == "raises":

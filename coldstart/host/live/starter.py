@@ -34,7 +34,7 @@ from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 
 if TYPE_CHECKING:
     from coldstart.contract.plan import LaunchPlan
-    from coldstart.launch.request import ServeRequest
+    from coldstart.launch.planning import ServeRequest
     from coldstart.launch.server import Server
     from coldstart.launch.template_pool import Warm
     from coldstart.system.timeline import Timeline
@@ -176,7 +176,7 @@ def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeReq
     from coldstart.contract.weights import PacedFetch
     from coldstart.host.launches import Launch
     from coldstart.host.live import profiles
-    from coldstart.launch.request import ServeRequest
+    from coldstart.launch.planning import ServeRequest
     from coldstart.system.paths import Cache
 
     # Set the environment before any code looks for a device.

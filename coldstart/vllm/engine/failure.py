@@ -16,16 +16,16 @@ from contextlib import suppress
 from typing import NoReturn
 
 from coldstart.contract.plan import READY_FD_ENV
-from coldstart.system import secrets
+from coldstart.vllm.engine.rejection import Failure
 
 
 def report(error: BaseException) -> None:
     """Write the error to the pipe of the starter; do nothing in a process without one, or after readiness was reported."""
     descriptor = int(os.environ.get(READY_FD_ENV, "-1"))
     if descriptor >= 0:
-        text = secrets.text(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        failed = Failure.describe(error).document()
         with suppress(OSError):
-            os.write(descriptor, (json.dumps({"failed": text}) + "\n").encode())
+            os.write(descriptor, (json.dumps({"failed": failed}) + "\n").encode())
 
 
 class _Reporter(logging.Handler):

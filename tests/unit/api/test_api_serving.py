@@ -14,9 +14,9 @@ from tools.bundles import provenance
 from coldstart import api
 from coldstart.errors import NoBundleError, UsageError
 from coldstart.launch import driver
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.materialize import materialize
-from coldstart.materialize.plan import Options
+from coldstart.materialize.options import Options
 from coldstart.models.inspection import Lookup
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import paths

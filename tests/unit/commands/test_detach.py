@@ -14,9 +14,9 @@ from coldstart.commands._detach import Announce, start_detached
 from support.waiting import wait_until
 
 from coldstart.errors import CommandFailedError
-from coldstart.launch.rejection import Rejection
 from coldstart.system.proc import processes
 from coldstart.system.start_progress import StartProgress
+from coldstart.vllm.engine.rejection import Rejection
 
 
 def test_the_process_outlives_the_command_in_its_own_session(tmp_path: Path) -> None:

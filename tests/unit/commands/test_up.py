@@ -27,7 +27,7 @@ from tools.bundles import key
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError
 from coldstart.launch import preparation, template_pool, up_records
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.ipc.addresses import free_port

@@ -12,7 +12,7 @@ from support.engines import Publish, fake_engine, home, model, pair, publish
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import ladder
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel

@@ -23,7 +23,7 @@ from coldstart.launch import (
     supervise,
     template_pool,
 )
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.models.inspection import Lookup
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.snapshot import criu, runtime_image

@@ -21,7 +21,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
 from coldstart.errors import CommandFailedError
 from coldstart.launch import fetch, planning
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime

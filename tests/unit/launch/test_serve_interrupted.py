@@ -11,9 +11,9 @@ import pytest
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.launch import interrupted, ladder
+from coldstart.launch import caches, ladder
 from coldstart.launch.modes import FreshMode
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 
 GCC = shutil.which("gcc")
 pytestmark = pytest.mark.skipif(GCC is None, reason="no gcc")
@@ -39,18 +39,18 @@ def test_every_unloadable_file_is_found(shared_object: Path, tmp_path: Path) -> 
     cut = tmp_path / "cut.so"
     for length in range(0, len(content), len(content) // 9):
         cut.write_bytes(content[:length])
-        assert _loads(cut) or list(interrupted.unfinished(tmp_path)) == [cut]
+        assert _loads(cut) or list(caches.unfinished(tmp_path)) == [cut]
 
 
 def test_file_in_use_by_a_linker_is_retained(shared_object: Path, tmp_path: Path) -> None:
     with shared_object.open("wb"):
         writer = subprocess.Popen(["sleep", "60"], stdout=shared_object.open("ab"))
     try:
-        assert interrupted.cleared(tmp_path / "cache") == []
+        assert caches.remove_unfinished(tmp_path / "cache") == []
     finally:
         writer.kill()
         writer.wait()
-    assert len(interrupted.cleared(tmp_path / "cache")) == 1
+    assert len(caches.remove_unfinished(tmp_path / "cache")) == 1
 
 
 def test_start_removes_truncated_files_first(

@@ -13,7 +13,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import planning
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.models import resolution
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel

@@ -17,7 +17,7 @@ from tools.bundles import key
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import driver, ladder, planning
-from coldstart.launch.request import ServeRequest
+from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel

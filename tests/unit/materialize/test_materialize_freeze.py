@@ -16,7 +16,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import pruning
 from coldstart.materialize import materialize
 from coldstart.materialize.materialize import workspace
-from coldstart.materialize.plan import no_progress
+from coldstart.materialize.options import no_progress
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
 

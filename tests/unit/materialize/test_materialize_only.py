@@ -11,7 +11,7 @@ from tools.bundles import key
 from coldstart.contract.arguments import Arguments
 from coldstart.materialize import materialize
 from coldstart.materialize.assembly import Assembly
-from coldstart.materialize.plan import Options, no_progress
+from coldstart.materialize.options import Options, no_progress
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache

@@ -46,7 +46,8 @@ def run(message, channel):
     if message["does"] == "finds a damaged bundle":
         raise DigestMismatchError("blob sha256:0a does not match its digest")
     if message["does"] == "is rejected":
-        from coldstart.launch import rejection, server_process
+        from coldstart.launch import server_process
+        from coldstart.vllm.engine import rejection
         found = rejection.find("api_server.py: error: argument --seed: invalid")
         raise found.build_error(server_process.ServerExitedError)
     if message["does"] == "breaks":

@@ -12,6 +12,7 @@ import pytest
 
 from coldstart.contract.plan import READY_FD_ENV
 from coldstart.vllm.engine import failure
+from coldstart.vllm.engine.rejection import Failure
 
 
 def test_watch_log_reports_an_error_that_vllm_logs_with_its_exception(
@@ -32,7 +33,7 @@ def test_watch_log_reports_an_error_that_vllm_logs_with_its_exception(
         os.close(writer)
         with os.fdopen(reader) as pipe:
             assert [json.loads(line) for line in pipe] == [
-                {"failed": "ValueError: no space for the KV cache"}
+                {"failed": Failure("ValueError: no space for the KV cache").document()}
             ]
     finally:
         logger.handlers[:] = before

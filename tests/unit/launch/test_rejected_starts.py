@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coldstart.launch import rejection
+from coldstart.vllm.engine import rejection
 
 # Texts of vLLM 0.32.0.
 TOO_LONG = """pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig

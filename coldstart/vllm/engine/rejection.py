@@ -1,20 +1,23 @@
 """Recognize errors of vLLM that every start meets: invalid arguments, too little memory for them, or an unsupported model.
 
-Such an error ends a start at once. Another start mode would repeat it. This module reads text alone: a log, or an error that
-the server reported.
+Such an error ends a start at once. Another start mode would repeat it. This module reads text alone: an error, or
+the log of a process that could not report it. What crosses to another process is `Failure`, as data.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 from coldstart.errors import CHECK_FAILED, ERROR, CommandFailedError
 from coldstart.system import secrets
 
 _Error = TypeVar("_Error", bound=CommandFailedError)
 _LONGEST = 400
+# vLLM's server raises this where the engine's process has logged the cause before.
+_ENGINE_FAILED = "See root cause above"
 # The first sentence of vLLM's message; its further ones name settings that no coldstart command has.
 _SENTENCE = re.compile(r".+?\.(?=\s+[A-Z])")
 _FAULT = re.compile(r"^(?:Value|Assertion) error, ")
@@ -92,3 +95,34 @@ def find(text: str) -> Rejection | None:
                 f"{problem}{secrets.text(sentence[0] if sentence else reason)[:_LONGEST]}", hint, code
             )
     return None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Error that ends a process, for the process that started it.
+
+    `is_final`: every start meets it. `is_consequence`: another process has reported the cause before.
+    """
+
+    message: str
+    hint: str | None = None
+    exit_code: int = CHECK_FAILED
+    is_final: bool = False
+    is_consequence: bool = False
+
+    @classmethod
+    def describe(cls, error: BaseException) -> Failure:
+        """Describe an error in one line, without secrets."""
+        text = secrets.text(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        if found := find(text):
+            return cls(found.message, found.hint, found.exit_code, is_final=True)
+        return cls(text, is_consequence=_ENGINE_FAILED in text)
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> Failure:
+        """Parse the result of `document`. Raises TypeError for other members."""
+        return cls(**document)
+
+    def document(self) -> dict[str, Any]:
+        """Return the failure as a JSON object."""
+        return asdict(self)
