@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from benchmarks import __main__ as runner
@@ -23,6 +25,15 @@ def test_every_result_is_quoted_by_a_page_or_read_by_a_benchmark() -> None:
     text = "".join(path.read_text() for path in [*pages, *(ROOT / "benchmarks").rglob("*.py")])
     shown = {part.result for part in tables.parts()}
     assert [x.name for x in RESULTS.glob("*.json") if x.stem not in shown and x.name not in text] == []
+
+
+def test_every_result_has_its_date_commit_command_and_machine() -> None:
+    files = [*RESULTS.glob("*.json"), *(RESULTS / "papers").glob("*.json")]
+    wanted = ("date", "commit", "command", "machine")
+    lacking = {
+        file.name: [key for key in wanted if not json.loads(file.read_text()).get(key)] for file in files
+    }
+    assert {name: keys for name, keys in lacking.items() if keys} == {}
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
