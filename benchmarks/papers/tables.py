@@ -24,13 +24,16 @@ class Figures(Part):
         for number, one in import_module(f"benchmarks.papers.{self.result}").EXPERIMENTS.items():
             title = f"Table {number[5:]}" if number.startswith("table") else f"Figure {number}"
             command = f"`python -m benchmarks papers/{self.result}-{number}`"
+            found = load(f"papers/{self.result}-{number}", results)
             if one.measure is None:
                 yield from (
                     f"**{title}: {one.title}.** Paper: {one.paper}. Needs a GPU: not measured ({command}).",
                     "",
                 )
                 continue
-            found = load(f"papers/{self.result}-{number}", results)
+            if found is None:
+                yield from (f"**{title}: {one.title}.** Not measured yet: {command}.", "")
+                continue
             yield from (
                 f"**{title}: {one.title}** ({found['kind']}). {one.workload}; {one.sweep}. {command}",
                 "",
