@@ -81,7 +81,16 @@ def policies(path: str) -> Table:
 
 
 CACHE = "model-cache-simulated"
+SHORT = Table(
+    "rows",
+    {
+        "trace": "{trace}",
+        **{name: f"{{cost_over_lru[{name}]:.2f}}" for name in ("lru", "gdsf", "iam", "predictive")},
+        "traces on which predictive costs less, more": "{better}, {worse} of {seeds}",
+    },
+)
 PARTS = [
+    Part(LIVE, "short-traces", "host-short-traces", (SHORT,), "host/short_traces"),
     Part(LIVE, "host-load", "host-live-cpu", (loads,), "host/live"),
     Part(
         LIVE,

@@ -295,7 +295,8 @@ LENGTHS = "The lengths are drawn from published means and samples, not from the 
 SETUP = "OPT on A100-40GB as a roofline, batch 16, 160 requests, Poisson arrivals"
 EXPERIMENTS = {
     "1": Experiment(
-        "queueing share of FCFS", "fixed, Alpaca and ShareGPT lengths; OPT-13B as a roofline, batch 16, Poisson arrivals", "loads 0.9 and 1",
+        "queueing share of FCFS", "fixed, Alpaca and ShareGPT lengths; OPT-13B as a roofline, batch 16",
+        "loads 0.9 and 1, Poisson arrivals",
         "Load 1 is our estimate of a full batch's rate. The queue at load 1 grows with the length of the run, here 1,000"
         " requests.", measure=figure1,
     ),
