@@ -1,6 +1,6 @@
-"""Cost of the host's policies over LRU on traces of forty seconds, six models of nearly equal sizes. Simulated on the bare cache.
+"""Cost of the host's policies over LRU on traces of forty seconds, six models of nearly equal sizes. Simulated.
 
-Sizes and start times are those that a live host measured, which found `predictive` at 1.10 times LRU with one seed of each trace.
+Sizes and start times are those of a live host, which measured `predictive` at 1.10 times LRU with one seed of each trace.
 So short a trace leaves a policy little to learn, and one seed decides little: forty are drawn here.
 
 Run: python -m benchmarks host/short_traces
