@@ -2,6 +2,7 @@
 
     python -m benchmarks                      list the benchmarks.
     python -m benchmarks NAME [ARGS]          run start/cold_start, cold_start or cold-start.
+    python -m benchmarks papers/PAPER-NUMBER  run one figure or table of a paper, such as papers/fastserve-11.
     python -m benchmarks tables               write the committed results into the pages.
 
 A benchmark is a module of a claim folder whose docstring has a line "Run:". Listing reads docstrings only.
@@ -15,7 +16,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FOLDERS = ("start", "gpu", "scheduling", "host", "fleet")
+FOLDERS = ("papers", "start", "gpu", "scheduling", "host", "fleet")
 
 
 def find_benchmarks() -> dict[str, str]:
@@ -45,6 +46,9 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(list_benchmarks())
         return
+    if arguments[0].startswith("papers/"):
+        paper, _, number = arguments[0].partition("-")
+        arguments = [paper, *filter(None, [number]), *arguments[1:]]
     name = "tables" if arguments[0] == "tables" else resolve(arguments[0])
     if {"-h", "--help"} & set(arguments[1:]) and not _parses_arguments(name):
         print(_docstring(HERE / f"{name}.py"))

@@ -19,18 +19,12 @@ from benchmarks.start import chart
 # Parts that an explanation page repeats, by result and mark.
 QUOTED = {
     "docs/explanation/paraserve.md": (("fleet-cold-ttft", "cold-ttft"),),
-    "docs/explanation/fastserve.md": (
-        ("figure11", "figure11"),
-        ("figure14", "figure14"),
-        ("figure15", "figure15"),
-    ),
     "docs/explanation/mcache.md": (
         ("model-cache-simulated", "policies"),
         ("model-cache-simulated", "verdict"),
-        ("mcache-figures-simulated", "table3"),
     ),
 }
-CLAIMS = ("start", "scheduling", "host", "fleet")
+CLAIMS = ("papers", "start", "host", "fleet")
 Cell = str | Callable[[Any], object]
 """A format string over a mapping, such as "{gap[worst_s]:.2f} s", or a function of it."""
 

@@ -41,46 +41,6 @@ def families(result: Row) -> Iterator[Row]:
             yield {"name": family, "kind": kind, **costs}
 
 
-def table3(result: Row) -> Iterator[Row]:
-    """Yield the rows of Table 3 of the mCache paper."""
-    found = result["figures"]["table3"]
-    for share, gain in found["ours_gain"].items():
-        for policy, paper in found["paper"][share].items():
-            ours = {"ours": found["ours"][share][policy], "gain": gain[policy]}
-            yield {
-                "share": share,
-                "policy": policy,
-                "paper": paper,
-                "paper_gain": found["paper_gain"][share][policy],
-                **ours,
-            }
-
-
-def figures(result: Row) -> Iterator[Row]:
-    """Yield the figures of the mCache paper."""
-    found = result["figures"]
-    for number in ("6", "7", "8"):
-        yield {
-            "figure": number,
-            "what": found[number]["what"],
-            **_both(found[number]["paper"], found[number]["ours"]),
-        }
-    ninth = _both(found["9"]["paper_iam_over_others"], found["9"]["iam_over_best_other"])
-    yield {"figure": "9", "what": "hit ratio of IAM over the best other, random", **ninth}
-    iam = [{share: row["iam"] for share, row in found["10"][whose].items()} for whose in ("paper", "ours")]
-    yield {"figure": "10", "what": "throughput of IAM over LFU", **_both(*iam)}
-
-
-def _both(paper: Any, ours: Any) -> Row:
-    return {"paper": _flat(paper), "ours": _flat(ours)}
-
-
-def _flat(values: Any) -> str:
-    if not isinstance(values, Mapping):
-        return str(values)
-    return listed(f"{k}: {_flat(v)}" if isinstance(v, Mapping) else f"{k} {v}" for k, v in values.items())
-
-
 def live_rows(result: Row) -> Iterator[Row]:
     """Yield the lines of the live host."""
     cold, runs, later = (
@@ -120,16 +80,17 @@ def policies(path: str) -> Table:
     return Table(partial(items, path), {"policy": "{name}", **columns})
 
 
-TABLE3 = {
-    "cache": "{share}",
-    "policy": "{policy}",
-    "paper (s)": "{paper}",
-    "ours (s)": "{ours}",
-    "paper, gain over LFU": "{paper_gain} %",
-    "ours, gain over LFU": "{gain} %",
-}
-CACHE, MCACHE = "model-cache-simulated", "mcache-figures-simulated"
+CACHE = "model-cache-simulated"
+SHORT = Table(
+    "rows",
+    {
+        "trace": "{trace}",
+        **{name: f"{{cost_over_lru[{name}]:.2f}}" for name in ("lru", "gdsf", "iam", "predictive")},
+        "traces on which predictive costs less, more": "{better}, {worse} of {seeds}",
+    },
+)
 PARTS = [
+    Part(LIVE, "short-traces", "host-short-traces", (SHORT,), "host/short_traces"),
     Part(LIVE, "host-load", "host-live-cpu", (loads,), "host/live"),
     Part(
         LIVE,
@@ -152,16 +113,5 @@ PARTS = [
             ),
         ),
         "host/policies",
-    ),
-    Part(PAGE, "table3", MCACHE, (Table(table3, TABLE3),), "host/mcache_figures"),
-    Part(
-        PAGE,
-        "figures",
-        MCACHE,
-        (
-            Table(figures, {"figure": "{figure}", "what": "{what}", "paper": "{paper}", "ours": "{ours}"}),
-            lambda result: f"Figure 10: {result['figures']['10']['note']}.",
-        ),
-        "host/mcache_figures",
     ),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from benchmarks import __main__ as runner
@@ -28,6 +30,23 @@ def test_every_result_is_quoted_by_a_page_or_read_by_a_benchmark() -> None:
     text = "".join(path.read_text() for path in [*pages, *(ROOT / "benchmarks").rglob("*.py")])
     shown = {part.result for part in tables.parts()}
     assert [x.name for x in RESULTS.glob("*.json") if x.stem not in shown and x.name not in text] == []
+
+
+def test_every_result_has_its_date_commit_command_and_machine() -> None:
+    files = [*RESULTS.glob("*.json"), *(RESULTS / "papers").glob("*.json")]
+    wanted = ("date", "commit", "command", "machine")
+    lacking = {
+        file.name: [key for key in wanted if not json.loads(file.read_text()).get(key)] for file in files
+    }
+    assert {name: keys for name, keys in lacking.items() if keys} == {}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_docstring_states_the_command_the_time_and_the_result(name: str) -> None:
+    fields = dict(line.split(": ", 1) for line in BENCHMARKS[name].splitlines() if ": " in line)
+    assert fields["Run"].startswith(f"python -m benchmarks {name}")
+    assert fields["Time"]
+    assert fields["Result"].startswith("none") or (RESULTS / fields["Result"].split()[0]).is_file()
 
 
 def test_every_part_of_a_page_names_an_existing_benchmark() -> None:

@@ -100,7 +100,7 @@ def test_published_form_runs_the_jobs_of_algorithm_1(load: list[tuple[float, int
 
 
 FIGURE_7 = [(0.5, 1.0), (2.5, 1.25), (0.25, 0.5)]
-"""T1 and T2 of J1 to J3. The paper prints no times; these reproduce its four averages best (figure7.json)."""
+"""T1 and T2 of J1 to J3. The paper prints no times; these reproduce its four averages best (fastserve-7)."""
 
 
 def average(ends: dict[int, float]) -> float:

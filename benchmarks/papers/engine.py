@@ -1,0 +1,306 @@
+"""Iteration-level simulator of FastServe's engine (section 4), which drives the server's own policy objects.
+
+The simulator in coldstart/lab runs vLLM's scheduler, which takes ten times as long and copies KV to the host before it is
+evicted. This one has the paper's three strategies: recompute drops the KV of an evicted job; reactive copies it in the
+iteration, which waits; proactive copies it beside iterations, and a job is ready when its copy has arrived.
+
+Profiles are roofline models, not measurements: an iteration reads the weights once and computes two FLOPs per parameter and
+token, devices in tensor parallel. They are set so that OPT-13B on one A100-40GB takes about 30 ms to decode, as the paper's
+limit (0.3 s) over ten.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import fmean
+
+from benchmarks.papers.lengths import Sizes
+from coldstart.scheduling import IterationProfile, Job, Policy, SchedulerSettings, SkipJoinMlfq
+
+BANDWIDTH, FLOPS = 1.555e12 * 0.6, 312e12 * 0.5
+OVERHEAD_S = 2e-3
+LINK = 20e9
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Table 1: parameters, layers, hidden size; and the GPUs it is served on."""
+
+    name: str
+    parameters: float
+    layers: int
+    hidden: int
+    gpus: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Return 4 * l * h bytes, in FP16 (section 4.2)."""
+        return 4 * self.layers * self.hidden
+
+    @property
+    def kv_tokens(self) -> int:
+        """Return the tokens whose KV fits beside the weights and a tenth for activations."""
+        return int((0.9 * 40 * GIB * self.gpus - 2 * self.parameters) / self.kv_bytes_per_token)
+
+    def profile(self) -> IterationProfile:
+        floor = 2 * self.parameters / (BANDWIDTH * self.gpus) + OVERHEAD_S
+        each = 2 * self.parameters / (FLOPS * self.gpus)
+        prefill = [(n, max(floor, OVERHEAD_S + n * each)) for n in (1, 64, 128, 256, 512, 1024, 2048, 4096)]
+        decode = [(b, max(floor, OVERHEAD_S + b * each) + 2e-5 * b) for b in (1, 8, 32, 128, 256)]
+        return IterationProfile.create(prefill, decode)
+
+
+OPT_2_7B = Model("OPT-2.7B", 2.7e9, 32, 2560, 1)
+OPT_13B = Model("OPT-13B", 13e9, 40, 5120, 1)
+OPT_66B = Model("OPT-66B", 66e9, 64, 9216, 4)
+OPT_175B = Model("OPT-175B", 175e9, 96, 12288, 16)
+
+
+class Ranked(Policy):
+    """Live jobs in order of a key, which changes only when the job is served; equal keys are in order of arrival."""
+
+    def __init__(self, key: Callable[[Job], float]) -> None:
+        self._key = key
+        self._order: list[tuple[float, int, Job]] = []
+        self._places: dict[str, tuple[float, int]] = {}
+        self._arrived = 0
+
+    def add(self, job: Job, now: float) -> None:
+        self._arrived += 1
+        self._insert(job, self._arrived)
+
+    def remove(self, job: Job) -> None:
+        self._take_out(job)
+
+    def __iter__(self) -> Iterator[Job]:
+        return (job for _, _, job in self._order)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add_service(self, job: Job, seconds: float, now: float) -> None:
+        super().add_service(job, seconds, now)
+        if self._places[job.id][0] != self._key(job):
+            self._insert(job, self._take_out(job))
+
+    def _insert(self, job: Job, number: int) -> None:
+        self._places[job.id] = (self._key(job), number)
+        insort(self._order, (*self._places[job.id], job))
+
+    def _take_out(self, job: Job) -> int:
+        place = self._places.pop(job.id)
+        del self._order[bisect_left(self._order, place, key=lambda entry: entry[:2])]
+        return place[1]
+
+
+class NaiveMlfq(SkipJoinMlfq):
+    """Queues without skip-join: each job joins Q1 and moves down one level at a time."""
+
+    def first_level(self, job: Job) -> int:
+        return 0
+
+    def next_level(self, job: Job) -> int:
+        return min(job.level + 1, len(self.quanta) - 1)
+
+
+def fcfs(profile: IterationProfile) -> Policy:
+    return Ranked(lambda job: 0.0)
+
+
+def fixed_priority(profile: IterationProfile) -> Policy:
+    return Ranked(lambda job: profile.prefill(job.prompt_tokens))
+
+
+def mlfq(
+    alpha_s: float = 0.3, form: str = "paper", kind: type[SkipJoinMlfq] = SkipJoinMlfq
+) -> Callable[[IterationProfile], Policy]:
+    """Return a maker of queues of the server; "paper" is FastServe's published form."""
+    settings = SchedulerSettings(alpha_s=alpha_s, mlfq=form)  # type: ignore[arg-type]
+    return lambda profile: kind(profile, settings)
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """One request of a run, in seconds; `running_s` is the time in iterations, `swapping_s` the wait for a copy."""
+
+    arrival_s: float
+    prompt: int
+    output: int
+    first_s: float = 0.0
+    end_s: float = 0.0
+    running_s: float = 0.0
+    swapping_s: float = 0.0
+    evictions: int = 0
+
+    @property
+    def latency_s(self) -> float:
+        return self.end_s - self.arrival_s
+
+    @property
+    def per_token_s(self) -> float:
+        """Return end-to-end latency over output length (section 6.1)."""
+        return self.latency_s / self.output
+
+
+class Engine:
+    """One run of an engine with a batch of at most `batch` jobs.
+
+    `whole`: a batch runs until its last job ends, as FasterTransformer's does. `peak` is the most KV tokens held.
+    """
+
+    def __init__(
+        self, model: Model, order: Callable[[IterationProfile], Policy], batch: int, *, strategy: str = "proactive",
+        kv_tokens: float | None = None, whole: bool = False, link: float = LINK,
+    ) -> None:  # fmt: skip
+        self.profile, self.batch, self.strategy, self.whole = model.profile(), batch, strategy, whole
+        self.policy = order(self.profile)
+        self.capacity = model.kv_tokens if kv_tokens is None else kv_tokens
+        self.copy_s = model.kv_bytes_per_token / (link * model.gpus)
+        self.context_s = model.kv_bytes_per_token / (BANDWIDTH * model.gpus)
+        self.held = self.peak = self.steps = 0
+        self._of: dict[str, Served] = {}
+        self._on_device: dict[str, Job] = {}
+        self._stored: dict[str, int] = {}
+        self._arrives: dict[str, float] = {}
+        self._link_free, self._now = 0.0, 0.0
+        self._members: list[Job] = []
+
+    def run(self, requests: Sequence[tuple[float, int, int]], stop_s: float = inf) -> list[Served]:
+        """Serve (arrival in seconds, prompt, output) in order of arrival, and return them; those after `stop_s` are cut."""
+        served, place = [Served(*one) for one in requests], 0
+        while place < len(served) or len(self.policy):
+            if not len(self.policy):
+                self._now = max(self._now, served[place].arrival_s)
+            while place < len(served) and served[place].arrival_s <= self._now:
+                job = Job(str(place), served[place].arrival_s, served[place].prompt)
+                self._of[job.id] = served[place]
+                self.policy.add(job, self._now)
+                place += 1
+            following = served[place].arrival_s if place < len(served) else inf
+            self._step(following)
+            if self._now > stop_s:
+                break
+        return served
+
+    def _step(self, following: float) -> None:
+        self.policy.tick(self._now, self.batch)
+        chosen = self._place(self._choose())
+        ready = [job for job in chosen if self._arrives.get(job.id, 0.0) <= self._now]
+        if not ready:
+            waits = [self._arrives[job.id] for job in chosen]
+            self._now = min([following, *waits]) if waits or following < inf else self._stuck()
+            return
+        late = [job for job in chosen if job not in ready]
+        prefill = sum(job.pending for job in ready if job.prefilling)
+        decoding = sum(not job.prefilling for job in ready)
+        seconds = self.profile.iteration_s(prefill, decoding)
+        seconds += self.context_s * sum(job.computed for job in ready) + self._blocked_s
+        self._now += seconds
+        for job in late:
+            self._of[job.id].swapping_s += seconds
+        for job in ready:
+            self._advance(job, seconds)
+        self.steps += 1
+        self.peak = max(self.peak, self.held)
+
+    def _stuck(self) -> float:
+        raise RuntimeError(
+            f"none of {len(self.policy)} jobs can run: one needs more than {self.capacity} tokens"
+        )
+
+    def _choose(self) -> list[Job]:
+        """Return the first jobs of the order whose KV fits together."""
+        if self.whole and self._members:
+            return self._members
+        chosen, left = list[Job](), self.capacity
+        for job in self.policy:
+            left -= job.context + 1
+            if left < 0 or len(chosen) == self.batch:
+                break
+            chosen.append(job)
+        if self.whole:
+            self._members = chosen
+        return chosen
+
+    def _place(self, chosen: list[Job]) -> list[Job]:
+        """Make room for the chosen jobs, largest ENST first, and start the copies that they need."""
+        self._blocked_s = 0.0
+        kept = {job.id for job in chosen}
+        need = sum(job.context + 1 for job in chosen) - sum(job.computed for job in chosen)
+        if self.held + need > self.capacity:
+            enst = self.policy.enst(self._now, self.batch)
+            victims = sorted((j for j in self._on_device.values() if j.id not in kept), key=enst)
+            while self.held + need > self.capacity and victims:
+                self._evict(victims.pop())
+        for job in chosen:
+            if job.id not in self._on_device:
+                self._bring(job)
+        return chosen
+
+    def _evict(self, job: Job) -> None:
+        self._of[job.id].evictions += 1
+        if self.strategy != "recompute":
+            self._stored[job.id] = job.computed
+        if self.strategy == "reactive":
+            self._blocked_s += job.computed * self.copy_s
+        elif self.strategy == "proactive":
+            # The copy was made beside earlier iterations: it takes the link, and nobody waits for it.
+            self._link_free = max(self._link_free, self._now) + job.computed * self.copy_s
+        self.held -= job.computed
+        job.computed = 0
+        self._arrives.pop(job.id, None)
+        del self._on_device[job.id]
+
+    def _bring(self, job: Job) -> None:
+        self._on_device[job.id] = job
+        if tokens := self._stored.pop(job.id, 0):
+            job.computed = tokens
+            self.held += tokens
+            if self.strategy == "reactive":
+                self._blocked_s += tokens * self.copy_s
+                self._of[job.id].swapping_s += tokens * self.copy_s
+            else:
+                self._link_free = max(self._link_free, self._now) + tokens * self.copy_s
+                self._arrives[job.id] = self._link_free
+
+    def _advance(self, job: Job, seconds: float) -> None:
+        one = self._of[job.id]
+        if one.end_s:
+            return
+        one.running_s += seconds
+        self.held += job.context - job.computed
+        job.computed = job.context
+        job.generated += 1
+        if job.generated == 1:
+            one.first_s = self._now
+        self.policy.add_service(job, seconds, self._now)
+        if job.generated >= one.output:
+            one.end_s = self._now
+            self._leave(job)
+
+    def _leave(self, job: Job) -> None:
+        if self.whole:
+            if all(self._of[member.id].end_s for member in self._members):
+                for member in self._members:
+                    self._of[member.id].end_s = self._now
+                    self._remove(member)
+                self._members = []
+            return
+        self._remove(job)
+
+    def _remove(self, job: Job) -> None:
+        self.policy.remove(job)
+        self._on_device.pop(job.id, None)
+        self._arrives.pop(job.id, None)
+        self.held -= job.computed
+
+
+def capacity(model: Model, sizes: Sizes, batch: int) -> float:
+    """Return the requests per second that a full batch finishes: load 1."""
+    profile = model.profile()
+    each = (profile.prefill(prompt) + output * profile.decode(batch) / batch for prompt, output in sizes)
+    return 1 / fmean(each)

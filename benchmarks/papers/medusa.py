@@ -1,0 +1,124 @@
+"""MEDUSA's experiments from the stages that `coldstart bench` and `materialize` report; some need a GPU.
+
+The stages are those of the latest run of start/cold_start and start/model_sizes: run these first to measure anew.
+
+Run: python -m benchmarks papers/medusa [NUMBER...], or papers/medusa-NUMBER
+Time: seconds, after start/cold_start (40 minutes) and start/model_sizes
+Result: papers/medusa-7.json and one for each other experiment that needs no GPU
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.common import load
+from benchmarks.papers import Experiment, Rows, run
+
+VLLM, OURS = "vllm-warm", "fresh"
+Found = tuple[Rows, Mapping[str, Any]]
+
+
+def _modes() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    found = load("cold-start-cpu")
+    source = {key: found[key] for key in ("date", "model", "vllm_args", "versions")}
+    return found["modes"], {"from": "cold-start-cpu.json", **source}
+
+
+def _stages(mode: Mapping[str, Any]) -> dict[str, float]:
+    return {name: of["median"] for name, of in mode["phases"].items()}
+
+
+def figure1() -> Found:
+    """Loading phase in the cold start of vLLM."""
+    modes, source = _modes()
+    whole, stages = modes[VLLM]["first_token_s"]["median"], _stages(modes[VLLM])
+    engine = sum(
+        stages.get(name, 0.0) for name in ("load weights", "torch.compile", "init engine without compiling")
+    )
+    shown = f"{100 * engine / whole:.0f} % of {whole:.1f} s; the rest are imports and processes"
+    return [
+        ("loading phase in the cold start of vLLM", "76 % (runtime 22 %, first token 2 %)", shown)
+    ], source
+
+
+def figure2() -> Found:
+    """Stages of the loading phase of vLLM."""
+    modes, source = _modes()
+    stages = _stages(modes[VLLM])
+    shown = ", ".join(
+        f"{name} {stages[name]:.2f} s" for name in stages if name not in ("until listening", "first request")
+    )
+    paper = "KV cache initialization and capture are 47 % on average of ten models"
+    return [("stages of vLLM's loading phase", paper, shown)], source
+
+
+def figure7() -> Found:
+    """Reduction of the cold start."""
+    modes, source = _modes()
+    base, rows = modes[VLLM]["first_token_s"]["median"], []
+    for mode in (OURS, "template-runtime", "template-engine"):
+        ours = modes[mode]["first_token_s"]["median"]
+        paper = "34.9 % on average" if mode == OURS else "-"
+        rows.append(
+            (
+                f"cold start less than vLLM, mode {mode}",
+                paper,
+                f"{1 - ours / base:.1%} ({base:.1f} to {ours:.2f} s)",
+            )
+        )
+    return rows, source
+
+
+def figure8() -> Found:
+    """Stages of one start, vLLM and from a bundle."""
+    modes, source = _modes()
+    theirs, ours = _stages(modes[VLLM]), _stages(modes[OURS])
+    return [
+        ("KV cache initialization and capture, or warm-up", "0.50 + 0.90 s to 0.02 + 0.57 s",
+         f"{theirs['init engine without compiling']:.2f} s (init engine) to"
+         f" {ours['warm up'] + ours['restore compiled forward']:.2f} s"),
+        ("model weights", "0.39 s, beside other stages", f"{theirs['load weights']:.2f} s to {ours['load']:.2f} s"),
+    ], source  # fmt: skip
+
+
+def figure9() -> Found:
+    """Seconds of the offline phase."""
+    result = load("model-sizes-cpu")
+    rows: Rows = [
+        (
+            f"offline phase, {size}",
+            "39.2 s on average, below a minute",
+            f"{sum(one['materialize']['stages'].values()):.0f} s",
+        )
+        for size, one in result["rows"].items()
+    ]
+    return rows, {
+        "from": "model-sizes-cpu.json",
+        "stages": {s: r["materialize"] for s, r in result["rows"].items()},
+    }
+
+
+CPU = "tiny-llama, vLLM on two CPU cores"
+NO_GRAPHS = "The CPU has no CUDA graphs and no memory profiling by a forward pass; compilation and warm-up stand in their place"
+EXPERIMENTS = {
+    "1": Experiment("loading phase in a cold start", CPU, "one start of vLLM with warm caches", "vLLM 0.32 imports for longer"
+                    " than the paper's, on slow cores, and there are no graphs to capture.", kind="measured", measure=figure1),
+    "2": Experiment("stages of the loading phase", CPU, "one start of vLLM with warm caches", f"{NO_GRAPHS}.", kind="measured",
+                    measure=figure2),
+    "3": Experiment("decode with CUDA graphs over without", "four models", "", "", paper="up to 2.4 times as fast"),
+    "7": Experiment("cold start", CPU, "vLLM and three modes", f"{NO_GRAPHS}; coldstart also skips most imports.",
+                    kind="measured", measure=figure7),
+    "8": Experiment("stages of vLLM and of a start from a bundle", CPU, "two modes", f"{NO_GRAPHS}.", kind="measured",
+                    measure=figure8),
+    "9": Experiment("offline phase", "random Llamas of 16M to 1B parameters, vLLM on two CPU cores", "sizes", "Two slow cores"
+                    " compile the model, and a real start proves the bundle before it is published; no graph is analysed.",
+                    kind="measured", measure=figure9),
+    "10": Experiment("P99 TTFT with traces", "Llama2-7B, Qwen1.5-4B", "request rate", "", paper="50.5 % and 53.0 % less"),
+    "11": Experiment("P99 TTFT by throughput", "Llama2-7B", "request rate", "", paper="43.0 % less at 4.5 requests/s"),
+    "table1": Experiment("nodes of the CUDA graphs of ten models", "35 batch sizes", "", "", paper="for each model"),
+}  # fmt: skip
+
+if __name__ == "__main__":
+    run("medusa", EXPERIMENTS, sys.argv[1:])
