@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.contract.arguments import Arguments
-from coldstart.contract.plan import LaunchPlan
-from coldstart.launch import interrupted, ladder
-from coldstart.launch.modes import FreshMode
-from coldstart.launch.request import ServeRequest
+from coldstart.launch import interrupted
 
 GCC = shutil.which("gcc")
 pytestmark = pytest.mark.skipif(GCC is None, reason="no gcc")
@@ -51,20 +47,3 @@ def test_file_in_use_by_a_linker_is_retained(shared_object: Path, tmp_path: Path
         writer.kill()
         writer.wait()
     assert len(interrupted.cleared(tmp_path / "cache")) == 1
-
-
-def test_start_removes_truncated_files_first(
-    shared_object: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Begun(Exception): ...
-
-    def fail(*_: object) -> None:
-        raise Begun
-
-    shared_object.write_bytes(b"")
-    monkeypatch.setattr(FreshMode, "launch", fail)
-    plan = LaunchPlan(Arguments([]), env={"VLLM_CACHE_ROOT": str(tmp_path / "cache")})
-    request = ServeRequest(type("Found", (), {"model": type("Model", (), {"config": {}})})(), mode="fresh")  # type: ignore[arg-type]
-    with pytest.raises(Begun):
-        ladder.start(request, plan)
-    assert not shared_object.exists()
