@@ -110,12 +110,6 @@ def test_link_is_refused_when_others_can_replace_it(signed: Bundle, tmp_path: Pa
     _is_refused(signed, key.parent, "chmod go-w")
 
 
-def test_key_that_others_can_write_is_listed_with_the_reason(signed: Bundle) -> None:
-    _find_key().chmod(0o666)
-    (key,) = trusted_keys.listed()
-    assert key.fingerprint is None and "writable by other users" in str(key.problem)
-
-
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
 def test_signing_key_that_others_can_read_is_refused(signed: Bundle, mode: int) -> None:
     key = paths.state_dir() / "signing" / "host.pem"

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -24,7 +22,6 @@ from coldstart.launch import planning
 from coldstart.launch.planning import ServeRequest
 from coldstart.models import inspection, relevance
 from coldstart.system import paths, runtime
-from coldstart.system.proc import scratch
 
 Act = Callable[[Callable[[], object]], object]
 PLANTED = "PLANTED-secret"
@@ -95,18 +92,6 @@ def test_bundle_is_served_from_a_read_only_volume(
 
 
 class TestLeftoverFiles:
-    def test_a_server_leaves_no_file(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("TMPDIR", str(home))
-        monkeypatch.setattr(tempfile, "tempdir", str(home))
-        monkeypatch.delenv(scratch.SOCKETS_VARIABLE, raising=False)
-        base = paths.temporary_dir()
-        with scratch.scratch() as own:
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(f"{os.environ[scratch.SOCKETS_VARIABLE]}/2a420711-d374-4f9f-bb8d-394460a8904e")
-            tempfile.mkstemp()
-            assert len(list(own.iterdir())) == 3 and stat.S_IMODE(own.stat().st_mode) == 0o700
-        assert [path.name for path in base.iterdir()] == ["scratch.lock"]
-
     def test_next_server_removes_files_of_a_killed_server_only(self, home: Path) -> None:
         program = (
             "import sys, time; from coldstart.system.proc.scratch import scratch\n"

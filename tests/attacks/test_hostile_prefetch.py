@@ -161,31 +161,6 @@ def test_client_that_never_reads_is_disconnected(runtime: Path) -> None:
     connection.close()
 
 
-def _descriptors() -> list[Callable[[], int]]:
-    return [
-        lambda: os.pipe()[0],
-        lambda: os.open("/dev/zero", os.O_RDONLY),
-        lambda: os.open("/etc/passwd", os.O_RDONLY),
-        lambda: os.memfd_create("open", os.MFD_ALLOW_SEALING),
-        socket.socketpair()[0].detach,
-        lambda: json_lines.sealed(b"\xff\xfe", b"{}"),
-        lambda: json_lines.sealed(b"null", b"{"),
-        lambda: json_lines.sealed(b"null", b"[" * 100_000),
-        lambda: json_lines.sealed(b'{"a": 1}', b"{}"),
-        lambda: json_lines.sealed(b"[1]", b"{}"),
-        lambda: json_lines.sealed(b"null"),
-    ]
-
-
-@pytest.mark.parametrize("make", _descriptors())
-@pytest.mark.usefixtures("bystander")
-def test_descriptors_of_other_kinds_are_refused(runtime: Path, make: Callable[[], int]) -> None:
-    connection, descriptor = _raw(runtime), make()
-    socket.send_fds(connection, [json_lines.encode({"op": "attach", "source": "/tmp"})], [descriptor])
-    os.close(descriptor)
-    assert "refused" in _answer(connection)
-
-
 def _changed(plan: dict[str, Any], **file: object) -> dict[str, Any]:
     made = copy.deepcopy(plan)
     made["files"][0].update(file)

@@ -173,21 +173,3 @@ def test_ownership_fault_names_writable_ancestor(tmp_path: Path) -> None:
     assert "is writable by other users (mode 0770)" in str(ownership.fault(inner))
     (tmp_path / "link").symlink_to(inner)
     assert str(tmp_path / "a") in str(ownership.fault(tmp_path / "link"))
-
-
-def test_unpack_removes_files_that_an_exiting_engine_adds(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engine writes its compile cache by path at any time, also between two attempts to unpack."""
-    root, extract = tmp_path / "root", Bundle.extract
-    digest = bundle.entry("compile").digest.removeprefix("sha256:")
-
-    def disturbed(*given: Any, **options: Any) -> Any:
-        count = extract(*given, **options)
-        (root / digest / "inductor").mkdir(parents=True, exist_ok=True)
-        return count
-
-    monkeypatch.setattr(Bundle, "extract", disturbed)
-    place = used(bundle, root)
-    assert place == root / digest and (place / "kernel.so").read_bytes() == GOOD
-    assert not (place / "inductor").exists() and [one.name for one in root.iterdir()] == [digest]

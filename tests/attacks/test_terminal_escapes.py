@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import canonical
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.store import Store
-from tools.bundles import config, key, plant, publish
+from tools.bundles import key, publish
 from tools.raw_server import answer, answering
 from tools.shell import Run
 
@@ -44,14 +43,6 @@ def test_key_is_shown_without_escapes(command: tuple[str, ...], run: Run, home: 
     as_json = run(*command, "--format=json", code=None).stdout
     _clean(as_json)
     json.loads(as_json)
-
-
-def test_provenance_is_shown_without_escapes(run: Run, home: Path) -> None:
-    made = {**config()["provenance"], "arguments": [EVIL], "tool": {EVIL: EVIL}}  # type: ignore[dict-item]
-    plant(Store(Cache.at().bundles), canonical.dumps(config(provenance=made)))
-    done = run("inspect", "org/tiny")
-    _clean(done.stdout + done.stderr)
-    assert "owned" in done.stdout
 
 
 def test_printable_keeps_harmless_text() -> None:

@@ -150,27 +150,6 @@ def test_difference_names_flag_that_a_worker_may_read(
     )
 
 
-@pytest.mark.vllm
-@pytest.mark.parametrize("policy", ["fcfs", "skip-join-mlfq"])
-def test_scheduler_flags_do_not_prevent_adoption(policy: str) -> None:
-    """The scheduler belongs to the engine process: one template serves every choice of it."""
-    from dataclasses import fields
-
-    from vllm.config import SchedulerConfig
-
-    from coldstart.contract.arguments import Arguments
-    from coldstart.launch import scheduler
-    from coldstart.scheduling.settings import SchedulerSettings
-    from coldstart.vllm.engine import adoption
-
-    choice = SchedulerSettings(policy, batch=4)
-    plan = scheduler.apply(LaunchPlan(Arguments()), choice, None, on_cpu=True)
-    added = {word[2:].replace("-", "_") for word in plan.vllm_args if word.startswith("--")}
-    its = {field.name for field in fields(SchedulerConfig)}
-    leaves = [f"scheduler_config.{name}" if name in its else name for name in added - {"no_async_scheduling"}]
-    assert leaves and [leaf for leaf in leaves if adoption.explain_ignored(leaf) is None] == []
-
-
 def test_forked_server_reports_reason_when_the_worker_does_not_fit(
     home: Path, fake_engine: Callable[[str], None]
 ) -> None:

@@ -87,18 +87,6 @@ def test_bundle_altered_at_its_source_is_not_accepted(
     assert {code for line, (code, _) in zip(lines, results, strict=True) if "validate" in line} == {3}
 
 
-@pytest.mark.slow
-def test_failed_pull_leaves_no_report_of_an_earlier_job(tmp_path: Path) -> None:
-    (job,) = GITLAB.values()
-    runner = Runner(tmp_path, job["variables"])
-    alter(runner.origin, runner.bundle)
-    report = tmp_path / "coldstart.xml"
-    report.write_text("<testsuites/>")
-    code, said = runner.run("\n".join(job["script"]))
-    assert code == 1 and "CS-DIGEST" in said
-    assert not report.exists()
-
-
 @pytest.mark.parametrize(("variables", "lines"), list(jobs()))
 def test_the_wheel_is_the_one_that_make_dist_builds(variables: Mapping[str, str], lines: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

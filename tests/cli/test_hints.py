@@ -14,11 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 from coldstart.commands import cli
 from tools.command_line import parse
-from tools.shell import Run
 
 ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(r"\bcoldstart (?=[a-z])(.*?)(?=$|[,;()]|\. )")
@@ -106,30 +104,3 @@ def test_option_in_a_hint_exists() -> None:
             if option not in known and not any(option == name and around in text for name, around in FOREIGN)
         ]
     assert wrong == []
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (("inspect", "/etc"), "pass a directory that contains config.json"),
-        (("import", "nofile.tar"), "coldstart export NAME --to nofile.tar"),
-        (("import", "/etc"), "for the bundles of a directory: coldstart pull /etc"),
-        (
-            ("import", "/etc/hostname"),
-            "use a file that coldstart export wrote; if it is one, copy the archive again, or write it again where "
-            "the bundle is whole: coldstart export NAME --to hostname --force",
-        ),
-        (("trust", "add", "nofile.pem"), "name a public key"),
-        (("trust", "add", "bad.toml"), "name a public key"),
-        (("trust", "remove", "host"), "use another key: coldstart trust list"),
-        (
-            ("host", "--host-file", "bad.toml"),
-            "fix line 1 of bad.toml: write [TABLE] or KEY = VALUE, with text in quotes",
-        ),
-        (("host", "--host-file", "latin.toml"), "save latin.toml as text in UTF-8"),
-    ],
-)
-def test_each_error_has_a_hint(words: tuple[str, ...], hint: str, run: Run, home: Path) -> None:
-    (home / "bad.toml").write_text("[serve\n")
-    (home / "latin.toml").write_bytes(b"memory = '\xe9'\n")
-    assert f"\nhint: {hint}" in run(*words, code=None).stderr

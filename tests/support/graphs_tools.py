@@ -8,7 +8,6 @@ from pathlib import Path
 
 from coldstart.graphs import capture, combine, contents, gate, table_files
 from coldstart.graphs.api import Captured
-from coldstart.graphs.errors import GraphError
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.snapshot import Snapshot
 from coldstart.graphs.tables import Tables
@@ -56,20 +55,6 @@ def seal(bundle: Path, target: Path, tables: Tables) -> Path:
     digests = table_files.read_manifest(bundle)["binaries"]
     table_files.save(tables, target, {digest: table_files.load_binary(bundle, digest) for digest in digests})
     return target
-
-
-def is_wrong(directory: Path, key: str, seed: int = 21) -> bool:
-    """Return whether restored and captured outputs differ or the replay faults."""
-    model = SimModel(SMALL, seed)
-    restorer = Restorer(directory, model.driver, model)
-    assert restorer.link()
-    restored = restorer.graph(key)
-    assert restored.restored, restorer.fallbacks
-    try:
-        got = outputs(model, restored.executable, key)
-    except GraphError:
-        return True
-    return got != outputs(model, model.capture(key).executable, key)
 
 
 def outputs(model: SimModel, executable: int, key: str, seed: int = 9) -> bytes:

@@ -11,7 +11,7 @@ from support.graphs_tools import SMALL, offline
 from coldstart.graphs import capture
 from coldstart.graphs.api import NodeKind
 from coldstart.graphs.errors import GraphError, MissingKernelError
-from coldstart.graphs.kernels import Ladder, ambiguous_names
+from coldstart.graphs.kernels import Ladder
 from coldstart.graphs.tables import Kernel
 from tests.support.graphs.driver import Library, Node, SimDriver
 from tests.support.graphs.images import cubin
@@ -45,15 +45,6 @@ def test_two_binaries_with_one_kernel_name_are_two_kernels() -> None:
 
 def _unbundled(digest: str) -> bytes:
     raise MissingKernelError("not bundled")
-
-
-def test_hidden_kernels_come_from_modules_that_the_first_layer_loads() -> None:
-    source = SimModel(SMALL, 1)
-    hidden = source.driver.kernel(source.driver.function("blas", "blas_gemm_split"))
-    model = SimModel(SMALL, 2)
-    ladder = Ladder(model.driver, model, _unbundled)
-    assert model.driver.kernel(ladder.resolve(hidden)).name == "blas_gemm_split"
-    assert ladder.rungs == {"triggering": 1}
 
 
 def test_a_binary_with_mutable_globals_is_never_loaded_twice() -> None:
@@ -93,17 +84,6 @@ def test_without_watching_modules_name_and_parameters_decide() -> None:
         ladder.resolve(replace(hidden, layout=((0, 8),)))
 
 
-def test_without_watching_modules_twins_are_not_guessed() -> None:
-    source = SimDriver(1, libraries())
-    twins = _twins(source)
-    assert ambiguous_names(twins) == {"twin"} and ambiguous_names([twins[0], twins[0]]) == frozenset()
-    model = SimModel(SMALL, 2)
-    _twins(model.driver)
-    _unwatched(model)
-    with pytest.raises(MissingKernelError):
-        Ladder(model.driver, model, _unbundled, ambiguous_names(twins)).resolve(twins[1])
-
-
 # --- refusals ---
 
 
@@ -127,13 +107,6 @@ def _refusal(spoil: object) -> str:
 )
 def test_unsupported_nodes_are_refused_by_name(kind: NodeKind) -> None:
     assert kind.name.lower() in _refusal(lambda m: m.driver.submit(Node(kind)))
-
-
-def test_copies_from_host_memory_are_refused() -> None:
-    def spoil(m: SimModel) -> None:
-        m._copy(m.driver.memory.allocate(512, host=True), m._at("static:out"), 16)
-
-    assert "host memory" in _refusal(spoil)
 
 
 def test_pinned_host_pointers_are_refused() -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.graphs_tools import SMALL, is_wrong, offline, seal
+from support.graphs_tools import SMALL, offline, seal
 
-from coldstart.graphs import combine, contents, gate, table_files
+from coldstart.graphs import combine, gate, table_files
 from coldstart.graphs.errors import BaseCollisionError, NotProvenError
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.tables import TENSOR_MAP, Tables
-from coldstart.graphs.trace import live_allocation, match_live, pack
+from coldstart.graphs.tables import Tables
 from tests.support.graphs.driver import SimDriver
 from tests.support.graphs.model import SimModel, libraries
 
@@ -23,18 +22,6 @@ from tests.support.graphs.model import SimModel, libraries
 def _altered(bundle_directory: Path, tmp_path: Path, change: Callable[[Tables], Tables]) -> Path:
     """Change the tables of a bundle and seal it again."""
     return seal(bundle_directory, tmp_path / "naive", change(table_files.load(bundle_directory)))
-
-
-@pytest.mark.parametrize("key", list(SimModel(SMALL, 0).sizes()))
-def test_the_bundle_itself_is_right(bundle_directory: Path, key: str) -> None:
-    assert not is_wrong(bundle_directory, key)
-
-
-def test_split_k_semaphores_are_among_the_contents(bundle_directory: Path) -> None:
-    tables = table_files.load(bundle_directory)
-    held = {tables.regions[b["region"]].symbol for b in tables.blocks}
-    assert any(symbol.startswith("lib:") for symbol in held)
-    assert tables.contents.nbytes <= 8 * contents.BLOCK_BYTES  # semaphore, pointer array, unnamed table
 
 
 def test_graphs_are_not_chains_and_their_edge_data_survive(bundle_directory: Path) -> None:
@@ -54,10 +41,6 @@ def _shape(driver: SimDriver, graph: int) -> list[tuple[int, ...]]:
     return sorted(
         (number[e.source], number[e.target], e.from_port, e.to_port, e.type) for e in driver.edges(graph)
     )
-
-
-def test_tensor_maps_are_moved_by_the_driver(bundle_directory: Path) -> None:
-    assert (table_files.load(bundle_directory).relocations["kind"] == TENSOR_MAP).any()
 
 
 def test_a_relocation_shifted_by_256_bytes_does_not_pass_the_gate(
@@ -106,12 +89,3 @@ def test_two_layouts_that_do_not_differ_are_refused() -> None:
         halves.append(offline(seed, model=SimModel(SMALL, 1, driver=driver)))
     with pytest.raises(BaseCollisionError):
         combine.combine(halves[0].snapshot, halves[1].snapshot)
-
-
-def test_the_allocation_that_was_live_is_found_elsewhere() -> None:
-    """One process reused the freed address of the table, another did not."""
-    reusing, other = SimModel(SMALL, 1, reuse=1.0), SimModel(SMALL, 2, reuse=0.0)
-    (match, _), *_ = match_live(pack(reusing.trace()), [reusing.rope_table]).values()
-    assert match is not None
-    found = live_allocation(other.trace(), match[0])
-    assert found is not None and found[0] == other.rope_table

@@ -33,25 +33,6 @@ def _right(program: Program, tables: Tables) -> bool:
     return found.corrupted == found.missed == 0
 
 
-def _address(program: Program, seed: int, region: int, offset: int) -> bytes:
-    return (place(program, seed).bases[region] + offset).to_bytes(8, "little")
-
-
-def test_a_constant_equal_to_a_live_address_stays_a_constant() -> None:
-    program = _program(size=16)
-    fields = [Field("constant", 0, 8, value=_address(program, 1, 1, 64)), Field("pointer", 8, 8, 0, 16)]
-    program.nodes = [(0, fields)]
-    tables = _combine(program)
-    assert _right(program, tables) and len(tables.relocations) == 1
-
-
-def test_stale_padding_with_an_address_prefix_is_noise() -> None:
-    program = _program(Field("pointer", 0, 8, 1, 8), Field("stale", 8, 8), size=16)
-    tables = _combine(program)
-    assert _right(program, tables) and len(tables.relocations) == 1
-    assert tables.report["noise_bytes"] > 0 and not tables.refused
-
-
 @pytest.mark.parametrize("at", [0, 4, 8, 12])
 def test_interior_and_unaligned_pointers(at: int) -> None:
     fields = [Field("constant", 0, at, value=b"\x7f" * at)] if at else []
@@ -65,12 +46,6 @@ def test_pointers_in_packed_structs(at: int) -> None:
         Field("constant", 0, at, value=b"\x01" * at), Field("pointer", at, 8, 0, 32), size=at + 8
     )
     assert _right(program, _combine(program))
-
-
-def test_one_past_the_end() -> None:
-    program = _program(Field("pointer", 0, 8, 1, SIZES[1]), size=8)
-    tables = _combine(program)
-    assert tables.relocations["offset"].tolist() == [SIZES[1]] and _right(program, tables)
 
 
 def _touching(seed: int, apart: bool) -> tuple[Program, list[int]]:
@@ -88,19 +63,6 @@ def test_the_end_of_one_is_the_start_of_another_in_both_captures() -> None:
     assert find_broken_assumptions(tables, region_bases(program, tables.regions, third))
     same = place(program, 4, bases=_touching(4, apart=False)[1])
     assert not find_broken_assumptions(tables, region_bases(program, tables.regions, same))
-
-
-def test_the_end_of_an_unnamed_neighbor_is_no_second_reading() -> None:
-    """PyTorch places small tensors side by side in every process; the graphs use one of them."""
-    program = _program(Field("pointer", 0, 8, 0, 0), size=8)
-    shots = []
-    for seed in (1, 2):
-        placed = place(program, seed)
-        placed.trace.append(AllocationEvent("alloc", placed.bases[0] - 512, 512))
-        shots.append(snapshot(program, placed))
-    tables = combine(*shots).tables
-    assert len(tables.assumed) == 0 and len(tables.regions) == 1
-    assert judge(program, tables, place(program, 3)).missed == 0
 
 
 def test_equal_bases_prove_nothing_and_are_refused() -> None:

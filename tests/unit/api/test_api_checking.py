@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import blobs
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from tools.bundles import publish
@@ -17,19 +16,6 @@ from coldstart.errors import UsageError
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
     return publish(Store(tmp_path / "bundles"), tmp_path / "scratch")
-
-
-def _damage(bundle: Bundle) -> None:
-    path = blobs.blob_path(bundle.layout.root, bundle.entry("kv").digest)
-    path.chmod(0o600)
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def test_validate_reports_a_damaged_blob_at_the_level_that_reads_it(bundle: Bundle, tmp_path: Path) -> None:
-    _damage(bundle)
-    assert not api.validate(bundle.ref, "manifest", cache_dir=tmp_path).fails("note")
-    (finding,) = api.validate(bundle.ref, cache_dir=tmp_path).findings
-    assert (finding.severity, finding.subject) == ("error", "kv")
 
 
 @pytest.mark.parametrize(

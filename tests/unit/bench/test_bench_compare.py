@@ -59,18 +59,3 @@ def test_load_refuses_a_file_that_is_not_a_baseline(tmp_path: Path, text: str) -
     with pytest.raises(UsageError) as caught:
         compare.load(path)
     assert caught.value.hint is not None and "bench" in caught.value.hint
-
-
-def test_facts_name_neither_host_nor_path() -> None:
-    import platform
-
-    text = json.dumps([facts.machine(), facts.versions()])
-    assert "/home" not in text and "/root" not in text
-    assert platform.node() not in text.split('"')
-    assert facts.strip_paths(["--a=/x/y", "-o", "/x/z", "--n=3", "repo/id"]) == [
-        "--a=y",
-        "-o",
-        "z",
-        "--n=3",
-        "repo/id",
-    ]

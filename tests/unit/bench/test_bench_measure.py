@@ -49,13 +49,3 @@ def test_readiness_must_be_reported(
     monkeypatch.setattr(launch, "READY_PATIENCE_S", 0.2)
     with pytest.raises(CommandFailedError, match="unproven"):
         measure.run(fake("fresh", "unready"), tmp_path / "r", settings, 0)
-
-
-def test_a_server_that_ignores_the_request_to_stop_is_killed(
-    fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "STOP_S", 0.3)
-    monkeypatch.setattr(launch, "LEFTOVER_S", 0.3)
-    before = list_children()
-    measure.run(fake("fresh", "stubborn"), tmp_path / "r", settings, 0)
-    assert list_children() <= before

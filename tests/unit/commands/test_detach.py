@@ -13,10 +13,7 @@ import pytest
 from coldstart.commands._detach import Announce, start_detached
 from support.waiting import wait_until
 
-from coldstart.errors import CommandFailedError
 from coldstart.system.proc import processes
-from coldstart.system.start_progress import StartProgress
-from coldstart.vllm.engine.rejection import Rejection
 
 
 def test_the_process_outlives_the_command_in_its_own_session(tmp_path: Path) -> None:
@@ -37,48 +34,6 @@ def test_the_process_outlives_the_command_in_its_own_session(tmp_path: Path) -> 
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-@pytest.mark.parametrize("error", [None, BrokenPipeError()])
-def test_progress_arrives_before_the_report(error: Exception | None, tmp_path: Path) -> None:
-    def run(announce: Announce) -> int:
-        for done in (1, 2):
-            announce.show(StartProgress("load weights", done, 2, "shards"))
-        announce({"pid": os.getpid()})
-        return 0
-
-    seen: list[StartProgress] = []
-
-    def see(progress: StartProgress) -> None:
-        seen.append(progress)
-        if error:
-            raise error
-
-    report = start_detached(tmp_path / "log", run, see)
-    os.waitpid(report["pid"], 0)
-    assert seen == [StartProgress("load weights", done, 2, "shards") for done in (1, 2)]
-
-
-def fail(error: BaseException) -> Any:
-    def run(announce: Announce) -> int:
-        os.write(2, b"the engine's last words\n")
-        raise error
-
-    return run
-
-
-def test_an_error_that_each_start_meets_is_raised_without_the_log(tmp_path: Path) -> None:
-    error = Rejection("vLLM rejects its arguments: no", "change them", 2).build_error(CommandFailedError)
-    with pytest.raises(CommandFailedError) as caught:
-        start_detached(tmp_path / "log", fail(error))
-    assert caught.value.lines == error.lines and caught.value.hint == "change them"
-    assert caught.value.exit_code == 2
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("odd")])
-def test_a_process_that_ends_without_a_report_is_an_error(error: BaseException, tmp_path: Path) -> None:
-    with pytest.raises(CommandFailedError, match=r"before it was ready|KeyboardInterrupt|ValueError: odd"):
-        start_detached(tmp_path / "log", fail(error))
 
 
 def test_an_interrupted_command_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

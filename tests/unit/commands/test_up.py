@@ -198,35 +198,6 @@ def run_up(*words: str) -> int | str | None:
     return caught.value.code
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("--port", "1"), ("--port", "0"), ("--host", "x"), ("--", "--port", "1")]
-)
-def test_up_names_the_server_that_runs_at_the_requested_address(
-    words: tuple[str, ...],
-    supervisor: subprocess.Popen[bytes],
-    lookup: Lookup,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
-    assert run_up(str(lookup.model.path), *words) == 0
-    shown = capsys.readouterr()
-    assert "http://x:1  fresh, already up" in shown.out and shown.err == ""
-
-
-def test_up_warns_that_a_running_server_has_another_address_than_the_default(
-    supervisor: subprocess.Popen[bytes],
-    lookup: Lookup,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
-    monkeypatch.setenv("COLDSTART_UP_PORT", "2")
-    assert run_up(str(lookup.model.path)) == 0
-    shown = capsys.readouterr()
-    assert "already up" in shown.out and "http://x:1 with other settings: --port 2 (hint: " in shown.err
-
-
 API_KEYS = (("--api-key", "PLANTED-one"), ("--api-key", "PLANTED-two"))
 
 
@@ -342,28 +313,6 @@ def test_up_names_the_variables_that_a_running_server_does_not_have(
     shown = capsys.readouterr()
     assert ("already up" in shown.out) is (code == 0) and "PLANTED" not in shown.err
     assert (f"is already up at http://x:1 with other settings: {names}" in shown.err) is bool(names)
-
-
-@pytest.fixture
-def newest(lookup: Lookup, monkeypatch: pytest.MonkeyPatch) -> Lookup:
-    """The look-up that a newer bundle of the model gives; a start ends where the bundle would be built."""
-
-    def start(*_: object) -> Lookup:
-        raise CommandFailedError("it starts")
-
-    other = replace(lookup, vllm_args=Arguments(("--max-model-len", "64")), key=key(max_model_len=64))
-    monkeypatch.setattr(_serving, "find", lambda *_, **__: other)
-    monkeypatch.setattr(up, "_ensure_bundle", start)
-    return other
-
-
-def test_up_without_arguments_uses_the_server_of_an_older_bundle(
-    supervisor: subprocess.Popen[bytes], newest: Lookup, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_up(str(newest.model.path)) == 0
-    shown = capsys.readouterr()
-    assert "http://x:1  fresh, already up" in shown.out
-    assert "is up at http://x:1 with other arguments: none, not --max-model-len 64 (hint: " in shown.err
 
 
 def bring_up(lookup: Lookup, barrier: Any, directory: Path, words: tuple[str, ...]) -> None:

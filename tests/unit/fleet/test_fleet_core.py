@@ -334,16 +334,6 @@ def test_a_stream_that_cannot_move_ends_where_it_is() -> None:
     assert one.handle(events.Ended("1"), 30.0) == [Stop(rank.worker) for rank in ranks]
 
 
-def test_a_rank_that_dies_takes_the_group_and_the_request_starts_again() -> None:
-    one = core(MODELS[:2])
-    ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
-    for rank in ranks:
-        one.handle(events.RankReady(rank.worker), 5.0)
-    actions = one.handle(events.WorkerDied(ranks[1].worker, "killed"), 6.0)
-    assert Stop(ranks[0].worker) in actions
-    assert {launch.group for launch in launches(actions)} == {"large#3"}
-
-
 def test_start_evicts_elsewhere_before_it_retries_the_failed_server() -> None:
     full, other = SERVERS[0], replace(SERVERS[2], name="other")
     small, sitting = replace(MODELS[0], most=1, idle_s=100.0), replace(MODELS[0], name="sitting", memory=60)
@@ -425,24 +415,6 @@ def test_pipeline_without_memory_retains_one_worker() -> None:
     assert [a.request for a in actions if isinstance(a, Send)] == list("123")
 
 
-def test_rebuilt_core_counts_found_workers() -> None:
-    before = core(MODELS[:2], consolidate=False)
-    ranks = launches(before.handle(events.Arrived("1", "large"), 0.0))
-    ranks += launches(before.handle(events.Arrived("2", "small"), 0.0))
-    assert max(rank.ranks for rank in ranks) > 1
-    after = FleetCore(FleetSettings(beside=False, consolidate=False), (), MODELS[:2])
-    found = tuple(events.FoundRank(rank, True) for rank in ranks)
-    assert after.handle(events.Rebuilt(tuple(SERVERS), found), 100.0) == []
-    assert {group.phase for group in after.groups.values()} == {GroupPhase.SERVING}
-    assert [server.free for server in after.roster.servers.values()] == [
-        server.free for server in before.roster.servers.values()
-    ]
-    # A new group has a new name, and an idle group stops like any other.
-    number = after.models["small"].number
-    assert number >= 1 and after.handle(events.Arrived("3", "small"), 100.0) == [Send("3", "small#1")]
-    assert Stop(ranks[0].worker) in after.handle(events.Tick(), 100.0 + MODELS[1].idle_s + 1)
-
-
 def test_incomplete_group_stops_and_reserves_its_memory_until_stopped() -> None:
     before = core(consolidate=False)
     ranks = launches(before.handle(events.Arrived("1", "large"), 0.0))
@@ -474,24 +446,3 @@ def test_suspected_group_gets_no_request_for_a_moment() -> None:
     assert one.deadline() == 7.0 and one.handle(events.Tick(), 6.9) == []
     assert one.handle(events.Tick(), 7.0) == [Send("2", rank.group)]
     assert one.handle(events.Suspected("small#9"), 8.0) == []
-
-
-def test_link_shares_follow_the_fetches() -> None:
-    """Each launch that fetches receives its share; the other shares change with it and when a fetch ends."""
-    server = ServerSpec("s", 100, 4.0, 20.0)
-    models = [FleetModel(name, 20, 25, COSTS, idle_s=500.0) for name in ("a", "b")]
-    fleet = FleetCore(FleetSettings(consolidate=False, most_ranks=1), [server], models)
-
-    def shares(event: Event, now: float) -> list[events.Share]:
-        return [action for action in fleet.handle(event, now) if isinstance(action, events.Share)]
-
-    assert shares(events.Arrived("1", "a"), 0.0) == [events.Share("a#1.0", None)]
-    assert shares(events.Arrived("2", "b"), 1.0) == [
-        events.Share("a#1.0", 2.0),
-        events.Share("b#1.0", 2.0),
-    ]
-    assert shares(events.Rate("s", 3.0), 2.0) == [events.Share("a#1.0", 1.5), events.Share("b#1.0", 1.5)]
-    assert shares(events.Tick(), 2.5) == []
-    assert shares(events.Fetched("a#1.0"), 3.0) == [events.Share("b#1.0", None)]
-    assert shares(events.WorkerDied("b#1.0", "lost"), 4.0) == []
-    assert fleet.groups["a#1"].predicted_s == pytest.approx(5.0 + 1.0 + 0.1 + 0.01)

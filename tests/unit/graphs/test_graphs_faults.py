@@ -103,17 +103,3 @@ def test_a_failed_link_gives_its_memory_back(bundle_directory: Path, monkeypatch
     online = Online(Restorer(bundle_directory, model.driver, model), gate.read_proof(bundle_directory), None)
     assert not online.begin() and "injected" in online.fallbacks["*"]
     assert len(model.driver.memory._bases) == before and not model.reserved
-
-
-def test_the_background_thread_adopts_the_context(
-    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import threading
-
-    model, adopted = SimModel(SMALL, 34), []
-    monkeypatch.setattr(model.driver, "adopt_thread", lambda: adopted.append(threading.current_thread().name))
-    restorer = Restorer(bundle_directory, model.driver, model)
-    restorer.link()
-    restorer.start(["decode:8"], lambda key, graph: None)
-    restorer.wait()
-    assert adopted == ["graphs"]

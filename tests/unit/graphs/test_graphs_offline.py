@@ -34,14 +34,6 @@ def test_a_snapshot_on_disk_is_the_same_snapshot(tmp_path: Path) -> None:
         load_snapshot(tmp_path / "a")
 
 
-def test_graphs_of_one_process_only_are_refused() -> None:
-    a, b = (offline(seed).snapshot for seed in (11, 12))
-    kept = b.keep({"decode:8", "decode:256"})
-    tables = combine(a, kept).tables
-    assert sorted(tables.keys) == ["decode:256", "decode:8"]
-    assert "one process only" in tables.refused["decode:1"]
-
-
 def test_inspection_and_difference(bundle_directory: Path, tmp_path: Path) -> None:
     seen = inspection.summary(bundle_directory)
     assert seen["graphs"] == 4 and seen["proof"]["graphs"] == 4 and seen["edges_with_data"] > 0

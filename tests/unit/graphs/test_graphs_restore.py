@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 from support.graphs_tools import SMALL, bundle, outputs
 
-from coldstart.graphs import gate, table_files
+from coldstart.graphs import gate
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import DriverError, GraphRefusedError, NotProvenError
 from coldstart.graphs.restore import Restorer
@@ -48,19 +47,6 @@ def test_smallest_and_largest_first_then_the_background(bundle_directory: Path) 
         "decode:8",
     ]
     assert all(restorer.graph(key).restored for key in model.sizes())
-
-
-def test_replay_launches_on_the_stream_of_the_moment(
-    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, restorer = _restorer(bundle_directory)
-    restorer.link()
-    graph, streams = restorer.graph("decode:1"), []
-    monkeypatch.setattr(model.driver, "launch", lambda executable, stream: streams.append(stream))
-    for stream in (0, 7):
-        monkeypatch.setattr(model, "stream", lambda s=stream: s)
-        graph.replay()
-    assert streams == [0, 7]
 
 
 def test_a_graph_without_its_kernel_is_captured_and_the_others_are_restored(
@@ -106,19 +92,6 @@ def test_neither_restored_nor_captured_is_a_clear_refusal(
 
 def test_unproven_bundle_is_neither_published_nor_restored(tmp_path: Path) -> None:
     bundle(tmp_path / "b")
-    with pytest.raises(NotProvenError):
-        gate.read_proof(tmp_path / "b")
-
-
-def test_a_proof_is_of_its_tables_only(bundle_directory: Path, tmp_path: Path) -> None:
-    tables = bundle(tmp_path / "b", seeds=(6, 7, 8, 9))
-    tables.report["pointers"] = 0
-    binaries = {
-        d: table_files.load_binary(bundle_directory, d)
-        for d in {k.binary for k in tables.kernels if k.binary}
-    }
-    table_files.save(tables, tmp_path / "b", binaries)
-    shutil.copy(bundle_directory / gate.PROOF, tmp_path / "b" / gate.PROOF)
     with pytest.raises(NotProvenError):
         gate.read_proof(tmp_path / "b")
 

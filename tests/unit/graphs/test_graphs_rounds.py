@@ -15,15 +15,6 @@ from coldstart.graphs.builder import subset
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError
 
 
-def test_two_layouts_and_a_proof_or_one_layout_more(created_rounds: tuple[Path, Launches]) -> None:
-    directory, launches = created_rounds
-    recorded = [a["bases"] for a in launches.answers if "bases" in a]
-    assert len({tuple(bases) for bases in recorded}) == len(recorded) >= 2
-    assert launches.names[:2] == ["record graphs, layout 1", "record graphs, layout 2"]
-    assert launches.names[-1] == "prove graphs" and launches.answers[-1]["proven"] == KEYS
-    assert not gate.read_proof(directory).eager
-
-
 def test_an_altered_input_is_caught_by_the_canary_and_all_graphs_are_captured(
     created_rounds: tuple[Path, Launches], tmp_path: Path
 ) -> None:

@@ -23,7 +23,6 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch import prepare
 from coldstart.launch.fetch import Weights
 from coldstart.materialize import graphs
-from coldstart.materialize.assembly import require_fast_path
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
@@ -140,18 +139,6 @@ def test_recording_engines_have_one_kv_size() -> None:
     assert graphs.kv_args({"bytes": 7}, Arguments()) == ["--kv-cache-memory-bytes", "7"]
     assert graphs.kv_args({"bytes": 7, "plans": [PLAN]}, Arguments()) == ["--kv-cache-memory-bytes", "700"]
     assert graphs.kv_args({"bytes": 7}, Arguments(["--kv-cache-memory-bytes", "9"])) == []
-
-
-def test_a_proof_start_without_its_graphs_is_not_published() -> None:
-    with pytest.raises(CommandFailedError, match="used fallbacks: graphs: FULL: no memory"):
-        require_fast_path(
-            {
-                "fast_path": {"compile": True, "graphs": False},
-                "fallbacks": [{"section": "graphs", "reason": "FULL: no memory"}],
-            },
-            ["compile", "graphs"],
-            canary=False,
-        )
 
 
 # --- the server's report ---

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from coldstart.graphs import table_files
-from coldstart.graphs.builder import subset
 from coldstart.graphs.errors import AlteredTableError
 from coldstart.graphs.tables import ARRAYS, Tables, check
 
@@ -30,20 +29,6 @@ def test_round_trip_and_memory_map(bundle_directory: Path, tmp_path: Path) -> No
     assert _equal(tables, again)
     assert isinstance(again.nodes, np.memmap)
     assert again.attributes == tables.attributes and again.regions == tables.regions
-
-
-def test_subset_keeps_graphs_whole(bundle_directory: Path) -> None:
-    tables = table_files.load(bundle_directory)
-    keys = tables.keys[1::2]
-    part = subset(tables, lambda key: key in keys)
-    check(part)
-    assert part.keys == keys
-    for key in keys:
-        (n, e, r), (m, f, s) = tables.graph(tables.keys.index(key)), part.graph(part.keys.index(key))
-        assert np.array_equal(e, f) and np.array_equal(n["grid"], m["grid"])
-        assert np.array_equal(r["offset"], s["offset"])
-        shift = int(n["payload"][0]) - int(m["payload"][0])
-        assert np.array_equal(r["place"].astype(int) - shift, s["place"])
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ from coldstart.host.events import (
     Refuse,
     Start,
     Started,
-    TemplateHeld,
     Tick,
 )
 from coldstart.host.model_state import State
@@ -153,30 +152,6 @@ def test_idle_models_stop_down_to_the_minimum() -> None:
     assert host.core.models["c"].state is State.READY
 
 
-def test_pinned_model_starts_without_a_request_and_restarts() -> None:
-    host = Driver(ModelSpec.simple("a", 10, 5.0, pinned=True), ModelSpec.simple("b", 5, 1.0), backoff_s=4.0)
-    assert _brief(host(0.0, Tick())) == [_start("a")]
-    host(5.0, Started("a", 5.0))
-    assert _brief(host(6.0, Arrived("r", "b"))) == [_start("b")]
-    host(7.0, Failed("a", "killed"))
-    assert host.core.deadline() == 11.0
-    host(8.0, Started("b", 1.0))
-    assert _brief(host(11.0, Tick())) == [_start("a")]
-
-
-def test_model_larger_than_its_profile_evicts_others() -> None:
-    """A model is measured larger than its profile: the idle model stops, and the account has the measured size."""
-    host = Driver(ModelSpec.simple("a", 5, 1.0), ModelSpec.simple("b", 5, 1.0))
-    host.up("a", 1.0)
-    host(2.0, Arrived("r", "b"))
-    actions = host(3.0, Started("b", 1.0, memory=12))
-    assert ("leave", "a", "stopped") in _brief(actions)
-    host(4.0, Left("a"))
-    assert host.core.residents.device.used == 12
-    host(5.0, Measured("b", 6))
-    assert host.core.residents.device.used == 6
-
-
 SLEEPER = (Tier("awake", 10, 0.0), Tier("asleep-1", 1, 0.5, host_memory=8), stopped(9.0))
 
 
@@ -194,21 +169,6 @@ def test_a_model_goes_to_sleep_where_host_memory_allows_and_stops_where_not() ->
     assert host.core.models["a"].state is State.STARTING and host.core.models["a"].tier.name == "asleep-1"
 
 
-def test_a_model_asleep_goes_further_down_when_its_bytes_are_needed() -> None:
-    specs = ModelSpec("a", SLEEPER), ModelSpec.simple("b", 11, 1.0), ModelSpec.simple("all", 12, 1.0)
-    host = Driver(*specs, memory=12, host_memory=8)
-    host.up("a", 1.0)
-    assert _brief(host(2.0, Arrived("1", "b"))) == [("leave", "a", "asleep-1")]
-    host(3.0, Left("a"), Started("b", 1.0), Ended("1"))
-    assert set(_brief(host(4.0, Arrived("2", "all")))) == {
-        ("leave", "a", "stopped"),
-        ("leave", "b", "stopped"),
-    }
-    host(5.0, Left("a"))
-    assert _brief(host(5.0, Left("b"))) == [_start("all")]
-    assert host.core.residents.beside.used == 0
-
-
 def test_reconfiguration_adds_and_removes_models_after_their_streams() -> None:
     host = Driver()
     host.up("a", 1.0)
@@ -219,25 +179,6 @@ def test_reconfiguration_adds_and_removes_models_after_their_streams() -> None:
     assert _brief(host(5.0, Ended("stream"))) == [("leave", "a", "stopped")]
     host(6.0, Left("a"))
     assert set(host.core.models) == {"c"}
-
-
-class TestReconfiguration:
-    def test_invalid_limits_change_nothing(self) -> None:
-        drive = Driver()
-        pinned = (ModelSpec.simple("a", 10, 5.0, pinned=True),)
-        with pytest.raises(UsageError, match="pinned models need"):
-            drive(0.0, Configured(pinned, HostSettings(memory=5)))
-        assert drive.core.settings.memory == 15 and not drive.core.models["a"].spec.pinned
-
-
-class TestHostTemplate:
-    def test_a_model_that_does_not_fit_beside_the_template_is_refused(self) -> None:
-        driver = Driver()
-        assert driver(0.0, TemplateHeld(6)) == []
-        (refused,) = driver(1.0, Arrived("1", "a"))
-        assert isinstance(refused, Refuse) and refused.status == 507
-        assert refused.reason.endswith("for it beside its runtime template")
-        assert _brief(driver(2.0, TemplateHeld(5), Arrived("2", "a"))) == [_start("a")]
 
 
 class TestMeasuredTier:

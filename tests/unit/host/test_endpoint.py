@@ -11,20 +11,6 @@ from coldstart.errors import UsageError
 from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
 
 
-def test_find_returns_the_client_of_a_key(tmp_path: Path) -> None:
-    keys = ClientKeys(write_clients(tmp_path, {"laptop": "", "ci": "admin = true"}))
-    found = [
-        keys.find(key) for key in (b"key-of-laptop", b"key-of-ci", b"key-of-lapto", b"", "schlüssel".encode())
-    ]
-    assert [one and (one.name, one.admin) for one in found] == [
-        ("laptop", False),
-        ("ci", True),
-        None,
-        None,
-        None,
-    ]
-
-
 def test_no_representation_shows_a_key(tmp_path: Path) -> None:
     client = ClientKeys(write_clients(tmp_path, {"laptop": ""})).find(b"key-of-laptop")
     assert "key-of" not in repr(client)
@@ -73,25 +59,6 @@ def test_file_without_a_client_is_valid_beside_the_key_of_the_operator_only(tmp_
     with pytest.raises(UsageError, match=f"{file}: names no client") as caught:
         GatewayEndpoint(client_keys=ClientKeys(file)).check()
     assert 'key_file = "FILE"' in str(caught.value.hint)
-
-
-def test_changed_keys_are_read_and_the_former_ones_remain_after_an_error(tmp_path: Path) -> None:
-    file = write_clients(tmp_path, {"laptop": ""})
-    keys = ClientKeys(file)
-    assert not keys.have_changed()
-    (tmp_path / "laptop.key").write_text("another-key\n")
-    assert keys.have_changed()
-    keys.read()
-    assert keys.find(b"key-of-laptop") is None and keys.find(b"another-key")
-    file.write_text("[laptop\n")
-    with pytest.raises(UsageError, match="is not TOML"):
-        keys.read()
-    assert not keys.have_changed()  # an error is reported once
-    assert keys.find(b"another-key")
-    write_clients(tmp_path, {"ci": ""})
-    assert keys.have_changed()
-    keys.read()
-    assert keys.find(b"another-key") is None and keys.find(b"key-of-ci")
 
 
 def test_a_key_file_that_other_users_can_read_is_named_with_a_remedy(tmp_path: Path) -> None:

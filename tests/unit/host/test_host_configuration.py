@@ -84,14 +84,6 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, complai
     assert "host.toml" in problem.value.message and problem.value.hint
 
 
-def test_load_prefers_the_command_line_to_the_file(tmp_path: Path) -> None:
-    (tmp_path / "host.toml").write_text('memory = "1GiB"\npolicy = "lru"\n' + MODEL)
-    typed = {"memory": 2 << 30, "models": {"typed": {"memory": 5, "start_s": 1.0}}}
-    file = load(tmp_path / "host.toml", typed=typed)
-    assert (file.settings.memory, file.settings.policy) == (2 << 30, "lru")
-    assert [spec.name for spec in file.models] == ["m", "typed"]
-
-
 @pytest.mark.parametrize(
     ("devices", "complaint"),
     [

@@ -62,16 +62,6 @@ def test_last_request_decides_how_long_the_model_stays() -> None:
     assert host.serve("a", 1e9, keep_s=0.0) == ["Leave a"]
 
 
-def test_default_model_returns_once_nothing_else_needs_the_memory() -> None:
-    host = Host(default_model="a")
-    host(0.0, Tick(), Started("a", 1.0))
-    assert host(1.0, Arrived("1", "b")) == ["Leave a"]
-    assert host(2.0, Left("a")) == ["Start b"]
-    host(3.0, Started("b", 1.0))
-    assert host(4.0, Ended("1", 0.0)) == ["Leave b"]
-    assert host(5.0, Left("b")) == ["Start a"]
-
-
 def test_default_model_evicts_nothing_and_waits_for_requests() -> None:
     host = Host(A, B, ModelSpec.simple("c", 4, 1.0), default_model="b")
     assert host(0.0, Arrived("1", "a")) == ["Start a"]

@@ -1,7 +1,6 @@
 """The key of this machine: equal for equal settings, without path, host name or environment variable."""
 
 import json
-import os
 import socket
 from pathlib import Path
 
@@ -70,17 +69,6 @@ def test_another_runtime_is_another_key(
     before = keys.compose(model, Arguments())
     monkeypatch.setattr(runtime, part, lambda: value)
     assert keys.compose(model, Arguments()) != before
-
-
-def test_processors_count_for_a_cpu_engine_only(
-    model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert keys.compose(model, Arguments()).fields["hardware.cpu.threads"] == len(os.sched_getaffinity(0))
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
-    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0", "cuda": "12.8"})
-    fields = keys.compose(model, Arguments()).fields
-    assert "hardware.cpu.threads" not in fields
-    assert fields["runtime.compiler"] is None
 
 
 def test_a_gpu_engines_key_is_of_the_drivers_branch_and_of_no_processor(

@@ -1,11 +1,11 @@
 import json
 
 import pytest
+from support import pages
 
-from coldstart.lab.page import measure_load
+from coldstart.lab.page import measure_load, render_replay
 from coldstart.lab.records import (
     RequestRecord,
-    compare,
     format_text,
     parse_slo,
     summarize,
@@ -42,20 +42,14 @@ def test_failures_count_as_misses_and_not_as_latencies() -> None:
     json.dumps(found)
 
 
-@pytest.mark.parametrize("bad", ["ttft", "speed=1", "tpot=-1", "ttft=fast"])
-def test_a_bad_slo_is_refused(bad: str) -> None:
-    with pytest.raises(ValueError):
-        parse_slo(bad)
-
-
-def test_a_comparison_says_how_many_times_better() -> None:
-    slow = summarize(tabulate([record(0, 3.0, 9.0, 5)]), {}, 10.0)
-    fast = summarize(tabulate([record(0, 2.0, 5.0, 5)]), {}, 5.0)
-    ratios = compare(fast, slow)
-    assert ratios["ttft_s.mean"] == 2.0 and ratios["latency_s.p95"] == 2.0 and ratios["requests_per_s"] == 2.0
-    assert "ttft_s.mean" in format_text(fast, ratios)
-    with pytest.raises(ValueError, match="trace-replay"):
-        compare(fast, {"what": 1})
+def test_a_page_has_load_and_distributions() -> None:
+    records = tabulate([FAILED, record(0, 2.0, 4.0, 5)])
+    html = render_replay("a <b>", summarize(records, {}, 4.0), records)
+    pages.check(html)
+    found = pages.plots(html)
+    assert "a &lt;b&gt;" in html and len(found) == 3 + 5
+    labels = set[str]().union(*map(pages.axis_labels, found))
+    assert {"requests", "tokens per second", "requests per second", "TTFT (s)", "time (s)"} <= labels
 
 
 def test_the_load_over_time_adds_up() -> None:

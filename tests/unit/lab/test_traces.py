@@ -42,19 +42,17 @@ def test_a_plain_csv_is_read_by_column_mapping(tmp_path: Path) -> None:
     ]
 
 
-def test_malformed_rows_are_refused_on_demand(tmp_path: Path) -> None:
-    path = write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,7,3\nnoon,7,3\n")
-    with pytest.raises(TraceError, match="line 3: time 'noon'"):
-        list(read_trace(path, "azure-llm", strict=True))
-
-
-@pytest.mark.parametrize("row", ["1,2", "1,2,x", "1,,3", "nan,2,3", "1,2.5,3", "1,-2,3"])
-def test_bad_cells_never_become_requests(row: str, tmp_path: Path) -> None:
+def test_malformed_rows_are_named_and_skipped(tmp_path: Path) -> None:
+    bad = (
+        "{oops\n"
+        + SAMPLES["mooncake"]
+        + '{"timestamp": 3}\n{"timestamp": 4, "input_length": 0, "output_length": 1}\n'
+    )
     report = TraceReport()
-    path = write(tmp_path, f"t,p,o\n{row}\n")
-    columns = Columns.parse("time=t,prompt=p,output=o")
-    assert list(read_trace(path, "csv", columns=columns, report=report)) == []
-    assert report.skipped == 1 and report.bad_rows[0].line == 2
+    rows = list(read_trace(write(tmp_path, bad), "mooncake", report=report))
+    assert len(rows) == report.rows == 2
+    assert [row.line for row in report.bad_rows] == [1, 4, 5]
+    assert "lacks input_length" in report.bad_rows[1].reason and "above zero" in report.bad_rows[2].reason
 
 
 def test_unreadable_trace_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -14,17 +14,15 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import (
-    preparation,
     process_snapshot,
     runtime_snapshot,
     template_pool,
 )
 from coldstart.launch.server import Server
 from coldstart.models import tiny
-from coldstart.system import fingerprint
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
-from coldstart.system.snapshot import criu, runtime_image
+from coldstart.system.snapshot import criu
 
 PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]))
 
@@ -53,19 +51,6 @@ def test_frozen_plan_contains_no_model_of_the_user(frozen_plans: list[LaunchPlan
     (plan,) = frozen_plans
     assert list(plan.vllm_args) == ["--model", str(tmp_path / "tiny-llama")]
     assert (plan.key, plan.weights, plan.compile_dir, plan.canary) == ("", "", None, None)
-
-
-def test_find_frozen_runtime_returns_only_an_image_that_can_be_thawed(
-    frozen_plans: list[LaunchPlan], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = Cache.at()
-    assert preparation.find_frozen_runtime(cache) is None
-    image = runtime_snapshot.freeze(cache, 9)
-    monkeypatch.setattr(runtime_image, "obstacle", lambda image: None)
-    monkeypatch.setattr(fingerprint, "obstacle", lambda image, name: None)
-    assert preparation.find_frozen_runtime(cache) == image
-    monkeypatch.setattr(runtime_image, "obstacle", lambda image: "another kernel")
-    assert preparation.find_frozen_runtime(cache) is None
 
 
 def test_freeze_reports_a_full_disk_and_leaves_no_file(

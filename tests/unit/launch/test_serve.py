@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts.bundle import TrustResult
+from support.engines import FakeThawed
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -26,7 +28,8 @@ from coldstart.launch import (
 from coldstart.launch.planning import ServeRequest
 from coldstart.models.inspection import Lookup
 from coldstart.system.ipc import json_lines, peers
-from coldstart.system.snapshot import criu, runtime_image
+from coldstart.system.proc import processes
+from coldstart.system.snapshot import runtime_image
 
 FakeEngine = Callable[[str], None]
 CANARY = {"prompt": [5], "tokens": [1]}
@@ -61,6 +64,24 @@ def template(lookup: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str]
 def keep_image(lookup: Lookup) -> None:
     assert lookup.bundle is not None
     runtime_image.engine_place(lookup.cache.runtimes, lookup.bundle.digest).mkdir(parents=True)
+
+
+@pytest.fixture
+def thawed(
+    lookup: Lookup, fake_engine: FakeEngine, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeThawed]:
+    """Give the bundle a snapshot whose thaw returns an engine template. Only CRIU and its namespaces are fakes."""
+    fake_engine("serves")
+    socket = home / "thawed"
+    process = template_pool.spawn(
+        "engine", replace(PLAN, key=lookup.key.digest), socket, subprocess.DEVNULL, 20
+    )
+    thawed = FakeThawed(socket, process)
+    keep_image(lookup)
+    monkeypatch.setattr(process_snapshot, "thaw", lambda *_: thawed)
+    monkeypatch.setattr(processes, "outer_pid", lambda _, pid: pid)
+    yield thawed
+    thawed.end()
 
 
 Started = Callable[..., ladder.StartedServer]
@@ -124,16 +145,6 @@ def test_start_is_fresh_with_a_reason_when_the_requested_mode_is_unavailable(
     assert one.document()["absent"] == []
 
 
-@pytest.mark.parametrize("mode", ["auto", "template-runtime"])
-def test_start_falls_back_when_the_socket_directory_is_full(
-    started: Started, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
-    monkeypatch.setattr(template_pool, "_root", lambda _: Path("/proc/none/templates").mkdir())
-    one = started(mode)
-    assert one.mode == "fresh"
-    assert "No such file or directory: '/proc/none/templates'" in one.account.fallbacks[-1].reason
-
-
 def test_auto_names_a_template_that_died(started: Started, template: Template) -> None:
     warm = template("engine")
     assert warm.pid is not None
@@ -187,6 +198,13 @@ def test_start_falls_back_when_a_forked_server_dies(started: Started, template: 
         assert one.document()["fast_path"]["mode"] is False
 
 
+def test_start_falls_back_when_a_thawed_server_dies(started: Started, thawed: FakeThawed) -> None:
+    one = started("auto", vllm_args=Arguments(["dies-forked"]))
+    (step,) = one.document()["fallbacks"]
+    assert one.mode == "fresh" and step["section"] == "snapshot" and "exit code 7" in step["reason"]
+    assert thawed.ends == 1 and thawed.process.poll() is not None
+
+
 def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
     one = started("fresh", fetch_rest=True)
     (fallback,) = one.document()["fallbacks"]
@@ -211,42 +229,6 @@ def test_an_interrupted_start_ends_its_server(
     with pytest.raises(KeyboardInterrupt):
         ladder.start(ServeRequest(lookup), PLAN)
     assert caught[0].poll() == 143
-
-
-def test_start_without_the_requested_snapshot_reports_missing_criu_first(
-    started: Started, lookup: Lookup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`coldstart materialize --snapshot` would fail without CRIU."""
-    monkeypatch.setenv(str(criu.VARIABLE), "/nonexistent/criu")
-    fallback = started("snapshot").account.fallbacks[0]
-    assert (
-        fallback.stage == "snapshot" and "CRIU cannot run: /nonexistent/criu was not found" in fallback.reason
-    )
-    assert "build CRIU" in str(fallback.hint)
-    _, skipped = ladder.find_mode(ServeRequest(lookup, mode="snapshot"), PLAN)
-    assert skipped[0] == fallback
-
-
-def test_auto_names_a_snapshot_that_does_not_fit(
-    started: Started, lookup: Lookup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def thaw(*_: object) -> process_snapshot.Thawed:
-        raise process_snapshot.SnapshotUnusableError(
-            "the snapshot was created on kernel 5.1, this machine has 6.18"
-        )
-
-    keep_image(lookup)
-    monkeypatch.setattr(process_snapshot, "thaw", thaw)
-    document = started("auto").document()
-    (step,) = document["fallbacks"]
-    assert step["section"] == "snapshot" and "kernel 5.1" in step["reason"]
-    assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
-    assert [one["section"] for one in document["absent"]] == [
-        "standby",
-        "template-engine",
-        "template-runtime",
-        "runtime-snapshot",
-    ]
 
 
 class Fake:

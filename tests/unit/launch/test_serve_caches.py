@@ -216,14 +216,6 @@ def _of_compile(plan: LaunchPlan) -> list[str]:
     return [step.reason for step in plan.fallbacks if step.stage == "compile"]
 
 
-def test_a_gpu_start_points_its_compilers_at_the_bundle(started: Callable[[], LaunchPlan]) -> None:
-    plan = started()
-    (root,) = paths.compiled_dir().glob("[!.]*")
-    assert caches.environment(root).items() <= plan.env.items()
-    assert plan.engine.compiled == root / "aot" and (root / "triton/abc/x.json").exists()
-    assert plan.compile_dir is None and _of_compile(plan) == []
-
-
 def test_caches_where_others_may_write_are_not_used(started: Callable[[], LaunchPlan]) -> None:
     paths.compiled_dir().mkdir(parents=True)
     paths.compiled_dir().chmod(0o777)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -118,18 +117,6 @@ def local(tmp_path: Path) -> Path:
 Use = Callable[..., Prefetcher]
 
 
-def test_our_format_is_for_local_safetensors_on_the_cpu(
-    local: Path, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    sound = replace(model, path=local)
-    seeded, dummy = Arguments(["--seed", "1"]), Arguments(["--load-format=dummy"])
-    assert fetch.loading(seeded, sound) == [*OURS]
-    assert fetch.loading(NONE, model) == []  # the fixture's file is not in the safetensors format
-    assert fetch.loading(NONE, replace(model, path=None)) == []
-    assert fetch.loading(dummy, sound) == []
-
-
 @pytest.mark.parametrize(
     ("build", "is_installed", "expected"),
     [
@@ -155,39 +142,12 @@ def test_a_gpu_loads_with_instanttensor_where_vllm_can(
     assert fetch.loading(NONE, model) == []  # the fixture's file is not in the safetensors format
 
 
-@pytest.mark.parametrize("sections", [{}, {"weights": []}, {"weights": {"files": 1}}, {"weights": {}}])
-def test_bundle_without_a_weights_plan_is_refused_with_a_hint(
-    publish: Publish, model: ResolvedModel, sections: dict[str, Any]
-) -> None:
-    bundle = publish(**sections)
-    with pytest.raises(CommandFailedError, match="has no usable weights plan") as caught:
-        fetch.choose(Lookup(model, NONE, Cache.at(), bundle.key, bundle), SOURCE)
-    assert "materialize MODEL --only weights" in str(caught.value.hint)
-
-
-def test_other_formats_than_safetensors_cannot_be_fetched(tmp_path: Path) -> None:
-    with pytest.raises(CommandFailedError, match=r"model\.safetensors has no safetensors tensors") as caught:
-        requested(SOURCE, planned([]), tmp_path)
-    assert caught.value.hint == "omit --weights-from" and list(tmp_path.iterdir()) == []
-
-
 def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:
     return Lookup(model, NONE, Cache.at(), key(seed=1), None, nearest, mismatches)
 
 
 ABSENT = Mismatch("model.weights", None, "U8")
-OTHER = Mismatch("model.weights", "U8", "F32")
 FLAG = Mismatch("engine.seed", 1, None)
-CONFIG = Mismatch("model.config", "a", "b")
-
-
-def test_a_plan_is_borrowed_from_the_same_model_alone(publish: Publish, model: ResolvedModel) -> None:
-    bundle = publish()
-    assert _missed(model, bundle, FLAG).weights_donor == bundle
-    assert _missed(model, bundle, FLAG, ABSENT).weights_donor == bundle
-    assert _missed(model, bundle, OTHER).weights_donor is None
-    assert _missed(model, bundle, FLAG, CONFIG).weights_donor is None
-    assert _missed(model, None).weights_donor is None
 
 
 def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_their_way_until_then(
@@ -205,13 +165,6 @@ def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_
     with fetch.start_early(streaming, LLAMA) as ahead:
         ahead.started()
     assert prefetcher.closed == 2
-
-
-def test_server_starts_without_a_prefetcher(streaming: LaunchPlan, use: Use) -> None:
-    prefetcher, entered = use(refuses=True), []
-    with fetch.start_early(streaming, LLAMA):
-        entered.append(1)
-    assert entered == [1] and prefetcher.closed == 0
 
 
 @pytest.mark.parametrize(
@@ -261,16 +214,12 @@ def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pyt
     assert reader.ended
 
 
-def test_rest_is_not_fetched_with_a_reason_without_source_or_prefetcher(
-    streaming: LaunchPlan, use: Use
-) -> None:
+def test_rest_is_all_tensors_that_the_node_does_not_need(streaming: LaunchPlan, use: Use) -> None:
     prefetcher = use()
-    with pytest.raises(client.PrefetchError, match="no prefetcher fetches the weights"):
-        fetch.rest(LaunchPlan(OURS), LLAMA)
-    assert prefetcher.asked == []
-    use(refuses=True)
-    with pytest.raises(client.PrefetchError):
-        fetch.rest(streaming, LLAMA)
+    first = replace(streaming, vllm_args=OURS.append("-pp", "2", "--nnodes", "2"))
+    lease: object = fetch.rest(first, LLAMA)
+    assert lease is prefetcher and prefetcher.closed == 0
+    assert prefetcher.asked == [(SOURCE, planned(), NAMES[4:], {"background": True, "start": False})]
 
 
 def _planned(found: Lookup) -> LaunchPlan:
@@ -345,12 +294,3 @@ def test_a_source_without_the_files_of_the_bundle_is_refused(
     plan, source = sharded
     with pytest.raises(CommandFailedError, match=r"model-00001-of-00002.safetensors does not exist"):
         _fit(source.parent / "no-such", plan, _model(home), home)
-
-
-def test_a_source_of_which_only_the_state_changed_is_used(local: Path, home: Path) -> None:
-    plan = weights.plan(local, Cache(home).weights)
-    file = local / "model.safetensors"
-    file.chmod(0o640)
-    os.utime(file, (1, 1))
-    found = _fit(local, plan, _model(local), home)
-    assert found.fallbacks == [] and found.request is not None and found.request.read() == plan

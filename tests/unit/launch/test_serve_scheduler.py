@@ -40,19 +40,6 @@ def fcfs(**settings: object) -> SchedulerSettings:
     return SchedulerSettings("fcfs", **settings)  # type: ignore[arg-type]
 
 
-def test_fcfs_keeps_kv_on_the_host_where_it_is_given_memory() -> None:
-    choice = fcfs(host_bytes=1 << 20)
-    scheduler.check(choice, PLAN.vllm_args)
-    given = flags(scheduler.apply(PLAN, choice, None, on_cpu=True))
-    assert list(given) == ["--kv-transfer-config"]
-    assert (
-        json.loads(given["--kv-transfer-config"])["kv_connector_extra_config"]["cpu_bytes_to_use"] == 1 << 20
-    )
-    assert choice.kv_strategy == "proactive" and fcfs().kv_strategy == "recompute"
-    with pytest.raises(UsageError, match="--kv-host-memory sets --kv-transfer-config itself"):
-        scheduler.check(choice, Arguments(["--kv-transfer-config", "{}"]))
-
-
 def test_deadlines_are_priorities_of_vllms_own_scheduler(publish: Publish) -> None:
     choice = SchedulerSettings("deadline", batch=4, factor=8.0, slo_s=2.0)
     made = scheduler.apply(PLAN, choice, publish(iterations=PROFILE), on_cpu=True)

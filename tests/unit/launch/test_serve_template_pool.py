@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -26,13 +25,6 @@ from coldstart.system.proc import processes
 
 KEY = "sha256:" + "a" * 64
 PLAN = LaunchPlan(["serves"], key=KEY)
-START = f"""
-import sys
-from coldstart.contract.plan import LaunchPlan
-from coldstart.launch import template_pool
-sys.executable = sys.argv[1]
-template_pool.start("engine", LaunchPlan(["serves"], key={KEY!r}), "tiny", 60)
-"""
 FakeEngine = Callable[[str], None]
 
 
@@ -67,21 +59,6 @@ def test_a_runtime_template_serves_every_key_of_its_own_interpreter(
     template_pool.stop(warm)
 
 
-def test_two_installations_of_one_user_have_a_template_each(
-    fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_engine("serves")
-    first = template_pool.start("engine", PLAN, "tiny", 20)
-    about = json.loads((first.directory / "about.json").read_text()) | {"python": "/another/venv/bin/python"}
-    (first.directory / "about.json").write_text(json.dumps(about))
-    assert template_pool.find("engine", KEY) is None
-    second = template_pool.start("engine", PLAN, "tiny", 20)
-    assert template_pool.find("engine", KEY) == second and second.directory != first.directory
-    template_pool.stop(second)
-    assert next(template_pool.listed()).ready
-    template_pool.stop(first)
-
-
 def test_a_second_start_is_refused(fake_engine: FakeEngine) -> None:
     fake_engine("serves")
     warm = template_pool.start("engine", PLAN, "tiny", 20)
@@ -108,47 +85,12 @@ def test_a_second_start_is_refused_while_the_first_is_under_way(
     template_pool.stop(first[0])
 
 
-def test_template_of_a_killed_start_does_not_replace_the_next_one(
-    fake_engine: FakeEngine, tmp_path: Path
-) -> None:
-    gate, python = tmp_path / "gate", sys.executable
-    fake_engine(f"waits-for:{gate}")
-    with subprocess.Popen([python, "-c", START, sys.executable]) as start:
-        own = psutil.Process(start.pid)
-        wait_until(lambda: list(template_pool._root().glob("*/log")) and own.children())
-        (left,) = own.children()
-        start.kill()
-    fake_engine("serves")
-    warm = template_pool.start("engine", PLAN, "tiny", 20)
-    gate.touch()
-    wait_until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
-    server, reader = server_process.forked(PLAN, warm.socket)
-    os.close(reader)
-    server.signal(signal.SIGKILL)
-    server.wait()
-    template_pool.stop(warm)
-
-
 def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
     fake_engine("never-ready")
     with pytest.raises(CommandFailedError, match=r"not ready within 0\.3 s") as caught:
         template_pool.start("engine", PLAN, "tiny", 0.3)
     assert caught.value.hint == "allow more time with --ready-timeout SECONDS"
     assert list(template_pool._root().glob("*/")) == []
-
-
-def test_stopping_is_refused_while_servers_run(fake_engine: FakeEngine) -> None:
-    fake_engine("serves")
-    template_pool.start("engine", PLAN, "tiny", 20)
-    process, reader = server_process.forked(PLAN, next(iter(template_pool.listed())).socket)
-    (warm,) = template_pool.listed()
-    assert warm.servers == (process.pid,)
-    with pytest.raises(CommandFailedError, match="1 server"):
-        template_pool.stop(warm)
-    assert process.poll() is None
-    template_pool.stop(warm, force=True)
-    assert process.wait() == 1
-    os.close(reader)
 
 
 def test_a_signal_after_a_template_is_ready_leaves_no_process_and_no_directory(
@@ -194,19 +136,6 @@ def test_stopped_template_is_killed_and_reported_as_fallback(
         TEMPLATE_RUNTIME.launch(cast("Any", start))
     wait_until(lambda: processes.birth(cast("int", warm.pid)) is None)
     assert template_pool.find("runtime", PLAN.key) is None
-
-
-def test_a_killed_template_is_gone_and_can_be_replaced(fake_engine: FakeEngine) -> None:
-    fake_engine("serves")
-    warm = template_pool.start("engine", PLAN, "tiny", 20)
-    assert warm.pid is not None
-    os.kill(warm.pid, signal.SIGKILL)
-    os.waitpid(warm.pid, 0)
-    (dead,) = template_pool.listed()
-    assert dead.pid is None and not dead.ready and template_pool.find("engine", KEY) is None
-    again = template_pool.start("engine", PLAN, "tiny", 20)
-    assert template_pool.find("engine", KEY) == again
-    template_pool.stop(again)
 
 
 def _recorded(directory: Path, **about: object) -> template_pool.Warm:

@@ -79,15 +79,6 @@ def test_stop_kills_when_the_server_ignores_sigterm(start: Start) -> None:
     assert start("stubborn").stop(timeout_s=0.2) == 137
 
 
-def test_server_outlives_the_thread_that_started_it(start: Start) -> None:
-    started: list[Server] = []
-    thread = threading.Thread(target=lambda: started.append(start()))
-    thread.start()
-    thread.join()
-    with pytest.raises(TimeoutError):
-        started[0].wait(timeout_s=0.5)
-
-
 def test_server_ends_with_the_process_that_started_it(start: Start) -> None:
     done = subprocess.run(
         [PYTHON, "-c", HOLDER, sys.executable], capture_output=True, text=True, check=True,

@@ -12,7 +12,6 @@ from support.recorded_models import engine, model
 from tools import tiny_models
 from tools.recorded import publish_recorded
 
-from coldstart.errors import UsageError
 from coldstart.models import inspection, resolver
 from coldstart.models.inspection import Lookup
 from coldstart.system import runtime
@@ -54,6 +53,13 @@ def test_adopt_arguments_takes_none_of_another_model_or_machine(
     assert adopt(model).lender is None
 
 
+def test_adopt_arguments_fits_a_directory_without_weights(model: str) -> None:
+    made = publish_recorded(model, SHORT)
+    (Path(model) / "model.safetensors").unlink()
+    found = adopt(model)
+    assert found.vllm_args == SHORT and found.drop_weights().bundle == made
+
+
 class TestVersion:
     """NAME:vN and NAME@sha256:... start exactly that bundle."""
 
@@ -65,19 +71,7 @@ class TestVersion:
     def look_up(self, word: str, given: tuple[str, ...] | None = None) -> Lookup:
         return resolver.resolve(word, given, cache=Cache.at())
 
-    def test_other_arguments_are_a_miss(self, named: str) -> None:
-        first = publish_recorded(named, SHORT)
-        found = self.look_up("tiny-llama:v1", LONG)
-        assert found.bundle is None and found.nearest == first
-        assert "--max-model-len: 512 in the bundle, 1024 requested" in inspection.miss(found).message
-
     def test_untrusted_version_is_a_miss_with_the_reason(self, named: str) -> None:
         publish_recorded(named, SHORT, signed=False)
         found = self.look_up("tiny-llama:v1", SHORT)
         assert found.bundle is None and "is not trusted" in inspection.miss(found).message
-
-    def test_bundle_of_a_directory_has_a_hint(self, model: str) -> None:
-        publish_recorded(model, SHORT)
-        with pytest.raises(UsageError) as caught:
-            self.look_up("my-model:v1")
-        assert caught.value.hint == "specify the directory: coldstart serve DIR"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coldstart.errors import UsageError
-from coldstart.models import identity, model_files, resolution
+from coldstart.models import identity, resolution
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 123\n" % (b"0" * 64)
 EMPTY_SHARD = struct.pack("<Q", 2) + b"{}"
@@ -53,23 +53,6 @@ def test_pointer_is_named_with_the_command_that_gets_the_content(model: Path, na
     assert error.hint == f"git -C '{model}' lfs pull"
 
 
-@pytest.mark.parametrize(
-    ("pointer", "program", "hint"),
-    [
-        (b"/annex/objects/SHA256E-s1--0.json\n", "git-annex", "git -C '{}' annex get ."),
-        (b".git/annex/objects/aa/bb/SHA256E-s1--0/SHA256E-s1--0", "git-annex", "git -C '{}' annex get ."),
-        (b"# xet version 0\nfilesize = 1\nhash = '00'\n", "Xet", model_files.AGAIN),
-    ],
-)
-def test_tokenizer_is_refused_when_another_program_left_a_pointer(
-    model: Path, pointer: bytes, program: str, hint: str
-) -> None:
-    (model / "tokenizer.json").write_bytes(pointer)
-    error = _refused(model)
-    assert error.message == f"{model}/tokenizer.json is a {program} pointer, without the content"
-    assert error.hint == hint.format(model)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_link_without_the_content_is_named(model: Path, name: str) -> None:
     (model / name).unlink()
@@ -84,26 +67,3 @@ def test_unfinished_download_is_named_when_there_are_no_weights(model: Path) -> 
     (model / "model.safetensors.incomplete").write_bytes(b"12")
     with pytest.raises(UsageError, match=r"model\.safetensors\.incomplete was not finished"):
         resolution.ensure_weights(resolution.resolve(str(model)))
-
-
-BAD_JSON = {
-    "deep arrays": b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "a huge number": b'{"a": ' + b"1" * 5000 + b"}",
-    "not UTF-8": b'{"a": "\xff"}',
-    "UTF-16": '{"a": 1}'.encode("utf-16"),
-    "half a character": b'{"architectures": ["\\ud800"]}',
-    "truncated": b'{"a": ',
-    "an array": b"[]",
-    "too large": b'{"a": "' + b"x" * (65 << 20) + b'"}',
-}
-
-
-@pytest.mark.parametrize("kind", BAD_JSON)
-def test_bad_json_in_a_header_is_refused_with_file_and_hint(model: Path, kind: str) -> None:
-    if kind == "too large":
-        pytest.skip("the limit of a header is another")
-    data = BAD_JSON[kind]
-    (model / "model.safetensors").write_bytes(struct.pack("<Q", len(data)) + data)
-    error = _refused(model)
-    assert "model.safetensors is not a valid safetensors file" in error.message
-    assert error.hint == model_files.AGAIN

@@ -28,14 +28,6 @@ def hub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "model_info", lambda *_, **__: answer)
 
 
-def test_a_snapshot_directory_knows_repository_and_commit(tmp_path: Path) -> None:
-    place = tmp_path / "models--facebook--opt-125m" / "snapshots" / COMMIT
-    place.mkdir(parents=True)
-    (place / "config.json").write_text("{}")
-    model = resolution.resolve(str(place))
-    assert (model.name, model.repo_id, model.revision) == ("opt-125m", "facebook/opt-125m", COMMIT)
-
-
 def test_alias_and_repository_are_one_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "snapshots" / COMMIT / "config.json"
     file.parent.mkdir(parents=True)

@@ -42,14 +42,6 @@ def test_demotion_reaches_the_queue_of_the_next_iteration() -> None:
     assert job.level == 3
 
 
-def test_eta_demotes_by_more_than_one_level() -> None:
-    policy, job = mlfq(eta=2), Job("a", 0, 1)
-    policy.add(job, 0)
-    job.generated, job.computed = 1, 1
-    policy.add_service(job, 1.0, 1)
-    assert job.level == 2
-
-
 def test_a_starved_job_moves_to_the_tail_of_q1() -> None:
     policy = mlfq(alpha_s=10.0)
     policy.add(Job("long", 0, 5000), 0)
@@ -60,19 +52,6 @@ def test_a_starved_job_moves_to_the_tail_of_q1() -> None:
     assert names(policy) == ["short", "long"]
     assert [job.level for job in policy] == [0, 0]
     assert policy.promotions == 1
-
-
-def test_alpha_of_the_tempered_form_grows_with_prompts_that_wait_for_their_chunks() -> None:
-    policy, job = mlfq(alpha_s=1.0, alpha_scale=2.0), Job("a", 0, 200)
-    policy.add(job, 0)
-    one_step = 2.0 * 1 / 4 * 1.0
-    assert policy.alpha(batch=4) == one_step + 2.0 * (8.0 - 1.0)
-    job.computed = 100
-    policy.add_service(job, 4.0, 4)
-    assert policy.alpha(batch=4) == one_step + 2.0 * (4.0 - 1.0)
-    job.computed, job.generated = 200, 1
-    policy.add_service(job, 4.0, 8)
-    assert policy.alpha(batch=4) == 1.0
 
 
 def test_chunks_of_one_prompt_are_one_iteration_when_they_use_the_quantum() -> None:
@@ -155,3 +134,19 @@ def test_any_history_keeps_the_invariants(steps: list[tuple[str, int]], cap: flo
             assert all(job.level == 0 or now - job.unserved_since < 7.0 for job in policy)
         enst = policy.enst(now, 4)
         assert all(enst(job) >= 0 for job in policy)
+
+
+@given(st.lists(st.sampled_from([0.4, 1.0, 2.5]), min_size=1, max_size=60), st.sampled_from([-1, 0, 2]))
+def test_decoding_batch_is_booked_like_single_jobs(iterations: list[float], priority: int) -> None:
+    together, alone = mlfq(), mlfq()
+    for policy in (together, alone):
+        for name, mine in (("a", 0), ("b", priority), ("c", 0)):
+            policy.add(Job(name, 0, 1, generated=1, computed=1, priority=mine), 0)
+    for now, seconds in enumerate(iterations, 1):
+        together.add_decode_step(list(together)[:2], seconds, now)
+        Policy.add_decode_step(alone, list(alone)[:2], seconds, now)
+    assert names(together) == names(alone) and together.moved == alone.moved
+    assert list(together._unserved) == list(alone._unserved)
+    for mine, other in zip(together, alone, strict=True):
+        for field in Job.__slots__:
+            assert getattr(mine, field) == getattr(other, field), field

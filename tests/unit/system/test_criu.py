@@ -27,17 +27,6 @@ def _hold(monkeypatch: pytest.MonkeyPatch, held: int, hard: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "hard", "options"),
-    [(ALL, 20000, []), (NO_RESOURCE, 1048576, []), (NO_RESOURCE, 20000, ["--unprivileged"])],
-)
-def test_criu_keeps_its_limit_of_open_files_where_it_may_not_raise_it(
-    monkeypatch: pytest.MonkeyPatch, held: int, hard: int, options: list[str]
-) -> None:
-    _hold(monkeypatch, held, hard)
-    assert criu.missing() is None and criu.list_options() == options
-
-
-@pytest.mark.parametrize(
     ("report", "is_accepted"),
     [
         ("Version: 3.17", False),

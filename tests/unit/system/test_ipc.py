@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +12,6 @@ from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.json_lines import Channel, MalformedMessageError
 
 Pair = tuple[Channel, Channel]
-REQUEST = {"plan": {"vllm_args": ["--model", "ü"]}, "cwd": "/", "env": {"A": "b" * 5000}}
 
 
 @pytest.fixture
@@ -23,20 +20,6 @@ def pair() -> Iterator[Pair]:
     one, two = map(Channel, socket.socketpair())
     with one, two:
         yield one, two
-
-
-def test_a_request_arrives_with_its_descriptors(pair: Pair, tmp_path: Path) -> None:
-    client, server = pair
-    with (tmp_path / "log").open("w") as log:
-        client.send(REQUEST, (log.fileno(), log.fileno()))
-    assert server.request() == REQUEST and len(server.descriptors) == 2
-    for word in (b"one ", b"two"):
-        descriptor = server.take()
-        assert not os.get_inheritable(descriptor)
-        os.write(descriptor, word)
-        os.close(descriptor)
-    assert (tmp_path / "log").read_text() == "one two"
-    assert server.socket.gettimeout() is None
 
 
 @pytest.mark.parametrize(

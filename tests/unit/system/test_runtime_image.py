@@ -72,15 +72,6 @@ def test_the_image_of_another_user_is_not_read(make: Make) -> None:
     assert "has owner 64321" in str(runtime_image.obstacle(image))
 
 
-def test_failed_publish_leaves_the_former_image(make: Make, root: Path) -> None:
-    image = make()
-    with pytest.raises(OSError, match="No space"), runtime_image.published(image) as partial:
-        (partial / "pages-1.img").write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-    assert runtime_image.obstacle(image) is None
-    assert sorted(path.name for path in root.iterdir()) == [".lock", image.name]
-
-
 def test_prune_removes_unusable_images_and_leftovers(make: Make, root: Path) -> None:
     kept, old = make("a" * 64), make("b" * 64, kernel="3.1")
     left = root / ".partial"

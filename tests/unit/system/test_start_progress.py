@@ -34,13 +34,6 @@ def test_counter_reports_its_first_and_last_figure_and_few_between(pipe: int) ->
     assert (found[0], found[-1]) == (1, 10_000) and len(found) < 100
 
 
-def test_unread_reports_block_neither_a_start_nor_its_readiness(pipe: int) -> None:
-    for number in range(5_000):
-        start_progress.report(StartProgress("capture graphs", number, 5_000, "graphs"))
-    assert os.write(start_progress._Pipe.descriptor, b" " * (1 << 15)) == 1 << 15
-    assert read(pipe)[0].done == 0
-
-
 def test_nothing_is_reported_to_a_reader_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     monkeypatch.setenv(READY_FD_ENV, str(writer))

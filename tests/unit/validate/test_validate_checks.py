@@ -2,7 +2,6 @@
 
 from coldstart.artifacts import blobs
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.verify import Finding
 
 from coldstart.validate.checks import check_bundle
 
@@ -21,11 +20,6 @@ def test_damage_is_found_by_checksum_and_not_by_manifest(bundle: Bundle) -> None
     report = check_bundle(bundle, "checksum")
     assert [finding.subject for finding in report.findings] == ["compile"]
     assert report.fails("error")
-
-
-def test_findings_of_a_start_are_reported(bundle: Bundle) -> None:
-    found = Finding("CS-LOAD", "error", "died", "", "fresh")
-    assert check_bundle(bundle, "load", start=lambda bundle, level: [found]).findings == (found,)
 
 
 def test_foreign_machine_is_reported_by_field(bundle: Bundle) -> None:

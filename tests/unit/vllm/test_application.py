@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coldstart.vllm import compat
-from coldstart.vllm.engine import application, server
+from coldstart.vllm.engine import server
 from coldstart.vllm.engine.application import EarlyApplication
 
 pytestmark = pytest.mark.vllm
@@ -54,21 +54,6 @@ def test_vllm_receives_an_equal_application(arguments: tuple[Namespace, Any]) ->
     assert _routes(one) == _routes(other)
     assert (one.root_path, one.state.args) == ("/here", args)
     assert [one.cls for one in one.user_middleware] == [one.cls for one in other.user_middleware]
-
-
-def test_vllm_reports_an_application_that_cannot_be_built(
-    arguments: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm.entrypoints.launchers.api_server import entry
-
-    def fails(*_: Any) -> None:
-        raise ValueError("a middleware that is not there")
-
-    args, config = arguments
-    monkeypatch.setattr(application, "_built", fails)
-    early = _begun(args, config)
-    with early.provide():
-        assert _routes(entry.build_app(args, ("generate",), config.model_config))
 
 
 def test_incompatible_vllm_is_not_changed(

@@ -21,8 +21,6 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm import compat, stock
 from coldstart.vllm.engine import offline, server, stepdowns
-from coldstart.vllm.weights import entry
-from coldstart.vllm.weights.extension import Reporting
 
 REASON = "It lacks an integration point."
 
@@ -33,21 +31,6 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     held: set[str] = set()
     monkeypatch.setattr(compat, "check", lambda feature, load=None: REASON if feature in held else None)
     return held
-
-
-@pytest.mark.vllm
-def test_vllms_loader_is_registered_when_ours_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.config import LoadConfig
-    from vllm.model_executor import model_loader
-
-    monkeypatch.setattr(compat, "fallbacks", found := [])
-    monkeypatch.setitem(model_loader._LOAD_FORMAT_TO_MODEL_LOADER, entry.LOAD_FORMAT, None)
-    monkeypatch.setitem(sys.modules, "coldstart.vllm.weights.loader", None)
-    entry._add.__wrapped__()
-    loader = model_loader.get_model_loader(LoadConfig(load_format=entry.LOAD_FORMAT))
-    assert isinstance(loader, model_loader.DefaultModelLoader) and loader.load_config.load_format == "auto"
-    assert found[0].stage == "weights" and "lacks an integration point" in found[0].reason
-    assert Reporting().coldstart_report()["fast_path"] == {"weights": False}
 
 
 @pytest.mark.vllm

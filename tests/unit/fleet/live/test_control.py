@@ -94,28 +94,6 @@ def test_the_live_control_orders_what_the_simulation_ordered(tmp_path: Path) -> 
     run(work())
 
 
-def test_restarted_fleet_recovers_its_groups(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            stage.deploy(deployment("a", least=1))
-            stage.deploy(deployment("b"))
-            await stage.ask("b")
-            await wait_until(lambda: len(stage.rig.groups()) == 2)
-            before = sorted(stage.rig.groups())
-            await stage.rig.kill()
-            await stage.rig.revive()
-            assert sorted(stage.rig.groups()) == before
-            # The required worker was found before a second one was started.
-            assert len(list(stage.rig.servers())) == 2
-            assert [server.free for server in stage.control.core.roster.servers.values()] == [
-                [0],
-                [0],
-            ]
-            assert (await stage.ask("a"))[0] == 200
-
-    run(work())
-
-
 def test_a_drained_server_goes_empty_and_stays_so(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:

@@ -15,23 +15,6 @@ from coldstart.host.live.front import Ticket
 from coldstart.host.live.upstream import DisconnectedError, NothingSentError
 
 
-def test_a_cold_request_starts_a_server_and_the_next_ones_go_to_it(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with fleet(tmp_path) as stage:
-            stage.deploy(deployment("a"))
-            assert (await stage.ask("a"))[0] == 200
-            assert (await stage.ask("a", "y"))[0] == 200
-            (server,) = stage.rig.servers()
-            assert server.asked == ["x", "y"]
-            assert (await stage.ask("nobody"))[0] == 404
-            said = stage.control.status()["gateway"]
-            assert isinstance(said, dict) and said["requests"] == 2 and said["refused"] == {"404": 1}
-            text = stage.control.metrics.text()
-            assert b"coldstart_fleet_requests_total 2.0" in text
-
-    run(work())
-
-
 def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) -> None:
     async def work() -> None:
         async with fleet(tmp_path) as stage:

@@ -46,28 +46,6 @@ def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
     run(work())
 
 
-def test_failed_start_and_dead_server_are_reported_with_the_reason(tmp_path: Path) -> None:
-    async def work() -> None:
-        servers = FakeServers(tmp_path)
-        node = NodeServers("127.0.0.1", servers)
-        servers.full = True
-        await node.launch(_order())
-        assert (await node.read_events(0))[0][1] == RankEnded(
-            "a#1.0", "cannot start a server: No space left on device", False
-        )
-        servers.full = False
-        servers.failing["a"] = "no weights"
-        await node.launch(_order("b"))
-        assert (await node.read_events(1))[0][1] == RankEnded("b", "no weights", False)
-        servers.failing.clear()
-        await node.launch(_order("c"))
-        await node.read_events(2)
-        servers.last("a").over.set()
-        assert (await node.read_events(3))[0][1] == RankEnded("c", "the server ended with exit code 9", False)
-
-    run(work())
-
-
 @pytest.mark.parametrize("words", [(), ("--api-key", "own")])
 def test_each_server_has_a_key_that_only_its_report_tells(tmp_path: Path, words: tuple[str, ...]) -> None:
     async def work() -> None:

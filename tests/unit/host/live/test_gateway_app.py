@@ -55,21 +55,6 @@ def test_every_name_is_a_model_whether_it_serves_or_not(tmp_path: Path) -> None:
     run(work())
 
 
-def test_health_metrics_and_status(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-            await stage.ask(model="a", prompt=1)
-            assert (await _get(stage, "/health"))[0] == 200
-            text = (await _get(stage, "/metrics"))[1]
-            assert 'coldstart_host_responses_total{code="200",model="a"} 1.0' in text
-            assert 'coldstart_host_model_state{model="a",state="ready"} 1.0' in text
-            assert 'coldstart_host_start_seconds_count{mode="fake",model="a"} 1.0' in text
-            said = (await _get(stage, "/status"))[1]
-            assert [model["state"] for model in said["models"]] == ["ready", "stopped"]
-
-    run(work())
-
-
 def test_unknown_paths_are_not_forwarded(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path) as stage:

@@ -32,12 +32,6 @@ def test_memory_of_devices_is_that_of_the_smallest(fake: Fake) -> None:
     assert limit_devices(_file([0], device_memory="20GiB")).settings.device_memory == 20 * GIB
 
 
-def test_models_without_devices_are_left_alone(fake: Fake) -> None:
-    fake.add()
-    file = _file([])
-    assert limit_devices(file) is file
-
-
 def test_a_device_that_the_host_does_not_see_is_refused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add()
     fake.add()

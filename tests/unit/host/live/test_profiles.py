@@ -17,7 +17,6 @@ from coldstart.host.configuration import Profile
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
 from coldstart.system.paths import Cache
-from coldstart.system.snapshot import runtime_image
 
 __all__ = ["fake_engine", "home"]
 pytestmark = pytest.mark.usefixtures("home")
@@ -88,28 +87,3 @@ def test_model_without_a_bundle_is_refused_by_default(
         profile(Launch("m", "m", on_miss="warn"))
     with pytest.raises(UsageError, match=r"models\.m: engine_template: .*fork"):
         profile(Launch("m", "m", engine_template=True))
-
-
-@pytest.mark.parametrize(
-    ("mode", "has_image", "lacking", "needs_no_template"),
-    [
-        ("auto", True, None, True),
-        ("auto", False, None, False),
-        ("template-runtime", True, None, False),
-        ("auto", True, "criu was not found", False),
-    ],
-)
-def test_model_is_restorable_when_its_mode_bundle_and_machine_permit_it(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    mode: str,
-    has_image: bool,
-    lacking: str | None,
-    needs_no_template: bool,
-) -> None:
-    monkeypatch.setattr(profiles.criu, "missing", lambda: lacking)
-    monkeypatch.setattr(profiles.SNAPSHOT, "unavailable", lambda: None)
-    found: Any = SimpleNamespace(bundle=SimpleNamespace(digest="sha256:1"), cache=Cache(tmp_path), key=key())
-    if has_image:
-        runtime_image.engine_place(found.cache.runtimes, found.bundle.digest).mkdir(parents=True)
-    assert profiles.needs_no_template(Launch("m", "m", mode=mode), found) is needs_no_template

@@ -12,20 +12,8 @@ from support.fake_upstream import TWO, run, staged, wait_until
 from support.hosted import Served
 
 from coldstart.host import configuration
-from coldstart.host.running_hosts import own_directory
 
 pytestmark = pytest.mark.usefixtures("runtime_home")
-
-
-def test_own_directory_and_those_of_killed_hosts_are_removed() -> None:
-    with own_directory() as living:
-        dead = living.with_name("host-killed")
-        dead.mkdir()
-        (dead / "lock").touch()
-        (dead / "3.sock").touch()
-        with own_directory() as second:
-            assert living.is_dir() and second.is_dir() and not dead.exists()
-    assert not living.exists() and not second.exists()
 
 
 @pytest.fixture

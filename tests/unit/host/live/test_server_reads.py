@@ -30,21 +30,6 @@ async def _samples(stage: Stage) -> dict[tuple[str, str | None], float]:
     return {(one.name, one.labels.get("model")): one.value for family in families for one in family.samples}
 
 
-def test_metrics_contain_those_of_each_running_server(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, memory=20) as stage:
-            assert (READ, "a") not in await _samples(stage)
-            stage.servers.metrics = METRICS
-            for name in "ab":
-                await stage.ask(model=name, prompt=1)
-            found = await _samples(stage)
-            for name in "ab":
-                assert found["vllm:num_requests_running", name] == 2.0 and found[READ, name] == 1.0
-            assert found["coldstart_host_requests_total", None] == 2.0
-
-    run(work())
-
-
 def test_metrics_do_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
     async def work() -> None:
         async with staged(tmp_path, memory=20) as stage:

@@ -108,29 +108,6 @@ def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path
     assert refused.hint == "coldstart materialize <path> -- --seed 1, then retry"
 
 
-def test_supervisor_reports_code_and_hint_when_a_bundle_is_damaged(starter: Starter) -> None:
-    with starter.order("finds a damaged bundle") as lease:
-        assert _all(lease) == [
-            {
-                "failed": {
-                    "message": "blob sha256:0a does not match its digest",
-                    "hint": "fetch the bundle again: coldstart pull ADDRESS;"
-                    " or build it again: coldstart materialize MODEL",
-                    "code": "CS-DIGEST",
-                }
-            }
-        ]
-    assert "Traceback" not in starter.log.read_text()
-
-
-def test_signal_ends_the_starter(starter: Starter) -> None:
-    with starter.order("stays") as lease:
-        replies = lease.replies()
-        next(replies)
-        lease.send({"signal": int(signal.SIGTERM)})
-        assert list(replies) == [{"cleaned": True}, {"exit": 143}]
-
-
 @pytest.mark.parametrize("how", ["lease", "starter"])
 def test_processes_end_with_their_lease_but_outlive_the_starter(starter: Starter, how: str) -> None:
     lease = starter.order("stays")

@@ -113,17 +113,6 @@ def test_invalid_plan_is_refused_with_the_reason(
         start(warm)
 
 
-def test_several_servers_at_once(warm: template_pool.Warm) -> None:
-    running = [start(warm, "serves", str(n)) for n in range(4)]
-    assert len({one.process.pid for one in running}) == 4 == children(warm)
-    running[1].process.signal(signal.SIGTERM)
-    assert running[1].process.wait() == 143
-    assert [one.process.poll() for one in running] == [None, 143, None, None]
-    for one in (running[0], running[2], running[3]):
-        one.process.signal(signal.SIGKILL)
-        assert one.process.wait() == 137
-
-
 def test_the_end_of_the_lease_ends_the_server_and_not_the_template(warm: template_pool.Warm) -> None:
     with raw(warm, "serves") as (_, pid):
         assert not exit_check(pid)()
@@ -140,17 +129,6 @@ def test_client_that_disconnects_at_once_leaves_no_server(warm: template_pool.Wa
         os.close(reader)
         os.close(writer)
     assert eventually(lambda: children(warm) == 0)
-    assert start(warm, "serves").process.poll() is None
-
-
-def test_server_and_client_that_end_together(warm: template_pool.Warm) -> None:
-    with raw(warm, "serves") as (connection, pid), Channel(peers.connect(warm.socket)) as slow:
-        time.sleep(0.2)  # the template waits for the slow client, and meanwhile
-        os.kill(pid, signal.SIGKILL)
-        assert eventually(exit_check(pid))
-        connection.close()
-        slow.socket.shutdown(socket.SHUT_WR)
-        assert "truncated" in next(slow.replies())["error"]
     assert start(warm, "serves").process.poll() is None
 
 

@@ -76,10 +76,3 @@ def test_name_differs_when_source_or_flags_differ(codecache: Any) -> None:
     ]
     assert names[0] == names[1]
     assert len({*names}) == 5
-
-
-def test_kernel_keeps_the_name_that_inductor_gave_it(codecache: Any) -> None:
-    before = codecache.write("a", "main.cpp", extra=COMMAND.format("/one"))
-    kernel_names.install()
-    assert codecache.write("a", "main.cpp", extra=COMMAND.format("/one")) == before
-    assert codecache.write("a", "main.cpp", extra=COMMAND.format("/two")) != before

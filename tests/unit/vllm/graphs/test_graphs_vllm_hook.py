@@ -85,13 +85,6 @@ def _capture(self: Manager, create_forward_fn: Any, progress_bar_desc: str = "")
         self.graphs |= {row: f"captured {row.num_tokens}" for row in rows}
 
 
-def _feed(self: Manager, create_forward_fn: Any) -> None:
-    for rows in self._capture_descs.values():
-        for row in rows:
-            create_forward_fn(row, warmup=True)
-            create_forward_fn(row, warmup=False)
-
-
 def _runner(manager: Any) -> Any:
     return SimpleNamespace(cudagraph_manager=manager)
 
@@ -170,25 +163,6 @@ def test_piecewise_graphs_are_captured_by_vllm() -> None:
     assert set(captured_graphs(SimpleNamespace(cudagraph_manager=manager))) == {
         graph_key(d, "FULL") for d in manager.graphs if d.cg_mode is Mode.FULL
     }
-
-
-@needs_vllm
-def test_a_draft_models_manager_captures_its_own_graphs() -> None:
-    """The draft manager inherits `capture`, and its descriptors have the keys of the target."""
-    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
-    from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
-
-    assert issubclass(SpeculatorCudaGraphManager, CudaGraphManager)
-    draft, target, seen = (
-        SpeculatorCudaGraphManager.__new__(SpeculatorCudaGraphManager),
-        _manager(),
-        list[str](),
-    )
-    vars(draft).update(vars(_manager()))
-    managers.restoring(_capture, _runner(target), Source({4, 2, 1}), print)(draft, None)
-    assert set(draft.graphs.values()) == {"captured 4", "captured 2", "captured 1", "captured 8"}
-    managers.watched_capture(_feed, _runner(target), seen.append)(draft, lambda desc, warmup: None)
-    assert seen == []
 
 
 @needs_vllm
@@ -274,12 +248,6 @@ def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path, monkeypatch
 def test_what_others_hold_is_taken_off_the_plan(tmp_path: Path, free: int) -> None:
     held = json.loads(kv_plan.lay(_plan(), tmp_path, FINGERPRINT, free=free).read_text())
     assert (held["kv_cache_memory_bytes"], held["free_memory_baseline"]) == (free - 300, free)
-
-
-def test_much_less_free_memory_means_profiling(tmp_path: Path) -> None:
-    with pytest.raises(GraphRefusedError, match="profiles again"):
-        kv_plan.lay(_plan(), tmp_path, FINGERPRINT, free=474)
-    assert not list(tmp_path.rglob("*.json"))
 
 
 @needs_vllm

@@ -131,22 +131,6 @@ def test_response_without_a_range_is_refused(answer: tuple[int, dict[str, str], 
         _read(http_source.HttpSource(url, {}))
 
 
-def test_a_token_of_the_environment(weights: Weights, runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "model-00001.safetensors"
-    with _scripted({f"/{name}": (401, {}, b"")}) as (url, handler):
-        without = client.attach(url, weights.plan, directory=runtime)
-        with pytest.raises(client.PrefetchFailedError, match="401"):
-            without.wait(name, 0, 1)
-        monkeypatch.setenv(http_source.TOKEN_VARIABLE, "tok")
-        with (
-            without,
-            client.attach(url + "/", weights.plan, names=["a.5"], directory=runtime) as attached,
-            pytest.raises(client.PrefetchFailedError, match="401"),
-        ):
-            attached.complete(["a.5"])
-        assert (f"/{name}", "Bearer tok") in handler.asked
-
-
 def _certificate(directory: Path) -> tuple[Path, Path]:
     """A self-signed certificate for 127.0.0.1 and its key."""
     key = ec.generate_private_key(ec.SECP256R1())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import threading
 from pathlib import Path
 
 import pytest
 from prefetching import CHUNK, Weights, check_tensors, check_whole
-from support.range_server import RangeServer, serving
+from support.range_server import RangeServer
 from support.range_settings import FOREVER
 from support.waiting import wait_until
 
@@ -47,33 +46,6 @@ def test_a_server_that_dies_and_returns(weights: Weights, server: RangeServer, r
         back.join()
         assert server.total() - _total(weights) <= STREAMS * CHUNK
         assert attached.stats()["errors"]
-
-
-def test_fetch_fails_when_the_server_stays_down(
-    weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLDSTART_PREFETCH_PATIENCE_S", "0.2")
-    server.down()
-    with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        with pytest.raises(client.PrefetchFailedError, match=server.url):
-            attached.wait(FILE, 0, 1)
-        server.up()
-        with client.attach(server.url, weights.plan, directory=runtime) as again:
-            check_whole(again, weights)
-
-
-def test_a_file_of_another_size_is_refused(
-    weights: Weights, server: RangeServer, runtime: Path, tmp_path: Path
-) -> None:
-    for name, data in weights.data.items():
-        (tmp_path / name).write_bytes(data + b"more")
-    with serving(tmp_path) as other:
-        for source in (other.url, str(tmp_path)):
-            with (
-                client.attach(source, weights.plan, directory=runtime) as attached,
-                pytest.raises(client.PrefetchFailedError, match=f"has {len(weights.data[FILE]) + 4} bytes"),
-            ):
-                attached.wait(FILE, 0, 1)
 
 
 def test_a_wrong_byte_is_fetched_again_and_reported(
@@ -190,24 +162,3 @@ def test_load_continues_from_files_when_the_prefetcher_is_stopped(
     assert [tensor for tensor, _ in found] == tensors and report.way == "files"
     (fallback,) = report.fallbacks
     assert "The prefetcher was stopped by a signal, and was killed." in fallback.reason
-
-
-def test_memory_that_runs_short_is_named_and_its_source_is_not_blamed(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
-    """A real shortage: the kernel lets the prefetcher's files grow no further. Its next client finds memory again."""
-    server.settings.rate = 2e6
-    with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        attached.wait(FILE, 0, CHUNK)
-        pid = _pid(runtime)
-        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (CHUNK, before[1]))
-        try:
-            with pytest.raises(client.PrefetchError, match="no memory for ") as caught:
-                attached.complete()
-            assert server.url not in str(caught.value)
-        finally:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
-    server.settings.rate = None
-    with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        check_whole(attached, weights)

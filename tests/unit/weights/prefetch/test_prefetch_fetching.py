@@ -10,7 +10,7 @@ from concurrent import futures
 from pathlib import Path
 
 import pytest
-from prefetching import CHUNK, Weights, check_tensors, check_whole
+from prefetching import Weights, check_tensors, check_whole
 from support.range_server import RangeServer
 
 from coldstart.weights.prefetch import client
@@ -25,6 +25,13 @@ def test_every_byte_arrives_once(weights: Weights, server: RangeServer, runtime:
         assert stats["refetched"] == 0 and server.total() == total
 
 
+def test_a_local_directory_is_mapped_itself(weights: Weights, runtime: Path) -> None:
+    with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
+        check_whole(attached, weights)
+        (one,) = client.request("status", directory=runtime)
+        assert one["memory_bytes"] == 0
+
+
 def test_a_rank_fetches_its_own_tensors_bytes_and_no_others(
     weights: Weights, server: RangeServer, runtime: Path
 ) -> None:
@@ -36,16 +43,6 @@ def test_a_rank_fetches_its_own_tensors_bytes_and_no_others(
         assert own <= server.total() <= 1.02 * own
         with pytest.raises(client.PrefetchRefusedError, match="did not request bytes"):
             attached.wait("model-00001.safetensors", 0, 8)
-
-
-def test_the_whole_after_a_part_comes_with_the_headers(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
-    with client.attach(server.url, weights.plan, names=["a.9", "b.1"], directory=runtime) as attached:
-        check_tensors(attached, weights, ["a.9", "b.1"])
-    with client.attach(server.url, weights.plan, directory=runtime) as attached:
-        check_whole(attached, weights)
-        assert server.total() == sum(map(len, weights.data.values()))
 
 
 def test_the_foreground_of_one_comes_before_the_background_of_another(
@@ -65,17 +62,6 @@ def test_the_foreground_of_one_comes_before_the_background_of_another(
     last = len(files) - 1 - files[::-1].index("model-00002.safetensors")
     # The streams that were under way when the foreground came, and no more.
     assert files[begun:last].count("model-00001.safetensors") <= 4
-
-
-def test_canceled_request_is_not_fetched(weights: Weights, server: RangeServer, runtime: Path) -> None:
-    server.settings.rate = 1e6
-    with client.attach(server.url, weights.plan, directory=runtime) as gone:
-        gone.wait("model-00001.safetensors", 0, CHUNK)
-    server.settings.rate = None
-    with client.attach(server.url, weights.plan, names=["b.11"], directory=runtime) as attached:
-        check_tensors(attached, weights, ["b.11"])
-        total = sum(map(len, weights.data.values()))
-        assert attached.stats()["wanted_bytes"] < total / 2 and server.total() < total / 2
 
 
 def test_early_fetch_continues_until_a_client_attaches(

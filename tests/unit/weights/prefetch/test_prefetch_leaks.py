@@ -70,19 +70,6 @@ def test_a_hundred_starts_and_stops(weights: Weights, server: RangeServer, runti
     assert regions and not regions & _regions().keys()
 
 
-def test_an_idle_prefetcher_ends_by_itself(
-    weights: Weights, runtime: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLDSTART_PREFETCH_IDLE_S", "0.05")
-    with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
-        check_whole(attached, weights)
-        pidfd = os.pidfd_open(int(_status(runtime)["pid"]))
-    assert _ended(pidfd)
-    assert list(runtime.iterdir()) == []
-    with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
-        check_whole(attached, weights)
-
-
 def test_one_of_two_concurrent_prefetchers_remains(
     weights: Weights, server: RangeServer, runtime: Path
 ) -> None:
@@ -101,15 +88,6 @@ def test_one_of_two_concurrent_prefetchers_remains(
         assert server.total() == sum(map(len, weights.data.values()))
     for early in starts:
         early.close()
-
-
-def _ended(pidfd: int) -> bool:
-    import select
-
-    try:
-        return bool(select.select([pidfd], [], [], 10)[0])
-    finally:
-        os.close(pidfd)
 
 
 def _settled(done: Callable[[], bool]) -> None:

@@ -65,37 +65,6 @@ def test_prefetcher_follows_a_changed_rate(weights: Weights, server: RangeServer
         assert said["ended"] and said["bytes"] == sum(map(len, weights.data.values()))
 
 
-def test_returned_lease_does_not_end_the_fetch(weights: Weights, server: RangeServer, runtime: Path) -> None:
-    """A start tries several sources in order, each with a lease of the same fetch."""
-    pace = PacedFetch("worker", 1e3)
-    with client.attach(server.url, weights.plan, pace=pace, directory=runtime):
-        pass
-    said = client.set_pace(pace, directory=runtime)
-    assert said is not None and not said["ended"]
-    with client.attach(server.url, weights.plan, pace=pace, directory=runtime) as attached:
-        client.set_pace(PacedFetch("worker"), directory=runtime)
-        attached.complete()
-    said = client.set_pace(PacedFetch("worker"), directory=runtime)
-    assert said is not None and said["ended"]
-
-
-def test_a_slow_pace_takes_no_stream_from_another_fetch(
-    weights: Weights, server: RangeServer, runtime: Path
-) -> None:
-    behind, now = weights.names("a."), weights.names("b.")
-    slow = PacedFetch("slow", 20e3)
-    with (
-        client.attach(server.url, weights.plan, names=behind, pace=slow, directory=runtime),
-        client.attach(
-            server.url + "/", weights.plan, names=now, pace=PacedFetch("quick"), directory=runtime
-        ) as second,
-    ):
-        second.complete(now)
-        assert second.stats()["ready_bytes"] < second.stats()["wanted_bytes"]
-        said = client.set_pace(PacedFetch("quick"), directory=runtime)
-        assert said is not None and said["ended"] and not said["limited"]
-
-
 @pytest.mark.parametrize("rate", [0, -1, "fast", True])
 def test_invalid_rate_is_refused(weights: Weights, runtime: Path, rate: object) -> None:
     with (
