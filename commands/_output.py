@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,18 +18,71 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from coldstart.commands import _progress
-
 from coldstart.contract import environment
 from coldstart.errors import UsageError
-from coldstart.system import secrets, start_progress
+from coldstart.system import secrets
+from coldstart.system.start_progress import ProgressText
 
 SCHEMA_VERSION = 2
+HEARTBEAT_S = 60.0
+"""Seconds between two lines about a phase that still runs, where no terminal shows its time."""
 # Columns between two columns of a table.
 _GAP = 2
 
 Format = Literal["text", "json"]
 Progress = Literal["auto", "plain", "none", "json"]
+
+
+@dataclass
+class PhaseProgress:
+    """State of a phase: its name, and the last step that it reported."""
+
+    name: str
+    step: str = ""
+
+    def describe(self, seconds: float) -> str:
+        """Return the state after `seconds` in one line."""
+        label = "now" if isinstance(self.step, ProgressText) else "last"
+        step = f"; {label}: {self.step}" if self.step else ""
+        return f"{self.name}: {seconds:.0f} s{step}"
+
+
+@contextmanager
+def show_on_terminal(progress: PhaseProgress, sanitize: Callable[[str], str]) -> Iterator[None]:
+    """Show the phase in the last line of the terminal."""
+    from rich.console import Console
+    from rich.progress import Progress as Display
+    from rich.progress import ProgressColumn, SpinnerColumn, Task
+    from rich.text import Text
+
+    class State(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            text = Text(sanitize(progress.describe(task.elapsed or 0.0)), no_wrap=True)
+            text.truncate(max(1, console.width - 3), overflow="ellipsis")
+            return text
+
+    console = Console(stderr=True)
+    with Display(SpinnerColumn(), State(), console=console, transient=True) as display:
+        display.add_task("")
+        yield
+
+
+@contextmanager
+def repeat(show: Callable[[float], None], interval_s: float | None = None) -> Iterator[None]:
+    """Call `show` with the elapsed seconds in every interval, by default HEARTBEAT_S, until the block ends."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        while not ended.wait(interval_s or HEARTBEAT_S):
+            show(time.monotonic() - began)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @dataclass
@@ -101,21 +155,21 @@ class Output:
         The yielded function shows a step within the phase. Text shows figures only with the time of a long phase.
         """
         mode, begin = self._progress_mode(), time.monotonic()
-        progress = _progress.PhaseProgress(name)
+        progress = PhaseProgress(name)
 
         def say(event: str, seconds: float) -> None:
             _heartbeat(mode, progress, event, seconds)
 
         def step(text: str) -> None:
             progress.step = text
-            if mode == "json" or not isinstance(text, start_progress.ProgressText):
+            if mode == "json" or not isinstance(text, ProgressText):
                 say("step", time.monotonic() - begin)
 
         say("begin", 0.0)
         with (
-            _progress.show_on_terminal(progress, lambda text: one_line(secrets.text(text)))
+            show_on_terminal(progress, lambda text: one_line(secrets.text(text)))
             if mode == "bar"
-            else _progress.repeat(lambda seconds: say("running", seconds))
+            else repeat(lambda seconds: say("running", seconds))
         ):
             yield step
         say("end", time.monotonic() - begin)
@@ -243,7 +297,7 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def _heartbeat(mode: str, progress: _progress.PhaseProgress, event: str, seconds: float) -> None:
+def _heartbeat(mode: str, progress: PhaseProgress, event: str, seconds: float) -> None:
     if mode == "json":
         said: dict[str, object] = {"phase": progress.name, "event": event, "seconds": seconds}
         said |= {"step": progress.step} if event == "step" else {}

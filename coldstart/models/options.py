@@ -33,24 +33,13 @@ def check(given: Arguments) -> None:
         match = _OPTION.match(word)
         name = match[1].replace("_", "-").lower() if match else ""
         if match and not _is_known(name, known) and not runtime.mentions("vllm", f'"--{name}"'):
-            near = find_similar(name)
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.75)
             raise UsageError(
                 f"the installed vLLM has no option {match[0]}",
                 hint=f"did you mean {', '.join(f'--{one}' for one in near)}?"
                 if near
                 else "vLLM lists its options: vllm serve --help=all",
             )
-
-
-def find_similar(name: str) -> list[str]:
-    """Return at most three options of the installed vLLM that resemble `name`, the most similar first, without dashes."""
-    return difflib.get_close_matches(name, list_options(), n=3, cutoff=0.75)
-
-
-def is_listed(option: str) -> bool:
-    """Return whether the installed vLLM, without its plugins, has an option such as `--dtype`, also abbreviated or `-dp`."""
-    match = _OPTION.match(option)
-    return match is None or _is_known(match[1].replace("_", "-").lower(), list_options())
 
 
 def _is_known(name: str, known: frozenset[str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
-from coldstart.commands import _progress
+from coldstart.commands import _output
 from coldstart.commands._output import Output
 from support.waiting import wait_until
 from tools.forked import coldstart
@@ -61,7 +61,7 @@ def test_phase_prints_its_name_and_steps(
 def test_a_long_phase_repeats_its_time_and_last_step(
     mode: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_progress, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(_output, "HEARTBEAT_S", 0.01)
     lines: list[str] = []
 
     def is_repeated() -> bool:
