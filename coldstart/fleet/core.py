@@ -15,7 +15,6 @@ from coldstart.fleet.events import Action, Event, Refuse, Send
 from coldstart.fleet.groups import HOLD, Agenda, Deployment, FleetWorker
 from coldstart.fleet.lives import IDLE, RETRY, GroupLives
 from coldstart.fleet.roster import Roster
-from coldstart.fleet.sizing import Demand, Scheme
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 
 SUSPECT_S = 1.0
@@ -167,14 +166,12 @@ class FleetCore:
     def _advance(self, now: float) -> Iterator[Action]:
         """Process every model that has changed, until none has."""
         while names := self._agenda.take():
-            room = self._largest() if len(names) > 1 else None
+            free = (max(server.free) for server in self.roster.open())
+            room = max(free, default=0) if len(names) > 1 else None
             for name in names:
                 if name in self.models:
                     yield from self._send_waiting(self.models[name], now)
                     yield from self._grow(self.models[name], room, now)
-
-    def _largest(self) -> int:
-        return max((max(server.free) for server in self.roster.open()), default=0)
 
     def _send_waiting(self, model: Deployment, now: float) -> Iterator[Action]:
         while (found := model.next_to_send(now)) is not None:
@@ -188,7 +185,8 @@ class FleetCore:
         while need := model.wanted(now):
             if self._scale_up(model):
                 continue
-            demand = self._demand(model, now)
+            oldest = model.oldest()
+            demand = model.spec.demand(0.0 if oldest is None else now - oldest, self.settings.beside)
             fits = room is None or demand.part(self.settings.most_ranks) <= room
             scheme = None
             # A server where a start failed is tried again only if no other server has memory, or can free
@@ -203,21 +201,12 @@ class FleetCore:
             if scheme is None:
                 self._agenda.block(name)
                 return
-            yield from self._launch(model, demand, scheme, need, now)
+            self.starts += 1
+            group, orders = self.roster.launch(model, demand, scheme, need, now)
+            self._lives.add(group)
+            yield from orders
         self._agenda.unblock(name)
         self._reclaimed.pop(name, None)
-
-    def _demand(self, model: Deployment, now: float) -> Demand:
-        oldest = model.oldest()
-        return model.spec.demand(0.0 if oldest is None else now - oldest, self.settings.beside)
-
-    def _launch(
-        self, model: Deployment, demand: Demand, scheme: Scheme, need: int, now: float
-    ) -> Iterator[Action]:
-        self.starts += 1
-        group, orders = self.roster.launch(model, demand, scheme, need, now)
-        self._lives.add(group)
-        yield from orders
 
     def _scale_up(self, model: Deployment) -> bool:
         """Let a starting pipeline serve more with one more of its workers; return whether one could.

@@ -170,15 +170,14 @@ class Core:
             if model.state is State.STARTING:
                 model.aborted = True
                 yield events.Abort(name)
-            elif model.state is not State.FAILED and self._may_go(model):
+            elif model.state is not State.FAILED and (
+                model.retired or self.residents.count() > self.settings.min_residents
+            ):
                 why = self._retirement if model.retired else f"idle for {now - model.since:.0f} s"
                 self.residents.drain(model, model.spec.tiers[-1], now, why)
         self._next_check = inf
         for model in self.models.values():
             self._watch(model, after=now)
-
-    def _may_go(self, model: Model) -> bool:
-        return model.retired or self.residents.count() > self.settings.min_residents
 
     def _watch(self, model: Model, after: float = -inf) -> None:
         due = self._due(model)
@@ -214,7 +213,8 @@ class Core:
             if self.residents.starting() >= self.settings.loaders:
                 return
             if not self.residents.fits(model):
-                yield from self._too_large(model)
+                for one in self.pending.take(model.spec.name):
+                    yield pending.too_large(self.residents, one.request, model)
                 continue
             if free_memory_for(self.residents, model, now, now >= waiting.since + self.settings.patience_s):
                 self.starts += 1
@@ -224,10 +224,6 @@ class Core:
                 yield from self._refused(model)
             else:
                 return
-
-    def _too_large(self, model: Model) -> Iterator[Action]:
-        for one in self.pending.take(model.spec.name):
-            yield pending.too_large(self.residents, one.request, model)
 
     def _refused(self, model: Model) -> Iterator[Action]:
         for one in list(self.pending.take(model.spec.name)):

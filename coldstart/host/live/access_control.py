@@ -14,7 +14,7 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 
 from coldstart.errors import UsageError
-from coldstart.host.endpoint import ClientKey, GatewayEndpoint
+from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.events import Failure
 from coldstart.host.live.front import Front
 from coldstart.host.live.headers import Receive, Scope, Send
@@ -158,9 +158,11 @@ class AccessControl:
         path, given = scope["path"], dict(scope["headers"])
         key = _find_key(given)
         # A foreign page does not know a key, so a request with a key needs no other check.
-        if path == HEALTH or path in self._keyed or self._is_own_key(key):
+        is_own = self._key is not None and hmac.compare_digest(key, self._key)
+        if path == HEALTH or path in self._keyed or is_own:
             return None
-        if (client := self._find_client(key)) is not None:
+        keys = self.endpoint.client_keys
+        if keys is not None and (client := keys.find(key)) is not None:
             scope[CLIENT] = client
             if client.admin or path in OPEN or _is_for_models(scope):
                 return None
@@ -168,13 +170,6 @@ class AccessControl:
         if self.endpoint.requires_key and path not in OPEN:
             return 401, "the API key is missing or wrong"
         return self._policy.find_violation(scope, given)
-
-    def _is_own_key(self, key: bytes) -> bool:
-        return self._key is not None and hmac.compare_digest(key, self._key)
-
-    def _find_client(self, key: bytes) -> ClientKey | None:
-        keys = self.endpoint.client_keys
-        return None if keys is None else keys.find(key)
 
     def refresh_keys(self) -> None:
         """Read the clients' keys again if their files have changed."""

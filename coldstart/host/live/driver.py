@@ -219,11 +219,6 @@ class Driver(Front[Ticket]):
             f"No server of {route.model} is running: it is {self.state(route.model)}."
         )
 
-    def _dispatch(self, number: str, model: str) -> None:
-        ticket, residence = self._tickets.get(number), self.lifecycle.residences.get(model)
-        if ticket is not None and not ticket.granted.done() and residence is not None:
-            self._grant(ticket, residence)
-
     def emit(self, event: Event) -> None:
         """Send an event to the core and carry out the resulting actions."""
         for action in self.core.handle(event, self.clock()):
@@ -236,27 +231,27 @@ class Driver(Front[Ticket]):
     def _do(self, action: Action) -> None:
         match action:
             case events.Dispatch(number, model):
-                self._dispatch(number, model)
+                ticket, residence = self._tickets.get(number), self.lifecycle.residences.get(model)
+                if ticket is not None and not ticket.granted.done() and residence is not None:
+                    self._grant(ticket, residence)
             case events.Refuse(number, code, reason, after, detail, hint):
                 self._refuse(number, AdmissionRefusedError(code, reason, after, detail, hint))
             case events.Missed(model, reason):
                 self.record.record_missed_prewarming(model, reason)
             case _:
                 if isinstance(action, events.Leave) and action.evicted_for is not None:
-                    self._note_eviction(action.model, action.evicted_for)
+                    for ticket in self._tickets.values():
+                        if ticket.route.model == action.evicted_for:
+                            ticket.evicted.append(action.model)
                 self.lifecycle.carry_out(action)
-
-    def _note_eviction(self, evicted: str, model: str) -> None:
-        for ticket in self._tickets.values():
-            if ticket.route.model == model:
-                ticket.evicted.append(evicted)
 
     def configure(self, file: HostFile) -> None:
         """Apply another configuration between two requests. Raises UsageError, and changes nothing, if it is invalid."""
         self.emit(events.Configured(file.models, file.settings))
         self.catalogue = file.catalogue
         self.record.describe(file)
-        self.record.forget_others({*file.catalogue.launches, *self.core.models})
+        for name in self.facts.models.keys() - {*file.catalogue.launches, *self.core.models}:
+            del self.facts.models[name]
         self.lifecycle.configure(file.catalogue.launches)
         self.schedule.configure(file.crontabs)
 

@@ -210,8 +210,8 @@ class Exchange:
             if self.status:
                 await self._more(headers.comment("coldstart " + self._timing(replica, ticket)))
             else:
-                passed = headers.forward_answer(answer.headers, streams=self.streams)
-                own = headers.build_for_answer(self.id, replica.mode, self._timing(replica, ticket))
+                passed = headers.forward_response(answer.headers, streams=self.streams)
+                own = headers.build_for_response(self.id, replica.mode, self._timing(replica, ticket))
                 await self._start(answer.status, [*passed, *own])
             facts, send, next_piece = self.front.facts.get_model(replica.name), self.send, answer.piece
             if self.stream is not None:

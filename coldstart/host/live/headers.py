@@ -272,18 +272,18 @@ def find_server_key(args: Arguments) -> str:
     return str(keys) if keys else environment.VLLM_API_KEY.read()
 
 
-def forward_answer(headers: Headers, *, streams: bool) -> Headers:
+def forward_response(headers: Headers, *, streams: bool) -> Headers:
     """Return the server's headers for the client; with `streams`, disable buffering by proxies."""
     passed = [(name.lower(), value) for name, value in headers if name.lower() not in _NOT_PASSED]
     return [*passed, UNBUFFERED] if streams else passed
 
 
 def build_for_stream() -> Headers:
-    """Return the headers of a stream that begins before its server"""
+    """Return the headers of a stream that begins before its server responds."""
     return [(b"content-type", EVENTS + b"; charset=utf-8"), (b"cache-control", b"no-cache"), UNBUFFERED]
 
 
-def build_for_answer(number: bytes, mode: str, server_timing: str) -> Headers:
+def build_for_response(number: bytes, mode: str, server_timing: str) -> Headers:
     """Return the headers with the request id, the start mode of its server and the Server-Timing value."""
     own = [(b"x-coldstart-mode", mode.encode()), (b"server-timing", server_timing.encode())]
     return [(b"x-request-id", number), *own]

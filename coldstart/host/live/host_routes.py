@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -86,7 +87,7 @@ def _describe(driver: Driver, ticket: Ticket, *, was_ready: bool) -> Response:
     )
 
 
-def _show_log(driver: Driver, request: Request) -> Response:
+async def _show_log(driver: Driver, request: Request) -> Response:
     """Return the log of the model in the path; with the query member `follow`, also all later lines."""
     residence, missing = driver.find_server(request.path_params["name"])
     if residence is None:
@@ -117,12 +118,6 @@ async def _follow(server: ModelServer, reader: LogReader) -> AsyncIterator[str]:
 def host_routes(driver: Driver) -> list[Route]:
     """Return the routes for the servers of `driver`."""
 
-    async def show_running(request: Request) -> Response:
-        return JSONResponse({"running": _running(driver)})
-
-    async def show_log(request: Request) -> Response:
-        return _show_log(driver, request)
-
     async def show_metrics(request: Request) -> Response:
         residences = driver.lifecycle.residences.values()
         text = await server_reads.add_metrics(driver.metrics.text(), residences)
@@ -143,9 +138,6 @@ def host_routes(driver: Driver) -> list[Route]:
         # A read starts no model: monitors read in intervals.
         return await _read_server(driver, None, request.scope["path"])
 
-    async def load(request: Request) -> Response:
-        return await _load(driver, request)
-
     async def unload(request: Request) -> Response:
         name = request.path_params.get("name")
         route = driver.catalogue.route(name) if name is not None else None
@@ -158,9 +150,9 @@ def host_routes(driver: Driver) -> list[Route]:
         Route("/metrics", show_metrics),
         *(Route(path, read_default) for path in READS),
         Route("/upstream/{name:path}/{path:path}", read_server, methods=["GET", "POST"]),
-        Route("/running", show_running),
-        Route("/logs/{name:path}", show_log),
-        Route("/load/{name:path}", load, methods=["POST"]),
+        Route("/running", partial(_show_running, driver)),
+        Route("/logs/{name:path}", partial(_show_log, driver)),
+        Route("/load/{name:path}", partial(_load, driver), methods=["POST"]),
         Route("/unload", unload, methods=["POST"]),
         Route("/unload/{name:path}", unload, methods=["POST"]),
     ]
@@ -201,10 +193,11 @@ async def _read_server(driver: Driver, name: str | None, path: str) -> Response:
     return Response(body, status_code=status, media_type=kind)
 
 
-def _running(driver: Driver) -> list[dict[str, str]]:
+async def _show_running(driver: Driver, request: Request) -> Response:
     residents = driver.core.residents
-    return [
+    running = [
         {"model": name, "state": str(model.state), "tier": model.tier.name}
         for name, model in residents.models.items()
         if residents.device.reserved(name)
     ]
+    return JSONResponse({"running": running})

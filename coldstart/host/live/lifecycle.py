@@ -108,9 +108,10 @@ class Lifecycle:
                 self._tasks.spawn(self._wake(known, tier.name) if known else self._start(model, tier.name))
             case events.Leave(model, tier, reason):
                 known = self.residences.get(model)
-                self._tasks.spawn(
-                    self._leave(known, tier.name, reason) if known else self._end_template(model)
+                leaving = (
+                    self._leave(known, tier.name, reason) if known else self._end(model, events.Left(model))
                 )
+                self._tasks.spawn(leaving)
             case events.Abort(model):
                 self.log.write("start aborted", model=model, reason=self._too_late())
                 if model in self.residences:
@@ -250,10 +251,6 @@ class Lifecycle:
         if known and known.state is State.ASLEEP and not self.templates.holds(model):
             # It should have gone to sleep and failed: nothing of it remains.
             self.emit(events.Outdated(model, "it did not go to sleep"))
-
-    async def _end_template(self, model: str) -> None:
-        await self.templates.drop(model)
-        self.emit(events.Left(model))
 
     def _report_ready(self, residence: Residence, ready: Ready, mode: str) -> None:
         self.record.record_start(residence.name, ready, mode, residence.start_s)

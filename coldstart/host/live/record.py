@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from coldstart.contract import fallback
@@ -90,11 +90,6 @@ class Record:
             facts.adapters = list(launch.adapters)
             if facts.memory_source != "observed":
                 facts.memory_source = file.sources.get(name, "file")
-
-    def forget_others(self, models: Set[str]) -> None:
-        """Drop the facts of all models except these."""
-        for name in self.facts.models.keys() - models:
-            del self.facts.models[name]
 
     def _remember(
         self, name: str, mode: str | None, seconds: float, error: str | None, phases: Mapping[str, float]
