@@ -87,7 +87,7 @@ def test_a_stream_that_waits_is_kept_alive_by_comments(tmp_path: Path) -> None:
             async with stage.post(model="a", prompt="x", stream=True) as answer:
                 assert answer.status == 200 and answer.content_type == "text/event-stream"
                 progress = json.loads((await answer.content.readline()).removeprefix(b": "))
-                assert (progress["model"], progress["stage"]) == ("a", "starting")
+                assert (progress["model"], progress["state"]) == ("a", "starting")
                 assert 0 < progress["fraction"] < 1 and 0 < progress["eta_s"] <= 1
                 stage.servers.last("a").gate.set()
                 assert answer.headers["x-accel-buffering"] == "no"
