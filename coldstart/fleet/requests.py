@@ -102,7 +102,7 @@ class Agenda:
         self._touched[model] = None
 
     def free(self) -> None:
-        """Record that a device or a link may have more room than before."""
+        """Record that memory of a GPU or bandwidth of a link may have been released."""
         self._freed = True
 
     def block(self, model: str) -> None:

@@ -82,7 +82,7 @@ def fetch_begin_s(costs: Costs) -> float:
 
 
 def fetch_budget_s(costs: Costs, size: float, load: float, term_s: float) -> float:
-    """Return the latest end of the fetch, in seconds, with which the rank is loaded within `term_s`.
+    """Return the latest time, in seconds, at which the fetch may end so that the rank is loaded within `term_s`.
 
     The load time is subtracted unless the load overlaps the fetch.
     """

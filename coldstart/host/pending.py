@@ -20,7 +20,7 @@ from coldstart.host.residents import Residents
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A request that waits for `model` since the time `since`, in seconds."""
+    """A request that has waited for `model` since the time `since`, in seconds."""
 
     request: str
     model: str

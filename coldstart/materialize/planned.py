@@ -38,7 +38,7 @@ class MaterializationPlan:
         return self.lookup.bundle
 
     def earlier_seconds(self) -> float | None:
-        """Return the time of the model's last materialization on this hardware; None without one, or if nothing is built."""
+        """Return how long the model's last materialization on this hardware took, in seconds; None if unknown or not needed."""
         if self.existing is not None and not self.options.force:
             return None
         from coldstart.materialize.materialize import estimates

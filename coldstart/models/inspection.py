@@ -98,7 +98,7 @@ class Lookup:
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def drop_weights(self) -> Lookup:
-        """Take the bundle that differs in the layout of the weights alone, for a model directory without weights."""
+        """Accept the bundle whose key differs only in the layout of the weights, for a model directory without weights."""
         if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
             return self
         if any(one.wanted is not None for one in self.mismatches):

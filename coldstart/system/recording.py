@@ -17,7 +17,7 @@ from coldstart.system.timeline import EVENTS_VARIABLE, Timeline, emit, now
 
 
 class TimelineRecording:
-    """Timeline as last read, empty before that. `events` is the file of spans, `save_to` the destination."""
+    """Timeline as of the last read, empty before the first. `events` is the file of spans, `save_to` the destination."""
 
     def __init__(self, events: str, save_to: Path | None, *, temporary: bool) -> None:
         self.timeline = Timeline()

@@ -102,4 +102,4 @@ class Node(Protocol):
         """End a worker; its end is reported as an event, also for an unknown worker."""
 
     async def rendezvous(self) -> tuple[str, int]:
-        """Return its address and a free port there, for the ranks of a pipeline."""
+        """Return the node's address and a free port on it, at which the ranks of a pipeline meet."""

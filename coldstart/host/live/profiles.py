@@ -180,7 +180,7 @@ def assumed(launch: Launch, model: Path | None) -> Profile:
     weights = weights_bytes(model)
     if not weights:
         raise UsageError(
-            f"models.{launch.name}: cannot determine its memory: no bundle contains it, and there are no local weights",
+            f"models.{launch.name}: its memory is unknown: no bundle records it, and there are no local weights",
             hint="write memory and start_s for it in the host file",
         )
     kv = launch.args.number("kv_cache_memory_bytes", ASSUMED_KV)

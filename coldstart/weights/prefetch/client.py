@@ -212,7 +212,7 @@ def _ask(
 
 
 class Early:
-    """Lease of a fetch that was started before a server attached."""
+    """Lease on a fetch that started before any server attached to it."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
