@@ -89,7 +89,7 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
     manifest, judged = bundle.manifest, inspection.trust(bundle)
     provenance = manifest.provenance
     tools = ", ".join(f"{name} {version}" for name, version in sorted(provenance.tool.items()))
-    stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in provenance.seconds.items())
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in provenance.seconds.items())
     return [
         ("bundle", f"{bundle.name}:v{bundle.version}"),
         ("digest", bundle.digest),
@@ -98,7 +98,7 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
         ("size", human_bytes(bundle.size)),
         ("made", f"{provenance.created} with {tools}"),
         ("arguments", " ".join(provenance.arguments) or "none"),
-        ("stages", stages or "none"),
+        ("phases", phases or "none"),
         ("proof", _describe_proof(bundle)),
         ("trusted", f"{'yes' if judged.ok else 'no'}: {judged.reason}"),
         *((f"no {section}", reason) for section, reason in inspection.list_missing_sections(bundle).items()),

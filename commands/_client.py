@@ -96,7 +96,7 @@ class ServerClient:
         content = answer.read_up_to(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             url = redact_url(self._url + path)
-            raise CommandFailedError(f"{url} answers with more than {human_bytes(MAX_BYTES)}")
+            raise CommandFailedError(f"{url} sends more than {human_bytes(MAX_BYTES)}")
         return Reply(answer.status, content)
 
     def _ask(self, method: str, path: str, body: bytes | None) -> Answer:

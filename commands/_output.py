@@ -210,7 +210,7 @@ class Output:
 
 
 def public(data: Mapping[str, object]) -> dict[str, Any]:
-    """Return `data` with the schema version and without secrets; a list of vLLM arguments is read as one."""
+    """Prepare `data` for output: add the schema version, and redact secrets, also in lists of vLLM arguments."""
     if isinstance(arguments := data.get("vllm_args"), list | tuple):
         data = {**data, "vllm_args": secrets.arguments([str(word) for word in arguments])}
     return {"schema_version": SCHEMA_VERSION, **cast("dict[str, Any]", secrets.document(data))}

@@ -26,7 +26,9 @@ def command(
     common: Common,
     exports: Exports,
     model: Model,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Number of counted rounds.")] = 5,
+    runs: Annotated[
+        int, typer.Option("--runs", min=1, help="Number of measured runs per mode, after the warm-up.")
+    ] = 5,
     warmup: Annotated[
         int, typer.Option("--warmup", min=0, help="Number of warm-up runs per mode, which are not counted.")
     ] = 1,

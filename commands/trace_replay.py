@@ -114,7 +114,7 @@ def command(
         typer.Option(
             "--profile",
             metavar="REF",
-            help="Bundle, or JSON file, with iteration times; default: none, and --simulate requires it.",
+            help="Bundle or JSON file with step latencies; required by --simulate.",
             autocompletion=complete_reference,
         ),
     ] = None,

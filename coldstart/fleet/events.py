@@ -94,7 +94,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """A request to the group failed: others are not sent to it for a moment, in which its end becomes known."""
+    """A request to the group failed. The group gets no requests for a moment, until it is known whether it is lost."""
 
     group: str
 

@@ -186,7 +186,7 @@ class StoredInputs:
 
     @contextmanager
     def preserve(self, key: str) -> Iterator[None]:
-        """Restore on exit all memory that `prepare` writes for that graph, except its outputs."""
+        """Context manager: on exit, restore all memory that `prepare` writes for this graph, except the outputs."""
         symbols = {*self.inputs.static.get(key, {}), *self.inputs.tokens}
         spans = [(r.base, r.size) for r in map(self.here, symbols)]
         spans += [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]

@@ -47,7 +47,7 @@ def make(work: Path, launch: Launch) -> Path:
             _record(work, launch)
         elif dropped:
             raise NotProvenError(
-                "graphs that passed the first proof failed the second one; no graph of the bundle is reliable"
+                "graphs that passed the first verification failed the second one; no graph of the bundle is reliable"
             )
         else:
             keep_proven(work / BUNDLE)
@@ -90,7 +90,7 @@ def keep_proven(bundle: Path) -> None:
     failed, _ = gate.read_rejected(bundle)
     tables = table_files.load(bundle)
     if set(tables.keys) <= set(failed):
-        raise NotProvenError(f"no graph was proven: {format_reasons(failed)}")
+        raise NotProvenError(f"no graph was verified: {format_reasons(failed)}")
     kept = drop_unused_regions(subset(tables, lambda key: key not in failed, failed))
     binaries = {d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]}
     table_files.save(kept, bundle, binaries)

@@ -25,7 +25,7 @@ from coldstart.units import format_memory
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A request that waits for `model` since the time `since`, in seconds."""
+    """A request that has waited for `model` since the time `since`, in seconds."""
 
     request: str
     model: str

@@ -176,7 +176,7 @@ class Observed:
         return self._penalty_s[tier.name]
 
     def memory_in(self, tier: Tier) -> int:
-        """Return the device bytes in this tier, at most those of awake."""
+        """Return the bytes of GPU memory in this tier, at most as many as in the tier `awake`."""
         return self.memory if tier.name == AWAKE else min(self._memory[tier.name], self.memory)
 
     def measured(self, tier: str, memory: int) -> None:

@@ -33,7 +33,7 @@ class Progress:
     """
 
     model: str
-    stage: str
+    state: str
     fraction: float | None = None
     eta_s: float | None = None
     step: Mapping[str, Any] | None = None
@@ -45,17 +45,17 @@ class Progress:
 
 def estimate_progress(model: Model, now: float, reported: StartProgress | None = None) -> Progress:
     """Return the progress of a model at the time `now`, in seconds. `reported` is what its starting server reports."""
-    name, stage = model.spec.name, str(model.state)
+    name, state = model.spec.name, str(model.state)
     step = reported.build_document() if reported else None
     if model.state is State.READY:
-        return Progress(name, stage, 1.0, 0.0)
+        return Progress(name, state, 1.0, 0.0)
     if model.state is not State.STARTING:
         # How long other models take for their requests is not known.
-        return Progress(name, stage, 0.0)
+        return Progress(name, state, 0.0)
     passed, total = now - (model.entered or 0.0), model.observed.penalty_s(model.tier)
     if passed >= total:
-        return Progress(name, stage, _MOST, step=step)
-    return Progress(name, stage, round(min(_MOST, passed / total), 3), round(total - passed, 1), step)
+        return Progress(name, state, _MOST, step=step)
+    return Progress(name, state, round(min(_MOST, passed / total), 3), round(total - passed, 1), step)
 
 
 SCHEMA_VERSION = 1

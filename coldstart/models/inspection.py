@@ -23,7 +23,7 @@ from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths, secrets
 from coldstart.system.paths import Cache
 
-# Member of the section `stages`: sections that a materialization could not create, with reasons.
+# Member of the section `phases`: sections that a materialization could not create, with reasons.
 NOT_MADE = "not_made"
 # With this the reason of a section begins that may be made by another attempt.
 PROOF_FAILED = "the proof start failed with it"
@@ -98,7 +98,7 @@ class Lookup:
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def drop_weights(self) -> Lookup:
-        """Take the bundle that differs in the layout of the weights alone, for a model directory without weights."""
+        """Accept the bundle whose key differs only in the layout of the weights, for a model directory without weights."""
         if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
             return self
         if any(one.wanted is not None for one in self.mismatches):
@@ -264,10 +264,10 @@ def read_arguments(bundle: Bundle) -> Arguments | None:
 def list_missing_sections(bundle: Bundle) -> dict[str, str]:
     """Return the sections that the materialization could not create, with the reasons."""
     try:
-        stages = bundle.json("stages") if bundle.has("stages") else {}
+        phases = bundle.json("phases") if bundle.has("phases") else {}
     except BundleError:
         return {}
-    reasons = stages.get(NOT_MADE) if isinstance(stages, dict) else None
+    reasons = phases.get(NOT_MADE) if isinstance(phases, dict) else None
     return {str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {}
 
 
@@ -282,8 +282,8 @@ class ProofStart(NamedTuple):
 def read_proof(bundle: Bundle) -> ProofStart | None:
     """Return the start that verified the bundle; None if the bundle does not contain it."""
     try:
-        stages: Any = bundle.json("stages")
-        proof = ProofStart(float(stages["ready_s"]), int(stages["memory_bytes"]), stages.get("spans"))
+        phases: Any = bundle.json("phases")
+        proof = ProofStart(float(phases["ready_s"]), int(phases["memory_bytes"]), phases.get("spans"))
     except (BundleError, KeyError, TypeError, ValueError):
         return None
     return proof if proof.memory_bytes > 0 and proof.ready_s >= 0 else None

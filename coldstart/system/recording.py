@@ -20,7 +20,7 @@ _RUNNING: ContextVar[TimelineRecording | None] = ContextVar("recording", default
 
 
 class TimelineRecording:
-    """Timeline as last read, empty before that. `events` is the file of spans, `save_to` the destination."""
+    """Timeline as of the last read, empty before the first. `events` is the file of spans, `save_to` the destination."""
 
     def __init__(self, events: str, save_to: Path | None, *, temporary: bool) -> None:
         self.timeline = Timeline()

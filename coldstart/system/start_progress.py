@@ -1,6 +1,6 @@
-"""Progress of a start: its stage with figures, as lines on the pipe on which the server reports readiness.
+"""Progress of a start: its phase with figures, as lines on the pipe on which the server reports readiness.
 
-A line is {"progress": {stage, done, total, unit}}; only a stage that counts has figures. A process reports if it, or a
+A line is {"progress": {phase, done, total, unit}}; only a phase with a counter has figures. A process reports if it, or a
 process that forked it, has called `begin`: in a spawned process the descriptor belongs to another file.
 Invariant: a report never blocks or fails a start. A reader that does not keep up misses reports, and the pipe retains space
 for the report of readiness.
@@ -24,7 +24,7 @@ from coldstart.contract import environment
 from coldstart.system import timeline
 
 INTERVAL_S = 0.2
-"""Shortest time in seconds between two figures of one stage, besides its first and its last one."""
+"""Shortest time in seconds between two figures of one phase, besides its first and its last one."""
 MAX_UNREAD = 1 << 14
 """Bytes of unread reports above which none is added, a quarter of a pipe's default size."""
 BYTES = "bytes"
@@ -34,27 +34,30 @@ _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 @dataclass(frozen=True, slots=True)
 class StartProgress:
-    """Stage of a start. `done` and `total` are None for a stage that does not count; `unit` is a plural noun or BYTES."""
+    """Progress within one phase of a start.
 
-    stage: str
+    `done` and `total` are None for a phase without a counter; `unit` is a plural noun or BYTES.
+    """
+
+    phase: str
     done: int | None = None
     total: int | None = None
     unit: str = ""
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> StartProgress:
-        """Parse the value of a line. Members of other releases are ignored."""
+        """Parse the value of a line. Fields of other versions are ignored."""
         return cls(*(document.get(name) for name in cls.__slots__))  # type: ignore[arg-type]
 
     def describe(self) -> str:
         """Return the progress in words, for example "load weights: 1.2 of 3.4 GiB"."""
         if self.done is None or self.total is None:
-            return self.stage
+            return self.phase
         if self.unit != BYTES:
-            return f"{self.stage}: {self.done} of {self.total} {self.unit}"
+            return f"{self.phase}: {self.done} of {self.total} {self.unit}"
         size, name = next((one for one in _SIZES if self.total >= one[0]), (1, "B"))
         places = 1 if size > 1 else 0
-        return f"{self.stage}: {self.done / size:.{places}f} of {self.total / size:.{places}f} {name}"
+        return f"{self.phase}: {self.done / size:.{places}f} of {self.total / size:.{places}f} {name}"
 
     def build_document(self) -> dict[str, Any]:
         """Return the progress as JSON data, with its words as `text`."""
@@ -159,10 +162,10 @@ def write(descriptor: int, progress: StartProgress) -> bool:
 
 
 class Counter:
-    """Reports the figures of one stage, without an error whatever they are. A total of None: the stage has none."""
+    """Reports the figures of one phase, without an error whatever they are. A total of None: the phase has none."""
 
-    def __init__(self, stage: str, total: int | None, unit: str) -> None:
-        self.stage, self.total, self.unit = stage, total, unit
+    def __init__(self, phase: str, total: int | None, unit: str) -> None:
+        self.phase, self.total, self.unit = phase, total, unit
         self._due = 0.0
 
     def show(self, done: int) -> None:
@@ -172,4 +175,4 @@ class Counter:
         now = time.monotonic()
         if now >= self._due or done >= self.total:
             self._due = now + INTERVAL_S
-            report(StartProgress(self.stage, done, self.total, self.unit))
+            report(StartProgress(self.phase, done, self.total, self.unit))

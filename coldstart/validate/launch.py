@@ -1,7 +1,7 @@
 """Start and stop one server: the protocol of a launcher, and the handle of the started server.
 
 Invariant: after `LaunchedServer.stop` no process that the start created is alive. Processes that existed before (a template)
-are not touched. Every process is ended by its process id.
+are not touched. Processes are signalled by process id, never by name.
 """
 
 from __future__ import annotations

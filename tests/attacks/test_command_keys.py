@@ -108,7 +108,7 @@ def test_endless_body_is_read_to_a_limit(run: Run, words: tuple[str, ...]) -> No
             sent.append(1 << 20)
 
     with answering(pour) as server:
-        assert "answers with more than 16.0 MiB" in run(*words, "--url", server.url, code=1).stderr
+        assert "sends more than 16.0 MiB" in run(*words, "--url", server.url, code=1).stderr
         assert sum(sent) < 2 * MAX_BYTES
 
 

@@ -106,7 +106,7 @@ def build_deployment(
 def measured_costs(found: Lookup, start_s: float, batch: int) -> Costs:
     """Return the costs of a start of `start_s` seconds, with the times of PROMPT tokens and of `batch` requests.
 
-    The latter are 0 if the bundle has not measured them.
+    The times are 0 if the bundle does not record them.
     """
     try:
         profile = IterationProfile.parse(found.bundle.json("iterations")) if found.bundle else None

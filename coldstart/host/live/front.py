@@ -50,11 +50,11 @@ def unknown(asked: str | None) -> AdmissionRefusedError:
 
 @dataclass(eq=False)
 class Ticket:
-    """A request from its arrival to its end.
+    """A request, from its arrival until it has ended.
 
     `granted` returns the server of the request, or raises AdmissionRefusedError. `hit`: the request did not wait.
 
-    `stream` is the state of an answer that can continue at another server, `answer` the current answer. The request was
+    `stream` is the state of a response that can continue at another server, `answer` the current response. The request was
     admitted `tries` times before. `keep_s`: seconds that its model stays idle after it; None: those of its configuration.
     `evicted` are the models whose memory it needed. Its servers know it as `request_id`.
     """

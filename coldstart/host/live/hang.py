@@ -43,9 +43,10 @@ class _Seen:
 
 
 class HangDetector:
-    """Observer of one server, whose API process listens at `place`; None if it has none.
+    """Detects a hang of one server. `place` is the address of its API process, None without one.
 
-    Its requests use `upstream`, None if they do not pass here. The observer's own requests have other connections.
+    Its requests use `upstream`, None if they do not pass through this process. The detector sends its own requests over
+    other connections.
     """
 
     def __init__(

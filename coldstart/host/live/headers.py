@@ -260,7 +260,7 @@ def forward_request(scope: Scope, number: bytes, key: str) -> Headers:
 
 
 def present_key(key: str) -> Headers:
-    """Return the headers that present a server's own key; none without a key."""
+    """Return the Authorization header for a server's own key; empty without a key."""
     return [(b"authorization", b"Bearer " + key.encode())] if key else []
 
 

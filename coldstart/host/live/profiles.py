@@ -1,7 +1,7 @@
 """Bundle, memory, start time and devices of models, as far as they are known before the first start on this host.
 
-A bundle's `stages` contain the time to ready and the memory (proportional set size) of the start that proved it. That
-memory is not the memory of a GPU, so on a GPU the host's file must give the memory.
+A bundle's section `phases` contains the time to ready and the memory (proportional set size) of the start that verified
+it. That memory is not the memory of a GPU, so on a GPU the host's file must give the memory.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def read_profile(bundle: Bundle) -> Profile | None:
 
 
 def _forked(spans: Any) -> float | None:
-    """Return the seconds of a start from an engine template, computed from the stages of the proof start."""
+    """Return the seconds of a start from an engine template, computed from the phases of the verification run."""
     try:
         seconds = sum(float(spans[name]) for name in _STILL_TO_DO)
         seconds -= sum(float(spans[name]) for name in _DONE_WITHIN)
@@ -181,7 +181,7 @@ def assumed(launch: Launch, model: Path | None) -> Profile:
     weights = weights_bytes(model)
     if not weights:
         raise UsageError(
-            f"models.{launch.name}: cannot determine its memory: no bundle contains it, and there are no local weights",
+            f"models.{launch.name}: its memory is unknown: no bundle records it, and there are no local weights",
             hint="write memory and start_s for it in the host file",
         )
     kv = launch.args.number("kv_cache_memory_bytes", ASSUMED_KV)

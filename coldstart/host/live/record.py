@@ -80,7 +80,7 @@ class Record:
         facts.mode = facts.pid = facts.gpu_memory_bytes = None
 
     def describe(self, file: HostFile) -> None:
-        """Record the models of a new configuration."""
+        """Register the models of a new configuration in the status table."""
         for name, launch in file.catalogue.launches.items():
             # Prometheus sees no increase in a counter that begins at 1.
             self._metrics.failed.labels(name)

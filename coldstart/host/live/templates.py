@@ -230,7 +230,7 @@ class Templates:
             await end_by_force(template.process)
 
     def abort(self, model: str) -> None:
-        """End the model's template if it is still being built."""
+        """Stop the model's template if it is still being built."""
         template = self._engines.get(model)
         if template is not None and not template.process.ready.done():
             template.process.stop()
@@ -245,7 +245,7 @@ class Templates:
                 template.process.stop()
 
     async def close(self) -> None:
-        """End all templates; servers forked from them have ended, or end with them."""
+        """Stop all templates, and with them the servers that were forked from them and still run."""
         self.drain()
         for name in list(self._engines):
             await self.drop(name)

@@ -266,7 +266,7 @@ class _Connection(asyncio.Protocol):
 class Upstream:
     """Connections to the server at `place`, a unix socket or host and port. An idle one is closed after KEEP_ALIVE_S.
 
-    `received` is the number of bytes in the bodies of all answers with status 200.
+    `received` counts the bytes in the bodies of all responses with status 200.
     """
 
     def __init__(self, place: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:

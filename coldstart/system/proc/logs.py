@@ -31,7 +31,7 @@ def words(log: Path) -> str | None:
 
 
 def end(log: Path) -> str:
-    """Return the last relevant lines of a log, after earlier lines with errors, since the first error may be the cause."""
+    """Return the tail of a log, preceded by earlier error lines: the first error is often the cause."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if not _NOISE.match(line)]
     last = lines[-_END_LINES:]
     named = [match[0] for line in lines[:-_END_LINES] if (match := _CAUSE.search(line))]

@@ -32,7 +32,7 @@ class ProcessTree:
         return self._seen
 
     def is_stopped(self) -> bool:
-        """Return whether a signal has stopped one of the processes."""
+        """Return whether any of the processes is suspended (state T)."""
         return any(processes.is_stopped(one.pid) for one in self.look())
 
     def used_processor_s(self) -> float:

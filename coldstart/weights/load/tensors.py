@@ -36,6 +36,6 @@ def list_tensors(plan: Mapping[str, Any]) -> list[Tensor]:
 
 
 def select_tensors(tensors: list[Tensor], names: Collection[str]) -> list[Tensor]:
-    """Return the tensors whose name is among `names`, in their order."""
+    """Return the tensors with these names, in the order of the plan."""
     wanted = set(names)
     return [tensor for tensor in tensors if tensor.name in wanted]

@@ -109,5 +109,5 @@ def test_no_bundle_is_published_without_a_proven_graph(
     shutil.copytree(created_rounds[0].parent, tmp_path / "w")
     bundle = tmp_path / "w" / rounds.BUNDLE
     gate.reject(gate.Proof("", [1], failed=dict.fromkeys(KEYS, "wrong")), bundle)
-    with pytest.raises(NotProvenError, match="no graph was proven"):
+    with pytest.raises(NotProvenError, match="no graph was verified"):
         offline.keep_proven(bundle)

@@ -49,7 +49,7 @@ def test_progress_follows_the_start_time_of_the_model() -> None:
     def progress(now: float) -> tuple[str, float | None, float | None]:
         found = json.loads(estimate_progress(model, now).encode())
         assert found["model"] == "a"
-        return found["stage"], found["fraction"], found["eta_s"]
+        return found["state"], found["fraction"], found["eta_s"]
 
     assert progress(99.0) == ("stopped", 0.0, None)
     core.handle(Arrived("1", "a"), 100.0)

@@ -90,7 +90,7 @@ def test_request_fails_with_the_reason_when_the_model_cannot_start(tmp_path: Pat
             for server in stage.rig.servers():
                 server.gate.set()
             lines = await waiting
-            assert any(line.startswith(b': {"model": "a", "stage": "starting"') for line in lines)
+            assert any(line.startswith(b': {"model": "a", "state": "starting"') for line in lines)
             assert lines[-1] == b"data: [DONE]"
 
     run(work())

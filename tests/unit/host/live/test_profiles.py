@@ -29,7 +29,7 @@ class Bundle:
     def json(self, section: str) -> Any:
         if self.stages is None:
             raise BundleError("the stages section is missing")
-        return {"stages": self.stages}[section]
+        return {"phases": self.stages}[section]
 
 
 @pytest.mark.parametrize(

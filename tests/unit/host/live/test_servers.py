@@ -51,7 +51,7 @@ class Leased:
 def test_a_server_that_came_up_and_ended(tmp_path: Path) -> None:
     async def work() -> None:
         leased = Leased(tmp_path)
-        leased.there.send({"progress": {"stage": "load weights", "done": 1, "total": 2, "unit": "shards"}})
+        leased.there.send({"progress": {"phase": "load weights", "done": 1, "total": 2, "unit": "shards"}})
         await wait_until(lambda: leased.server.progress is not None)
         assert leased.server.progress == StartProgress("load weights", 1, 2, "shards")
         leased.there.send({"ready": {"mode": "fresh", "pid": 7}})

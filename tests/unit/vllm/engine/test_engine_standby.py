@@ -49,7 +49,7 @@ class Resident:
         plan = LaunchPlan([*self.arguments, "--port", str(self.port), *more], key="k")
         launched = server_process.forked(plan, self.socket)
         return server_process.acknowledged(
-            *launched, began, READY_S, lambda progress: self.stages.append(progress.stage)
+            *launched, began, READY_S, lambda progress: self.stages.append(progress.phase)
         )
 
     def ask(self, count: int = 4, key: str = "") -> str:
