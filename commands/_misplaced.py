@@ -1,4 +1,4 @@
-"""Command that passes the arguments after `--` on to vLLM, and says so of an option that it does not know."""
+"""Command that passes the arguments after `--` on to vLLM; the hint of an option that it does not know names that place."""
 
 import difflib
 
