@@ -70,9 +70,9 @@ def describe_bundle(bundle: Bundle) -> dict[str, object]:
 def _summarize_graphs(bundle: Bundle) -> Mapping[str, Any] | None:
     if not bundle.has("graphs"):
         return None
-    from coldstart.graphs import bundles  # numpy
+    from coldstart.graphs import overview  # numpy
 
-    return bundles.summary(bundle)
+    return overview.summarize(bundle)
 
 
 def _render_bundle(bundle: Bundle, graphs: Mapping[str, Any] | None) -> str:
@@ -195,9 +195,9 @@ def view_difference(left: Bundle, right: Bundle) -> BundleView:
     both = [*fields, *sections]
     text = _render_mismatches(both, left.ref, right.ref) if both else "no difference"
     if left.has("graphs") and right.has("graphs"):
-        from coldstart.graphs import bundles  # numpy
+        from coldstart.graphs import overview  # numpy
 
-        if graphs := bundles.difference(left, right):
+        if graphs := overview.compare(left, right):
             data["graphs"] = graphs
             text = f"{text}\n\n{_graphs.diff_text(graphs, left.ref, right.ref)}"
     rows = [{"what": m.field, "left": _plain(m.wanted), "right": _plain(m.found)} for m in both]

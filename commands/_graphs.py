@@ -42,8 +42,7 @@ def _facts(summary: Mapping[str, Any]) -> str:
 
 
 def _kernels(kernels: list[Mapping[str, Any]]) -> str:
-    rows = [(k["name"][:NAME], k["uses"], k["held"], k["library"] or "-") for k in kernels]
-    return table(("kernel", "nodes", "held by", "library"), rows)
+    return table(("kernel", "nodes"), [(k["name"][:NAME], k["uses"]) for k in kernels])
 
 
 def _counts(counts: Mapping[str, int]) -> str:

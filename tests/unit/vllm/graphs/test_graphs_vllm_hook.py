@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +16,8 @@ import pytest
 
 from coldstart.contract.graphs import COMPILE_REPORT, KV_REPORT, EngineTask
 from coldstart.graphs.errors import AlteredTableError, DriverError, GraphRefusedError
-from coldstart.vllm.graphs import hook, kv_plan, plugin
-from coldstart.vllm.graphs import manager as managers
-from coldstart.vllm.graphs import wrapper as wrappers
-from coldstart.vllm.graphs.graph_source import graph_key
+from coldstart.vllm.graphs import hooks, kv_plan, plugin
+from coldstart.vllm.graphs.hooks import graph_key
 from coldstart.vllm.graphs.record import captured_graphs
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -50,7 +48,7 @@ class Source:
     def _tokens(self, key: str) -> int:
         return int(key.split("num_tokens=")[1].split(",")[0])
 
-    def usable(self, key: str) -> bool:
+    def is_usable(self, key: str) -> bool:
         return self._tokens(key) in self._usable
 
     def is_first(self, key: str) -> bool:
@@ -59,13 +57,10 @@ class Source:
     def defer(self, key: str, show: Any) -> None:
         self.waiting[self._tokens(key)] = show
 
-    def replayable(self, key: str) -> Any:
+    def restore(self, key: str) -> Any:
         if self._tokens(key) in self._broken:
             raise DriverError("cuGraphInstantiate", "OUT_OF_MEMORY")
         return f"restored {self._tokens(key)}"
-
-    def output(self, key: str) -> Any:
-        return f"output {self._tokens(key)}"
 
     def attributes(self) -> Mapping[str, Any]:
         return {"hidden_states": "buffer"}
@@ -101,9 +96,9 @@ def _manager() -> Manager:
     return Manager({Mode.FULL: full, Mode.PIECEWISE: [Descriptor(Mode.PIECEWISE, 8)]})
 
 
-def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
-    manager, said = _manager(), []
-    hooked = managers.restoring(_capture, _runner(manager), Source({4, 1, 8}, broken={1}), said.append)
+def test_the_manager_gets_restored_graphs_and_captures_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    manager = _manager()
+    hooked = hooks.restoring(_capture, _runner(manager), Source({4, 1, 8}, broken={1}))
     hooked(manager, None)
     found = {(d.cg_mode.name, d.num_tokens): g for d, g in manager.graphs.items()}
     assert found == {
@@ -111,14 +106,14 @@ def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
         ("PIECEWISE", 8): "captured 8",
     }  # fmt: skip
     assert [d.num_tokens for d in manager._capture_descs[Mode.FULL]] == [4, 2, 1]
-    assert manager.hidden_states == "buffer" and "captured normally" in said[0]
+    assert manager.hidden_states == "buffer" and "captured normally" in caplog.text
 
 
 def test_graph_in_progress_is_hidden_from_dispatch() -> None:
     manager, source = _manager(), Source({4, 2, 1}, broken={2}, behind={2, 4})
     full = manager._capture_descs[Mode.FULL]
     manager._candidates = {(n, 0): [d for d in reversed(full) if d.num_tokens >= n] for n in (1, 2, 3)}
-    managers.restoring(_capture, _runner(manager), source, print)(manager, None)
+    hooks.restoring(_capture, _runner(manager), source)(manager, None)
     assert [d.num_tokens for d in manager.graphs if d.cg_mode is Mode.FULL] == [1]
     assert {key: [d.num_tokens for d in rows] for key, rows in manager._candidates.items()} == {
         (1, 0): [1], (2, 0): [], (3, 0): []
@@ -143,7 +138,7 @@ def test_vllm_dispatch_avoids_hidden_graphs() -> None:
         graphs={}, _graphs_captured=True, _candidates={(2, 0): [two], (4, 0): [four]}, _lora_dispatch_map={},
         vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1)),
     )  # fmt: skip
-    curtain = managers.Curtain(manager)
+    curtain = hooks.Curtain(manager)
     curtain.hide(four)
     assert manager.dispatch(2, 2, None, 0) == two
     assert manager.dispatch(4, 4, None, 0).cg_mode == CUDAGraphMode.NONE
@@ -151,38 +146,13 @@ def test_vllm_dispatch_avoids_hidden_graphs() -> None:
     assert manager.dispatch(4, 4, None, 0) == four and manager.graphs == {four: "graph"}
 
 
-@needs_vllm
-def test_the_other_runners_dispatch_as_well() -> None:
-    from vllm.forward_context import BatchDescriptor
-
-    source, desc = Source({4}, behind={4}), BatchDescriptor(4)
-    keys = {Mode.FULL: {desc}}
-    wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
-    runner = SimpleNamespace(model=wrapper, cudagraph_dispatcher=SimpleNamespace(cudagraph_keys=keys))
-    wrappers.restoring(lambda *a: pytest.fail("captured"), runner, source, print)(runner, desc, Mode.FULL)
-    assert keys[Mode.FULL] == set() and wrapper.concrete_cudagraph_entries == {}
-    source.waiting[4]()
-    assert keys[Mode.FULL] == {desc} and wrapper.concrete_cudagraph_entries[desc].cudagraph == "restored 4"
-
-
-@needs_vllm
 def test_piecewise_graphs_are_captured_by_vllm() -> None:
     """A restored piece would read the bundle's pool, while the captured piece before it writes another one."""
-    from vllm.compilation.cuda_graph import CUDAGraphWrapper
-
-    before = CUDAGraphWrapper.__call__
-    undo = hook.install(object(), Source({8}), print)
-    assert CUDAGraphWrapper.__call__ is before
-    undo()
-    manager, wrapper = _manager(), SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
-    managers.restoring(_capture, _runner(manager), Source({8}), print)(manager, None)
+    manager = _manager()
+    hooks.restoring(_capture, _runner(manager), Source({8}))(manager, None)
     assert {g for d, g in manager.graphs.items() if d.cg_mode is Mode.PIECEWISE} == {"captured 8"}
-    runner, called = SimpleNamespace(model=wrapper), list[Any]()
-    hooked = wrappers.restoring(lambda *a: called.append(a), runner, Source({8}), print)
-    hooked(runner, Descriptor(Mode.PIECEWISE, 8), Mode.PIECEWISE)
-    assert len(called) == 1 and wrapper.concrete_cudagraph_entries == {}
     assert set(captured_graphs(SimpleNamespace(cudagraph_manager=manager))) == {
-        graph_key(d, "FULL") for d in manager.graphs if d.cg_mode is Mode.FULL
+        graph_key(d) for d in manager.graphs if d.cg_mode is Mode.FULL
     }
 
 
@@ -199,55 +169,29 @@ def test_a_draft_models_manager_captures_its_own_graphs() -> None:
         list[str](),
     )
     vars(draft).update(vars(_manager()))
-    managers.restoring(_capture, _runner(target), Source({4, 2, 1}), print)(draft, None)
+    hooks.restoring(_capture, _runner(target), Source({4, 2, 1}))(draft, None)
     assert set(draft.graphs.values()) == {"captured 4", "captured 2", "captured 1", "captured 8"}
-    managers.watched_capture(_feed, _runner(target), seen.append)(draft, lambda desc, warmup: None)
+    hooks.watching(_feed, _runner(target), seen.append)(draft, lambda desc, warmup: None)
     assert seen == []
 
 
 def test_inputs_are_seen_when_they_lie_ready() -> None:
     manager, seen = _manager(), list[str]()
-    managers.watched_capture(_feed, _runner(manager), seen.append)(manager, lambda desc, warmup: None)
-    assert seen == [graph_key(d, "FULL") for d in manager._capture_descs[Mode.FULL]]
+    hooks.watching(_feed, _runner(manager), seen.append)(manager, lambda desc, warmup: None)
+    assert seen == [graph_key(d) for d in manager._capture_descs[Mode.FULL]]
 
 
 def test_memory_profiling_captures_as_always() -> None:
     manager = _manager()
     manager._max_full_descs_to_capture = 2
-    managers.restoring(_capture, _runner(manager), Source({4}), print)(manager, None)
+    hooks.restoring(_capture, _runner(manager), Source({4}))(manager, None)
     assert "restored 4" not in manager.graphs.values()
 
 
 def test_keys_tell_descriptors_apart() -> None:
     one, other = Descriptor(Mode.FULL, 4), Descriptor(Mode.FULL, 4, num_reqs=4)
-    assert graph_key(one, "FULL") == "FULL:num_tokens=4,num_ubatches=1"
-    assert len({graph_key(d, m) for d in (one, other) for m in ("FULL", "PIECEWISE")}) == 4
-
-
-@needs_vllm
-def test_the_wrapper_of_the_other_runner_gets_finished_entries() -> None:
-    from vllm.compilation.cuda_graph import CUDAGraphEntry
-    from vllm.forward_context import BatchDescriptor
-
-    called: list[int] = []
-    wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
-    runner = SimpleNamespace(model=wrapper)
-    hooked = wrappers.restoring(
-        lambda self, desc, mode: called.append(desc.num_tokens), runner, Source({4}), print
-    )
-    for tokens in (4, 2):
-        hooked(runner, BatchDescriptor(tokens), Mode.FULL)
-    (entry,) = wrapper.concrete_cudagraph_entries.values()
-    assert (
-        isinstance(entry, CUDAGraphEntry) and entry.cudagraph == "restored 4" and entry.output == "output 4"
-    )
-    assert called == [2]
-    wrapper.is_debugging_mode = True
-    hooked(runner, BatchDescriptor(4), Mode.FULL)
-    assert called == [2, 4]
-    wrapper.is_debugging_mode = False
-    hooked(SimpleNamespace(model=wrapper), BatchDescriptor(4), Mode.FULL)
-    assert called == [2, 4, 4]
+    assert graph_key(one) == "FULL:num_tokens=4,num_ubatches=1"
+    assert len({graph_key(replace(d, cg_mode=mode)) for d in (one, other) for mode in Mode}) == 4
 
 
 @needs_vllm
@@ -255,26 +199,26 @@ def test_install_can_be_undone() -> None:
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
     before = CudaGraphManager.capture
-    undo = hook.install(object(), Source(set()), print)
+    undo = hooks.install(object(), Source(set()))
     assert CudaGraphManager.capture is not before
     undo()
     assert CudaGraphManager.capture is before
 
 
 def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook.compat, "check", lambda feature, load=None: f"{feature} differ.")
-    monkeypatch.setattr(hook, "_patched", lambda **_: pytest.fail("patched"))
+    monkeypatch.setattr(hooks.compat, "check", lambda feature, load=None: f"{feature} differ.")
+    monkeypatch.setattr(hooks, "restoring", lambda *_: pytest.fail("patched"))
     with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
-        hook.install(object(), Source(set()), print)
+        hooks.install(object(), Source(set()))
     with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
-        hook.watch(object(), print)
+        hooks.watch(object(), print)
 
 
 @needs_vllm
 def test_a_runner_without_the_patched_method_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook, "_places", lambda: {"manager": (type("Renamed", (), {}), "capture")})
+    monkeypatch.setitem(sys.modules, hooks.MODULE, SimpleNamespace(CudaGraphManager=type("Renamed", (), {})))
     with pytest.raises(GraphRefusedError, match=r"lacks an integration point of graphs: .*capture"):
-        hook.install(object(), Source(set()), print)
+        hooks.install(object(), Source(set()))
 
 
 def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from support.graphs_worker import OUT, here, materialize, start
 
-from coldstart.graphs import table_files
-from coldstart.vllm.graphs import outputs, record, restore
+from coldstart.graphs import tables
+from coldstart.vllm.graphs import record, restore
 from tests.support.graphs.model import Shape, SimModel
 
 torch = pytest.importorskip("torch")
@@ -55,7 +54,7 @@ def test_canary_matches_in_a_new_process_when_other_rows_differ(
 ) -> None:
     bundle, shape = wide
     assert start(here, bundle, shape=shape, canary="all")[0].fallbacks() == {}
-    places = table_files.load(bundle).report["workload"]["outputs"]
+    places = tables.load(bundle).report["workload"]["outputs"]
     assert places[GRAPH] == [[OUT, 0, WRITTEN * shape.width * 4]]
     changed = start(here, bundle, shape=shape, canary="all", before=_change_row(WRITTEN - 1))[0]
     assert f"{GRAPH}: its outputs differ from the proof" in changed.fallbacks()["*"]
@@ -63,7 +62,7 @@ def test_canary_matches_in_a_new_process_when_other_rows_differ(
     assert unwritten.fallbacks() == {}
 
 
-def _like(*shape: int) -> outputs.Like:
+def _like(*shape: int) -> record.Like:
     return {"shape": list(shape), "dtype": "bfloat16"}
 
 
@@ -74,8 +73,8 @@ def test_auxiliary_states_are_outputs_and_created_before_a_restore(monkeypatch: 
     held = record.manager_attributes(SimpleNamespace(cudagraph_manager=manager))
     names = ["hidden_states", "aux_hidden_states.0", "aux_hidden_states.1"]
     assert held == dict.fromkeys(names, _like(4, 8))
-    assert record.places(None, held, 2) == [(record.MANAGER + name, 0, 2 * 8 * 2) for name in names]
-    assert record.places(None, held, 9) == [(record.MANAGER + name, 0, 4 * 8 * 2) for name in names]
+    assert record.places(held, 2) == [(record.MANAGER + name, 0, 2 * 8 * 2) for name in names]
+    assert record.places(held, 9) == [(record.MANAGER + name, 0, 4 * 8 * 2) for name in names]
     assert record.input_tensors({record.MANAGER + name: states[0] for name in names}) == {}
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda shape, dtype, device: empty(shape, dtype=dtype))
@@ -84,16 +83,3 @@ def test_auxiliary_states_are_outputs_and_created_before_a_restore(monkeypatch: 
     assert record.manager_attributes(here) == held and len(created["aux_hidden_states"]) == 2
     restore.remove_attributes(here, created)
     assert here.cudagraph_manager == SimpleNamespace(hidden_states=None, aux_hidden_states=[])
-
-
-def test_a_runner_without_a_manager_has_no_buffers() -> None:
-    runner: Any = SimpleNamespace()
-    assert record.manager_attributes(runner) == {}
-
-
-def test_output_of_the_wrapper_is_found_when_it_has_auxiliary_states() -> None:
-    """The runner of v1/worker/gpu_model_runner returns (hidden states, [auxiliary states])."""
-    hidden, aux = torch.zeros(2, 8, dtype=torch.bfloat16), [torch.zeros(2, 4) for _ in range(2)]
-    spans = [(t.data_ptr(), t.numel() * t.element_size()) for t in (hidden, *aux)]
-    assert outputs.spans((hidden, aux)) == spans
-    assert outputs.spans((hidden, [None])) is None and outputs.spans(None) is None

@@ -10,19 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.graphs_tools import SMALL
 
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import PLAN_ENV, LaunchPlan
-from coldstart.graphs import gate, table_files
-from coldstart.graphs.errors import GraphRefusedError, MissingRegionError, NotProvenError
-from coldstart.graphs.restore import Restorer
-from coldstart.graphs.tables import SymbolRegion
-from coldstart.vllm.graphs import entry, outputs, plugin, record
-from coldstart.vllm.graphs.graph_source import refuse_unsupported
+from coldstart.graphs import prove as gate
+from coldstart.graphs import tables as stored
+from coldstart.graphs.errors import GraphRefusedError, NotProvenError
+from coldstart.vllm.graphs import entry, plugin
+from coldstart.vllm.graphs.hooks import refuse_unsupported
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.restore import Restoring
-from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
 
@@ -56,7 +53,7 @@ def _runner() -> Any:
         "model": wrapper, "input_buffers": Buffers(), "other": Foreign(),
         "compilation_config": SimpleNamespace(static_forward_context=layers),
         "parallel_config": SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
-        "vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=False),
+        "vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=False), "cudagraph_manager": SimpleNamespace(),
     }  # fmt: skip
     return runner
 
@@ -109,7 +106,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return made.setdefault(name, SimpleNamespace(GPUModelRunner=runner, Worker=type("Worker", (), {})))
 
     monkeypatch.setattr(plugin.late, "when_imported", lambda name, work, failed=None: work(module(name)))
-    monkeypatch.setattr(plugin.hook, "require", lambda: None)
+    monkeypatch.setattr(plugin.hooks, "require", lambda: None)
     return made
 
 
@@ -130,7 +127,7 @@ def test_impossible_round_is_reported_with_the_reason(
     def refuse() -> None:
         raise GraphRefusedError("no adapter for vLLM 9")
 
-    monkeypatch.setattr(plugin.hook, "require", refuse)
+    monkeypatch.setattr(plugin.hooks, "require", refuse)
     plugin.register(EngineTask(record=tmp_path))
     assert (tmp_path / "reason").read_text() == "no adapter for vLLM 9"
 
@@ -153,6 +150,13 @@ def test_several_ranks_are_refused() -> None:
     refuse_unsupported(runner)
     runner.parallel_config.tensor_parallel_size = 2
     with pytest.raises(GraphRefusedError, match="collectives"):
+        refuse_unsupported(runner)
+
+
+def test_the_first_model_runner_is_refused() -> None:
+    runner = _runner()
+    del runner.cudagraph_manager
+    with pytest.raises(GraphRefusedError, match="first model runner"):
         refuse_unsupported(runner)
 
 
@@ -185,40 +189,6 @@ def test_profiling_captures_are_left_alone() -> None:
     assert seen == ["own"]
 
 
-def test_outputs_are_places_in_the_pool() -> None:
-    tensor = torch.zeros(4, 8, dtype=torch.bfloat16)
-    pool = [SymbolRegion("pool:0", 4096, tensor.data_ptr() - 512)]
-    found = outputs.describe(tensor[2:], pool)
-    assert found == {
-        "symbol": "pool:0",
-        "offset": 512 + 32,
-        "shape": [2, 8],
-        "stride": [8, 1],
-        "dtype": "bfloat16",
-    }
-    assert outputs.describe(tensor, []) is None and outputs.describe((tensor, 3), pool) is None
-    both = outputs.describe((tensor[2:], [tensor]), pool)
-    assert [like["offset"] for like in outputs.leaves(both)] == [544, 512]
-    assert outputs.view(both, lambda like: like["offset"]) == (544, [512])
-    assert [outputs.size(like) for like in outputs.leaves(both)] == [32, 64]
-    assert outputs.spans((tensor, tensor[2:])) == [(tensor.data_ptr(), 64), (tensor.data_ptr() + 32, 32)]
-    assert outputs.spans(None) is None and outputs.spans((tensor, 3)) is None
-    with pytest.raises(GraphRefusedError):
-        outputs.view(None, list)
-
-
-def test_graphs_of_either_runner_by_key() -> None:
-    from dataclasses import make_dataclass
-
-    descriptor = make_dataclass("D", ["num_tokens"], frozen=True)(4)
-    entries = {
-        descriptor: SimpleNamespace(cudagraph="g", output="o"),
-        "empty": SimpleNamespace(cudagraph=None),
-    }
-    one = SimpleNamespace(model=SimpleNamespace(concrete_cudagraph_entries=entries))
-    assert record.captured_graphs(one) == {"FULL:num_tokens=4": (descriptor, "g", "o")}
-
-
 def test_a_bundle_of_another_engine_is_not_used(bundle_directory: Path) -> None:
     with pytest.raises(GraphRefusedError, match="not recorded from vLLM"):
         Restoring(bundle_directory)
@@ -228,10 +198,9 @@ def test_refused_start_captures_graphs(
     bundle_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = Path(shutil.copytree(bundle_directory, tmp_path / "b"))
-    report = {outputs.ENTRY: {"attributes": {}, "outputs": {}}}
-    tables = table_files.load(copy)
-    tables.report |= report
-    seal = table_files.save(tables, copy, {})
+    tables = stored.load(copy)
+    tables.report["vllm"] = {"attributes": {}}
+    seal = stored.save(tables, copy, {})
     proof = json.loads((copy / gate.PROOF).read_text())
     (copy / gate.PROOF).write_text(json.dumps(proof | {"seal": seal}))
     session = Restoring(copy)
@@ -242,18 +211,6 @@ def test_refused_start_captures_graphs(
     monkeypatch.setattr(session, "_begin", broken)
     assert session.run(_runner(), lambda: "captured") == "captured"
     assert session.fallbacks() == {"*": "no device"}
-
-
-def test_the_hook_asks_the_restorer(bundle_directory: Path) -> None:
-    model = SimModel(SMALL, 41)
-    restorer = Restorer(bundle_directory, model.driver, model)
-    assert not restorer.holds("decode:1")
-    restorer.link()
-    assert restorer.holds("decode:1") and not restorer.holds("decode:3")
-    region, base = restorer.region("static:out")
-    assert (region.symbol, base) == ("static:out", model.named["static:out"].base)
-    with pytest.raises(MissingRegionError):
-        restorer.region("pool:99")
 
 
 def test_modules_are_worked_on_when_they_are_imported(
