@@ -71,9 +71,9 @@ def describe_bundle(bundle: Bundle) -> dict[str, object]:
 def _summarize_graphs(bundle: Bundle) -> Mapping[str, Any] | None:
     if not bundle.has("graphs"):
         return None
-    from coldstart.graphs import bundles  # numpy
+    from coldstart.graphs import overview  # numpy
 
-    return bundles.summary(bundle)
+    return overview.summarize(bundle)
 
 
 def _render_bundle(bundle: Bundle, graphs: Mapping[str, Any] | None) -> str:
@@ -196,9 +196,9 @@ def view_difference(left: Bundle, right: Bundle) -> BundleView:
     both = [*fields, *sections]
     text = _render_mismatches(both, left.ref, right.ref) if both else "no difference"
     if left.has("graphs") and right.has("graphs"):
-        from coldstart.graphs import bundles  # numpy
+        from coldstart.graphs import overview  # numpy
 
-        if graphs := bundles.difference(left, right):
+        if graphs := overview.compare(left, right):
             data["graphs"] = graphs
             text = f"{text}\n\n{_graphs_difference(graphs, left.ref, right.ref)}"
     rows = [{"what": m.field, "left": _plain(m.wanted), "right": _plain(m.found)} for m in both]
@@ -255,8 +255,7 @@ def _facts(summary: Mapping[str, Any]) -> str:
 
 
 def _kernels(kernels: list[Mapping[str, Any]]) -> str:
-    rows = [(k["name"][:NAME], k["uses"], k["held"], k["library"] or "-") for k in kernels]
-    return table(("kernel", "nodes", "held by", "library"), rows)
+    return table(("kernel", "nodes"), [(k["name"][:NAME], k["uses"]) for k in kernels])
 
 
 def _counts(counts: Mapping[str, int]) -> str:

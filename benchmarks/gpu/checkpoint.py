@@ -26,13 +26,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import parser
-from benchmarks.gpu.answers import attempt
-from coldstart.graphs.cuda.calls import bindings, call, primary_context
+from coldstart.graphs.cuda.driver import bindings, call, primary_context
 
 ROOT = Path(__file__).resolve().parents[2]
 CHUNK = 1 << 28
 LOCK_MS = 10_000
 STEPS = ("Lock", "Checkpoint", "Restore", "Unlock")
+
+
+def attempt(work: Callable[[], Any]) -> Any:
+    """Return the result of `work` or the text of its exception."""
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001 - a probe reports whatever happens
+        return f"{type(error).__name__}: {error}"
 
 
 def drive(pid: int, gib: float, free: Callable[[], Any] | None) -> Iterator[dict[str, Any]]:
@@ -161,7 +168,6 @@ def serve() -> None:
 def _prepare(gib: float) -> Callable[[], str]:
     """Fill memory and capture a graph; return a function that replays it and hashes its output and all memory."""
     import torch
-
     from benchmarks.gpu.workloads import checksum
 
     source = torch.Generator(device="cuda").manual_seed(5)

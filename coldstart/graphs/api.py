@@ -82,11 +82,12 @@ class Range:
 
 @dataclass(frozen=True)
 class AllocationEvent:
-    """Event of the allocation trace; `kind` is alloc or free."""
+    """Event of the allocation trace: `kind` is alloc or free, `pool` is whether the memory is in the pool of the graphs."""
 
     kind: str
-    address: int = 0
-    size: int = 0
+    address: int
+    size: int
+    pool: bool = False
 
 
 class DriverApi(Protocol):
@@ -114,9 +115,6 @@ class DriverApi(Protocol):
 
     def load_library(self, image: bytes) -> int: ...
     def library_kernel(self, library: int, name: str) -> int: ...
-    def loaded_functions(self) -> list[int]:
-        """Return the functions of every loaded module (section 5: module enumeration)."""
-
     def set_function_attributes(self, function: int, attributes: Sequence[tuple[int, int]]) -> None: ...
 
     def new_graph(self) -> int: ...
@@ -134,8 +132,6 @@ class DriverApi(Protocol):
     def launch(self, executable: int, stream: int) -> None: ...
     def destroy(self, graph: int, executable: int) -> None: ...
 
-    def allocate(self, size: int) -> int: ...
-    def free(self, address: int) -> None: ...
     def address_range(self, address: int) -> Range | None: ...
     def read(self, address: int, size: int) -> bytes: ...
     def write(self, address: int, data: bytes) -> None: ...
@@ -160,25 +156,27 @@ class FrameworkApi(Protocol):
         """Return the batch size by graph key."""
 
     def regions(self) -> list[SymbolRegion]:
-        """Return live named memory (param:, buffer:, kv:, static:); the regions do not overlap."""
+        """Return live named memory (param:, buffer:, kv:, static:)."""
 
     def pool(self) -> list[SymbolRegion]:
-        """Return the segments of the graph-private pool after capture, in order of allocation."""
+        """Return the segments of the graph-private pool after capture."""
 
-    def reserve_pool(self, sizes: Sequence[int]) -> list[int]: ...
-    def release_pool(self) -> None:
-        """Free the memory of reserve_pool when the bundle is not used after all."""
+    def reserve(self, sizes: Sequence[int]) -> list[int]:
+        """Allocate memory for restored graphs, and return the addresses."""
 
-    def trace(self) -> list[AllocationEvent]: ...
+    def release(self) -> None:
+        """Free the memory of `reserve` when the bundle is not used after all."""
+
+    def trace(self) -> list[AllocationEvent]:
+        """Return all allocations of this process until now, in order."""
+
     def capture(self, key: str) -> Captured: ...
     def refusal(self, key: str) -> str | None: ...
     def stream(self) -> int: ...
-    def trigger(self) -> None:
-        """Run the first layer so that the modules of its kernels load (section 5.2)."""
 
 
 class Workload(Protocol):
-    """Inputs and outputs of a graph, for the proof and for the search of needed contents."""
+    """Inputs and outputs of a graph, for the proof."""
 
     has_eager: bool
     """True if `eager` can compute the outputs of a graph without the graph."""
@@ -186,7 +184,7 @@ class Workload(Protocol):
     def prepare(self, key: str, seed: int) -> None:
         """Write seeded inputs and a seeded KV cache."""
 
-    def observe(self, key: str, *, restored: bool = False) -> bytes:
-        """Return the outputs and the KV cache after a replay; the outputs of a restored graph may have other addresses."""
+    def observe(self, key: str) -> bytes:
+        """Return the outputs and the KV cache after a replay."""
 
     def eager(self, key: str) -> None: ...

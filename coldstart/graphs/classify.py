@@ -1,222 +1,287 @@
-"""Two-layout differential classification.
+"""Tell pointers from constants by two captures in two processes whose memory lies elsewhere (MEDUSA, section 4.1).
 
-Let a, b be one parameter word in two processes whose region bases all differ.
-  a == b                                  -> constant (a pointer would have moved with its base);
-  (symbol, offset)(a) == (symbol, offset)(b) -> proven pointer;
-  the same for a tensor map's address     -> proven tensor-map pointer;
-  otherwise, no live memory at either     -> noise: padding that the kernel never reads; the proof decides
-  otherwise                               -> conflict: the graph is rejected.
+Memory that both processes have (a name, or an allocation with the same size and number) lies `b - a` bytes further in the
+second process. Let a, b be one parameter word in both:
+  a == b                                          -> constant: a pointer would have moved with its memory;
+  common memory at a was moved by exactly b - a   -> pointer, also through the address in a tensor map;
+  otherwise, no live memory at either             -> noise: padding that the kernel never reads; the proof decides;
+  otherwise                                       -> conflict: the graph is refused.
+An address of the pool can have had several allocations. Any of them proves the pointer: it is stored by its place in the second
+process, where the graph was captured as it is.
 The start of one region may be the end of another in both processes. Such a word is read as the start. The assumption that
 the two regions touch is recorded, and every restore checks it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
-from coldstart.graphs import windows
+from coldstart.graphs import words
 from coldstart.graphs.errors import BaseCollisionError
-from coldstart.graphs.intervals import NONE, Reading
-from coldstart.graphs.sides import Pairing, Side, Symbols, Words
-from coldstart.graphs.snapshot import Snapshot
-from coldstart.graphs.tables import ABSOLUTE, TENSOR_MAP, TENSOR_MAP_BYTES, Array, SymbolRegion
+from coldstart.graphs.record import Snapshot
+from coldstart.graphs.tables import (
+    ABSOLUTE,
+    ASSUMED,
+    RELOCATION,
+    TENSOR_MAP,
+    TENSOR_MAP_BYTES,
+    Array,
+    Graph,
+    SymbolRegion,
+)
+from coldstart.graphs.words import NONE, Intervals
 
-Found = tuple[Array, Array, Array, Array]
+# Memory that both processes have: its addresses and its size.
+COMMON = np.dtype([("a", "<u8"), ("b", "<u8"), ("size", "<u8")])
 
 
 @dataclass
 class Classified:
-    """Result: `place`, `region`, `offset` and `kind` are columns of relocations; noise and conflict are payload bytes.
+    """Result for one graph: relocations, assumptions, and the payload bytes that are noise or in conflict.
 
-    `assumed` has rows of (place, region whose end the word may be, region whose start it is read as).
+    The region numbers are those of `Memory.regions`.
     """
 
-    place: Array
-    region: Array
-    offset: Array
-    kind: Array
+    relocations: Array
+    assumed: Array
     noise: Array
     conflict: Array
     windows: int
-    assumed: Array
-    libraries: Pairing
 
 
-def differential(a: Snapshot, b: Snapshot, symbols: Symbols) -> Classified:
-    """Classify every word of two snapshots with equal structure. Raises BaseCollisionError."""
-    return _Differential(a, b, symbols).run()
+class Memory:
+    """Memory of two processes; `regions` are those of the second one, to which relocations refer."""
+
+    def __init__(self, a: Snapshot, b: Snapshot) -> None:
+        self._a, self._b = a, b
+        self.regions = [*b.regions, *b.pool, *b.unnamed()]
+        self._common = find_common(a, b)
+        self._libraries = [(s.libraries(), Intervals(s.libraries())) for s in (a, b)]
+        self.pairs: dict[int, int] = {}
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._where = Intervals(self.regions)
+        sides = ((self._a, [*self._a.regions, *self._a.pool, *self._a.unnamed()]), (self._b, self.regions))
+        self._live = [
+            [Intervals(regions), Intervals([SymbolRegion("", r.size, r.base) for r in s.ranges])]
+            for s, regions in sides
+        ]
+        # By distance: the disjoint intervals [start, end) of `a`, and the ends of all parts.
+        self._moved: dict[int, tuple[Array, Array, Array]] = {}
+        distance = self._common["b"] - self._common["a"]
+        order = np.lexsort((self._common["a"], distance))
+        distances, cuts = np.unique(distance[order], return_index=True)
+        for moved, rows in zip(distances.tolist(), np.split(self._common[order], cuts[1:]), strict=False):
+            ends = rows["a"] + rows["size"]
+            reach = np.maximum.accumulate(ends)
+            first = np.concatenate([[True], rows["a"][1:] > reach[:-1]])
+            last = np.append(np.flatnonzero(first)[1:] - 1, len(rows) - 1)
+            self._moved[moved] = (rows["a"][first], reach[last], np.unique(ends))
+
+    def explain(self, a: Array, b: Array) -> tuple[Array, Array]:
+        """Return for each pair of words whether it is an address inside, and one past the end, of common memory."""
+        inside, past = self._find_moved(a, b)
+        if self._pair_libraries(a[~inside], b[~inside]):
+            inside, past = self._find_moved(a, b)
+        return inside & (self._where.find(b) != NONE), past & (self._where.find(b - np.uint64(1)) != NONE)
+
+    def _find_moved(self, a: Array, b: Array) -> tuple[Array, Array]:
+        inside, past = np.zeros(len(a), bool), np.zeros(len(a), bool)
+        distances, group = np.unique(b - a, return_inverse=True)
+        for number, distance in enumerate(distances.tolist()):
+            if distance not in self._moved:
+                continue
+            starts, reach, ends = self._moved[distance]
+            mine = np.flatnonzero(group == number)
+            at = np.searchsorted(starts, a[mine], side="right") - 1
+            inside[mine] = (at >= 0) & (a[mine] < reach[np.maximum(at, 0)])
+            past[mine] = np.isin(a[mine], ends)
+        return inside, past
+
+    def _pair_libraries(self, a: Array, b: Array) -> bool:
+        """Pair allocations of libraries, which have no order, one to one by words at an equal offset; return if any is new."""
+        (mine, one), (theirs, other) = self._libraries
+        left, right = one.find(a), other.find(b)
+        both = np.flatnonzero((left != NONE) & (right != NONE))
+        before = len(self.pairs)
+        for i in both.tolist():
+            x, y = int(left[i]), int(right[i])
+            p, q = mine[x], theirs[y]
+            if (
+                x in self.pairs
+                or y in self.pairs.values()
+                or p.size != q.size
+                or int(a[i]) - p.base != int(b[i]) - q.base
+            ):
+                continue
+            self.pairs[x] = y
+            self.regions.append(SymbolRegion(f"lib:{len(self.pairs) - 1}", q.size, q.base))
+            self._common = np.append(self._common, np.array([(p.base, q.base, q.size)], COMMON))
+        if len(self.pairs) > before:
+            self._refresh()
+        return len(self.pairs) > before
+
+    def locate(self, addresses: Array) -> tuple[Array, Array]:
+        """Return the region of each address of the second process, or NONE, and the offset in it."""
+        region = self._where.find(addresses)
+        base = np.array([r.base for r in self.regions] + [0], np.uint64)[region]
+        return region, np.where(region != NONE, addresses - base, 0).astype(np.int64)
+
+    def pair_contents(self) -> dict[int, int]:
+        """Return the address in the first process of memory that outlives the capture, by its address in the second."""
+        rows = find_common(self._a, self._b, "live").tolist()
+        libraries = [
+            (self._libraries[0][0][x].base, self._libraries[1][0][y].base, 0) for x, y in self.pairs.items()
+        ]
+        return {b: a for a, b, _ in [*rows, *libraries]}
+
+    def are_live(self, a: Array, b: Array) -> Array:
+        """Return whether any known live memory is at either word of each pair."""
+        hits = [
+            where.find(word) != NONE
+            for word, sides in ((a, self._live[0]), (b, self._live[1]))
+            for where in sides
+        ]
+        live: Array = np.logical_or.reduce(hits)
+        return live
+
+    def describe(self, a: int, b: int) -> str:
+        """Return both addresses, each with the region that contains it or else the nearest region below."""
+        sides = ((a, [*self._a.regions, *self._a.pool, *self._a.unnamed()]), (b, self.regions))
+        return " and ".join(_describe(address, regions) for address, regions in sides)
+
+    def check_moved(self, graphs: Iterable[tuple[Array, Array]]) -> None:
+        """Raise BaseCollisionError if a word points to memory that did not move: it looks like a constant."""
+        stuck = self._common[self._common["a"] == self._common["b"]]
+        stuck = np.unique(stuck[["b", "size"]])
+        bases = {r.base for r in self._a.ranges}
+        spans = [*stuck.tolist(), *((r.base, r.size) for r in self._b.ranges if r.base in bases)]
+        if not spans:
+            return
+        equal = np.unique(np.concatenate([np.zeros(0, np.uint64), *(a[a == b] for a, b in graphs)]))
+        for base, size in spans:
+            if ((equal >= base) & (equal <= base + size)).any():
+                raise BaseCollisionError(
+                    f"{_describe(base, self.regions)} has the same address in both captures: its pointers look like constants"
+                )
+
+
+def _describe(address: int, regions: list[SymbolRegion]) -> str:
+    below = [r for r in regions if r.base <= address]
+    nearest = max(below, key=lambda r: r.base, default=None)
+    if nearest is None:
+        return f"{address:#x} (below all regions)"
+    offset = address - nearest.base
+    place = (
+        f"{nearest.symbol}+{offset}" if offset < nearest.size else f"{offset} bytes after {nearest.symbol}"
+    )
+    return f"{address:#x} ({place})"
+
+
+def find_common(a: Snapshot, b: Snapshot, of_pool: str = "pool") -> Array:
+    """Return rows of COMMON for the memory that both processes have; with `of_pool` live, without what the pool has freed."""
+    theirs = {(r.symbol, r.size): r.base for r in [*b.regions, *b.unnamed()]}
+    rows = [
+        (r.base, theirs[r.symbol, r.size], r.size)
+        for r in [*a.regions, *a.unnamed()]
+        if (r.symbol, r.size) in theirs
+    ]
+    pools = [s.allocations[s.allocations["pool"] & s.allocations[of_pool]] for s in (a, b)]
+    # The graphs of a process are captured one after another, so later ones reuse the pool's memory: every allocation counts.
+    _, one, other = np.intersect1d(*(p[["size", "number"]] for p in pools), return_indices=True)
+    pool = np.zeros(len(one), COMMON)
+    pool["a"], pool["b"], pool["size"] = (
+        pools[0]["address"][one],
+        pools[1]["address"][other],
+        pools[0]["size"][one],
+    )
+    return np.concatenate([np.array(rows, COMMON), pool[pool["size"] > 0]])
 
 
 @dataclass
-class _Differential:
-    a: Snapshot
-    b: Snapshot
-    symbols: Symbols
-    pairing: Pairing = field(default_factory=Pairing)
-    assumed: list[Array] = field(default_factory=list)
+class Classifier:
+    """Words of one graph in two captures; `open` are the payload bytes that differ and are not explained yet."""
+
+    memory: Memory
+    a: Graph
+    b: Graph
+    maps: tuple[Array, Array]
 
     def __post_init__(self) -> None:
-        self.left, self.right = Side(self.a, self.symbols), Side(self.b, self.symbols)
-        self.open: Array = np.asarray(self.a.tables.payload != self.b.tables.payload)
+        self.open: Array = np.asarray(self.a.payload != self.b.payload)
+        self._rows: list[Array] = []
+        self._assumed: list[Array] = []
 
-    def run(self) -> Classified:
-        check_collision(self.a, self.b)
-        parts = [self._aligned(), self._maps(), self._packed()]
-        noise, conflict = self._rest()
-        place, region, offset, kind = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        count = len(windows.places(self.a.tables))
-        assumed = np.concatenate([np.zeros((0, 3), np.int64), *self.assumed])
-        return Classified(place, region, offset, kind, noise, conflict, count, assumed, self.pairing)
+    def run(self, aligned: Array, everywhere: Array) -> Classified:
+        """Classify; `aligned` are the windows at 4-byte stride, `everywhere` those at any byte, as in packed structs."""
+        a, b = self._words(aligned)
+        self._find_pointers(aligned[a != b])
+        self._find_maps()
+        self._find_pointers(self._still_open(everywhere))
+        noise, conflict = self._split_rest(self._still_open(everywhere))
+        rows = np.concatenate([np.zeros(0, RELOCATION), *self._rows])
+        assumed = np.unique(np.concatenate([np.zeros(0, ASSUMED), *self._assumed]))
+        return Classified(
+            rows[np.argsort(rows["place"], kind="stable")], assumed, noise, conflict, len(aligned)
+        )
 
-    def _words(self, at: Array) -> Words:
-        payloads = (self.a.tables.payload, self.b.tables.payload)
-        return Words(at, *(windows.values(payload, at) for payload in payloads))
+    def _words(self, at: Array) -> tuple[Array, Array]:
+        return words.values(self.a.payload, at), words.values(self.b.payload, at)
 
-    def _aligned(self) -> Found:
-        """Explain windows at 4-byte stride."""
-        words = self._words(windows.places(self.a.tables))
-        differs = words.a != words.b
-        return self._explain(Words(words.place[differs], words.a[differs], words.b[differs]))
-
-    def _still_open(self) -> Array:
-        """Return the windows at any byte that contain an unexplained byte."""
+    def _still_open(self, everywhere: Array) -> Array:
         if not self.open.any():
             return np.zeros(0, np.int64)
-        at = windows.places(self.a.tables, 1)
-        touching: Array = at[self.open[at[:, None] + np.arange(8)].any(1)]
+        touching: Array = everywhere[self.open[everywhere[:, None] + np.arange(8)].any(1)]
         return touching
 
-    def _packed(self) -> Found:
-        """Explain pointers at any byte, as in packed structs."""
-        return self._explain(self._words(self._still_open()))
+    def _find_pointers(self, place: Array) -> None:
+        a, b = self._words(place)
+        inside, past = self.memory.explain(a, b)
+        chosen = choose(place, inside | past)
+        self._add(place[chosen], b[chosen], inside[chosen], past[chosen], ABSOLUTE)
+        self.open[(place[chosen][:, None] + np.arange(8)).ravel()] = False
 
-    def _explain(self, words: Words) -> Found:
-        """Return the proven pointers among the words, and mark their bytes as explained."""
-        region, offset = self._agree(words)
-        chosen = choose(words.place, region != NONE)
-        place = words.place[chosen]
-        self.open[(place[:, None] + np.arange(8)).ravel()] = False
-        self._assume(Words(place, words.a[chosen], words.b[chosen]), region[chosen], offset[chosen])
-        return place, region[chosen], offset[chosen], np.full(len(chosen), ABSOLUTE)
+    def _add(self, place: Array, b: Array, inside: Array, past: Array, kind: int) -> None:
+        """Add relocations; an address one past the end of memory belongs to the region before it."""
+        one = np.uint64(1)
+        region, offset = self.memory.locate(b)
+        before, rest = self.memory.locate(b - one)
+        rows = np.zeros(len(place), RELOCATION)
+        rows["place"], rows["kind"] = place, kind
+        rows["region"], rows["offset"] = np.where(inside, region, before), np.where(inside, offset, rest + 1)
+        self._rows.append(rows)
+        both = inside & past & (region != before)
+        assumed = np.zeros(int(both.sum()), ASSUMED)
+        assumed["end_of"], assumed["start_of"] = before[both], region[both]
+        self._assumed.append(assumed)
 
-    def _agree(self, words: Words) -> tuple[Array, Array]:
-        """Return the (symbol, offset) that both processes read in each word, or NONE; insides precede ends."""
-        out = Reading(np.full(len(words.place), NONE), np.zeros(len(words.place), np.int64))
-        firsts = self.left.readings(words.a)
-        seconds = self.right.readings(words.b)
-        _merge(out, firsts[:2], seconds[:2])
-        self._pair_libraries(words, out)
-        _merge(out, firsts[2:], seconds[2:])
-        return out.region, out.offset
-
-    def _pair_libraries(self, words: Words, out: Reading) -> None:
-        """Read words that point into driver allocations in both processes, at one offset."""
-        one, other = self.left.driver.inside(words.a), self.right.driver.inside(words.b)
-        both = (
-            (out.region == NONE)
-            & (one.region != NONE)
-            & (other.region != NONE)
-            & (one.offset == other.offset)
-        )
-        for i in np.flatnonzero(both).tolist():
-            mine = self.left.device[int(one.region[i])]
-            number = self.pairing.number(mine, self.right.device[int(other.region[i])])
-            if number is not None:
-                out.region[i], out.offset[i] = self.symbols.add(f"lib:{number}", mine.size), one.offset[i]
-
-    def _assume(self, words: Words, region: Array, offset: Array) -> None:
-        """Record words at the start of a region that both processes could also read as the end of another region."""
-        starts = np.flatnonzero(offset == 0)
-        one = self.left.readings(words.a[starts])
-        other = self.right.readings(words.b[starts])
-        for mine, theirs in zip(one[2:], other[2:], strict=True):
-            both = (mine.region != NONE) & (mine.region == theirs.region) & (mine.region != region[starts])
-            rows = np.stack([words.place[starts], mine.region, region[starts]], 1)
-            self.assumed.append(rows[both].astype(np.int64))
-
-    def _maps(self) -> Found:
-        """Return tensor maps whose decoded addresses agree in both processes, if all their other bytes are explained.
+    def _find_maps(self) -> None:
+        """Add the tensor maps whose addresses have moved with common memory, if all their other bytes are explained.
 
         Any aligned 128 bytes can be decoded. The other bytes of a map encode shape and stride, which do not
         depend on the layout.
         """
-        one, other = self.a.maps, self.b.maps
+        one, other = self.maps
         place, first, second = np.intersect1d(one["place"], other["place"], return_indices=True)
         place = place.astype(np.int64)
-        open_ = self.open[place[:, None] + np.arange(TENSOR_MAP_BYTES)]
-        needed = open_.any(1) & ~(open_ & ~one["held"][first]).any(1)
-        words = Words(place[needed], one["address"][first[needed]], other["address"][second[needed]])
-        region, offset = self._agree(words)
-        good = region != NONE
-        self.open[(words.place[good][:, None] + np.arange(TENSOR_MAP_BYTES)).ravel()] = False
-        return words.place[good], region[good], offset[good], np.full(int(good.sum()), TENSOR_MAP)
+        still = self.open[place[:, None] + np.arange(TENSOR_MAP_BYTES)]
+        needed = still.any(1) & ~(still & ~one["coded"][first]).any(1)
+        a, b, place = one["address"][first[needed]], other["address"][second[needed]], place[needed]
+        inside, past = self.memory.explain(a, b)
+        good = inside | past
+        self._add(place[good], b[good], inside[good], past[good], TENSOR_MAP)
+        self.open[(place[good][:, None] + np.arange(TENSOR_MAP_BYTES)).ravel()] = False
 
-    def _rest(self) -> tuple[Array, Array]:
+    def _split_rest(self, place: Array) -> tuple[Array, Array]:
         """Split the unexplained bytes into noise and conflict."""
-        words = self._words(self._still_open())
-        live = self.left.hits(words.a) | self.right.hits(words.b)
+        live = self.memory.are_live(*self._words(place))
         suspect = np.zeros(len(self.open), bool)
-        suspect[(words.place[live][:, None] + np.arange(8)).ravel()] = True
+        suspect[(place[live][:, None] + np.arange(8)).ravel()] = True
         return np.flatnonzero(self.open & ~suspect), np.flatnonzero(self.open & suspect)
-
-
-def settle(classified: Classified, other: Snapshot, symbols: Symbols) -> None:
-    """Use one more layout to decide words that may be the end of one region or the start of another."""
-    place, end_of, start_of = classified.assumed.T
-    side, address = Side(other, symbols), windows.values(other.tables.payload, place)
-    readings = side.readings(address)
-    starts = np.zeros(len(place), bool)
-    for reading in readings[:2]:
-        starts |= (reading.region == start_of) & (reading.offset == 0)
-    starts |= side.driver.inside(address).region != NONE
-    ends = np.zeros(len(place), bool)
-    for reading in readings[2:]:
-        ends |= reading.region == end_of
-    as_end = ends & ~starts
-    order = np.argsort(classified.place, kind="stable")
-    rows = order[np.searchsorted(classified.place[order], place[as_end])] if as_end.any() else order[:0]
-    classified.region[rows] = end_of[as_end]
-    classified.offset[rows] = [symbols.regions[i].size for i in end_of[as_end].tolist()]
-    classified.assumed = classified.assumed[starts == ends]
-
-
-def _merge(out: Reading, firsts: list[Reading], seconds: list[Reading]) -> None:
-    """Fill the unread words with the first pair of readings that agree."""
-    for one in firsts:
-        for other in seconds:
-            same = (one.region != NONE) & (one.region == other.region) & (one.offset == other.offset)
-            fresh = same & (out.region == NONE)
-            out.region[fresh], out.offset[fresh] = one.region[fresh], one.offset[fresh]
-
-
-def check_collision(a: Snapshot, b: Snapshot) -> None:
-    """Raise BaseCollisionError if memory that did not move has pointers to it: they would look like constants."""
-    stuck = find_unmoved(a, b)
-    if not stuck:
-        return
-    at = windows.places(a.tables, 1)
-    first, second = (windows.values(s.tables.payload, at) for s in (a, b))
-    equal = first[first == second]
-    for region in stuck:
-        if ((equal >= region.base) & (equal <= region.base + region.size)).any():
-            raise BaseCollisionError(
-                f"{region.symbol} has the same address in both captures, so its pointers look like constants"
-            )
-
-
-def find_unmoved(a: Snapshot, b: Snapshot) -> list[SymbolRegion]:
-    """Return the named regions, driver allocations and traced allocations with the same address in both snapshots."""
-    theirs, ranges = set(b.regions), {r.base for r in b.ranges}
-    regions = [r for r in a.regions if r in theirs]
-    regions += [SymbolRegion("a driver allocation", r.size, r.base) for r in a.ranges if r.base in ranges]
-    one, other = (s.trace[s.trace["kind"] == 0] for s in (a, b))
-    count = min(len(one), len(other))
-    same = np.flatnonzero(one["address"][:count] == other["address"][:count])
-    return regions + [
-        SymbolRegion(f"alloc#{i}", int(one["size"][i]), int(one["address"][i])) for i in same.tolist()
-    ]
 
 
 def choose(place: Array, proven: Array) -> Array:

@@ -9,10 +9,9 @@ that does not write them is noticed. The outputs and the same windows are observ
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from operator import itemgetter
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ import numpy as np
 
 from coldstart.graphs.api import DriverApi
 from coldstart.graphs.errors import AlteredTableError, MissingRegionError
-from coldstart.graphs.table_files import require_file, sha256
-from coldstart.graphs.tables import SymbolRegion
+from coldstart.graphs.tables import SymbolRegion, require_file, sha256
 
 FOLDER, ENTRY = "inputs", "workload"
 WINDOW = 1 << 20
@@ -50,6 +48,13 @@ class Inputs:
     def document(self) -> dict[str, Any]:
         """Return the JSON entry of these inputs in the tables' sealed report."""
         return asdict(self)
+
+    def restricted(self, keys: Collection[str]) -> Inputs:
+        """Return the inputs and outputs of these graphs."""
+        static = {key: symbols for key, symbols in self.static.items() if key in keys}
+        return replace(
+            self, static=static, outputs={k: rows for k, rows in self.outputs.items() if k in keys}
+        )
 
     @classmethod
     def parse_report(cls, report: Mapping[str, Any]) -> Inputs:
@@ -109,37 +114,13 @@ def make_reader(directory: Path) -> Callable[[str], bytes]:
 
 
 @dataclass
-class View:
-    """Addresses of the outputs of captured or restored graphs.
-
-    `find` resolves symbols; `known` has the addresses for graphs that were captured in this process.
-    """
-
-    find: Where
-    known: Mapping[str, list[Span]] = field(default_factory=dict)
-
-    def outputs(self, key: str, inputs: Inputs) -> list[Span]:
-        """Return (address, bytes) of each output. Raises MissingRegionError."""
-        return self.known[key] if key in self.known else self._spans(inputs.outputs.get(key, []))
-
-    def _spans(self, places: Iterable[Place]) -> list[Span]:
-        return [(self.find(symbol).base + offset, size) for symbol, offset, size in places]
-
-
-@dataclass
 class StoredInputs:
-    """Workload of stored inputs.
-
-    `here` finds named memory. `captured` and `restored` find the outputs of each form; None if the process
-    has no such form.
-    """
+    """Workload of stored inputs; `here` finds named memory."""
 
     driver: DriverApi
     inputs: Inputs
     read: Callable[[str], bytes]
     here: Where
-    captured: View | None
-    restored: View | None
     has_eager: bool = False
 
     def prepare(self, key: str, seed: int) -> None:
@@ -160,25 +141,22 @@ class StoredInputs:
         for number, (address, size) in enumerate(spans):
             at = number * SHIFT % (len(_noise(seed)) - 2 * WINDOW)
             self.driver.write(address, _noise(seed)[at : at + size])
-        self._overwrite_outputs(key)
+        # A captured and a restored graph share their outputs: one that writes none must not pass.
+        for address, size in self._outputs(key):
+            self.driver.fill(address, size, STALE)
         self.driver.synchronize()  # the graph runs on another stream, which does not wait for these copies
 
-    def _overwrite_outputs(self, key: str) -> None:
-        """Remove the outputs of an earlier replay: the captured and the restored graph may share their memory."""
-        for view in filter(None, (self.captured, self.restored)):
-            for address, size in filter(itemgetter(1), view.outputs(key, self.inputs)):
-                self.driver.fill(address, size, STALE)
+    def _outputs(self, key: str) -> list[Span]:
+        places = [
+            (self.here(symbol).base + offset, size)
+            for symbol, offset, size in self.inputs.outputs.get(key, [])
+        ]
+        return [(address, size) for address, size in places if size]
 
-    def observe(self, key: str, *, restored: bool = False) -> bytes:
+    def observe(self, key: str) -> bytes:
         """Return the outputs and the KV windows. Raises MissingRegionError."""
-        view = self.restored if restored else self.captured
-        if view is None:
-            raise MissingRegionError(
-                f"{key} was not {'restored' if restored else 'captured'} in this process"
-            )
-        spans = view.outputs(key, self.inputs)
-        spans = spans + [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
-        return b"".join(self.driver.read(address, size) for address, size in spans)
+        spans = [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
+        return b"".join(self.driver.read(address, size) for address, size in [*self._outputs(key), *spans])
 
     def eager(self, key: str) -> None:
         """Raise MissingRegionError: no model is available here."""
@@ -216,17 +194,13 @@ def windows(region: SymbolRegion) -> list[tuple[int, int]]:
     return [(region.base, WINDOW), (region.base + region.size // 2, WINDOW)]
 
 
-def finder(*sources: Callable[[], Iterable[SymbolRegion]]) -> Where:
-    """Return a function that finds a region by symbol in the first source that has it.
-
-    The function raises MissingRegionError for an unknown symbol.
-    """
+def finder(source: Callable[[], Iterable[SymbolRegion]]) -> Where:
+    """Return a function that finds a region by symbol, and raises MissingRegionError for an unknown one."""
     known: dict[str, SymbolRegion] = {}
 
     def find(symbol: str) -> SymbolRegion:
         if symbol not in known:
-            for source in reversed(sources):
-                known.update({region.symbol: region for region in source()})
+            known.update({region.symbol: region for region in source()})
         if symbol not in known:
             raise MissingRegionError(f"{symbol} does not exist in this process")
         return known[symbol]

@@ -1,114 +1,255 @@
-"""Dynamic linking of a bundle: word = base[region] + offset for all relocations at once, in numpy."""
+"""Link captures: two snapshots to one relocatable bundle, and a bundle to the addresses of one process.
+
+A byte of a bundle's payload is 0 if it is relocated, 0xFF if it is noise, and the captured constant otherwise. The value 0xFF
+makes the proof show that no kernel reads noise. In a process, a relocated word is the base of its region plus an offset.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coldstart.graphs.api import LAUNCH, DriverApi, FrameworkApi
-from coldstart.graphs.errors import MissingRegionError
-from coldstart.graphs.tables import ABSOLUTE, TENSOR_MAP_BYTES, Array, SymbolRegion, Tables
-from coldstart.graphs.trace import live_allocation
+from coldstart.graphs import words
+from coldstart.graphs.api import LAUNCH, DriverApi
+from coldstart.graphs.classify import Classified, Classifier, Memory
+from coldstart.graphs.errors import GraphError, format_reasons
+from coldstart.graphs.record import Snapshot, keep
+from coldstart.graphs.tables import (
+    ABSOLUTE,
+    BLOCK,
+    BYTES,
+    RELOCATION,
+    TENSOR_MAP_BYTES,
+    Array,
+    Graph,
+    Kernel,
+    SymbolRegion,
+    Tables,
+)
+
+NOISE = 0xFF
 
 
-@dataclass
-class Bases:
-    """Addresses of a bundle's symbols in this process, and the memory allocated for them.
+def combine(a: Snapshot, b: Snapshot) -> Tables:
+    """Return the bundle of two captures, whose regions have their addresses in `b`.
 
-    `owned` are the symbols whose memory this object allocated; the bundle provides their contents. With
-    `adopt`, an unnamed allocation that this process lacks is owned too instead of raising an error. This is
-    right for workspaces and constants, and wrong for state that code outside the graphs changes, so the proof
-    must use `adopt` too.
+    Raises:
+        BaseCollisionError: The two layouts do not differ.
+        GraphError: No graph can be relocated.
     """
-
-    driver: DriverApi
-    framework: FrameworkApi
-    adopt: bool = False
-    owned: set[str] = field(default_factory=set)
-    allocated: list[int] = field(default_factory=list)
-
-    def find(self, tables: Tables) -> Array:
-        """Return the address of every symbol (u64). Raises MissingRegionError."""
-        named = {r.symbol: r for r in self.framework.regions()}
-        pools = [r for r in tables.regions if r.symbol.startswith("pool:")]
-        reserved = self.framework.reserve_pool([r.size for r in pools]) if pools else []
-        placed = dict(zip((r.symbol for r in pools), reserved, strict=True))
-        self.owned |= set(placed)
-        return np.array([placed.get(r.symbol) or self._base(r, named) for r in tables.regions], np.uint64)
-
-    def _base(self, region: SymbolRegion, named: dict[str, SymbolRegion]) -> int:
-        if region.symbol.startswith("lib:"):
-            return self._own(region)
-        if region.symbol.startswith("alloc#"):
-            allocation = live_allocation(self.framework.trace(), int(region.symbol[6:]))
-            return self._own(region) if allocation is None and self.adopt else _sized(region, allocation)
-        here = named.get(region.symbol)
-        return _sized(region, (here.base, here.size) if here else None)
-
-    def _own(self, region: SymbolRegion) -> int:
-        self.owned.add(region.symbol)
-        self.allocated.append(self.driver.allocate(region.size))
-        return self.allocated[-1]
-
-    def release(self) -> None:
-        """Free all memory of the restored graphs, so that vLLM can capture its own. Raises DriverError."""
-        self.framework.release_pool()
-        while self.allocated:
-            self.driver.free(self.allocated.pop())
-
-
-def _sized(region: SymbolRegion, allocation: tuple[int, int] | None) -> int:
-    if allocation is None:
-        raise MissingRegionError(f"{region.symbol} does not exist in this process")
-    if allocation[1] != region.size:
-        raise MissingRegionError(
-            f"{region.symbol} has {allocation[1]} bytes here and {region.size} in the bundle"
+    reasons = find_disagreements(a.tables, b.tables)
+    keys = [key for key in b.tables.graphs if key not in reasons]
+    if not keys:
+        raise GraphError(f"no graph can be relocated: {format_reasons(reasons)}")
+    a, b = keep(a, keys), keep(b, keys)
+    memory, kernels = Memory(a, b), b.tables.kernels
+    pairs = {key: (a.tables.graphs[key], graph) for key, graph in b.tables.graphs.items()}
+    windows = {key: words.places(graph, kernels, 1) for key, (_, graph) in pairs.items()}
+    memory.check_moved(
+        (words.values(one.payload, windows[key]), words.values(other.payload, windows[key]))
+        for key, (one, other) in pairs.items()
+    )
+    found = {
+        key: Classifier(memory, one, other, (a.maps[key], b.maps[key])).run(
+            words.places(other, kernels), windows[key]
         )
-    return allocation[0]
+        for key, (one, other) in pairs.items()
+    }
+    conflicts = {
+        key: _describe_conflict(memory, *pairs[key], kernels, int(c.conflict[0]))
+        for key, c in found.items()
+        if len(c.conflict)
+    }
+    report = {
+        "windows": sum(c.windows for c in found.values()),
+        "pointers": sum(len(c.relocations) for c in found.values()),
+        "noise_bytes": sum(len(c.noise) for c in found.values()),
+        "conflict_bytes": sum(len(c.conflict) for c in found.values()),
+    }  # fmt: skip
+    graphs = {key: _apply(pairs[key][1], found[key]) for key in keys if key not in conflicts}
+    tables = replace(b.tables, graphs=graphs, refused=reasons | conflicts, report=report)
+    tables, used = _add_contents(tables, b, a.contents, memory)
+    return _keep_regions(tables, used, memory.regions)
 
 
-def relocate(payload: Array, relocations: Array, base: Array, driver: DriverApi | None = None) -> Array:
-    """Return a copy of the payload with all relocations applied."""
+def find_disagreements(a: Tables, b: Tables) -> dict[str, str]:
+    """Return the graphs that either capture refused or whose structure differs, with the reasons."""
+    reasons = {**a.refused, **b.refused}
+    for key in {**a.graphs, **b.graphs}:
+        if key in reasons:
+            continue
+        if key not in a.graphs or key not in b.graphs:
+            reasons[key] = "captured in one process only"
+        elif not _same_structure(a, a.graphs[key], b, b.graphs[key]):
+            reasons[key] = "kernels, launch sizes or edges differ between two captures"
+        elif missing := [k for k in _kernels(b, b.graphs[key]) if b.kernels[k].binary is None]:
+            reasons[key] = f"kernel {b.kernels[missing[0]].name} cannot be restored: its binary is unknown"
+    return reasons
+
+
+def _kernels(tables: Tables, graph: Graph) -> list[int]:
+    numbers: list[int] = np.unique(graph.nodes["kernel"][graph.nodes["kind"] == 0]).tolist()
+    return numbers
+
+
+def _same_structure(a: Tables, one: Graph, b: Tables, other: Graph) -> bool:
+    mine, theirs = one.nodes, other.nodes
+    if len(mine) != len(theirs) or not np.array_equal(one.edges, other.edges):
+        return False
+    same = all(np.array_equal(mine[n], theirs[n]) for n in ("kind", "grid", "block", "shared", "size"))
+    launch = mine["kind"] == 0
+    pairs = {(int(m["kernel"]), int(t["kernel"])) for m, t in zip(mine[launch], theirs[launch], strict=same)}
+    return (
+        same
+        and all(_is_same_kernel(a.kernels[m], b.kernels[t]) for m, t in pairs)
+        and [a.attributes[i] for i in mine["attributes"]] == [b.attributes[i] for i in theirs["attributes"]]
+    )
+
+
+def _is_same_kernel(one: Kernel, other: Kernel) -> bool:
+    """Return whether two kernels are equal. A binary that one process does not know is decided by the proof."""
+    known = one.binary is not None and other.binary is not None
+    return one == other if known else replace(one, binary=None) == replace(other, binary=None)
+
+
+def _describe_conflict(memory: Memory, one: Graph, other: Graph, kernels: list[Kernel], byte: int) -> str:
+    """Return the reason for a graph with a word in live memory that differs: kernel, byte, and both addresses."""
+    place = byte // 8 * 8  # payloads and pointers are aligned
+    node = other.nodes[int(np.searchsorted(other.nodes["payload"], place, side="right")) - 1]
+    kernel = kernels[node["kernel"]].name if node["kind"] == 0 else "a memset or copy"
+    a, b = (int(words.values(g.payload, np.array([place]))[0]) for g in (one, other))
+    return (
+        f"{kernel}, parameter byte {place - int(node['payload'])}: a word points into live memory, "
+        f"but to different places in the two captures: {memory.describe(a, b)}"
+    )
+
+
+def _apply(graph: Graph, classified: Classified) -> Graph:
+    """Return the graph with relocations in place of its addresses."""
+    rows, payload = classified.relocations, graph.payload.copy()
+    payload[(rows["place"].astype(np.int64)[:, None] + np.arange(8)).ravel()] = (
+        0  # a tensor map's address is at its start
+    )
+    payload[classified.noise] = NOISE
+    return replace(graph, payload=payload, relocations=rows, assumed=classified.assumed)
+
+
+# --- contents ----------------------------------------------------------------------------------------
+
+
+def _add_contents(
+    tables: Tables, b: Snapshot, theirs: Mapping[int, bytes], memory: Memory
+) -> tuple[Tables, set[int]]:
+    """Add what outlives the capture in memory that graphs reach; return the numbers of all regions that they reach.
+
+    `theirs` are the contents in the first process.
+    """
+    used = {int(i) for g in tables.graphs.values() for i in np.unique(g.relocations["region"])}
+    bases = np.array(sorted(b.contents), np.uint64)
+    waiting = list(zip(bases.tolist(), *(c.tolist() for c in memory.locate(bases)), strict=True))
+    moved, start = memory.pair_contents(), 0
+    blocks, data, rows = list[tuple[int, ...]](), list[Array](), list[Array]()
+    while reached := [row for row in waiting if row[1] in used]:
+        waiting = [row for row in waiting if row[1] not in used]
+        for base, region, offset in reached:
+            body, pointers = _link_content(theirs.get(moved.get(base, 0)), b.contents[base], memory)
+            pointers["place"] += start
+            used |= set(np.unique(pointers["region"]).tolist())
+            blocks.append((region, len(body), offset, start))
+            data.append(body)
+            rows.append(pointers)
+            start += len(body)
+    changed = replace(
+        tables, blocks=np.array(blocks, BLOCK), contents=np.concatenate([np.zeros(0, BYTES), *data]),
+        content_relocations=np.concatenate([np.zeros(0, RELOCATION), *rows]),
+    )  # fmt: skip
+    return changed, used
+
+
+def _link_content(one: bytes | None, other: bytes, memory: Memory) -> tuple[Array, Array]:
+    """Return (content with zeros at addresses, relocations) for the aligned words that both processes moved alike."""
+    body, whole = np.frombuffer(other, np.uint8).copy(), len(other) // 8 * 8
+    if one is None or len(one) != len(other):
+        return body, np.zeros(0, RELOCATION)
+    a, b = np.frombuffer(one, np.uint8)[:whole].view("<u8"), body[:whole].view("<u8").copy()
+    at = np.flatnonzero(a != b)
+    at = at[memory.explain(a[at], b[at])[0]]
+    rows = np.zeros(len(at), RELOCATION)
+    rows["place"] = at * 8
+    rows["region"], rows["offset"] = memory.locate(b[at])
+    body[:whole].view("<u8")[at] = 0
+    return body, rows
+
+
+def _keep_regions(tables: Tables, used: set[int], regions: list[SymbolRegion]) -> Tables:
+    """Return the tables with the regions that their rows name.
+
+    PyTorch's allocator places small tensors side by side in the same order in every process. An unnamed neighbor that no other
+    word points into gets no memory in a restore: the two readings always differ there, and only the proof can settle them.
+    """
+    ends = {int(i) for g in tables.graphs.values() for end in ("end_of", "start_of") for i in g.assumed[end]}
+    neighbors = {i for i in ends - used if regions[i].is_provided}
+    regions = [replace(r, size=0) if i in neighbors else r for i, r in enumerate(regions)]
+    used = used | ends
+    number = np.zeros(len(regions) + 1, np.int64)
+    number[sorted(used)] = np.arange(len(used))
+
+    def renumber(rows: Array, *names: str) -> Array:
+        rows = rows.copy()
+        for name in names:
+            rows[name] = number[rows[name]]
+        return rows
+
+    graphs = {
+        key: replace(
+            g,
+            relocations=renumber(g.relocations, "region"),
+            assumed=renumber(g.assumed, "end_of", "start_of"),
+        )
+        for key, g in tables.graphs.items()
+    }
+    return replace(
+        tables, graphs=graphs, regions=[regions[i] for i in sorted(used)], blocks=renumber(tables.blocks, "region"),
+        content_relocations=renumber(tables.content_relocations, "region"),
+    )  # fmt: skip
+
+
+# --- in a process ------------------------------------------------------------------------------------
+
+
+def relocate(payload: Array, relocations: Array, base: Array, driver: DriverApi) -> Array:
+    """Return a copy of the payload with all relocations applied; `base` has the address of each region."""
     out = np.array(payload)
-    plain = relocations[relocations["kind"] == ABSOLUTE] if relocations["kind"].any() else relocations
-    place, words = plain["place"], base[plain["region"]] + plain["offset"].astype(np.uint64)
-    if (place & 7).any():
-        out[place.astype(np.int64)[:, None] + np.arange(8)] = words.view(np.uint8).reshape(-1, 8)
-    else:
-        whole = len(out) // 8 * 8
-        out[:whole].view("<u8")[place >> 3] = words
-    if len(plain) != len(relocations) and driver is not None:
-        _move_maps(out, relocations[relocations["kind"] != ABSOLUTE], base, driver)
-    return out
-
-
-def _move_maps(out: Array, maps: Array, base: Array, driver: DriverApi) -> None:
-    for place, region, _, _, offset in maps.tolist():
+    plain = relocations[relocations["kind"] == ABSOLUTE]
+    place, addresses = (
+        plain["place"].astype(np.int64),
+        base[plain["region"]] + plain["offset"].astype(np.uint64),
+    )
+    out[place[:, None] + np.arange(8)] = addresses.view(np.uint8).reshape(-1, 8)
+    for place, region, _, _, offset in relocations[relocations["kind"] != ABSOLUTE].tolist():
         descriptor = out[place : place + TENSOR_MAP_BYTES].tobytes()
         moved = driver.move_tensor_map(descriptor, int(base[region]) + offset)
         out[place : place + TENSOR_MAP_BYTES] = np.frombuffer(moved, np.uint8)
+    return out
 
 
-def find_broken_assumptions(tables: Tables, base: Array) -> dict[int, tuple[int, str]]:
-    """Return (graph, reason) by row of `assumed`, for words of two readings that differ in this process."""
-    a = tables.assumed
-    sizes = np.array([r.size for r in tables.regions] or [0], np.uint64)
-    ends = base[a["end_of"]] + sizes[a["end_of"]] if len(a) else np.zeros(0, np.uint64)
-    rows = np.flatnonzero(ends != base[a["start_of"]]) if len(a) else np.zeros(0, np.int64)
-    names = [r.symbol for r in tables.regions]
-    return {
-        row: (
-            graph,
-            f"a word may be the end of {names[e]} or the start of {names[s]}, which do not touch here",
-        )
-        for row, (graph, e, s) in zip(rows.tolist(), a[rows].tolist(), strict=True)
-    }
+def find_broken_assumptions(tables: Tables, base: Array) -> dict[str, dict[int, str]]:
+    """Return graph to row of `assumed` to reason, for words of two readings that differ in this process."""
+    broken: dict[str, dict[int, str]] = {}
+    for key, graph in tables.graphs.items():
+        for row, (end, start) in enumerate(graph.assumed.tolist()):
+            if int(base[end]) + tables.regions[end].size != int(base[start]):
+                names = tables.regions[end].symbol, tables.regions[start].symbol
+                broken.setdefault(key, {})[row] = (
+                    f"a word may be the end of {names[0]} or the start of {names[1]}, which do not touch here"
+                )
+    return broken
 
 
 @dataclass
-class Rows:
+class Launches:
     """Launch parameters: `rows[i]` launches node i (zeros for other kinds).
 
     `pointers` and `payload` must stay alive while the rows are used.
@@ -119,27 +260,22 @@ class Rows:
     payload: Array
 
 
-def launch_rows(tables: Tables, payload: Array, functions: Sequence[int]) -> Rows:
+def make_launches(
+    graph: Graph, payload: Array, kernels: Sequence[Kernel], functions: Sequence[int]
+) -> Launches:
     """Return CUDA_KERNEL_NODE_PARAMS for every node, with kernelParams arrays that point into `payload`."""
-    nodes = tables.nodes
-    kernel = np.flatnonzero(nodes["kind"] == 0)
-    number = nodes["kernel"][kernel]
-    counts = np.array([len(k.layout) for k in tables.kernels] or [0])
-    start = np.concatenate([[0], np.cumsum(counts[number])]) if len(kernel) else np.zeros(1, np.int64)
-    pointers = _pointers(tables, payload, kernel, number, start)
-    rows = np.zeros(len(nodes), LAUNCH)
-    rows["function"][kernel] = np.array([*functions, 0], np.uint64)[number]
-    for name in ("grid", "block", "shared"):
-        rows[name][kernel] = nodes[name][kernel]
-    rows["params"][kernel] = pointers.ctypes.data + 8 * start[:-1].astype(np.uint64)
-    return Rows(rows, pointers, payload)
-
-
-def _pointers(tables: Tables, payload: Array, kernel: Array, number: Array, start: Array) -> Array:
-    out = np.zeros(int(start[-1]) + 1, np.uint64)
-    address = payload.ctypes.data + tables.nodes["payload"][kernel].astype(np.uint64)
+    nodes, address = graph.nodes, payload.ctypes.data + graph.nodes["payload"].astype(np.uint64)
+    launched = np.flatnonzero(nodes["kind"] == 0)
+    number = nodes["kernel"][launched]
+    counts = np.array([len(kernel.layout) for kernel in kernels] or [0])
+    start = np.concatenate([[0], np.cumsum(counts[number])]) if len(launched) else np.zeros(1, np.int64)
+    pointers = np.zeros(int(start[-1]) + 1, np.uint64)
     for k in np.unique(number).tolist():
-        offsets = np.array([offset for offset, _ in tables.kernels[k].layout], np.uint64)
-        mine = np.flatnonzero(number == k)
-        out[start[mine][:, None] + np.arange(len(offsets))] = address[mine][:, None] + offsets
-    return out
+        offsets, mine = np.array([at for at, _ in kernels[k].layout], np.uint64), np.flatnonzero(number == k)
+        pointers[start[mine][:, None] + np.arange(len(offsets))] = address[launched[mine]][:, None] + offsets
+    rows = np.zeros(len(nodes), LAUNCH)
+    rows["function"][launched] = np.array([*functions, 0], np.uint64)[number]
+    for name in ("grid", "block", "shared"):
+        rows[name][launched] = nodes[name][launched]
+    rows["params"][launched] = pointers.ctypes.data + 8 * start[:-1].astype(np.uint64)
+    return Launches(rows, pointers, payload)

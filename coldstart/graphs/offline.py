@@ -1,26 +1,36 @@
-"""Order of the offline processes: which process of the engine starts next, until a bundle is proven.
+"""Offline phase: two processes record, and a third one proves the bundle; the processes share a work directory.
 
-Two processes with two layouts make a bundle. Another layout is recorded while words have two readings, and if
-the proof shows that such a word matters. Graphs whose memory changes during a few live steps are refused. A
-process that did not capture the bundle then proves it; graphs that fail are dropped, and the others are
-proven again.
+<work>/layout-1/    the snapshot of the first process
+<work>/bundle/      the bundle of both, written by the second process
+<work>/live.json    what changed in its contents while the second process took a few steps
+<work>/reason       why a process did nothing
+Invariant: bundle/ appears in one step. It contains proof.json only after a process that did not capture it has proven it.
 
-This module calls no driver: the caller provides the function that starts a process of the engine.
+`make` calls no driver: the caller provides the function that starts a process of the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from coldstart.contract.graphs import EngineTask
-from coldstart.graphs import gate, live, table_files
-from coldstart.graphs.builder import drop_unused_regions, subset
+from coldstart.graphs import prove, tables, words
+from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, Workload
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError, format_reasons
-from coldstart.graphs.rounds import BUNDLE, REASON, layouts
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs
+from coldstart.graphs.link import combine
+from coldstart.graphs.record import load_snapshot, take
+from coldstart.graphs.restore import Restorer
+from coldstart.graphs.words import Intervals
 
-LEAST, MOST = 2, 4
-MOST_AFTER_PROOF = 8
+FIRST, BUNDLE, REASON, LIVE = "layout-1", "bundle", "reason", "live.json"
+LEAST_STEPS = 2
 Launch = Callable[[str, EngineTask], None]
 
 
@@ -34,64 +44,150 @@ def make(work: Path, launch: Launch) -> Path:
     Raises:
         GraphRefusedError, NotProvenError: No graph of this model can be restored. `launch` may raise other errors.
     """
-    while len(layouts(work)) < LEAST or (len(layouts(work)) < MOST and _ambiguous(work)):
-        _record(work, launch)
-    dropped = False
-    while True:
-        live.settle(work, work / BUNDLE)
+    bundle = work / BUNDLE
+    for number, written in ((1, work / FIRST), (2, bundle)):
+        launch(f"record graphs, layout {number}", EngineTask(record=work))
+        _expect(work, written)
+    found = tables.load(bundle)
+    if not found.graphs:
+        raise GraphRefusedError(f"no graph can be relocated: {format_reasons(found.refused)}")
+    drop_changed(work)
+    for _ in range(2):
         launch("prove graphs", EngineTask(prove=work))
-        _expect(work, (work / BUNDLE / gate.PROOF).exists() or (work / BUNDLE / gate.REJECTED).exists())
-        if (work / BUNDLE / gate.PROOF).exists():
-            return work / BUNDLE
-        if needs_another_layout(work / BUNDLE, len(layouts(work))):
-            _record(work, launch)
-        elif dropped:
-            raise NotProvenError(
-                "graphs that passed the first verification failed the second one; no graph of the bundle is reliable"
-            )
-        else:
-            keep_proven(work / BUNDLE)
-            dropped = True
+        _expect(work, bundle / prove.PROOF, bundle / prove.REJECTED)
+        if (bundle / prove.PROOF).exists():
+            return bundle
+        keep_proven(bundle)
+    raise NotProvenError(
+        "graphs that passed the first proof failed the second one; no graph of the bundle is reliable"
+    )
 
 
-def needs_another_layout(bundle: Path, recorded: int) -> bool:
-    """Return whether one more layout may save graphs that failed the proof.
-
-    Two regions that touched in every recorded layout did not touch in the proof's layout, so another layout
-    probably tells which of the two a word belongs to. `recorded` is the number of layouts so far.
-    """
-    return recorded < MOST_AFTER_PROOF and bool(gate.read_rejected(bundle)[1])
-
-
-def _record(work: Path, launch: Launch) -> None:
-    number = len(layouts(work)) + 1
-    launch(f"record graphs, layout {number}", EngineTask(record=work))
-    _expect(work, len(layouts(work)) == number)
-
-
-def _expect(work: Path, done: bool) -> None:
-    reason = work / REASON
-    if reason.exists():
-        raise GraphRefusedError(reason.read_text())
-    if not done:
+def _expect(work: Path, *written: Path) -> None:
+    if (work / REASON).exists():
+        raise GraphRefusedError((work / REASON).read_text())
+    if not any(path.exists() for path in written):
         raise GraphRefusedError("the engine captured no graph, or did not load the plug-in")
-
-
-def _ambiguous(work: Path) -> bool:
-    _expect(work, (work / BUNDLE).exists())
-    tables = table_files.load(work / BUNDLE)
-    if not tables.keys:
-        raise GraphRefusedError(f"no graph can be relocated: {format_reasons(tables.refused)}")
-    return len(tables.assumed) > 0
 
 
 def keep_proven(bundle: Path) -> None:
     """Drop the graphs that the proof rejected, with its reasons. Raises NotProvenError if no graph remains."""
-    failed, _ = gate.read_rejected(bundle)
-    tables = table_files.load(bundle)
-    if set(tables.keys) <= set(failed):
-        raise NotProvenError(f"no graph was verified: {format_reasons(failed)}")
-    kept = drop_unused_regions(subset(tables, lambda key: key not in failed, failed))
-    binaries = {d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]}
-    table_files.save(kept, bundle, binaries)
-    (bundle / gate.REJECTED).unlink()
+    failed: dict[str, str] = json.loads((bundle / prove.REJECTED).read_text())
+    kept = tables.load(bundle).without(failed)
+    if not kept.graphs:
+        raise NotProvenError(f"no graph was proven: {format_reasons(failed)}")
+    tables.rewrite(kept, bundle)
+    (bundle / prove.REJECTED).unlink()
+
+
+def fail(work: Path, reason: str) -> None:
+    """Write the reason for the process that runs the offline phase."""
+    (work / REASON).write_text(reason)
+
+
+# --- one process of the engine -----------------------------------------------------------------------
+
+
+def record(
+    work: Path, driver: DriverApi, framework: FrameworkApi, captured: Mapping[str, Captured], log: InputLog,
+    report: Mapping[str, Any],
+) -> ContentWatch:  # fmt: skip
+    """Write this process's layout, or as the second one the bundle, whose sealed report includes `report`.
+
+    The caller then runs live steps and calls `look` of the returned watch after each.
+
+    Raises:
+        GraphError: Two layouts have equal addresses, or no graph can be relocated.
+    """
+    mine, first = take(driver, framework, captured), work / FIRST
+    if not first.exists():
+        mine.save(first.with_suffix(".part"))
+        first.with_suffix(".part").rename(first)
+        return ContentWatch(driver, work, [])
+    found = combine(load_snapshot(first), mine)
+    inputs = Inputs.parse_report(report).restricted(found.graphs)
+    found = replace(found, report=found.report | dict(report) | {ENTRY: inputs.document()})
+    part, used = work / f"{BUNDLE}.part", {k.binary for k in found.kernels if k.binary}
+    tables.save(found, part, {digest: data for digest, data in mine.binaries.items() if digest in used})
+    log.save(part, inputs)
+    part.rename(work / BUNDLE)
+    spans = [(found.regions[r].base + offset, size) for r, size, offset, _ in found.blocks.tolist()]
+    return ContentWatch(driver, work, spans)
+
+
+def find_possible_symbols(work: Path) -> dict[str, set[str]]:
+    """Return the named memory that each graph may use, by the words of the first layout; only this needs stored inputs.
+
+    A graph is captured after its inputs were written and overwritten before its relocations are known. Without a
+    layout the result is empty: this process writes no bundle. Raises AlteredTableError.
+    """
+    if not (work / FIRST).exists():
+        return {}
+    snapshot = load_snapshot(work / FIRST)
+    named = Intervals(snapshot.regions)
+    contents = [np.frombuffer(c, np.uint8)[: len(c) // 8 * 8].view("<u8") for c in snapshot.contents.values()]
+    found = {}
+    for key, graph in snapshot.tables.graphs.items():
+        anywhere = words.values(graph.payload, words.places(graph, snapshot.tables.kernels, 1))
+        addresses = np.concatenate([anywhere, snapshot.maps[key]["address"], *contents])
+        numbers = np.unique(named.find(np.concatenate([addresses, addresses - np.uint64(1)])))
+        found[key] = {snapshot.regions[i].symbol for i in numbers.tolist() if i != words.NONE}
+    return found
+
+
+def prove_bundle(work: Path, driver: DriverApi, framework: FrameworkApi, workload: Workload) -> prove.Proof:
+    """Restore the bundle before any capture, compare, and write the proof if every graph passed.
+
+    Raises NotProvenError, AlteredTableError.
+    """
+    restorer = Restorer(work / BUNDLE, driver, framework)
+    proof = prove.prove(restorer, driver, framework, workload)
+    (prove.reject if proof.failed else prove.publish)(proof, work / BUNDLE)
+    return proof
+
+
+# --- contents that are state -------------------------------------------------------------------------
+
+
+@dataclass
+class ContentWatch:
+    """Watch over the contents of a bundle, (address, bytes) of each block, while the engine takes live steps.
+
+    A restored graph has its own copy of this memory. Both sides of the proof replay without the engine, so the proof cannot
+    tell a constant from a buffer that the engine rewrites before each step. A block that changes is therefore not stored:
+    the proof then fails for each graph that reads any part of it, and passes for those that write it themselves.
+    """
+
+    driver: DriverApi
+    work: Path
+    blocks: list[tuple[int, int]]
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self._before, self._changed = self._read(), set[int]()
+
+    def _read(self) -> list[bytes]:
+        self.driver.synchronize()
+        return [self.driver.read(address, size) for address, size in self.blocks]
+
+    def look(self) -> None:
+        """Compare the blocks with the recorded ones, and write which have ever changed. Raises DriverError."""
+        pairs = zip(self._before, self._read(), strict=True)
+        self._changed |= {number for number, (before, now) in enumerate(pairs) if before != now}
+        self.steps += 1
+        found = {"steps": self.steps, "changed": sorted(self._changed)}
+        (self.work / LIVE).write_text(json.dumps(found))
+
+
+def drop_changed(work: Path) -> None:
+    """Drop the contents that changed during the live steps. Raises GraphRefusedError if fewer than two were observed."""
+    seen = json.loads((work / LIVE).read_text()) if (work / LIVE).exists() else {"steps": 0}
+    if seen["steps"] < LEAST_STEPS:
+        raise GraphRefusedError(
+            f"the recording engine ran {seen['steps']} live steps, but {LEAST_STEPS} are needed"
+        )
+    found = tables.load(work / BUNDLE)
+    kept = ~np.isin(np.arange(len(found.blocks)), seen["changed"])
+    owner = np.searchsorted(found.blocks["start"], found.content_relocations["place"], side="right") - 1
+    rows = found.content_relocations[kept[owner]]
+    tables.rewrite(replace(found, blocks=found.blocks[kept], content_relocations=rows), work / BUNDLE)

@@ -1,74 +1,104 @@
-"""Summary of a graphs section for `inspect`, and the difference between two sections."""
+"""Summary of the `graphs` section of a bundle for `inspect`, and the difference between two; nothing is executed."""
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.errors import BundleError
 from coldstart.graphs.api import NodeKind
-from coldstart.graphs.combine import NOISE
-from coldstart.graphs.errors import NotProvenError
-from coldstart.graphs.gate import read_proof
-from coldstart.graphs.table_files import load
-from coldstart.graphs.tables import NO_KERNEL, TENSOR_MAP, Array, Kernel, Tables
+from coldstart.graphs.errors import GraphError, NotProvenError
+from coldstart.graphs.link import NOISE
+from coldstart.graphs.prove import read_proof
+from coldstart.graphs.tables import NO_KERNEL, PARTS, TENSOR_MAP, Array, Graph, Tables, load
 
 
-def summary(directory: Path) -> dict[str, Any]:
+@contextmanager
+def extract(bundle: Bundle) -> Iterator[Path]:
+    """Extract the section into a temporary directory, which is deleted on exit. Raises BundleError."""
+    with tempfile.TemporaryDirectory(prefix="coldstart-inspect-") as place:
+        # The section is read and never loaded, so its source need not be trusted.
+        bundle.extract("graphs", Path(place) / "graphs", trust=anyone)
+        yield Path(place) / "graphs"
+
+
+def summarize(bundle: Bundle) -> dict[str, object] | None:
+    """Return counts of nodes, kernels, relocations and refused graphs, and bytes; None if the bundle has no section.
+
+    The result has an "error" if the section cannot be read.
+    """
+    if not bundle.has("graphs"):
+        return None
+    try:
+        with extract(bundle) as directory:
+            return summarize_directory(directory)
+    except (BundleError, GraphError) as error:
+        return {"error": str(error)}
+
+
+def compare(left: Bundle, right: Bundle) -> dict[str, object] | None:
+    """Return the differences between the CUDA graphs of two bundles; None if a section is missing or both are equal.
+
+    Raises BundleError, GraphError.
+    """
+    if not (left.has("graphs") and right.has("graphs")):
+        return None
+    if left.entry("graphs").digest == right.entry("graphs").digest:
+        return None
+    with extract(left) as one, extract(right) as other:
+        return compare_directories(one, other)
+
+
+def summarize_directory(directory: Path) -> dict[str, Any]:
     """Return counts and bytes of a bundle on disk as JSON data. Raises AlteredTableError."""
     tables = load(directory)
+    graphs, count = list(tables.graphs.values()), max(1, sum(len(g.nodes) for g in tables.graphs.values()))
+    edges, rows = (_join(graphs, name) for name in ("edges", "relocations"))
+    nodes = _join(graphs, "nodes")
+    uses = Counter(nodes["kernel"][nodes["kind"] == NodeKind.KERNEL].tolist())
+    kinds = Counter(NodeKind(int(kind)).name.lower() for kind in nodes["kind"])
+    parts = (getattr(g, name).nbytes for g in graphs for name in ("nodes", "edges", "relocations", "payload"))
     return {
-        "graphs": len(tables.keys),
-        "sizes": dict(zip(tables.keys, tables.graphs["size"].tolist(), strict=True)),
-        "nodes": len(tables.nodes),
-        "nodes_by_kind": _kinds(tables),
-        "edges": len(tables.edges),
-        "edges_with_data": int(((tables.edges["type"] != 0) | (tables.edges["from_port"] != 0)).sum()),
-        "kernels": [_kernel(directory, k, uses) for k, uses in _uses(tables)],
-        "relocations": len(tables.relocations),
-        "relocations_by_region": count_relocations(tables),
-        "relocations_of_tensor_maps": int((tables.relocations["kind"] == TENSOR_MAP).sum()),
+        "graphs": len(graphs),
+        "sizes": {key: graph.size for key, graph in tables.graphs.items()},
+        "nodes": len(nodes),
+        "nodes_by_kind": dict(sorted(kinds.items())),
+        "edges": len(edges),
+        "edges_with_data": int(((edges["type"] != 0) | (edges["from_port"] != 0)).sum()),
+        "kernels": [
+            {"name": k.name, "binary": k.binary, "uses": uses[i]} for i, k in enumerate(tables.kernels)
+        ],
+        "relocations": len(rows),
+        "relocations_by_region": count_relocations(tables, rows),
+        "relocations_of_tensor_maps": int((rows["kind"] == TENSOR_MAP).sum()),
         "unstable_bytes": tables.report.get("noise_bytes", 0),
         "refused": tables.refused,
         "contents_bytes": int(tables.contents.nbytes),
-        "bytes_per_node": round(tables.bytes_per_node(), 1),
+        "bytes_per_node": round(sum(parts) / count, 1),
         "bytes_on_disk": sum(p.stat().st_size for p in directory.rglob("*") if p.is_file()),
-        "proof": _proof(directory),
+        "proof": _describe_proof(directory),
     }
 
 
-def _kinds(tables: Tables) -> dict[str, int]:
-    kinds, counts = np.unique(tables.nodes["kind"], return_counts=True)
-    return {NodeKind(int(k)).name.lower(): int(n) for k, n in zip(kinds, counts, strict=True)}
+def _join(graphs: Sequence[Graph], name: str) -> Array:
+    return np.concatenate([np.zeros(0, PARTS[name]), *(getattr(graph, name) for graph in graphs)])
 
 
-def _uses(tables: Tables) -> list[tuple[Kernel, int]]:
-    uses = Counter(tables.nodes["kernel"][tables.nodes["kind"] == NodeKind.KERNEL].tolist())
-    return [(kernel, uses[i]) for i, kernel in enumerate(tables.kernels)]
-
-
-def _kernel(directory: Path, kernel: Kernel, uses: int) -> dict[str, Any]:
-    """Return a kernel's entry; `held` is value or name (found in the loaded modules)."""
-    by_value = kernel.binary is not None and (directory / "kernels" / kernel.binary).exists()
-    held = "value" if by_value else "name"
-    return {
-        "name": kernel.name, "binary": kernel.binary, "held": held, "uses": uses,
-        "library": kernel.library,
-    }  # fmt: skip
-
-
-def count_relocations(tables: Tables) -> dict[str, int]:
+def count_relocations(tables: Tables, rows: Array) -> dict[str, int]:
     """Return the number of relocations for each type of symbol: param, buffer, kv, static, pool, lib, alloc."""
-    kinds = [region.symbol.replace("#", ":").partition(":")[0] for region in tables.regions]
-    counts = Counter(kinds[i] for i in tables.relocations["region"].tolist())
-    return dict(sorted(counts.items()))
+    kinds = [region.symbol.partition(":")[0] for region in tables.regions]
+    return dict(sorted(Counter(kinds[i] for i in rows["region"].tolist()).items()))
 
 
-def _proof(directory: Path) -> dict[str, Any] | None:
+def _describe_proof(directory: Path) -> dict[str, Any] | None:
     try:
         proof = read_proof(directory)
     except NotProvenError:
@@ -76,18 +106,18 @@ def _proof(directory: Path) -> dict[str, Any] | None:
     return {"graphs": len(proof.proven), "seeds": proof.seeds, "eager": proof.eager}
 
 
-def diff(one: Path, other: Path) -> dict[str, Any]:
+def compare_directories(one: Path, other: Path) -> dict[str, Any]:
     """Return the differences of two bundles: graphs, kernels, regions, refused graphs, and rows of common graphs."""
     a, b = load(one), load(other)
     names = [{f"{k.name} {k.binary}" for k in t.kernels} for t in (a, b)]
     symbols = [{f"{r.symbol} {r.size}" for r in t.regions} for t in (a, b)]
-    both = [key for key in a.keys if key in b.keys]
+    both = [key for key in a.graphs if key in b.graphs]
     return {
-        "graphs_only": _only({*a.keys}, {*b.keys}),
+        "graphs_only": _only({*a.graphs}, {*b.graphs}),
         "kernels_only": _only(*names),
         "regions_only": _only(*symbols),
         "refused_only": _only({*a.refused}, {*b.refused}),
-        "graphs_changed": {key: counts for key in both if (counts := changes(a, b, key))},
+        "graphs_changed": {key: counts for key in both if (counts := count_changes(a, b, key))},
     }
 
 
@@ -95,53 +125,37 @@ def _only(one: set[str], other: set[str]) -> list[list[str]]:
     return [sorted(one - other), sorted(other - one)]
 
 
-def changes(a: Tables, b: Tables, key: str) -> dict[str, int]:
+def count_changes(a: Tables, b: Tables, key: str) -> dict[str, int]:
     """Return how many rows of a graph differ, by table; {} if none. Surplus rows count as different."""
-    (n, e, r), (m, f, s) = a.graph(a.keys.index(key)), b.graph(b.keys.index(key))
+    one, other = a.graphs[key], b.graphs[key]
     counts = {
-        "nodes": _differ(_node_rows(a, n), _node_rows(b, m)),
-        "edges": _differ(e.tolist(), f.tolist()),
-        "relocations": _differ(_relocation_rows(a, n, r), _relocation_rows(b, m, s)),
-        "parameter_bytes": _parameters(a, n, b, m),
+        "nodes": _count_different(_node_rows(a, one), _node_rows(b, other)),
+        "edges": _count_different(one.edges.tolist(), other.edges.tolist()),
+        "relocations": _count_different(_relocation_rows(a, one), _relocation_rows(b, other)),
+        "parameter_bytes": _count_different_bytes(one.payload, other.payload),
     }
     return {name: count for name, count in counts.items() if count}
 
 
-def _differ(one: Sequence[object], other: Sequence[object]) -> int:
+def _count_different(one: Sequence[object], other: Sequence[object]) -> int:
     return sum(x != y for x, y in zip_longest(one, other))
 
 
-def _node_rows(tables: Tables, nodes: Array) -> list[object]:
+def _node_rows(tables: Tables, graph: Graph) -> list[object]:
     """Return rows that are comparable between bundles: kernels and attributes instead of their numbers."""
-    columns = nodes[["kind", "grid", "block", "shared", "size"]].tolist()
-    kernels = [tables.kernels[k] if k != NO_KERNEL else None for k in nodes["kernel"].tolist()]
-    attributes = [tables.attributes[i] for i in nodes["attributes"].tolist()]
+    columns = graph.nodes[["kind", "grid", "block", "shared", "size"]].tolist()
+    kernels = [tables.kernels[k] if k != NO_KERNEL else None for k in graph.nodes["kernel"].tolist()]
+    attributes = [tables.attributes[i] for i in graph.nodes["attributes"].tolist()]
     return [(str(row), *rest) for row, *rest in zip(columns, kernels, attributes, strict=True)]
 
 
-def _relocation_rows(tables: Tables, nodes: Array, relocations: Array) -> list[object]:
-    """Return rows of (node, byte in its payload, symbol, kind, offset)."""
-    owner = np.searchsorted(nodes["payload"], relocations["place"], side="right") - 1
-    inner = relocations["place"] - nodes["payload"][owner] if len(relocations) else owner
-    symbols = [tables.regions[i].symbol for i in relocations["region"].tolist()]
-    columns = (
-        owner.tolist(),
-        inner.tolist(),
-        symbols,
-        relocations["kind"].tolist(),
-        relocations["offset"].tolist(),
-    )
-    return list(zip(*columns, strict=True))
+def _relocation_rows(tables: Tables, graph: Graph) -> list[object]:
+    """Return rows of (byte in the payload, symbol, kind, offset)."""
+    rows = graph.relocations.tolist()
+    return [(place, tables.regions[region].symbol, kind, offset) for place, region, kind, _, offset in rows]
 
 
-def _parameters(a: Tables, n: Array, b: Tables, m: Array) -> int:
-    one, other = _payload(a, n), _payload(b, m)
+def _count_different_bytes(one: Array, other: Array) -> int:
     if len(one) != len(other):
         return abs(len(one) - len(other))
     return int(((one != other) & (one != NOISE) & (other != NOISE)).sum())
-
-
-def _payload(tables: Tables, nodes: Array) -> Array:
-    """Return the parameter bytes of a graph; the caller must ignore noise bytes."""
-    spans = nodes[["payload", "size"]].tolist()
-    return np.concatenate([np.zeros(0, np.uint8), *(tables.payload[p : p + s] for p, s in spans)])

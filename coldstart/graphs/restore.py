@@ -1,8 +1,7 @@
-"""Restore graphs without a forward pass; a graph that cannot be restored is captured.
+"""Restore graphs without a forward pass; the caller captures a graph that cannot be restored.
 
-The bundle is linked once. The smallest and the largest batch size are restored before the server is ready,
-and the rest in the background. Invariant: replay() of the result of `graph(key)` launches a working graph,
-restored or captured. If both fail, `graph` raises GraphRefusedError.
+A bundle is linked once. The smallest and the largest batch size are restored before the server is ready, and the rest in the
+background. Kernels come from the binaries in the bundle.
 """
 
 from __future__ import annotations
@@ -10,24 +9,38 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from coldstart.graphs.api import Captured, DriverApi, FrameworkApi
+from coldstart.graphs.api import DriverApi, FrameworkApi, NodeKind
 from coldstart.graphs.elf import read_cubin
-from coldstart.graphs.errors import GraphError, GraphRefusedError, MissingRegionError
-from coldstart.graphs.kernels import Ladder, ambiguous_names, check_layout
-from coldstart.graphs.link import Bases, find_broken_assumptions, launch_rows, relocate
-from coldstart.graphs.rebuild import Linked, fill
-from coldstart.graphs.table_files import load, load_binary
-from coldstart.graphs.tables import Array, SymbolRegion, Tables
+from coldstart.graphs.errors import (
+    AlteredTableError,
+    GraphError,
+    GraphRefusedError,
+    MissingKernelError,
+    MissingRegionError,
+)
+from coldstart.graphs.link import find_broken_assumptions, make_launches, relocate
+from coldstart.graphs.tables import (
+    MEMCPY,
+    MEMSET,
+    Array,
+    Graph,
+    Kernel,
+    SymbolRegion,
+    Tables,
+    load,
+    load_binary,
+)
 
 Note = Callable[[str, float, float, str], None]
-Built = Callable[[str, "Replayable"], None]
+Built = Callable[[str], None]
+UNWRITTEN = 0xFF
 
 
 @dataclass
@@ -37,7 +50,6 @@ class Replayable:
     driver: DriverApi
     framework: FrameworkApi
     executable: int
-    restored: bool
     keep: list[Any] = field(default_factory=list)
 
     def replay(self) -> None:
@@ -49,92 +61,84 @@ class Restorer:
     """Restore of one bundle in one process; thread-safe: any thread may request any graph.
 
     A word that may be the end of one region or the start of another is read as the start. A graph is refused if the
-    two readings differ in this process, unless the proof has `settled` that row of `assumed`. None trusts every row:
+    two readings differ in this process, unless the proof has `settled` that row of its `assumed`. None trusts every row:
     the caller compares the outputs.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        driver: DriverApi,
-        framework: FrameworkApi,
-        *,
-        note: Note | None = None,
-        adopt: bool = False,
-        settled: Collection[int] | None = (),
-    ) -> None:
+        self, directory: Path, driver: DriverApi, framework: FrameworkApi, *, note: Note | None = None,
+        settled: Mapping[str, Collection[int]] | None = None,
+    ) -> None:  # fmt: skip
         self.directory, self.driver, self.framework = directory, driver, framework
-        self._settled, self._broken = settled, dict[int, tuple[int, str]]()
         self.fallbacks: dict[str, str] = {}
-        self.adopt = adopt
-        self._note = note or (lambda name, start, end, track: None)
+        self.broken: dict[str, dict[int, str]] = {}
+        self._settled, self._note = settled, note or (lambda name, start, end, track: None)
+        self._tables, self._base = Tables(), np.zeros(0, np.uint64)
+        self._functions, self._missing = list[int](), dict[int, str]()
         self._graphs: dict[str, Replayable] = {}
         self._lock = threading.RLock()
-        self._linked: Linked | None = None
         self._thread: threading.Thread | None = None
-        self._bases = Bases(driver, framework, adopt)
 
     # --- linking -------------------------------------------------------------------------------------
     def link(self) -> bool:
         """Load and link the bundle; return False if it cannot be used, with the reason in `fallbacks['*']`."""
         start = time.monotonic()
         try:
-            self._linked = self._link(load(self.directory))
+            tables = load(self.directory)
+            self._base = self._find_bases(tables.regions)
+            self._write_contents(tables)
+            self._functions, self._missing = self._find_kernels(tables.kernels)
+            self.broken = find_broken_assumptions(tables, self._base)
+            self._tables = tables
         except GraphError as error:
             self.fallbacks["*"] = str(error)
-            self._attempt("release", self._bases.release)
+            self._attempt("release", self.framework.release)
         self._note("graphs: link", start, time.monotonic(), "graphs")
-        return self._linked is not None
+        return "*" not in self.fallbacks
 
-    def _link(self, tables: Tables) -> Linked:
-        base = self._bases.find(tables)
-        payload = relocate(tables.payload, tables.relocations, base, self.driver)
-        self._write_contents(tables, base)
-        functions, missing = self._resolve(tables)
-        self._broken, settled = find_broken_assumptions(tables, base), self._settled
-        refused = {
-            graph: reason
-            for row, (graph, reason) in self._broken.items()
-            if settled is not None and row not in settled
-        }
-        return Linked(tables, base, launch_rows(tables, payload, functions), functions, missing, refused)
+    def _find_bases(self, regions: Sequence[SymbolRegion]) -> Array:
+        """Return the address of every region. Raises MissingRegionError."""
+        named = {r.symbol: r for r in self.framework.regions()}
+        reserved = iter(self.framework.reserve([r.size for r in regions if r.is_provided]))
+        return np.array(
+            [next(reserved) if r.is_provided else _find_named(r, named) for r in regions], np.uint64
+        )
 
-    def _write_contents(self, tables: Tables, base: Array) -> None:
-        if not len(tables.blocks):
-            return
-        data = relocate(tables.contents, tables.content_relocations, base)
+    def _write_contents(self, tables: Tables) -> None:
+        """Write the contents into the memory that the bundle provides, and NaN into the rest of it."""
+        data = relocate(tables.contents, tables.content_relocations, self._base, self.driver)
+        for base, region in zip(self._base.tolist(), tables.regions, strict=True):
+            if region.is_provided and region.size:
+                self.driver.fill(base, region.size, UNWRITTEN)
         for region, length, offset, start in tables.blocks.tolist():
-            if tables.regions[region].symbol in self._bases.owned:
-                self.driver.write(int(base[region]) + offset, data[start : start + length].tobytes())
+            if tables.regions[region].is_provided:
+                self.driver.write(int(self._base[region]) + offset, data[start : start + length].tobytes())
 
-    def _resolve(self, tables: Tables) -> tuple[list[int], dict[int, str]]:
+    def _find_kernels(self, kernels: Sequence[Kernel]) -> tuple[list[int], dict[int, str]]:
+        """Return the function of each kernel, and the reasons for those that are missing."""
         # Read each binary once, although many kernels share it: some binaries have 22 MB.
-        read = functools.cache(self._binary)
-        declared = functools.cache(lambda digest: read_cubin(read(digest)))
-        self.ladder = Ladder(self.driver, self.framework, read, ambiguous_names(tables.kernels))
-        functions, missing = [0] * len(tables.kernels), {}
-        for number, kernel in enumerate(tables.kernels):
+        library = functools.cache(self._load_library)
+        functions, missing = [0] * len(kernels), dict[int, str]()
+        for number, kernel in enumerate(kernels):
             try:
-                if kernel.binary and (self.directory / "kernels" / kernel.binary).exists():
-                    check_layout(kernel, declared(kernel.binary))
-                functions[number] = self.ladder.resolve(kernel)
+                handle, declared = library(kernel.binary)
+                # A binary with a newer attribute declares no parameters; the driver reported the layout.
+                if declared.get(kernel.name, None) not in (kernel.layout, ()):
+                    raise AlteredTableError("the binary declares other parameters than the tables")
+                functions[number] = self.driver.library_kernel(handle, kernel.name)
+                self.driver.set_function_attributes(functions[number], kernel.attributes)
             except GraphError as error:
-                missing[number] = str(error)
-        read.cache_clear()
+                missing[number] = f"kernel {kernel.name}: {error}"
         return functions, missing
 
-    def _binary(self, digest: str) -> bytes:
-        return load_binary(self.directory, digest)
+    def _load_library(self, digest: str | None) -> tuple[int, dict[str, tuple[tuple[int, int], ...]]]:
+        if digest is None:
+            raise MissingKernelError("its binary is unknown")
+        image = load_binary(self.directory, digest)
+        return self.driver.load_library(image), read_cubin(image).kernels
 
     # --- building ------------------------------------------------------------------------------------
-    def graph(self, key: str) -> Replayable:
-        """Return the graph, restored or else captured. Raises GraphRefusedError if both fail."""
-        with self._lock:
-            if key not in self._graphs:
-                self._graphs[key] = self._restore_or_capture(key)
-            return self._graphs[key]
-
-    def graph_or_none(self, key: str) -> Replayable | None:
+    def restore(self, key: str) -> Replayable | None:
         """Return the restored graph, or None with the reason in `fallbacks`; the caller then captures it."""
         with self._lock:
             if key not in self._graphs:
@@ -147,46 +151,37 @@ class Restorer:
                 self._note(f"graphs: {key}", start, time.monotonic(), "restore")
             return self._graphs[key]
 
-    def _restore_or_capture(self, key: str) -> Replayable:
-        restored = self.graph_or_none(key)
-        if restored is not None:
-            return restored
-        start = time.monotonic()
-        graph = self._capture(key)
-        self._note(f"graphs: {key}", start, time.monotonic(), "capture")
-        return graph
-
-    def _capture(self, key: str) -> Replayable:
-        try:
-            captured: Captured = self.framework.capture(key)
-        except GraphError as error:
-            raise GraphRefusedError(
-                f"{key} can be neither restored ({self.fallbacks[key]}) nor captured ({error})"
-            ) from error
-        return Replayable(self.driver, self.framework, captured.executable, restored=False, keep=[captured])
-
     def _build(self, key: str) -> Replayable:
-        linked = self._linked
-        if linked is None:
-            raise GraphRefusedError(
-                self.fallbacks.get("*", "the graphs of the bundle are not linked in this process")
-            )
-        if key not in linked.tables.keys:
-            raise GraphRefusedError(linked.tables.refused.get(key, "the bundle does not contain this graph"))
-        index = linked.tables.keys.index(key)
-        if index in linked.ambiguous:
-            raise GraphRefusedError(linked.ambiguous[index])
-        nodes = linked.tables.graph(index)[0]
-        for number in np.unique(nodes["kernel"][nodes["kind"] == 0]).tolist():
-            if number in linked.missing:
-                raise GraphRefusedError(linked.missing[number])
-        graph = self.driver.new_graph()
+        """Build a graph in the driver: nodes in captured order, attributes, edges with their data, instantiation."""
+        tables = self._tables
+        if key not in tables.graphs:
+            reason = tables.refused.get(key, "the bundle does not contain this graph")
+            raise GraphRefusedError(self.fallbacks.get("*", reason))
+        graph = tables.graphs[key]
+        self._refuse(key, graph)
+        payload = relocate(graph.payload, graph.relocations, self._base, self.driver)
+        launches = make_launches(graph, payload, tables.kernels, self._functions)
+        raw = self.driver.new_graph()
         try:
-            executable = fill(self.driver, graph, linked, index)
+            nodes = _add_nodes(self.driver, raw, graph, launches.rows, payload)
+            for number in np.flatnonzero(graph.nodes["attributes"]).tolist():
+                self.driver.set_attributes(
+                    nodes[number], tables.attributes[graph.nodes[number]["attributes"]]
+                )
+            self.driver.add_edges(raw, nodes, graph.edges)
+            executable = self.driver.instantiate(raw)
         except GraphError:
-            self._attempt("destroy", functools.partial(self.driver.destroy, graph, 0))
+            self._attempt("destroy", functools.partial(self.driver.destroy, raw, 0))
             raise
-        return Replayable(self.driver, self.framework, executable, restored=True, keep=[linked.rows, graph])
+        return Replayable(self.driver, self.framework, executable, [launches, raw])
+
+    def _refuse(self, key: str, graph: Graph) -> None:
+        for row, reason in self.broken.get(key, {}).items():
+            if self._settled is not None and row not in self._settled.get(key, ()):
+                raise GraphRefusedError(reason)
+        for number in np.unique(graph.nodes["kernel"][graph.nodes["kind"] == 0]).tolist():
+            if number in self._missing:
+                raise GraphRefusedError(self._missing[number])
 
     def _attempt(self, what: str, work: Callable[[], None]) -> None:
         """Run a cleanup step and record its failure; an earlier failure of that name remains the reason."""
@@ -196,6 +191,10 @@ class Restorer:
             self.fallbacks.setdefault(what, str(error))
 
     # --- order ---------------------------------------------------------------------------------------
+    def sizes(self) -> dict[str, int]:
+        """Return the batch size of every graph of the linked bundle."""
+        return {key: graph.size for key, graph in self._tables.graphs.items()}
+
     def list_first(self, batch: int = 1) -> list[str]:
         """Return the graphs that batches of up to `batch` rows use, and the largest graph, smallest first."""
         sizes = self.sizes()
@@ -203,67 +202,70 @@ class Restorer:
         below = sum(size < batch for size in sizes.values())
         return list(dict.fromkeys([*order[: below + 1], *order[-1:]]))
 
-    def sizes(self) -> dict[str, int]:
-        """Return the batch size of every graph of the linked bundle."""
-        if self._linked is None:
-            return {}
-        tables = self._linked.tables
-        return dict(zip(tables.keys, tables.graphs["size"].tolist(), strict=True))
-
     def start(self, keys: Sequence[str], built: Built) -> None:
         """Build these graphs in the background, largest first; `built` is called in that thread after each success."""
         order = sorted(keys, key=lambda key: -self.sizes()[key])
         self._thread = threading.Thread(
-            target=self._background, args=(order, built), name="graphs", daemon=True
+            target=self._build_all, args=(order, built), name="graphs", daemon=True
         )
         self._thread.start()
 
-    def holds(self, key: str) -> bool:
-        """Return whether the linked bundle contains this graph."""
-        return key in self.sizes()
-
-    def has_two_readings(self, key: str) -> bool:
-        """Return whether a word of this graph has two readings that differ in this process."""
-        linked = self._linked
-        if linked is None or key not in linked.tables.keys:
-            return False
-        return linked.tables.keys.index(key) in {graph for graph, _ in self._broken.values()}
-
-    def list_read_as_starts(self) -> list[int]:
-        """Return the rows of `assumed` whose two readings differ in this process."""
-        return list(self._broken)
-
-    def region(self, symbol: str) -> tuple[SymbolRegion, int]:
-        """Return a region and its address in this process. Raises MissingRegionError."""
-        for number, region in enumerate(self._linked.tables.regions if self._linked else []):
-            if self._linked is not None and region.symbol == symbol:
-                return region, int(self._linked.base[number])
-        raise MissingRegionError(f"the graphs in the bundle use no memory named {symbol}")
-
-    def _background(self, keys: Sequence[str], built: Built) -> None:
-        """Build graphs without capturing any: only the thread that owns the framework may capture."""
+    def _build_all(self, keys: Sequence[str], built: Built) -> None:
         self._attempt("thread", self.driver.adopt_thread)
         for key in keys:
-            with self._lock:
-                try:
-                    graph = self._graphs[key] = self._graphs.get(key) or self._build(key)
-                except GraphError as error:
-                    self.fallbacks[key] = str(error)
-                    continue
-            built(key, graph)
-
-    def drop(self, reason: str) -> None:
-        """Drop every restored graph and free the memory; all graphs are captured from then on."""
-        with self._lock:
-            restored = [g for g in self._graphs.values() if g.restored]
-            self._graphs = {key: g for key, g in self._graphs.items() if not g.restored}
-            self._linked = None
-            self.fallbacks["*"] = reason
-        for graph in restored:
-            self._attempt("destroy", functools.partial(self.driver.destroy, graph.keep[1], graph.executable))
-        self._attempt("release", self._bases.release)
+            if self.restore(key) is not None:
+                built(key)
 
     def wait(self) -> None:
         """Block until the background thread has ended."""
         if self._thread is not None:
             self._thread.join()
+
+    def region(self, symbol: str) -> SymbolRegion:
+        """Return a region at its address in this process. Raises MissingRegionError."""
+        for base, region in zip(self._base.tolist(), self._tables.regions, strict=False):
+            if region.symbol == symbol:
+                return SymbolRegion(symbol, region.size, base)
+        raise MissingRegionError(f"the graphs in the bundle use no memory named {symbol}")
+
+    def drop(self, reason: str) -> None:
+        """Drop every restored graph and free the memory; all graphs are captured from then on."""
+        with self._lock:
+            restored, self._graphs = list(self._graphs.values()), {}
+            self._tables = Tables()
+            self.fallbacks["*"] = reason
+        for graph in restored:
+            self._attempt("destroy", functools.partial(self.driver.destroy, graph.keep[1], graph.executable))
+        self._attempt("release", self.framework.release)
+
+
+def _find_named(region: SymbolRegion, named: Mapping[str, SymbolRegion]) -> int:
+    here = named.get(region.symbol)
+    if here is None:
+        raise MissingRegionError(f"{region.symbol} does not exist in this process")
+    if here.size != region.size:
+        raise MissingRegionError(
+            f"{region.symbol} has {here.size} bytes here and {region.size} in the bundle"
+        )
+    return here.base
+
+
+def _add_nodes(driver: DriverApi, raw: int, graph: Graph, rows: Array, payload: Array) -> list[Any]:
+    """Add the nodes; each sequence of kernels is one batch."""
+    nodes, handles = graph.nodes, list[Any]()
+    for other in [*np.flatnonzero(nodes["kind"] != NodeKind.KERNEL).tolist(), len(nodes)]:
+        if other > len(handles):
+            handles += driver.add_kernels(raw, rows[len(handles) : other])
+        if other < len(nodes):
+            start, kind = int(nodes[other]["payload"]), nodes[other]["kind"]
+            if kind == NodeKind.MEMSET:
+                handles.append(
+                    driver.add_memset(raw, payload[start : start + MEMSET.itemsize].view(MEMSET)[0])
+                )
+            elif kind == NodeKind.MEMCPY:
+                handles.append(
+                    driver.add_memcpy(raw, payload[start : start + MEMCPY.itemsize].view(MEMCPY)[0])
+                )
+            else:
+                handles.append(driver.add_empty(raw))
+    return handles

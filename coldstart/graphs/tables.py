@@ -1,63 +1,59 @@
-"""Tables of graphs: flat numpy arrays with one row for each node, edge, relocation and content block.
+"""Graphs as tables: numpy arrays with one row for each node, edge and relocation, in memory and on disk.
 
-Layout invariant: graph g has nodes[g.node : g.node + g.nodes], likewise edges and relocations. A node has
-payload[n.payload : n.payload + n.size]. Edge ends are node numbers within their graph. Relocation places are
-byte positions in the payload array. A node takes 36 bytes, an edge 12 and a relocation 16, plus the payload.
+On disk, tables.npz has all arrays, and graphs.json has the rest with the SHA-256 of tables.npz and of itself (the seal).
+Invariant: load(save(t)) == t, and `load` raises AlteredTableError after any changed byte of any file.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import errno
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from coldstart.graphs.errors import AlteredTableError
 
 Array = npt.NDArray[Any]
+Attributes = tuple[tuple[int, str], ...]
 
-GRAPH = np.dtype(
-    [("size", "<u4"), ("node", "<u4"), ("nodes", "<u4"), ("edge", "<u4"), ("edges", "<u4"),
-     ("relocation", "<u4"), ("relocations", "<u4"), ("reserved", "<u4")]
-)  # fmt: skip
 NODE = np.dtype(
     [("kind", "u1"), ("flags", "u1"), ("attributes", "<u2"), ("kernel", "<u4"), ("grid", "<u4", 3),
      ("block", "<u2", 3), ("size", "<u2"), ("shared", "<u4"), ("payload", "<u4")]
 )  # fmt: skip
 EDGE = np.dtype(
-    [
-        ("source", "<u4"),
-        ("target", "<u4"),
-        ("from_port", "u1"),
-        ("to_port", "u1"),
-        ("type", "u1"),
-        ("reserved", "u1"),
-    ]
-)
+    [("source", "<u4"), ("target", "<u4"), ("from_port", "u1"), ("to_port", "u1"), ("type", "u1"), ("reserved", "u1")]
+)  # fmt: skip
 RELOCATION = np.dtype(
     [("place", "<u4"), ("region", "<u2"), ("kind", "u1"), ("reserved", "u1"), ("offset", "<i8")]
 )
+ASSUMED = np.dtype([("end_of", "<u2"), ("start_of", "<u2")])
 BLOCK = np.dtype([("region", "<u4"), ("length", "<u4"), ("offset", "<u8"), ("start", "<u8")])
-ASSUMED = np.dtype([("graph", "<u4"), ("end_of", "<u2"), ("start_of", "<u2")])
 MEMSET = np.dtype(
-    [
-        ("target", "<u8"),
-        ("pitch", "<u8"),
-        ("value", "<u4"),
-        ("element", "<u4"),
-        ("width", "<u8"),
-        ("height", "<u8"),
-    ]
-)
+    [("target", "<u8"), ("pitch", "<u8"), ("value", "<u4"), ("element", "<u4"), ("width", "<u8"), ("height", "<u8")]
+)  # fmt: skip
 MEMCPY = np.dtype(
     [("source", "<u8"), ("target", "<u8"), ("width", "<u8"), ("height", "<u8"), ("depth", "<u8"),
      ("source_pitch", "<u8"), ("source_height", "<u8"), ("target_pitch", "<u8"), ("target_height", "<u8")]
 )  # fmt: skip
+BYTES = np.dtype("u1")
+PARTS = {"nodes": NODE, "edges": EDGE, "payload": BYTES, "relocations": RELOCATION, "assumed": ASSUMED}
+GRAPH = np.dtype([("size", "<u4"), *((name, "<u4") for name in PARTS)])
+CONTENTS = {"blocks": BLOCK, "contents": BYTES, "content_relocations": RELOCATION}
 
 NO_KERNEL = 0xFFFFFFFF
 ABSOLUTE, TENSOR_MAP = 0, 1
 TENSOR_MAP_BYTES = 128
+FORMAT = 3  # format 2 searched for the needed contents, and counted allocations of all sizes together
+MANIFEST, ARRAYS, KERNELS = "graphs.json", "tables.npz", "kernels"
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,6 @@ class Kernel:
     binary: str | None
     layout: tuple[tuple[int, int], ...]
     attributes: tuple[tuple[int, int], ...] = ()
-    library: str | None = None
     mutable_globals: bool = False
 
     @property
@@ -79,62 +74,184 @@ class Kernel:
 
 @dataclass(frozen=True)
 class SymbolRegion:
-    """Linker symbol: `size` bytes that every process has at some address; `base` is that address in this process."""
+    """Linker symbol: `size` bytes that every process has at some address; `base` is that address in this process.
+
+    A process finds the memory of param:, buffer:, kv: and static: by name. The bundle provides that of pool: (a segment of
+    the graphs' pool), alloc: (another allocation of the framework) and lib: (one of a library).
+    """
 
     symbol: str
     size: int
     base: int = 0
 
+    @property
+    def is_provided(self) -> bool:
+        """Return whether the bundle provides this memory and its contents."""
+        return self.symbol.startswith(("pool:", "alloc:", "lib:"))
 
-Attributes = tuple[tuple[int, str], ...]
+
+@dataclass
+class Graph:
+    """Graph of batch size `size`. A node has payload[n.payload : n.payload + n.size]; edge ends are node numbers.
+
+    A relocation is a word of the payload that is the address of `region` plus `offset`. A row of `assumed` is a word that is
+    read as the start of one region and may be the end of another.
+    """
+
+    size: int
+    nodes: Array
+    edges: Array
+    payload: Array
+    relocations: Array = field(default_factory=lambda: np.zeros(0, RELOCATION))
+    assumed: Array = field(default_factory=lambda: np.zeros(0, ASSUMED))
 
 
 @dataclass
 class Tables:
-    """All graphs of one model; arrays may be memory maps, and no code writes to them."""
+    """Graphs of one model by key, what they share, and the reasons for graphs that are captured instead.
 
-    graphs: Array
-    nodes: Array
-    edges: Array
-    relocations: Array
-    payload: Array
-    blocks: Array
-    contents: Array
-    content_relocations: Array
-    assumed: Array
+    `blocks` are (region, length, offset in the region, start in `contents`); `content_relocations` are addresses in `contents`.
+    """
+
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    kernels: list[Kernel] = field(default_factory=list)
+    attributes: list[Attributes] = field(default_factory=lambda: [()])
+    regions: list[SymbolRegion] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    blocks: Array = field(default_factory=lambda: np.zeros(0, BLOCK))
+    contents: Array = field(default_factory=lambda: np.zeros(0, BYTES))
+    content_relocations: Array = field(default_factory=lambda: np.zeros(0, RELOCATION))
+
+    def without(self, reasons: Mapping[str, str]) -> Tables:
+        """Return the tables without these graphs, which are refused with the reasons."""
+        kept = {key: graph for key, graph in self.graphs.items() if key not in reasons}
+        return replace(self, graphs=kept, refused={**self.refused, **reasons})
+
+
+@dataclass
+class Manifest:
+    """Content of graphs.json."""
+
+    format: int
+    tables: str
+    binaries: list[str]
     keys: list[str]
     kernels: list[Kernel]
     attributes: list[Attributes]
     regions: list[SymbolRegion]
-    refused: dict[str, str] = field(default_factory=dict)
-    report: dict[str, Any] = field(default_factory=dict)
-
-    def graph(self, index: int) -> tuple[Array, Array, Array]:
-        """Return nodes, edges and relocations of one graph, as views."""
-        g = self.graphs[index]
-        return (
-            self.nodes[g["node"] : g["node"] + g["nodes"]],
-            self.edges[g["edge"] : g["edge"] + g["edges"]],
-            self.relocations[g["relocation"] : g["relocation"] + g["relocations"]],
-        )
-
-    def bytes_per_node(self) -> float:
-        """Return the bytes of all tables that grow with the number of nodes, divided by that number."""
-        tables = (self.graphs, self.nodes, self.edges, self.relocations, self.payload)
-        return sum(t.nbytes for t in tables) / max(1, len(self.nodes))
+    refused: dict[str, str]
+    report: dict[str, Any]
+    seal: str
 
 
-def empty_tables() -> Tables:
-    """Return tables without graphs."""
-    zero: dict[str, Any] = {name: np.zeros(0, dtype) for name, dtype in ARRAYS.items()}
-    return Tables(**zero, keys=[], kernels=[], attributes=[()], regions=[])
+def canonical(data: object) -> bytes:
+    """Return the canonical bytes of a JSON value."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-ARRAYS: dict[str, np.dtype[Any]] = {
-    "graphs": GRAPH, "nodes": NODE, "edges": EDGE, "relocations": RELOCATION, "payload": np.dtype("u1"),
-    "blocks": BLOCK, "contents": np.dtype("u1"), "content_relocations": RELOCATION,
-    "assumed": ASSUMED,
-}  # fmt: skip
+def sha256(data: bytes) -> str:
+    """Return the SHA-256 in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
+    """Write the tables and kernel binaries into `directory`, which is created; return the seal."""
+    check(tables)
+    (directory / KERNELS).mkdir(parents=True, exist_ok=True)
+    for digest, data in binaries.items():
+        (directory / KERNELS / digest).write_bytes(data)
+    graphs, packed = list(tables.graphs.values()), io.BytesIO()
+    arrays = {name: _join(dtype, [getattr(g, name) for g in graphs]) for name, dtype in PARTS.items()}
+    counts = np.array([(g.size, *(len(getattr(g, name)) for name in PARTS)) for g in graphs], GRAPH)
+    np.savez(packed, graphs=counts, **arrays, **{name: getattr(tables, name) for name in CONTENTS})  # type: ignore[arg-type]
+    (directory / ARRAYS).write_bytes(packed.getvalue())
+    shared = {name: getattr(tables, name) for name in ("attributes", "refused", "report")}
+    regions = [asdict(replace(region, base=0)) for region in tables.regions]
+    manifest = shared | {
+        "format": FORMAT, "tables": sha256(packed.getvalue()), "binaries": sorted(binaries),
+        "keys": list(tables.graphs), "kernels": [asdict(k) for k in tables.kernels], "regions": regions,
+    }  # fmt: skip
+    seal = sha256(canonical(manifest))
+    (directory / MANIFEST).write_bytes(canonical(manifest | {"seal": seal}))
+    return seal
+
+
+def _join(dtype: np.dtype[Any], parts: list[Array]) -> Array:
+    return np.concatenate([np.zeros(0, dtype), *parts])
+
+
+def require_file(path: Path) -> Path:
+    """Return `path`. Raises OSError if it is no regular file, such as a pipe, on which a read would wait."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file")
+    return path
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Return the sealed JSON. Raises AlteredTableError if it is truncated, changed or of another format."""
+    try:
+        document = json.loads(require_file(directory / MANIFEST).read_bytes())
+        found = document.get("format")
+        unsealed = {name: value for name, value in document.items() if name != "seal"}
+        sealed = document["seal"] == sha256(canonical(unsealed))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise AlteredTableError(f"cannot read {MANIFEST}: {error}") from error
+    if not sealed:
+        raise AlteredTableError(f"{MANIFEST} does not match its seal")
+    if found != FORMAT:
+        raise AlteredTableError(f"{MANIFEST} has format {found}, but this version reads format {FORMAT}")
+    try:
+        return msgspec.convert(document, Manifest)
+    except msgspec.ValidationError as error:
+        raise AlteredTableError(f"cannot read {MANIFEST}: {error}") from error
+
+
+def load(directory: Path) -> Tables:
+    """Return the tables of a directory. Raises AlteredTableError."""
+    manifest = read_manifest(directory)
+    try:
+        packed = require_file(directory / ARRAYS).read_bytes()
+        if sha256(packed) != manifest.tables:
+            raise AlteredTableError(f"{ARRAYS} does not match its digest")
+        with np.load(io.BytesIO(packed), allow_pickle=False) as held:
+            arrays = {name: held[name] for name in ("graphs", *PARTS, *CONTENTS)}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise AlteredTableError(f"cannot read {ARRAYS}: {error}") from error
+    counts = arrays.pop("graphs")
+    _need(counts.dtype == GRAPH and len(counts) == len(set(manifest.keys)), "keys and graphs differ")
+    parts = {name: _split(arrays.pop(name), counts[name], name) for name in PARTS}
+    graphs = [
+        Graph(int(row["size"]), **{name: parts[name][number] for name in PARTS})
+        for number, row in enumerate(counts)
+    ]
+    shared = {f.name: getattr(manifest, f.name) for f in fields(Tables) if hasattr(manifest, f.name)}
+    tables = Tables(**shared | arrays | {"graphs": dict(zip(manifest.keys, graphs, strict=True))})
+    check(tables)
+    return tables
+
+
+def _split(rows: Array, counts: Array, name: str) -> list[Array]:
+    ends = np.cumsum(counts.astype(np.int64))
+    _need((int(ends[-1]) if len(ends) else 0) == len(rows), f"the graphs do not cover the {name}")
+    return np.split(rows, ends[:-1])
+
+
+def load_binary(directory: Path, digest: str) -> bytes:
+    """Return a bundled kernel binary, verified. Raises AlteredTableError."""
+    try:
+        data = require_file(directory / KERNELS / digest).read_bytes()
+    except OSError as error:
+        raise AlteredTableError(f"cannot read kernel binary {digest[:12]}: {error}") from error
+    if sha256(data) != digest:
+        raise AlteredTableError(f"kernel binary {digest[:12]} does not match its digest")
+    return data
+
+
+def rewrite(tables: Tables, directory: Path) -> None:
+    """Replace the tables of a bundle, with the same binaries. Raises AlteredTableError."""
+    digests = read_manifest(directory).binaries
+    save(tables, directory, {digest: load_binary(directory, digest) for digest in digests})
 
 
 def _need(condition: object, what: str) -> None:
@@ -142,104 +259,60 @@ def _need(condition: object, what: str) -> None:
         raise AlteredTableError(f"graph tables: {what}")
 
 
-def _tiles(starts: Array, counts: Array, total: int) -> bool:
-    """Return whether the slices are consecutive and cover exactly `total` rows."""
-    ends = starts.astype(np.int64) + counts
-    expected = np.concatenate([[0], ends])
-    return bool(np.array_equal(starts, expected[:-1]) and expected[-1] == total)
-
-
 def check(tables: Tables) -> None:
     """Raise AlteredTableError unless every index of every table is valid for the table that it refers to."""
-    for name, dtype in ARRAYS.items():
-        array = getattr(tables, name)
-        _need(array.dtype == dtype and array.ndim == 1, f"{name} has another type or shape")
-    _need(len(tables.keys) == len(tables.graphs) == len(set(tables.keys)), "keys and graphs differ")
-    _check_slices(tables)
-    _check_nodes(tables)
-    _check_edges(tables)
-    _check_relocations(tables)
-    _check_contents(tables)
-    _check_assumed(tables)
-
-
-def _check_slices(t: Tables) -> None:
-    g = t.graphs
-    _need(_tiles(g["node"], g["nodes"], len(t.nodes)), "the graphs' slices do not cover the nodes")
-    _need(_tiles(g["edge"], g["edges"], len(t.edges)), "the graphs' slices do not cover the edges")
+    for name, dtype in CONTENTS.items():
+        _check_type(name, getattr(tables, name), dtype)
+    sizes = np.array([r.size for r in tables.regions] or [0], np.int64)
+    for graph in tables.graphs.values():
+        _check_nodes(graph, tables)
+        _check_relocations(graph.relocations, sizes, len(tables.regions), len(graph.payload))
+        for end in ("end_of", "start_of"):
+            _need(
+                (graph.assumed[end] < len(tables.regions)).all(), "an assumption has an invalid region number"
+            )
+    _check_relocations(tables.content_relocations, sizes, len(tables.regions), len(tables.contents))
+    b = tables.blocks
+    _need((b["region"] < len(tables.regions)).all(), "a content block has an invalid region number")
+    ends = b["offset"].astype(np.int64) + b["length"]
     _need(
-        _tiles(g["relocation"], g["relocations"], len(t.relocations)),
-        "the graphs' slices do not cover the relocations",
+        (b["offset"] < 1 << 62).all() and (ends <= sizes[b["region"]]).all(),
+        "a content block exceeds its region",
+    )
+    ends = b["start"].astype(np.int64) + b["length"]
+    _need(
+        (b["start"] < 1 << 62).all() and (ends <= len(tables.contents)).all(),
+        "a content block exceeds the contents",
     )
 
 
-def _check_nodes(t: Tables) -> None:
-    n = t.nodes
-    _need(
-        (n["payload"].astype(np.int64) + n["size"] <= len(t.payload)).all(),
-        "a node's payload exceeds the payload table",
-    )
-    _need((n["attributes"] < len(t.attributes)).all(), "a node has an invalid attributes number")
-    kernel = n["kind"] == 0
-    _need((n["kernel"][kernel] < len(t.kernels)).all(), "a node has an invalid kernel number")
-    sizes = np.array([k.size for k in t.kernels] or [0])
-    if kernel.any():
-        _need(
-            (sizes[n["kernel"][kernel]] == n["size"][kernel]).all(),
-            "a payload has another size than its kernel's parameters",
-        )
+def _check_type(name: str, array: Array, dtype: np.dtype[Any]) -> None:
+    _need(array.dtype == dtype and array.ndim == 1, f"{name} has another type or shape")
+
+
+def _check_nodes(graph: Graph, tables: Tables) -> None:
+    for name, dtype in PARTS.items():
+        _check_type(name, getattr(graph, name), dtype)
+    n, kernel = graph.nodes, graph.nodes["kind"] == 0
+    ends = n["payload"].astype(np.int64) + n["size"]
+    _need((ends <= len(graph.payload)).all(), "a node's payload exceeds the payload table")
+    _need((n["payload"] % 16 == 0).all(), "a payload is not aligned")
+    _need((n["attributes"] < len(tables.attributes)).all(), "a node has an invalid attributes number")
+    _need((n["kernel"][kernel] < len(tables.kernels)).all(), "a node has an invalid kernel number")
+    sizes = np.array([k.size for k in tables.kernels] or [0])
+    same = not kernel.any() or (sizes[n["kernel"][kernel]] == n["size"][kernel]).all()
+    _need(same, "a payload has another size than its kernel's parameters")
     _need((n["size"][n["kind"] == 1] == MEMCPY.itemsize).all(), "a copy's payload has another size")
     _need((n["size"][n["kind"] == 2] == MEMSET.itemsize).all(), "a memset's payload has another size")
     _need(np.isin(n["kind"], (0, 1, 2, 5)).all(), "a node has an unsupported kind")
-    _need((n["payload"] % 16 == 0).all(), "a payload is not aligned")
+    ends = np.maximum(graph.edges["source"], graph.edges["target"])
+    _need((ends < len(n)).all(), "an edge ends outside its graph")
 
 
-def _check_edges(t: Tables) -> None:
-    limit = np.repeat(t.graphs["nodes"], t.graphs["edges"])
-    _need(
-        (t.edges["source"] < limit).all() and (t.edges["target"] < limit).all(),
-        "an edge ends outside its graph",
-    )
-
-
-def _spans(t: Tables, relocations: Array, sizes: Array, room: int) -> None:
-    width = np.where(relocations["kind"] == TENSOR_MAP, TENSOR_MAP_BYTES, 8)
-    _need((relocations["place"] + width.astype(np.int64) <= room).all(), "a relocation exceeds its table")
-    _need((relocations["region"] < len(t.regions)).all(), "a relocation has an invalid region number")
-    _need((relocations["kind"] <= TENSOR_MAP).all(), "a relocation has an unknown kind")
-    inside = (relocations["offset"] >= 0) & (relocations["offset"] <= sizes[relocations["region"]])
+def _check_relocations(rows: Array, sizes: Array, regions: int, room: int) -> None:
+    width = np.where(rows["kind"] == TENSOR_MAP, TENSOR_MAP_BYTES, 8)
+    _need((rows["place"] + width.astype(np.int64) <= room).all(), "a relocation exceeds its table")
+    _need((rows["region"] < regions).all(), "a relocation has an invalid region number")
+    _need((rows["kind"] <= TENSOR_MAP).all(), "a relocation has an unknown kind")
+    inside = (rows["offset"] >= 0) & (rows["offset"] <= sizes[rows["region"]])
     _need(inside.all(), "a relocation points outside its region")
-
-
-def _check_relocations(t: Tables) -> None:
-    sizes = np.array([r.size for r in t.regions] or [0], dtype=np.int64)
-    _spans(t, t.relocations, sizes, len(t.payload))
-    _spans(t, t.content_relocations, sizes, len(t.contents))
-    owner = np.searchsorted(t.nodes["payload"], t.relocations["place"], side="right") - 1
-    _need((owner >= 0).all(), "a relocation belongs to no node")
-    graph = np.repeat(np.arange(len(t.graphs)), t.graphs["relocations"])
-    node_graph = np.repeat(np.arange(len(t.graphs)), t.graphs["nodes"])
-    _need((node_graph[owner] == graph).all() if len(owner) else True, "a relocation is in another graph")
-
-
-def _check_assumed(t: Tables) -> None:
-    a, count = t.assumed, len(t.regions)
-    _need((a["graph"] < len(t.graphs)).all(), "an assumption has an invalid graph number")
-    _need(
-        (a["end_of"] < count).all() and (a["start_of"] < count).all(),
-        "an assumption has an invalid region number",
-    )
-
-
-def _check_contents(t: Tables) -> None:
-    sizes = np.array([r.size for r in t.regions] or [0], dtype=np.int64)
-    b = t.blocks
-    _need((b["region"] < len(t.regions)).all(), "a content block has an invalid region number")
-    _need(
-        (b["offset"].astype(np.int64) + b["length"] <= sizes[b["region"]]).all(),
-        "a content block exceeds its region",
-    )
-    _need(
-        (b["start"].astype(np.int64) + b["length"] <= len(t.contents)).all(),
-        "a content block exceeds the contents",
-    )

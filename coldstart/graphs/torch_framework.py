@@ -5,11 +5,12 @@ Without a GPU, tests cover only the pure functions; benchmarks/gpu/verify.py run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from coldstart.graphs.api import AllocationEvent, Captured, DriverApi
-from coldstart.graphs.errors import GraphError, GraphRefusedError
+from coldstart.graphs.errors import GraphRefusedError
 from coldstart.graphs.tables import SymbolRegion
 
 Capture = Callable[[str], Any]
@@ -20,8 +21,7 @@ class TorchFramework:
 
     `tensors` maps symbols (param:, buffer:, kv:, static:) to tensors. `capture` returns a CUDAGraph that
     retains its raw graph. `pool` is the id of the private memory pool (torch.cuda.graph_pool_handle()). A
-    capturing process should record the memory history: without it, segments of equal size have no known
-    order.
+    capturing process records the memory history before it allocates anything: the history numbers its allocations.
     """
 
     def __init__(
@@ -31,12 +31,11 @@ class TorchFramework:
         sizes: Mapping[str, int],
         capture: Capture,
         pool: tuple[int, int],
-        trigger: Callable[[], object] = lambda: None,
     ) -> None:
         import torch
 
         self.torch, self.driver, self._pool = torch, driver, pool
-        self.tensors, self._sizes, self._capture, self._trigger = tensors, dict(sizes), capture, trigger
+        self.tensors, self._sizes, self._capture = tensors, dict(sizes), capture
         self.refusals: dict[str, str] = {}
         self.reserved: list[Any] = []
 
@@ -53,17 +52,17 @@ class TorchFramework:
         snapshot: dict[str, Any] = self.torch.cuda.memory._snapshot()
         return snapshot
 
-    def reserve_pool(self, sizes: Sequence[int]) -> list[int]:
-        """Allocate memory that this object retains; a pool region needs only its size."""
+    def reserve(self, sizes: Sequence[int]) -> list[int]:
+        """Allocate memory that this object retains."""
         new = [self.torch.empty(size, dtype=self.torch.uint8, device="cuda") for size in sizes]
         self.reserved += new
         return [tensor.data_ptr() for tensor in new]
 
-    def release_pool(self) -> None:
+    def release(self) -> None:
         self.reserved.clear()
 
     def trace(self) -> list[AllocationEvent]:
-        return trace_events(self._snapshot())
+        return trace_events(self._snapshot(), self._pool)
 
     def capture(self, key: str) -> Captured:
         """Capture a graph and instantiate it in the driver. Raises GraphRefusedError if PyTorch cannot capture it."""
@@ -79,26 +78,6 @@ class TorchFramework:
 
     def stream(self) -> int:
         return int(self.torch.cuda.current_stream().cuda_stream)
-
-    def trigger(self) -> None:
-        """Run the triggering kernels. Raises GraphRefusedError if PyTorch cannot run them."""
-        try:
-            self._trigger()
-        except RuntimeError as error:
-            raise GraphRefusedError(f"cannot run the triggering kernels: {error}") from error
-
-    def view(self, region: SymbolRegion, base: int, offset: int, like: Mapping[str, Any]) -> Any:
-        """Return a tensor over restored memory; `like` has its shape, stride and dtype (a torch name)."""
-        holder = next((t for t in self.reserved if t.data_ptr() == base), None)
-        if holder is None:
-            raise GraphError(f"the memory of {region.symbol} is not reserved in this process")
-        dtype = getattr(self.torch, like["dtype"])
-        flat = holder[offset:].view(dtype) if (region.size - offset) % dtype.itemsize == 0 else None
-        if flat is None:
-            raise GraphError(
-                f"the output at {region.symbol}+{offset} has no complete elements of type {like['dtype']}"
-            )
-        return self.torch.as_strided(flat, like["shape"], like["stride"])
 
 
 def define_kept_class(plain: Any) -> Any:
@@ -142,26 +121,20 @@ def module_tensors(module: Any) -> dict[str, Any]:
 
 
 def pool_segments(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[SymbolRegion]:
-    """Return the segments of one private pool, in order of allocation if the trace has it, then by size."""
+    """Return the segments of one private pool, by address."""
     mine = [s for s in snapshot["segments"] if tuple(s.get("segment_pool_id", (0, 0))) == tuple(pool)]
-    first = {address: at for at, address in enumerate(_segment_addresses(snapshot))}
-    mine.sort(key=lambda s: (first.get(s["address"], len(first)), s["total_size"]))
+    mine.sort(key=itemgetter("address"))
     return [SymbolRegion(f"pool:{i}", int(s["total_size"]), int(s["address"])) for i, s in enumerate(mine)]
 
 
-def _entries(snapshot: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    return (entry for trace in snapshot.get("device_traces", []) for entry in trace)
-
-
-def _segment_addresses(snapshot: Mapping[str, Any]) -> list[int]:
-    return [e["addr"] for e in _entries(snapshot) if e["action"] == "segment_alloc"]
-
-
-def trace_events(snapshot: Mapping[str, Any]) -> list[AllocationEvent]:
+def trace_events(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[AllocationEvent]:
     """Return the allocation and free events of the caching allocator, in order."""
     kinds = {"alloc": "alloc", "free_completed": "free"}
     return [
-        AllocationEvent(kinds[e["action"]], int(e["addr"]), int(e["size"]))
-        for e in _entries(snapshot)
+        AllocationEvent(
+            kinds[e["action"]], int(e["addr"]), int(e["size"]), tuple(e["pool_id"]) == tuple(pool)
+        )
+        for trace in snapshot.get("device_traces", [])
+        for e in trace
         if e["action"] in kinds
     ]

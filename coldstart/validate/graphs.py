@@ -42,13 +42,15 @@ def check_graphs(start: StartCheck) -> StartCheck:
 
 def check_tables(bundle: Bundle) -> list[Finding]:
     """Check that the tables are unchanged since they were sealed, and that their proof is readable."""
-    from coldstart.graphs import bundles, gate, table_files
     from coldstart.graphs.errors import GraphError
+    from coldstart.graphs.overview import extract
+    from coldstart.graphs.prove import read_proof
+    from coldstart.graphs.tables import load
 
     try:
-        with bundles.extract(bundle) as directory:
-            table_files.load(directory)
-            gate.read_proof(directory)
+        with extract(bundle) as directory:
+            load(directory)
+            read_proof(directory)
     except GraphError as error:
         return [Finding(error.code, "error", str(error), HINT.format(bundle.name), SUBJECT)]
     except BundleError as error:

@@ -29,7 +29,7 @@ from tools.shell import Run
 from coldstart.bench import compare
 from coldstart.errors import ColdstartError, UsageError
 from coldstart.fleet.live.state import FleetState
-from coldstart.graphs import table_files
+from coldstart.graphs import tables
 from coldstart.graphs.errors import AlteredTableError
 from coldstart.host.tables import read_toml
 from coldstart.launch import caches, process_snapshot
@@ -268,8 +268,8 @@ def test_login_file_of_docker_is_ignored(tmp_path: Path, replace: Replace) -> No
 
 
 def test_manifest_of_graphs_is_refused(tmp_path: Path, replace: Replace) -> None:
-    replace(tmp_path / table_files.MANIFEST)
-    _refuse(lambda: table_files.read_manifest(tmp_path), table_files.MANIFEST, AlteredTableError)
+    replace(tmp_path / tables.MANIFEST)
+    _refuse(lambda: tables.read_manifest(tmp_path), tables.MANIFEST, AlteredTableError)
 
 
 def test_character_device_is_refused(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 from coldstart.contract.graphs import CANARY
 from coldstart.contract.plan import LaunchPlan
-from coldstart.graphs import gate, live, rounds
+from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
-from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, View, finder, make_reader
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, finder, make_reader
 from coldstart.graphs.online import Online
+from coldstart.graphs.prove import read_proof
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.table_files import read_manifest
-from coldstart.graphs.tables import SymbolRegion
+from coldstart.graphs.tables import SymbolRegion, read_manifest
 from tests.support.graphs.decoder import VOCABULARY
 from tests.support.graphs.model import Shape, SimModel
 
@@ -39,58 +39,48 @@ def inputs(model: SimModel, log: InputLog) -> Inputs:
     return Inputs({"static:ids": (4, VOCABULARY)}, kv, log.static, outputs)
 
 
-def find_restored(restorer: Restorer) -> Any:
-    return finder(
-        lambda: [SymbolRegion(r.symbol, r.size, base) for r, base in [restorer.region("static:out")]]
-    )
-
-
 def record(model: SimModel, work: Path) -> dict[str, Any]:
     log, captured = InputLog(model.driver), {}
     for key in reversed(model.sizes()):
         model.prepare(key, 40)
         captured[key] = model.capture(key)
         log.remember(key, regions(model, *INPUTS))
-    held = inputs(model, log)
-    here = finder(model.regions, model.pool)
-    workload = StoredInputs(model.driver, held, log.held.__getitem__, here, View(here), None)
-    report = {ENTRY: held.document()}
-    made = rounds.record(work, model.driver, model, captured, workload, log, report)
+    report = {ENTRY: inputs(model, log).document()}
+    made = offline.record(work, model.driver, model, captured, log, report)
     for step in range(int(os.environ.get(STEPS, "3"))):
         _live(model, captured, made, step)
-    made.save(work)
     return {"bases": sorted(hex(r.base) for r in model.regions())}
 
 
-def _live(model: SimModel, captured: dict[str, Any], made: live.ContentWatch, step: int) -> None:
-    """Run one engine step; with MOVING first rewrite a buffer that no tensor names."""
+def _live(model: SimModel, captured: dict[str, Any], made: offline.ContentWatch, step: int) -> None:
+    """Run one engine step; with MOVING first rewrite memory that no tensor names: the table or the semaphore."""
     model.prepare("decode:8", step)
-    moving = [block for block in made.blocks if block[0] == os.environ.get(MOVING)]
-    for _, address, size in moving[:1]:
-        held = model.driver.read(address, size)
-        model.driver.write(address, bytes([held[0] ^ (1 + step)]) + held[1:])
+    moving = {"table": model.rope_table, "semaphore": model.hidden.get("semaphore")}.get(
+        os.environ.get(MOVING, "")
+    )
+    if moving:
+        (held,) = model.driver.read(moving, 1)
+        model.driver.write(moving, bytes([held ^ (1 + step)]))
     model.driver.launch(captured["decode:8"].executable, 0)
     made.look()
 
 
-def workload(model: SimModel, directory: Path, restorer: Restorer) -> StoredInputs:
-    held = Inputs.parse_report(read_manifest(directory)["report"])
-    here = finder(model.regions, model.pool)
-    restored = View(find_restored(restorer))
-    return StoredInputs(model.driver, held, make_reader(directory), here, View(here), restored)
+def workload(model: SimModel, directory: Path) -> StoredInputs:
+    held = Inputs.parse_report(read_manifest(directory).report)
+    return StoredInputs(model.driver, held, make_reader(directory), finder(model.regions))
 
 
 def prove(model: SimModel, work: Path) -> dict[str, Any]:
-    made = rounds.prove(work, model.driver, model, lambda r: workload(model, work / rounds.BUNDLE, r))
+    made = offline.prove_bundle(work, model.driver, model, workload(model, work / offline.BUNDLE))
     return {"proven": made.proven, "failed": made.failed}
 
 
 def restore(model: SimModel, directory: Path) -> dict[str, Any]:
     """Ready with two graphs, then the rest; then every graph against an ordinary capture."""
-    proof = gate.read_proof(directory)
-    restorer = Restorer(directory, model.driver, model, adopt=proof.adopt, settled=proof.settled)
+    proof = read_proof(directory)
+    restorer = Restorer(directory, model.driver, model, settled=proof.settled)
     every = CANARY.read() == "all"
-    online = Online(restorer, proof, workload(model, directory, restorer), every=every)
+    online = Online(restorer, proof, workload(model, directory), every=every)
     used = online.begin()
     shown: list[str] = []
     for key in model.sizes() if used else ():
@@ -100,12 +90,12 @@ def restore(model: SimModel, directory: Path) -> dict[str, Any]:
     if used:
         online.build_deferred()
         restorer.wait()
-    graphs = {key: restorer.graph(key) for key in model.sizes()}
+    graphs = {key: graph for key in model.sizes() if (graph := restorer.restore(key)) is not None}
     equal = {key: _outputs(model, g.executable, key) == _outputs(model, model.capture(key).executable, key)
              for key, g in graphs.items()}  # fmt: skip
     return {
-        "used": used, "shown": shown, "launches_before_ready": launches, "fallbacks": online.fallbacks,
-        "restored": [key for key, g in graphs.items() if g.restored], "equal": equal,
+        "used": used, "shown": shown, "launches_before_ready": launches, "fallbacks": restorer.fallbacks,
+        "restored": list(graphs), "equal": equal,
     }  # fmt: skip
 
 
@@ -116,8 +106,8 @@ def _outputs(model: SimModel, executable: int, key: str) -> bytes:
 
 
 def main() -> None:
-    model = SimModel(SHAPE, int(os.environ[SEED]))
     task = LaunchPlan.current().engine
+    model = SimModel(SHAPE, int(os.environ[SEED]))
     jobs = [(record, task.record), (prove, task.prove), (restore, task.restore)]
     job, directory = next((job, directory) for job, directory in jobs if directory)
     try:
@@ -125,7 +115,7 @@ def main() -> None:
     except GraphError as error:
         if job is restore:
             raise
-        rounds.fail(directory, str(error))
+        offline.fail(directory, str(error))
         print(json.dumps({"error": str(error)}), file=sys.stderr)
 
 

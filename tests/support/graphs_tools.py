@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldstart.graphs import capture, combine, contents, gate, table_files
+from coldstart.graphs import tables as stored
 from coldstart.graphs.api import Captured
-from coldstart.graphs.restore import Restorer
-from coldstart.graphs.snapshot import Snapshot
+from coldstart.graphs.errors import GraphError
+from coldstart.graphs.link import combine
+from coldstart.graphs.prove import prove, publish
+from coldstart.graphs.record import Snapshot, take
+from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.tables import Tables
 from tests.support.graphs.model import Shape, SimModel
 
@@ -29,32 +32,55 @@ def offline(seed: int, shape: Shape = SMALL, model: SimModel | None = None) -> H
     """Capture every size, largest first."""
     model = model or SimModel(shape, seed)
     captured = {key: model.capture(key) for key in reversed(model.sizes())}
-    return Half(model, captured, capture.take(model.driver, model, captured))
+    return Half(model, captured, take(model.driver, model, captured))
 
 
-def bundle(directory: Path, shape: Shape = SMALL, seeds: Sequence[int] = (1, 2, 5, 6)) -> Tables:
-    """Combine two processes, and more that resolve ambiguous words, to one bundle on disk."""
-    a, b, *more = (offline(seed, shape) for seed in seeds)
-    combined = combine.combine(a.snapshot, b.snapshot, [half.snapshot for half in more])
-    tables = contents.minimise(b.model.driver, b.model, b.captured, combined, b.snapshot.contents)
-    table_files.save(tables, directory, b.snapshot.binaries)
+def bundle(directory: Path, shape: Shape = SMALL, seeds: Sequence[int] = (1, 2)) -> Tables:
+    """Combine two processes to one bundle on disk."""
+    a, b = (offline(seed, shape).snapshot for seed in seeds)
+    tables = combine(a, b)
+    stored.save(tables, directory, b.binaries)
     return tables
 
 
 def proven(directory: Path, shape: Shape = SMALL) -> Tables:
-    """Create a bundle that passed the gate in a third process."""
+    """Create a bundle that passed the proof in a third process."""
     tables = bundle(directory, shape)
     model = SimModel(shape, 3)
-    proof = gate.prove(Restorer(directory, model.driver, model), model.driver, model, model)
-    gate.publish(proof, directory)
+    publish(prove(Restorer(directory, model.driver, model), model.driver, model, model), directory)
     return tables
+
+
+def linked(directory: Path, model: SimModel) -> Restorer:
+    """Return a linked restorer."""
+    restorer = Restorer(directory, model.driver, model)
+    assert restorer.link(), restorer.fallbacks
+    return restorer
+
+
+def restored(restorer: Restorer, key: str) -> Replayable:
+    """Return a graph that can be restored."""
+    graph = restorer.restore(key)
+    assert graph is not None, restorer.fallbacks
+    return graph
 
 
 def seal(bundle: Path, target: Path, tables: Tables) -> Path:
     """Write `tables` with the binaries of `bundle` to `target` and seal them."""
-    digests = table_files.read_manifest(bundle)["binaries"]
-    table_files.save(tables, target, {digest: table_files.load_binary(bundle, digest) for digest in digests})
+    digests = stored.read_manifest(bundle).binaries
+    stored.save(tables, target, {digest: stored.load_binary(bundle, digest) for digest in digests})
     return target
+
+
+def is_wrong(directory: Path, key: str, seed: int = 21) -> bool:
+    """Return whether restored and captured outputs differ or the replay faults."""
+    model = SimModel(SMALL, seed)
+    graph = restored(linked(directory, model), key)
+    try:
+        got = outputs(model, graph.executable, key)
+    except GraphError:
+        return True
+    return got != outputs(model, model.capture(key).executable, key)
 
 
 def outputs(model: SimModel, executable: int, key: str, seed: int = 9) -> bytes:

@@ -5,6 +5,7 @@ What stands in: the driver and the framework (simulated), the manager and its ca
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -19,7 +20,7 @@ from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import offline
 from coldstart.graphs.api import Captured
 from coldstart.graphs.tables import SymbolRegion
-from coldstart.vllm.graphs import hook, record, restore
+from coldstart.vllm.graphs import hooks, record, restore
 from tests.support.graphs.model import Shape, SimModel
 
 INPUTS = ("ids", "positions", "slots", "lengths")
@@ -143,8 +144,6 @@ class Runner:
 def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
     """Worker modules over the doubles; `model` is the current process."""
     now: dict[str, SimModel] = {}
-    runner = type("R", (), {"_warmup_and_capture": None})
-    places = {"manager": (Manager, "capture"), "runner": (runner, "_warmup_and_capture")}
 
     def framework(driver: Any, tensors: Any, sizes: Any, capture: Any, pool: Any) -> Framework:
         return Framework(now["model"], sizes, capture)
@@ -153,16 +152,15 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
         regions = Framework(now["model"], {}, None).regions()
         return {r.symbol: Tensor(r) for r in regions}
 
-    monkeypatch.setattr(hook, "_places", lambda: places)
-    monkeypatch.setattr(hook, "require", lambda: None)
+    monkeypatch.setitem(sys.modules, hooks.MODULE, SimpleNamespace(CudaGraphManager=Manager))
+    monkeypatch.setattr(hooks, "require", lambda: None)
     for module in (record, restore):
         monkeypatch.setattr(module, "CudaDriver", lambda *log: now["model"].driver)
-        monkeypatch.setattr(module, "runner_tensors", tensors)
-        monkeypatch.setattr(module, "TorchFramework", framework)
+    monkeypatch.setattr(record, "runner_tensors", tensors)
+    monkeypatch.setattr(record, "TorchFramework", framework)
     monkeypatch.setattr(record, "ModuleWatch", lambda log: None)
     monkeypatch.setattr(record, "consumes_random", lambda graph: False)
     monkeypatch.setattr(restore, "make_attributes", lambda runner, wanted: {})
-    monkeypatch.setattr("torch.cuda.memory._record_memory_history", lambda **settings: None)
     return now
 
 

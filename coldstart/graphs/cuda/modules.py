@@ -1,49 +1,76 @@
-"""Find the binary of a function among the modules that were observed when they were loaded.
+"""Find the binary of a function by the module that it was loaded from, observed with CUPTI: no preload, offline only.
 
-Identity is (SHA-256 of the binary, name). If several binaries define a name, the exact set of functions in
-the function's module decides. If that is ambiguous too, the binary is unknown and the kernel is not bundled.
+A callback of the domain RESOURCE has the binary of each module that the driver loads. If that happens inside a call of
+cuModuleLoad*, as Triton and Inductor load their kernels, the callback at the end of the call has the handle of the module,
+so its functions are known by their binary although others have the same name. The kernels of a library that the
+driver loads lazily are known by name; if several binaries define a name, the set of functions in the module decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import importlib.util
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from threading import get_ident
+from typing import Any
 
 from coldstart.graphs.elf import Cubin, read_cubin
-from coldstart.graphs.errors import AlteredTableError
-from coldstart.graphs.table_files import sha256
+from coldstart.graphs.errors import AlteredTableError, DriverError
+from coldstart.graphs.tables import sha256
 
 Layout = tuple[tuple[int, int], ...]
+DRIVER_API, RESOURCE = 1, 3  # CUpti_CallbackDomain
+MODULE_LOADED = 6  # CUpti_CallbackIdResource
+MODULE_LOADS = (
+    18,
+    19,
+    20,
+    21,
+)  # cuModuleLoad, its forms Data, DataEx and FatBinary; the first parameter is CUmodule *
+ENTER = 0  # CUpti_ApiCallbackSite
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
 
 
 @dataclass
 class ModuleLog:
-    """Binaries by digest, in order of loading; the module-loaded callback calls `see`."""
+    """Binaries by digest, in order of loading."""
 
     images: dict[str, bytes] = field(default_factory=dict)
     cubins: dict[str, Cubin] = field(default_factory=dict)
     unreadable: int = 0
     _by_name: dict[str, list[str]] = field(default_factory=dict)
+    _by_module: dict[int, str] = field(default_factory=dict)
 
-    def see(self, image: bytes) -> None:
-        """Record one binary; images that are not cubins are counted and dropped."""
+    def see(self, image: bytes) -> str | None:
+        """Record one binary and return its digest; images that are not cubins are counted and dropped."""
         digest = sha256(image)
         if digest in self.images:
-            return
+            return digest
         try:
             cubin = read_cubin(image)
         except AlteredTableError:
             self.unreadable += 1
-            return
+            return None
         self.images[digest], self.cubins[digest] = image, cubin
         for name in cubin.kernels:
             self._by_name.setdefault(name, []).append(digest)
+        return digest
 
-    def digest(self, name: str, layout: Layout, siblings: Callable[[], set[str]]) -> str | None:
+    def link_module(self, module: int, digest: str) -> None:
+        """Record which binary a module was loaded from; a later module may have the handle of one that was unloaded."""
+        self._by_module[module] = digest
+
+    def digest(self, module: int, name: str, layout: Layout, siblings: Callable[[], set[str]]) -> str | None:
         """Return the digest of a function's binary, or None if it is unknown or ambiguous.
 
         `siblings` returns the names in the function's module; it is called only if needed.
         """
+        known = self._by_module.get(module)
+        if known is not None and name in self.cubins[known].kernels:
+            return known
         fits = [d for d in self._by_name.get(name, []) if self.cubins[d].kernels[name] in (layout, ())]
         if len(fits) > 1:
             names = siblings()
@@ -53,3 +80,76 @@ class ModuleLog:
     def mutable(self, digest: str | None) -> bool:
         """Return whether the binary defines variables."""
         return digest is not None and bool(self.cubins[digest].mutable_globals)
+
+
+class _Resource(ctypes.Structure):
+    _fields_ = (("context", ctypes.c_void_p), ("handle", ctypes.c_void_p), ("descriptor", ctypes.c_void_p))
+
+
+class _Module(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_uint32), ("size", ctypes.c_size_t), ("image", ctypes.c_void_p))
+
+
+class _Call(ctypes.Structure):
+    """Start of CUpti_CallbackData."""
+
+    _fields_ = (("site", ctypes.c_int), ("name", ctypes.c_char_p), ("parameters", ctypes.c_void_p))
+
+
+def candidates() -> Iterator[str]:
+    """Yield names and paths of libcupti."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        yield from sorted(str(path) for path in Path(root).glob("*/lib/libcupti.so*"))
+    yield from ("libcupti.so.13", "libcupti.so.12", "libcupti.so")
+
+
+def library() -> ctypes.CDLL:
+    """Load libcupti. Raises DriverError."""
+    for name in candidates():
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise DriverError("dlopen libcupti", "not found: coldstart install gpu")
+
+
+class ModuleWatch:
+    """Subscription that adds loaded modules to a ModuleLog for the rest of the process.
+
+    It must subscribe before the first kernel is launched. Raises DriverError if CUPTI rejects it.
+    """
+
+    def __init__(self, log: ModuleLog) -> None:
+        self._log, self._cupti = log, library()
+        self._loaded = defaultdict[int, list[str]](list)  # by thread, in its call of cuModuleLoad*
+        self._subscriber = ctypes.c_void_p()
+        self._callback = _CALLBACK(self._notice)  # the callback must outlive the subscription
+        self._call("cuptiSubscribe", ctypes.byref(self._subscriber), self._callback, None)
+        self._call("cuptiEnableCallback", 1, self._subscriber, RESOURCE, MODULE_LOADED)
+        for number in MODULE_LOADS:
+            self._call("cuptiEnableCallback", 1, self._subscriber, DRIVER_API, number)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        result = getattr(self._cupti, name)(*arguments)
+        if result:
+            raise DriverError(name, result)
+
+    def _notice(self, _: object, domain: int, number: int, data: int) -> None:
+        if (domain, number) == (RESOURCE, MODULE_LOADED):
+            resource = ctypes.cast(data, ctypes.POINTER(_Resource)).contents
+            module = ctypes.cast(resource.descriptor, ctypes.POINTER(_Module)).contents
+            seen = (
+                self._log.see(ctypes.string_at(module.image, module.size))
+                if module.image and module.size
+                else None
+            )
+            self._loaded[get_ident()] += [seen] if seen else []
+        elif domain == DRIVER_API and number in MODULE_LOADS:
+            call, seen_here = (
+                ctypes.cast(data, ctypes.POINTER(_Call)).contents,
+                self._loaded.pop(get_ident(), []),
+            )
+            if call.site != ENTER and len(seen_here) == 1:
+                (target,) = ctypes.cast(call.parameters, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[:1]
+                self._log.link_module(int(target[0] or 0), seen_here[0])

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coldstart.contract.graphs import CANARY, GRAPHS_REPORT, KV_REPORT, EngineTask
-from coldstart.graphs import rounds
+from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
 from coldstart.vllm import compat, late
 from coldstart.vllm.engine import aot
-from coldstart.vllm.graphs import hook, kv_plan
-from coldstart.vllm.graphs.graph_source import log
+from coldstart.vllm.graphs import hooks, kv_plan
+from coldstart.vllm.graphs.hooks import log
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 WORKER = "vllm.v1.worker.gpu_worker"
@@ -61,7 +61,7 @@ class Later:
             except GraphError as error:
                 log.warning("vLLM captures its CUDA graphs: %s", error)
                 if self._work:
-                    rounds.fail(self._work, str(error))
+                    offline.fail(self._work, str(error))
                 self._made.append(Declined(str(error)))
         return self._made[0]
 
@@ -95,7 +95,7 @@ def register(task: EngineTask) -> None:
 
 
 def _session(task: EngineTask) -> CaptureSession:
-    hook.require()
+    hooks.require()
     if task.record:
         from coldstart.vllm.graphs.record import GraphRecording
 

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from coldstart.graphs import live, rounds
-from coldstart.graphs.cuda.backend import CudaDriver
-from coldstart.graphs.cuda.cupti import ModuleWatch
-from coldstart.graphs.cuda.modules import ModuleLog
+from coldstart.graphs import offline
+from coldstart.graphs.cuda.driver import CudaDriver
+from coldstart.graphs.cuda.modules import ModuleLog, ModuleWatch
 from coldstart.graphs.errors import GraphError, GraphRefusedError
-from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, StoredInputs, View, finder
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, Place, StoredInputs, finder
 from coldstart.graphs.tables import SymbolRegion
 from coldstart.graphs.torch_framework import TorchFramework, consumes_random, define_kept_class
 from coldstart.system.devices import nvml
-from coldstart.vllm.graphs import hook, outputs
-from coldstart.vllm.graphs.graph_source import graph_key, log, refuse_unsupported
+from coldstart.vllm.graphs import hooks
+from coldstart.vllm.graphs.hooks import graph_key, is_full, log, refuse_unsupported
 from coldstart.vllm.graphs.names import runner_tensors
-from coldstart.vllm.graphs.outputs import Like
 
-FULL = "FULL"
 SMALL = 1 << 20
+VLLM = "vllm"  # entry of the report
 MANAGER = "static:cudagraph_manager."
 OUTPUTS = (f"{MANAGER}hidden_states", f"{MANAGER}aux_hidden_states.")
 PADDING = (1 << 21, 1 << 26)
+WIDTHS = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+Like = dict[str, Any]
 
 
 class GraphRecording:
-    """Offline round; `directory` is the work directory of rounds.py."""
+    """Offline round; `directory` is the work directory of offline.py."""
 
     def __init__(self, directory: Path) -> None:
         self._work, self.modules = directory, ModuleLog()
@@ -38,7 +39,9 @@ class GraphRecording:
         try:
             self._watch = ModuleWatch(self.modules)
         except GraphError as error:
-            log.warning("kernels are recorded by name, without their binaries: %s", error)
+            log.warning(
+                "no graph can be recorded, because the binaries of the kernels are unknown: %s", error
+            )
         self.inputs: InputLog | None = None
         self._named: dict[str, set[str]] = {}
 
@@ -47,24 +50,22 @@ class GraphRecording:
         return {}
 
     def prepare_load(self) -> None:
-        """Allocate random sizes first, so that no two processes have the same memory layout."""
+        """Number all allocations from here on; allocate random sizes first, so that no two processes have the same layout."""
         import torch
 
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=4_000_000)
         rng = random.SystemRandom()
         sizes = [rng.randrange(*PADDING) for _ in range(rng.randrange(3, 12))]
         self._padding = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
         """Capture with kept graphs, then write this process's layout."""
-        import torch
-
-        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=2_000_000)
         driver = CudaDriver(self.modules)
         self.inputs = InputLog(driver)
         # An error of the first layout is reported where the layouts are combined.
         with suppress(GraphError):
-            self._named = rounds.first_symbols(self._work)
-        undo = hook.watch(runner, lambda key: self._remember(runner, key))
+            self._named = offline.find_possible_symbols(self._work)
+        undo = hooks.watch(runner, lambda key: self._remember(runner, key))
         try:
             with keep_graphs():
                 result = own()
@@ -75,7 +76,7 @@ class GraphRecording:
             self._watch_steps(runner, self._save(runner, driver, self.inputs))
         except GraphError as error:
             log.warning("cannot record graphs: %s", error)
-            rounds.fail(self._work, str(error))
+            offline.fail(self._work, str(error))
         return result
 
     def _remember(self, runner: Any, key: str) -> None:
@@ -84,83 +85,68 @@ class GraphRecording:
         if self.inputs is not None:
             self.inputs.remember(key, [r for r in spans if r.symbol in self._named.get(key, ())])
 
-    def _watch_steps(self, runner: Any, watch: live.ContentWatch) -> None:
-        """Compare unnamed memory after each step that this engine takes from now on."""
+    def _watch_steps(self, runner: Any, watch: offline.ContentWatch) -> None:
+        """Compare stored contents after each step that this engine takes from now on."""
         own = runner.execute_model
 
         def execute_model(*arguments: Any, **keywords: Any) -> Any:
             result = own(*arguments, **keywords)
             try:
                 watch.look()
-                watch.save(self._work)
             except GraphError as error:
-                rounds.fail(self._work, f"cannot read unnamed memory between steps: {error}")
+                offline.fail(self._work, f"cannot read unnamed memory between steps: {error}")
             return result
 
         runner.execute_model = execute_model
 
-    def _save(self, runner: Any, driver: CudaDriver, inputs: InputLog) -> live.ContentWatch:
+    def _save(self, runner: Any, driver: CudaDriver, inputs: InputLog) -> offline.ContentWatch:
         graphs = captured_graphs(runner)
-        framework = vllm_framework(driver, runner, graphs, _pool(runner))
+        framework = vllm_framework(driver, runner)
         captured = {key: framework.capture(key) for key in graphs}
-        pool = framework.pool()
-        likes = {key: outputs.describe(output, pool) for key, (_, _, output) in graphs.items()}
         attributes = manager_attributes(runner)
         held = Inputs(
-            token_regions(runner), [r.symbol for r in framework.regions() if r.symbol.startswith("kv:")],
-            inputs.static,
-            {key: places(likes[key], attributes, int(d.num_tokens)) for key, (d, _, _) in graphs.items()},
+            token_regions(runner), [r.symbol for r in framework.regions() if r.symbol.startswith("kv:")], inputs.static,
+            {key: places(attributes, int(d.num_tokens)) for key, (d, _) in graphs.items()},
         )  # fmt: skip
-        here = finder(framework.regions, framework.pool)
-        workload = StoredInputs(driver, held, inputs.held.__getitem__, here, View(here), None)
         if self._named:
+            workload = StoredInputs(driver, held, inputs.held.__getitem__, finder(framework.regions))
             refuse_random(framework, workload, graphs)
-        vllm = {"attributes": attributes, "outputs": likes, "driver": nvml.driver()}
-        report = {ENTRY: held.document(), outputs.ENTRY: vllm}
-        return rounds.record(self._work, driver, framework, captured, workload, inputs, report)
+        report = {ENTRY: held.document(), VLLM: {"attributes": attributes, "driver": nvml.driver()}}
+        return offline.record(self._work, driver, framework, captured, inputs, report)
 
 
 def refuse_random(
-    framework: TorchFramework, workload: StoredInputs, graphs: dict[str, tuple[Any, Any, Any]]
+    framework: TorchFramework, workload: StoredInputs, graphs: Mapping[str, tuple[Any, Any]]
 ) -> None:
     """Refuse the graphs that consume random numbers.
 
     Each is replayed on its own inputs: with those of another size, attention reads outside its memory.
     """
-    for key, (_, graph, _) in graphs.items():
+    for key, (_, graph) in graphs.items():
         workload.prepare(key, 0)
         if consumes_random(graph):
             framework.refusals[key] = "the graph consumes random numbers"
 
 
-def captured_graphs(runner: Any) -> dict[str, tuple[Any, Any, Any]]:
-    """Return key to (descriptor, graph, output) of every full graph of either runner; pieces stay with vLLM."""
-    manager = getattr(runner, "cudagraph_manager", None)
-    if manager is not None:
-        return {graph_key(d, FULL): (d, g, None) for d, g in manager.graphs.items() if d.cg_mode.name == FULL}
-    entries = getattr(runner.model, "concrete_cudagraph_entries", {})
-    kept = {d: e for d, e in entries.items() if e.cudagraph is not None}
-    return {graph_key(d, FULL): (d, e.cudagraph, e.output) for d, e in kept.items()}
+def captured_graphs(runner: Any) -> dict[str, tuple[Any, Any]]:
+    """Return key to (descriptor, graph) of every full graph; pieces stay with vLLM."""
+    return {graph_key(d): (d, graph) for d, graph in runner.cudagraph_manager.graphs.items() if is_full(d)}
 
 
 def vllm_framework(
-    driver: CudaDriver, runner: Any, graphs: dict[str, tuple[Any, Any, Any]], pool: tuple[int, int]
+    driver: CudaDriver, runner: Any, capture: Callable[[], None] = lambda: None
 ) -> TorchFramework:
-    """Return the runner's memory by name, with vLLM's graphs as captures."""
+    """Return the runner's memory by name, with vLLM's graphs as captures; `capture` is called before one is returned."""
 
-    def captured(key: str) -> Any:
+    def find_captured(key: str) -> Any:
+        capture()
+        graphs = captured_graphs(runner)
         if key not in graphs:
-            raise GraphRefusedError(f"{key} is captured by vLLM itself")
+            raise GraphRefusedError(f"vLLM did not capture {key} in this process")
         return graphs[key][1]
 
-    sizes = {key: int(d.num_tokens) for key, (d, _, _) in graphs.items()}
-    return TorchFramework(driver, runner_tensors(runner), sizes, captured, pool)
-
-
-def _pool(runner: Any) -> tuple[int, int]:
-    manager = getattr(runner, "cudagraph_manager", None)
-    pool: tuple[int, int] = manager.pool if manager is not None else runner.model.graph_pool
-    return pool
+    sizes = {key: int(d.num_tokens) for key, (d, _) in captured_graphs(runner).items()}
+    return TorchFramework(driver, runner_tensors(runner), sizes, find_captured, runner.cudagraph_manager.pool)
 
 
 @contextmanager
@@ -213,9 +199,8 @@ def manager_attributes(runner: Any) -> dict[str, Like]:
 
     The buffers in a list have the name of the list and their index.
     """
-    manager = getattr(runner, "cudagraph_manager", None)
-    hidden = getattr(manager, "hidden_states", None)
-    buffers = {} if hidden is None else {"hidden_states": hidden}
+    manager = runner.cudagraph_manager
+    buffers = {} if manager.hidden_states is None else {"hidden_states": manager.hidden_states}
     auxiliary = getattr(manager, "aux_hidden_states", None) or []
     buffers |= {f"aux_hidden_states.{number}": buffer for number, buffer in enumerate(auxiliary)}
     return {
@@ -224,11 +209,16 @@ def manager_attributes(runner: Any) -> dict[str, Like]:
     }
 
 
-def places(like: Any, attributes: dict[str, Like], rows: int) -> list[Place]:
-    """Return the places of a graph's outputs: in the pool, or the first `rows` rows of the manager's buffers.
+def places(attributes: Mapping[str, Like], rows: int) -> list[Place]:
+    """Return the places of a graph's outputs: the first `rows` rows of the manager's buffers.
 
     The manager's buffers have the rows of the largest graph. A graph writes only as many rows as it has tokens.
     """
-    if like is None:
-        return [(MANAGER + name, 0, outputs.size(outputs.first(a, rows))) for name, a in attributes.items()]
-    return [(one["symbol"], one["offset"], outputs.size(one)) for one in outputs.leaves(like)]
+    return [
+        (
+            MANAGER + name,
+            0,
+            min(rows, like["shape"][0]) * math.prod(like["shape"][1:]) * WIDTHS.get(like["dtype"], 1),
+        )
+        for name, like in attributes.items()
+    ]

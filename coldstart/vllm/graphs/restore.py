@@ -7,53 +7,44 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.plan import CANARY_BATCH
-from coldstart.graphs import gate, rounds
-from coldstart.graphs.cuda.backend import CudaDriver
-from coldstart.graphs.errors import AlteredTableError, GraphError, GraphRefusedError
-from coldstart.graphs.inputs import Inputs, Span, StoredInputs, View, finder, make_reader
+from coldstart.graphs import offline
+from coldstart.graphs.cuda.driver import CudaDriver
+from coldstart.graphs.errors import GraphError, GraphRefusedError
+from coldstart.graphs.inputs import Inputs, StoredInputs, finder, make_reader
 from coldstart.graphs.online import Online
+from coldstart.graphs.prove import read_proof
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.table_files import read_manifest
-from coldstart.graphs.tables import SymbolRegion
+from coldstart.graphs.tables import read_manifest
 from coldstart.graphs.torch_framework import TorchFramework
 from coldstart.system import timeline
 from coldstart.system.devices import nvml
-from coldstart.vllm.graphs import hook, outputs
-from coldstart.vllm.graphs.graph_source import log, refuse_unsupported
-from coldstart.vllm.graphs.names import runner_tensors
-from coldstart.vllm.graphs.record import captured_graphs, keep_graphs, vllm_framework
+from coldstart.vllm.graphs import hooks
+from coldstart.vllm.graphs.hooks import log, refuse_unsupported
+from coldstart.vllm.graphs.record import VLLM, Like, keep_graphs, vllm_framework
 
 
-def workload(
-    driver: CudaDriver, framework: TorchFramework, restorer: Restorer, captured: View | None
-) -> StoredInputs:
+def open_workload(driver: CudaDriver, framework: TorchFramework, directory: Path) -> StoredInputs:
     """Return the bundle's stored inputs in this process's memory. Raises AlteredTableError."""
-
-    def restored(symbol: str) -> SymbolRegion:
-        region, base = restorer.region(symbol)
-        return SymbolRegion(symbol, region.size, base)
-
-    held = Inputs.parse_report(read_manifest(restorer.directory)["report"])
-    read = make_reader(restorer.directory)
-    return StoredInputs(driver, held, read, finder(framework.regions), captured, View(restored))
+    inputs = Inputs.parse_report(read_manifest(directory).report)
+    return StoredInputs(driver, inputs, make_reader(directory), finder(framework.regions))
 
 
-def extras(directory: Path) -> Mapping[str, Any]:
-    """Return the recorded attributes and outputs of vLLM's graph manager.
+def read_extras(directory: Path) -> Mapping[str, Any]:
+    """Return the recorded attributes of vLLM's graph manager and the driver's version.
 
     Raises AlteredTableError, or GraphRefusedError for a bundle of another engine.
     """
-    held = read_manifest(directory)["report"].get(outputs.ENTRY)
-    if not isinstance(held, dict) or not {"attributes", "outputs"} <= set(held):
+    held = read_manifest(directory).report.get(VLLM)
+    if not isinstance(held, dict) or "attributes" not in held:
         raise GraphRefusedError("the bundle was not recorded from vLLM")
     return held
 
 
-def make_attributes(runner: Any, wanted: Mapping[str, outputs.Like]) -> dict[str, Any]:
+def make_attributes(runner: Any, wanted: Mapping[str, Like]) -> dict[str, Any]:
     """Create the buffers that a capture would have created on the manager; graphs write into them."""
     import torch
 
-    manager, values = getattr(runner, "cudagraph_manager", None), dict[str, Any]()
+    values = dict[str, Any]()
     for name, like in wanted.items():
         tensor = torch.empty(like["shape"], dtype=getattr(torch, like["dtype"]), device="cuda")
         attribute, _, number = name.partition(".")
@@ -62,7 +53,7 @@ def make_attributes(runner: Any, wanted: Mapping[str, outputs.Like]) -> dict[str
         else:
             values[attribute] = tensor
     for name, value in values.items():
-        setattr(manager, name, value)
+        setattr(runner.cudagraph_manager, name, value)
     return values
 
 
@@ -76,8 +67,7 @@ class Proving:
     """Session that restores everything, lets vLLM capture everything, and compares."""
 
     def __init__(self, work: Path) -> None:
-        self._work, self.extras = work, extras(work / rounds.BUNDLE)
-        self._known: dict[str, list[Span]] = {}
+        self._work, self.extras = work, read_extras(work / offline.BUNDLE)
 
     def fallbacks(self) -> dict[str, str]:
         """Return nothing: this process does not serve."""
@@ -90,45 +80,35 @@ class Proving:
             return self._prove(runner, own)
         except GraphError as error:
             log.warning("cannot prove graphs: %s", error)
-            rounds.fail(self._work, str(error))
+            offline.fail(self._work, str(error))
             return own()
 
     def _prove(self, runner: Any, own: Callable[[], Any]) -> Any:
-        driver, graphs, result = CudaDriver(), dict[str, Any](), list[Any]()
+        driver, result = CudaDriver(), list[Any]()
         make_attributes(runner, self.extras["attributes"])
 
-        def capture(key: str) -> Any:
+        def capture() -> None:
             if not result:
                 with keep_graphs():
                     result.append(own())
-                graphs.update(captured_graphs(runner))
-                self._look(graphs)
-            if key not in graphs:
-                raise GraphRefusedError(f"vLLM did not capture {key} in this process")
-            return graphs[key][1]
 
-        framework = TorchFramework(driver, runner_tensors(runner), {}, capture, (0, 0))
-        view = View(finder(framework.regions), self._known)
-        rounds.prove(self._work, driver, framework, lambda r: workload(driver, framework, r, view))
+        framework = vllm_framework(driver, runner, capture)
+        workload = open_workload(driver, framework, self._work / offline.BUNDLE)
+        offline.prove_bundle(self._work, driver, framework, workload)
         return result[0] if result else own()
-
-    def _look(self, graphs: Mapping[str, tuple[Any, Any, Any]]) -> None:
-        """Record where the graphs captured here have their outputs."""
-        known_spans = {key: outputs.spans(output) for key, (_, _, output) in graphs.items()}
-        self._known.update({key: spans for key, spans in known_spans.items() if spans is not None})
 
 
 class Restoring:
-    """Session of an online start; also the hook's GraphSource."""
+    """Session of an online start, and the source of graphs for the hook."""
 
     def __init__(self, directory: Path, *, canary: str = "1") -> None:
         self.directory, self._canary = directory, canary
-        self.proof, self.extras = gate.read_proof(directory), extras(directory)
+        self.proof, self.extras = read_proof(directory), read_extras(directory)
         self._declined: dict[str, str] = {}
         self.online: Online | None = None
 
     def fallbacks(self) -> dict[str, str]:
-        return self._declined | (dict(self.online.fallbacks) if self.online else {})
+        return self._declined | (dict(self.online.restorer.fallbacks) if self.online else {})
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
         """Link and hook, let vLLM capture the rest, then build the remaining graphs in the background."""
@@ -136,7 +116,7 @@ class Restoring:
             refuse_unsupported(runner)
             self._refuse_another_driver()
             online = self._begin(runner)
-            undo = hook.install(runner, self, log.warning)
+            undo = hooks.install(runner, self)
         except GraphError as error:
             log.warning("vLLM captures its CUDA graphs: %s", error)
             self._declined["*"] = str(error)
@@ -159,19 +139,15 @@ class Restoring:
     def _begin(self, runner: Any) -> Online:
         driver = CudaDriver()
         self._made = make_attributes(runner, self.extras["attributes"])
-        self.framework = vllm_framework(driver, runner, {}, (0, 0))
-        restorer = Restorer(
-            self.directory, driver, self.framework, note=timeline.emit, adopt=self.proof.adopt,
-            settled=self.proof.settled,
-        )  # fmt: skip
-        wanted = workload(driver, self.framework, restorer, None) if self._canary != "0" else None
-        online = self.online = Online(
-            restorer, self.proof, wanted, every=self._canary == "all", batch=CANARY_BATCH
-        )
-        if not online.begin():
+        framework = vllm_framework(driver, runner)
+        restorer = Restorer(self.directory, driver, framework, note=timeline.emit, settled=self.proof.settled)
+        workload = open_workload(driver, framework, self.directory) if self._canary != "0" else None
+        every = self._canary == "all"
+        self.online = Online(restorer, self.proof, workload, every=every, batch=CANARY_BATCH)
+        if not self.online.begin():
             remove_attributes(runner, self._made)
-            raise GraphRefusedError(online.fallbacks["*"])
-        return online
+            raise GraphRefusedError(restorer.fallbacks["*"])
+        return self.online
 
     # --- GraphSource, for the hook --------------------------------------------------------------------
     def _online(self) -> Online:
@@ -179,8 +155,8 @@ class Restoring:
             raise GraphRefusedError("the graphs of the bundle are not linked in this process")
         return self.online
 
-    def usable(self, key: str) -> bool:
-        return self._online().restorer.holds(key)
+    def is_usable(self, key: str) -> bool:
+        return key in self._online().restorer.sizes()
 
     def is_first(self, key: str) -> bool:
         return self._online().is_first(key)
@@ -188,21 +164,11 @@ class Restoring:
     def defer(self, key: str, show: Callable[[], None]) -> None:
         self._online().defer(key, show)
 
-    def replayable(self, key: str) -> Any:
-        graph = self._online().restorer.graph_or_none(key)
+    def restore(self, key: str) -> Any:
+        graph = self._online().restorer.restore(key)
         if graph is None:
-            raise GraphRefusedError(self._online().fallbacks[key])
+            raise GraphRefusedError(self._online().restorer.fallbacks[key])
         return graph
-
-    def output(self, key: str) -> Any:
-        return outputs.view(self.extras["outputs"].get(key), self._tensor)
-
-    def _tensor(self, like: outputs.Like) -> Any:
-        region, base = self._online().restorer.region(like["symbol"])
-        try:
-            return self.framework.view(region, base, like["offset"], like)
-        except (KeyError, AttributeError, RuntimeError) as error:
-            raise AlteredTableError(f"invalid description of an output: {error}") from error
 
     def attributes(self) -> Mapping[str, Any]:
         return self._made

@@ -9,26 +9,27 @@ from pathlib import Path
 
 from support.fake_cuda.model import FakeModel
 
-from coldstart.graphs import capture, combine, contents, gate
-from coldstart.graphs.errors import GraphError, GraphRefusedError
-from coldstart.graphs.restore import Restorer
-from coldstart.graphs.snapshot import load_snapshot
-from coldstart.graphs.table_files import save
+from coldstart.graphs.errors import GraphError
+from coldstart.graphs.link import combine
+from coldstart.graphs.prove import prove as run_proof
+from coldstart.graphs.prove import publish
+from coldstart.graphs.record import load_snapshot, take
+from coldstart.graphs.restore import Replayable, Restorer
+from coldstart.graphs.tables import save
 
 
 def snapshot(seed: int, out: Path) -> dict[str, object]:
     model = FakeModel(seed)
     captured = {key: model.capture(key) for key in model.sizes()}
-    capture.take(model.driver, model, captured).save(out)
+    take(model.driver, model, captured).save(out)
     return {"graphs": len(captured)}
 
 
 def bundle(seed: int, other: Path, out: Path) -> dict[str, object]:
     model = FakeModel(seed)
     captured = {key: model.capture(key) for key in model.sizes()}
-    mine = capture.take(model.driver, model, captured)
-    combined = combine.combine(load_snapshot(other), mine)
-    tables = contents.minimise(model.driver, model, captured, combined, mine.contents)
+    mine = take(model.driver, model, captured)
+    tables = combine(load_snapshot(other), mine)
     save(tables, out, mine.binaries)
     return {"report": tables.report, "refused": tables.refused, "contents": int(tables.contents.nbytes)}
 
@@ -36,9 +37,9 @@ def bundle(seed: int, other: Path, out: Path) -> dict[str, object]:
 def prove(seed: int, where: Path) -> dict[str, object]:
     model = FakeModel(seed)
     restorer = Restorer(where, model.driver, model)
-    proof = gate.prove(restorer, model.driver, model, model)
-    gate.publish(proof, where)
-    graph = restorer.graph("decode:4").keep[1]
+    proof = run_proof(restorer, model.driver, model, model)
+    publish(proof, where)
+    graph = _kept(restorer, "decode:4").keep[1]
     edges = [(e.from_port, e.type) for e in model.driver.edges(graph) if e.type]
     attributes = [
         a
@@ -57,15 +58,12 @@ def faults(seed: int, where: Path) -> dict[str, object]:
     before = fake.fake_calls()
     _restore(model, where)
     count = fake.fake_calls() - before
-    counts = {"calls": count, "restored": 0, "captured": 0, "refused": 0, "wrong": 0, "crashed": 0}
+    counts = {"calls": count, "restored": 0, "refused": 0, "wrong": 0, "crashed": 0}
     for more in (0, 1):
         for number in range(1, count + 1):
             fake.fake_fail_at(number, more)
             try:
                 graphs = _restore(model, where)
-            except GraphRefusedError:
-                counts["refused"] += 1
-                continue
             except Exception as error:  # noqa: BLE001 - any other exception is what the test looks for
                 counts["crashed"] += 1
                 print(number, more, repr(error), file=sys.stderr)
@@ -73,8 +71,8 @@ def faults(seed: int, where: Path) -> dict[str, object]:
             finally:
                 fake.fake_fail_at(-1, 0)
             for key, graph in graphs.items():
-                counts["restored" if graph.restored else "captured"] += 1
-                counts["wrong"] += _run(model, graph.executable, key) != want[key]
+                counts["restored" if graph else "refused"] += 1
+                counts["wrong"] += graph is not None and _run(model, graph.executable, key) != want[key]
     return counts
 
 
@@ -87,7 +85,7 @@ def readings(seed: int) -> dict[str, object]:
     for name, error in (("invalid", 1), ("unsupported", 801), ("unknown", 999)):
         fake.fake_attribute_error(13, error)
         fake.fake_attribute_error(8, error)
-        out[name] = capture.take(model.driver, model, captured).tables.refused
+        out[name] = take(model.driver, model, captured).tables.refused
     fake.fake_attribute_error(-1, 0)
     for name, window, missed in (("window", 4096, 0), ("properties", 0, 2)):
         held = model.capture("decode:4")
@@ -97,26 +95,29 @@ def readings(seed: int) -> dict[str, object]:
         policy.num_bytes, policy.missProp = window, d.CUaccessProperty(missed)
         value.accessPolicyWindow = policy
         d.cuGraphKernelNodeSetAttribute(d.CUgraphNode(kernel), d.CUlaunchAttributeID(1), value)
-        out[name] = capture.take(model.driver, model, {**captured, "decode:4": held}).tables.refused
+        out[name] = take(model.driver, model, {**captured, "decode:4": held}).tables.refused
     return out
 
 
 def unlisted(seed: int) -> dict[str, object]:
-    """Record with a driver that lists no module's functions: the refusals, and the functions found in loaded modules."""
+    """Record with a driver that lists no module's functions: the recorded graphs and the refusals."""
     fake, model = ctypes.CDLL("libcuda.so.1"), FakeModel(seed)
     fake.fake_enumeration_error(801)
     captured = {key: model.capture(key) for key in model.sizes()}
-    tables = capture.take(model.driver, model, captured).tables
-    none = model.driver.loaded_functions()
-    fake.fake_enumeration_error(0)
-    listed = len(model.driver.loaded_functions())
-    return {"keys": tables.keys, "refused": tables.refused, "without": none, "listed": listed}
+    tables = take(model.driver, model, captured).tables
+    return {"keys": list(tables.graphs), "refused": tables.refused}
 
 
-def _restore(model: FakeModel, where: Path) -> dict[str, object]:
+def _kept(restorer: Restorer, key: str) -> Replayable:
+    graph = restorer.restore(key)
+    assert graph is not None, restorer.fallbacks
+    return graph
+
+
+def _restore(model: FakeModel, where: Path) -> dict[str, Replayable | None]:
     restorer = Restorer(where, model.driver, model)
     restorer.link()
-    return {key: restorer.graph(key) for key in model.sizes()}
+    return {key: restorer.restore(key) for key in model.sizes()}
 
 
 def _run(model: FakeModel, executable: int, key: str) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coldstart.graphs.api import LAUNCH, AllocationEvent, Captured
-from coldstart.graphs.cuda.backend import CudaDriver
+from coldstart.graphs.cuda.driver import CudaDriver, call
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.tables import EDGE, MEMCPY, MEMSET, Array, SymbolRegion
 from tests.support.graphs.images import cubin
@@ -38,8 +38,8 @@ class FakeModel:
         self.driver, self.random = CudaDriver(modules), random.Random(seed)
         self.named: dict[str, SymbolRegion] = {}
         for symbol, size in NAMED.items():
-            self.driver.allocate(self.random.randrange(1, 64) * 512)
-            self.named[symbol] = SymbolRegion(symbol, size, self.driver.allocate(size))
+            self.allocate(self.random.randrange(1, 64) * 512)
+            self.named[symbol] = SymbolRegion(symbol, size, self.allocate(size))
             self.driver.fill(self.named[symbol].base, size, 0)
         self.write("param:w", np.arange(ROWS, dtype=np.float32))
         self.library = self.driver.load_library(IMAGE)
@@ -53,10 +53,16 @@ class FakeModel:
     def base_address(self, symbol: str) -> int:
         return self.named[symbol].base
 
+    def allocate(self, size: int) -> int:
+        return int(call(self.driver.d.cuMemAlloc, size))
+
+    def free(self, address: int) -> None:
+        call(self.driver.d.cuMemFree, self.driver.d.CUdeviceptr(address))
+
     # --- capture: as a stream would record it ---------------------------------------------------------
     def capture(self, key: str) -> Captured:
         if not self.segments:
-            self.segments = [SymbolRegion("pool:0", POOL, self.driver.allocate(POOL))]
+            self.segments = [SymbolRegion("pool:0", POOL, self.allocate(POOL))]
         n, pool = self.sizes()[key], self.segments[0].base
         graph = self.driver.new_graph()
         stale = self.random.randrange(1 << 32)
@@ -116,25 +122,24 @@ class FakeModel:
     def pool(self) -> list[SymbolRegion]:
         return self.segments
 
-    def reserve_pool(self, sizes: Sequence[int]) -> list[int]:
-        self.reserved += (new := [self.driver.allocate(size) for size in sizes])
+    def reserve(self, sizes: Sequence[int]) -> list[int]:
+        self.reserved += (new := [self.allocate(size) for size in sizes])
         return new
 
-    def release_pool(self) -> None:
+    def release(self) -> None:
         while self.reserved:
-            self.driver.free(self.reserved.pop())
+            self.free(self.reserved.pop())
 
     def trace(self) -> list[AllocationEvent]:
-        return []
+        """One allocation for each buffer of a graph."""
+        spans = [(at, POOL // 2) for s in self.segments for at in (s.base, s.base + POOL // 2)]
+        return [AllocationEvent(kind, a, n, pool=True) for a, n in spans for kind in ("alloc", "free")]
 
     def refusal(self, key: str) -> str | None:
         return None
 
     def stream(self) -> int:
         return 0
-
-    def trigger(self) -> None:
-        return None
 
     # --- Workload -------------------------------------------------------------------------------------
     def prepare(self, key: str, seed: int) -> None:
@@ -143,7 +148,7 @@ class FakeModel:
         self.write("kv:0", values.standard_normal(2 * ROWS).astype(np.float32))
         self.driver.fill(self.base_address("static:out"), 4 * ROWS, 0)
 
-    def observe(self, key: str, *, restored: bool = False) -> bytes:
+    def observe(self, key: str) -> bytes:
         return b"".join(self.driver.read(self.base_address(s), NAMED[s]) for s in ("static:out", "kv:0"))
 
     def eager(self, key: str) -> None:

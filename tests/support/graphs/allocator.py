@@ -25,10 +25,17 @@ class Allocator:
     """`reuse` is the chance that a fitting hole is taken: below 1 the address pattern differs by process."""
 
     def __init__(
-        self, memory: Memory, rng: random.Random, trace: list[AllocationEvent], *, segment: int, reuse: float
+        self,
+        memory: Memory,
+        rng: random.Random,
+        trace: list[AllocationEvent],
+        *,
+        segment: int,
+        reuse: float,
+        pool: bool = False,
     ) -> None:
         self._memory, self._rng, self._trace = memory, rng, trace
-        self._segment, self._reuse = segment, reuse
+        self._segment, self._reuse, self._pool = segment, reuse, pool
         self.segments: list[Segment] = []
         self._held: dict[int, tuple[int, Segment]] = {}
 
@@ -38,7 +45,7 @@ class Allocator:
         found = self._from_holes(rounded) if self._rng.random() < self._reuse else None
         address, segment = found or self._from_new(rounded)
         self._held[address] = rounded, segment
-        self._trace.append(AllocationEvent("alloc", address, size))
+        self._trace.append(AllocationEvent("alloc", address, size, self._pool))
         return address
 
     def _from_holes(self, size: int) -> tuple[int, Segment] | None:
@@ -60,7 +67,7 @@ class Allocator:
         size, owner = self._held.pop(address)
         owner.free.append((address - owner.base, size))
         self._merge(owner)
-        self._trace.append(AllocationEvent("free", address, size))
+        self._trace.append(AllocationEvent("free", address, size, self._pool))
 
     @staticmethod
     def _merge(segment: Segment) -> None:

@@ -70,7 +70,7 @@ class Decoder:
         self._trace: list[AllocationEvent] = []
         memory = self.driver.memory
         self.general = Allocator(memory, self.rng, self._trace, segment=1 << 14, reuse=reuse)
-        self.private = Allocator(memory, self.rng, self._trace, segment=1 << 15, reuse=1.0)
+        self.private = Allocator(memory, self.rng, self._trace, segment=1 << 15, reuse=1.0, pool=True)
         self._allocator = self.general
         self.named: dict[str, SymbolRegion] = {}
         self.hidden: dict[str, int] = {}
@@ -78,7 +78,9 @@ class Decoder:
         self.reserved: list[int] = []
         self._pairs: dict[str, tuple[int, int, int]] = {}
         self._weights()
+        guard = self.general.allocate(64)  # the table's end, which is a parameter, touches no other memory
         self._buffers()
+        self.general.free(guard)
 
     # --- tensors -------------------------------------------------------------------------------------
     def _name(self, symbol: str, size: int) -> int:

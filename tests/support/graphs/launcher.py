@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,7 @@ import numpy as np
 from coldstart.graphs.api import Edge, NodeKind
 from coldstart.graphs.elf import read_cubin, sections
 from coldstart.graphs.errors import DriverError
-from coldstart.graphs.table_files import sha256
-from coldstart.graphs.tables import MEMCPY, MEMSET, Attributes, Kernel
+from coldstart.graphs.tables import MEMCPY, MEMSET, Attributes, Kernel, sha256
 from tests.support.graphs.kernels import execute
 from tests.support.graphs.memory import Memory
 
@@ -90,16 +89,16 @@ class Launcher:
     def function(self, library: str, name: str) -> int:
         """Load the module lazily, as the first launch of any of its kernels does."""
         if library not in self._loaded:
-            self._loaded[library] = self._load(self.libraries[library].image, library)
+            self._loaded[library] = self._load(self.libraries[library].image)
         return self._loaded[library][name]
 
-    def _load(self, image: bytes, library: str | None) -> dict[str, int]:
+    def _load(self, image: bytes) -> dict[str, int]:
         parsed, digest = read_cubin(image), sha256(image)
         self._images[digest] = image
         bodies = {name: _body(image, name) for name in parsed.kernels}
         mutable = bool(parsed.mutable_globals)
         return {
-            name: self._handle(Function(Kernel(name, digest, layout, (), library, mutable), bodies[name]))
+            name: self._handle(Function(Kernel(name, digest, layout, (), mutable), bodies[name]))
             for name, layout in parsed.kernels.items()
         }
 
@@ -107,22 +106,19 @@ class Launcher:
         loaded: Function = self._get(function, Function, "cuFuncGetName")
         k = loaded.kernel
         attributes = tuple(sorted(loaded.attributes.items()))
-        return Kernel(k.name, k.binary, k.layout, attributes, k.library, k.mutable_globals)
+        return replace(k, attributes=attributes)
 
     def binary(self, digest: str) -> bytes:
         return self._images[digest]
 
     def load_library(self, image: bytes) -> int:
-        return self._handle(self._load(image, None))
+        return self._handle(self._load(image))
 
     def library_kernel(self, library: int, name: str) -> int:
         found: dict[str, int] = self._get(library, dict, "cuLibraryGetKernel")
         if name not in found:
             raise DriverError("cuLibraryGetKernel", "NOT_FOUND")
         return found[name]
-
-    def loaded_functions(self) -> list[int]:
-        return [h for functions in self._loaded.values() for h in functions.values()]
 
     def set_function_attributes(self, function: int, attributes: Sequence[tuple[int, int]]) -> None:
         self._get(function, Function, "cuFuncSetAttribute").attributes.update(dict(attributes))

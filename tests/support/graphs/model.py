@@ -29,11 +29,11 @@ class SimModel(Decoder):
     def pool(self) -> list[SymbolRegion]:
         return self.private.regions()
 
-    def reserve_pool(self, sizes: Sequence[int]) -> list[int]:
+    def reserve(self, sizes: Sequence[int]) -> list[int]:
         self.reserved += (new := [self.driver.allocate(size) for size in sizes])
         return new
 
-    def release_pool(self) -> None:
+    def release(self) -> None:
         while self.reserved:
             self.driver.free(self.reserved.pop())
 
@@ -63,11 +63,6 @@ class SimModel(Decoder):
     def stream(self) -> int:
         return 0
 
-    def trigger(self) -> None:
-        """Run one layer at every size: the kernels differ by size (section 5.2)."""
-        for size in self.shape.sizes:
-            self.forward(size, layers=1)
-
     # --- Workload ------------------------------------------------------------------------------------
     def prepare(self, key: str, seed: int) -> None:
         values = np.random.default_rng(seed)
@@ -83,7 +78,7 @@ class SimModel(Decoder):
             cache = self.driver.memory.array(region.base, F, region.size // 4)
             cache[:] = values.standard_normal(len(cache)).astype(F)
 
-    def observe(self, key: str, *, restored: bool = False) -> bytes:
+    def observe(self, key: str) -> bytes:
         caches = b"".join(
             self.driver.read(self._at(f"kv:{i}"), self.named[f"kv:{i}"].size)
             for i in range(self.shape.layers)

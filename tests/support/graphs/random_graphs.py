@@ -11,56 +11,112 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coldstart.graphs import trace as traces
 from coldstart.graphs.api import AllocationEvent, Edge, KernelNode, Range
-from coldstart.graphs.builder import Builder
 from coldstart.graphs.link import relocate
-from coldstart.graphs.snapshot import MAP, Snapshot
+from coldstart.graphs.record import MAP, GraphBuilder, Snapshot, number_allocations
 from coldstart.graphs.tables import Array, Kernel, SymbolRegion, Tables
 
 LOW, HIGH, ALIGN = 0x7F0000000000, 0x7F8000000000, 512
-NAMES = ("param:w{}", "buffer:b{}", "kv:{}", "static:s{}", "pool:{}", "hidden:{}", "alloc")
+NAMED = ("param:w{}", "buffer:b{}", "kv:{}", "static:s{}")
+SEGMENT = 1 << 16
+KEY = "g"
 
 
 @dataclass(frozen=True)
 class Field:
-    """`kind` is pointer (region, offset), constant (bytes) or stale (random bytes in every process)."""
+    """`kind` is pointer (memory, offset), constant (bytes) or stale (random bytes in every process)."""
 
     kind: str
     at: int
     size: int
-    region: int = 0
+    memory: int = 0
     offset: int = 0
     value: bytes = b""
 
 
 @dataclass
 class Program:
-    """`sizes` are unique, so that a size identifies a library region; `churn` are (size, keep) allocations."""
+    """Memory by symbol and size: named, `hidden` (a library's, of unique size), `alloc` (unnamed) and `pool`.
+
+    `frees` has for each allocation of the pool how many later ones are made before it is freed, or None.
+    """
 
     symbols: list[str]
     sizes: list[int]
+    frees: dict[int, int | None] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
     nodes: list[tuple[int, list[Field]]] = field(default_factory=list)
     edges: list[tuple[int, int, int]] = field(default_factory=list)
-    churn: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass
 class Placement:
-    """Addresses of one process; `trace` holds its allocations."""
+    """Addresses of one process: of all memory, the segments of its pool, and its allocations."""
 
     bases: list[int]
+    segments: list[SymbolRegion]
     trace: list[AllocationEvent]
     noise: random.Random
 
 
-def place(program: Program, seed: int, *, bases: list[int] | None = None) -> Placement:
-    """Return random bases with some adjacent regions and randomly reused addresses."""
+def place(
+    program: Program, seed: int, *, bases: list[int] | None = None, segment: int | None = None
+) -> Placement:
+    """Return random bases with some adjacent regions, and a pool whose freed memory is used again at random.
+
+    Without `segment` the size of the pool's segments is random, so that processes have different numbers of them.
+    """
     rng = random.Random(seed)
-    chosen = bases or _bases(program, rng)
-    trace, chosen = _trace(program, rng, chosen)
-    return Placement(chosen, trace, random.Random(seed ^ 0x5EED))
+    chosen, trace = list(bases or _bases(program, rng)), list[AllocationEvent]()
+    for number, (symbol, size) in enumerate(zip(program.symbols, program.sizes, strict=True)):
+        for churned in _churn(rng, size) if symbol == "alloc" else []:
+            trace += [AllocationEvent(kind, churned[0], churned[1]) for kind in ("alloc", "free")]
+            if bases is None and rng.random() < 0.3:
+                chosen[number] = churned[0]  # the address of memory that was freed (Figure 6)
+        if symbol == "alloc":
+            trace.append(AllocationEvent("alloc", chosen[number], size))
+    pool = _Pool(rng, segment or rng.choice((1, 2, 4)) * SEGMENT)
+    for number in program.frees:
+        if rng.random() < 0.2:  # an allocation that only this process makes, of a size that no other has
+            pool.allocate(100 + 8 * (rng.randrange(1 << 10)) + 1)
+        chosen[number] = pool.allocate(program.sizes[number])
+        for other, later in program.frees.items():
+            if later is not None and other + later == number:
+                pool.free(chosen[other])
+    return Placement(chosen, pool.segments, trace + pool.trace, random.Random(seed ^ 0x5EED))
+
+
+def _churn(rng: random.Random, size: int) -> list[tuple[int, int]]:
+    """Return memory that every process allocates and frees: of other sizes, which only differ in number by process."""
+    return [(rng.randrange(HIGH, HIGH + (1 << 40), 1 << 21), size + 8) for _ in range(rng.randrange(3))]
+
+
+class _Pool:
+    """Allocator of one process; a fitting hole is used or not, and segments are as large as it takes."""
+
+    def __init__(self, rng: random.Random, segment: int) -> None:
+        self._rng, self._segment = rng, segment
+        self._holes, self._sizes = list[tuple[int, int]](), dict[int, int]()
+        self.segments, self.trace = list[SymbolRegion](), list[AllocationEvent]()
+
+    def allocate(self, size: int) -> int:
+        taken = -(-size // ALIGN) * ALIGN
+        fitting = [hole for hole in self._holes if hole[1] >= taken]
+        if not fitting:
+            base = self._rng.randrange(1 << 45, 1 << 46, 1 << 21)
+            self.segments.append(SymbolRegion(f"pool:{len(self.segments)}", max(taken, self._segment), base))
+            self._holes.append((base, max(taken, self._segment)))
+            fitting = self._holes[-1:]
+        hole = self._rng.choice(fitting)
+        self._holes.remove(hole)
+        self._holes += [(hole[0] + taken, hole[1] - taken)] if hole[1] > taken else []
+        self._sizes[hole[0]] = taken
+        self.trace.append(AllocationEvent("alloc", hole[0], size, pool=True))
+        return hole[0]
+
+    def free(self, address: int) -> None:
+        self._holes.append((address, self._sizes.pop(address)))
+        self.trace.append(AllocationEvent("free", address, 0, pool=True))
 
 
 def _bases(program: Program, rng: random.Random) -> list[int]:
@@ -69,61 +125,40 @@ def _bases(program: Program, rng: random.Random) -> list[int]:
     for number, slot in enumerate(slots):
         before = bases[-1] + program.sizes[number - 1] if bases else 1
         # Adjacency in one process only makes one address two readings.
-        bases.append(
-            before if before % ALIGN == 0 and rng.random() < 0.3 else slot + rng.randrange(1 << 14) * ALIGN
-        )
+        touching = before % ALIGN == 0 and number not in program.frees and rng.random() < 0.3
+        bases.append(before if touching else slot + rng.randrange(1 << 14) * ALIGN)
     return bases
 
 
-def _trace(program: Program, rng: random.Random, bases: list[int]) -> tuple[list[AllocationEvent], list[int]]:
-    """Return churn before the retained allocations, which may reuse a freed address (Figure 6)."""
-    events: list[AllocationEvent] = []
-    chosen, freed = list(bases), [0][:0]
-    for size, keep in program.churn:
-        base = freed.pop() if freed and rng.random() < 0.7 else rng.randrange(HIGH, HIGH + (1 << 40), 1 << 21)
-        events.append(AllocationEvent("alloc", base, size))
-        if keep >= 0:
-            chosen[keep] = base
-        else:
-            events.append(AllocationEvent("free", base, size))
-            freed.append(base)
-    return events, chosen
-
-
 def snapshot(program: Program, placement: Placement) -> Snapshot:
-    """Return the snapshot that capture.take would take in that process."""
-    builder = Builder()
-    builder.begin("g", 1)
+    """Return the snapshot that record.take would take in that process."""
+    builder = GraphBuilder()
     for kernel, fields in program.nodes:
-        node = KernelNode(0, (1, 1, 1), (1, 1, 1), 0, payload(program, kernel, fields, placement, noisy=True))
-        builder.kernel(node, program.kernels[kernel])
-    builder.finish(range(len(program.nodes)), [Edge(a, b, 0, 0, t) for a, b, t in program.edges])
+        data = payload(program, kernel, fields, placement.bases, placement.noise)
+        builder.add_kernel(KernelNode(0, (1, 1, 1), (1, 1, 1), 0, data), program.kernels[kernel])
+    edges = [Edge(a, b, 0, 0, t) for a, b, t in program.edges]
+    builder.finish(KEY, 1, range(len(program.nodes)), edges)
     everything = list(zip(program.symbols, program.sizes, placement.bases, strict=True))
+    named = [SymbolRegion(s, n, b) for s, n, b in everything if ":" in s]
     return Snapshot(
-        tables=builder.tables(),
-        regions=[SymbolRegion(s, n, b) for s, n, b in everything if not s.startswith(("hidden", "alloc"))],
-        ranges=[Range(b, n) for s, n, b in everything if s.startswith("hidden")],
-        trace=traces.pack(placement.trace),
-        maps=np.zeros(0, MAP), contents={}, binaries={},
+        tables=builder.build_tables({}), regions=named, pool=placement.segments,
+        ranges=[Range(b, n) for s, n, b in everything if s == "hidden"],
+        allocations=number_allocations(placement.trace),
+        maps={KEY: np.zeros(0, MAP)}, contents={}, binaries={},
     )  # fmt: skip
 
 
 def payload(
-    program: Program, kernel: int, fields: list[Field], placement: Placement, *, noisy: bool
+    program: Program, kernel: int, fields: list[Field], bases: list[int], noise: random.Random | None
 ) -> bytes:
-    """Return packed parameters at a placement; padding is random if `noisy`, else zero."""
+    """Return packed parameters at these bases; padding is random, or zero without `noise`."""
     out = bytearray(program.kernels[kernel].size)
     for f in fields:
+        data = f.value
         if f.kind == "pointer":
-            data = (placement.bases[f.region] + f.offset).to_bytes(8, "little")
-        else:
-            data = (
-                f.value
-                if f.kind == "constant"
-                else _stale(placement.noise, f.size)
-                if noisy
-                else bytes(f.size)
-            )
+            data = (bases[f.memory] + f.offset).to_bytes(8, "little")
+        elif f.kind == "stale":
+            data = _stale(noise, f.size) if noise else bytes(f.size)
         out[f.at : f.at + f.size] = data
     return bytes(out)
 
@@ -143,14 +178,46 @@ class Judgement:
     missed: int
 
 
-def judge(program: Program, tables: Tables, placement: Placement) -> Judgement:
-    """Relocate to a placement and compare every pointer and constant with the truth there."""
-    out = relocate(tables.payload, tables.relocations, region_bases(program, tables.regions, placement))
+@dataclass
+class Third:
+    """Third process: the addresses of the bundle's regions, and those of the program's memory that follow from them."""
+
+    base: Array
+    bases: list[int]
+
+
+def third(
+    program: Program, tables: Tables, second: Placement, seed: int, bases: list[int] | None = None
+) -> Third:
+    """Return a process that has named memory of its own, and the bundle's memory as the second process laid it out."""
+    rng = random.Random(seed)
+    own = bases or place(program, seed).bases
+    provided = {r.symbol: rng.randrange(1 << 44, 1 << 45, 1 << 21) for r in tables.regions}
+    by_symbol = dict(zip(program.symbols, own, strict=True))
+    at = {r.symbol: by_symbol.get(r.symbol, provided[r.symbol]) for r in tables.regions}
+    sizes = {r.size: at[r.symbol] for r in tables.regions if r.symbol.startswith(("lib:", "alloc:"))}
+    moved = list[int]()
+    for number, symbol in enumerate(program.symbols):
+        base = second.bases[number]
+        held = next((s for s in second.segments if s.base <= base < s.base + s.size), None)
+        if number in program.frees and held is not None:
+            moved.append(at.get(held.symbol, 0) + base - held.base)
+        else:
+            moved.append(
+                at.get(symbol, own[number]) if ":" in symbol else sizes.get(program.sizes[number], 0)
+            )
+    return Third(np.array([at[r.symbol] for r in tables.regions], np.uint64), moved)
+
+
+def judge(program: Program, tables: Tables, process: Third) -> Judgement:
+    """Relocate to a process and compare every pointer and constant with the truth there."""
+    graph = tables.graphs[KEY]
+    out = relocate(graph.payload, graph.relocations, process.base, None)  # type: ignore[arg-type]
     corrupted = missed = 0
     for number, (kernel, fields) in enumerate(program.nodes):
-        start = int(tables.nodes["payload"][number])
+        start = int(graph.nodes["payload"][number])
         got = out[start : start + program.kernels[kernel].size].tobytes()
-        want = payload(program, kernel, fields, placement, noisy=False)
+        want = payload(program, kernel, fields, process.bases, None)
         for f in fields:
             wrong = got[f.at : f.at + f.size] != want[f.at : f.at + f.size]
             corrupted += wrong and f.kind == "constant"
@@ -158,30 +225,23 @@ def judge(program: Program, tables: Tables, placement: Placement) -> Judgement:
     return Judgement(corrupted, missed)
 
 
-def region_bases(program: Program, regions: list[SymbolRegion], placement: Placement) -> Array:
-    """Return addresses of the bundle's symbols; unique sizes identify library and traced regions."""
-    by_symbol = dict(zip(program.symbols, placement.bases, strict=True))
-    by_size = dict(zip(program.sizes, placement.bases, strict=True))
-    return np.array([by_symbol.get(r.symbol, by_size.get(r.size, 0)) for r in regions], np.uint64)
-
-
 def generate(seed: int) -> Program:
-    """Return a random program: regions of all kinds, churn, structs with holes, a random directed acyclic graph."""
+    """Return a random program: memory of all kinds, structs with holes, a random directed acyclic graph."""
     rng = random.Random(seed)
     count = rng.randrange(4, 12)
-    symbols = [rng.choice(NAMES).format(i) for i in range(count)]
-    program = Program(symbols, [ALIGN * (8 + i) + rng.choice((0, 0, 64)) * 1 for i in range(count)])
-    program.sizes = [size + 8 * i if size % ALIGN else size for i, size in enumerate(program.sizes)]
-    for number, symbol in enumerate(symbols):
-        if symbol.startswith("alloc"):
-            program.churn += [(program.sizes[number], -1)] * rng.randrange(3) + [
-                (program.sizes[number], number)
-            ]
+    symbols = [rng.choice((*NAMED, "hidden", "alloc")).format(i) for i in range(count)]
+    sizes = [ALIGN * (8 + i) + rng.choice((0, 0, 64)) for i in range(count)]
+    program = Program(symbols, [size + 8 * i if size % ALIGN else size for i, size in enumerate(sizes)])
+    for _ in range(
+        rng.randrange(0, 9)
+    ):  # few sizes: the number among those of a size identifies an allocation
+        program.frees[len(program.symbols)] = rng.choice((None, 0, 1, 2, 4))
+        program.symbols.append("pool")
+        program.sizes.append(rng.choice((ALIGN, 3 * ALIGN, 700, 1 << 15)))
     lookalikes = place(program, seed * 3 + 1).bases
     for _ in range(rng.randrange(2, 9)):
         fields, layout = _node(rng, program, lookalikes)
-        kernel = Kernel(f"k{len(program.kernels)}", None, layout)
-        program.kernels.append(kernel)
+        program.kernels.append(Kernel(f"k{len(program.kernels)}", "known", layout))
         program.nodes.append((len(program.kernels) - 1, fields))
     size = len(program.nodes)
     pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
@@ -215,11 +275,10 @@ def _node(
 def _field(rng: random.Random, program: Program, lookalikes: list[int], at: int, step: int) -> Field:
     kind = rng.random()
     if kind < 0.45:
-        region = rng.randrange(len(program.sizes))
-        hidden = program.symbols[region].startswith("hidden")
-        size = program.sizes[region]
-        choices = (0, rng.randrange(size), size - 1) if hidden else (0, rng.randrange(size), size)
-        return Field("pointer", at, 8, region, rng.choice(choices))
+        memory = rng.randrange(len(program.sizes))
+        size = program.sizes[memory]
+        end = size - 1 if program.symbols[memory] == "hidden" else size
+        return Field("pointer", at, 8, memory, rng.choice((0, rng.randrange(size), end)))
     if kind < 0.6:
         number = rng.randrange(len(lookalikes))
         value = lookalikes[number] + rng.randrange(program.sizes[number])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from cubins import assembler, cubin
 
-from coldstart.graphs import windows
+from coldstart.graphs import words
 from coldstart.graphs.api import KernelNode
-from coldstart.graphs.builder import Builder
 from coldstart.graphs.elf import read_cubin
+from coldstart.graphs.record import GraphBuilder
 from coldstart.graphs.tables import Kernel
 
 pytestmark = pytest.mark.skipif(assembler() is None, reason="no ptxas: Triton is not installed here")
@@ -48,11 +48,10 @@ def test_hopper_parameters(architecture: str) -> None:
 def test_tensor_map_candidates_match_the_compiler_layout() -> None:
     """A map may be in a struct parameter whose offset in the packed buffer is only a multiple of 16."""
     layout = read_cubin(cubin("hopper", "sm_90a")).kernels["reads_tiles"]
-    builder = Builder()
-    builder.begin("one", 1)
+    builder = GraphBuilder()
     kernel = Kernel("reads_tiles", None, layout)
-    builder.kernel(KernelNode(1, (1, 1, 1), (1, 1, 1), 0, bytes(kernel.size)), kernel)
-    builder.finish([1], [])
-    found = windows.maps(builder.tables()).tolist()
+    builder.add_kernel(KernelNode(1, (1, 1, 1), (1, 1, 1), 0, bytes(kernel.size)), kernel)
+    builder.finish("one", 1, [1], [])
+    found = words.maps(builder.graphs["one"], [kernel]).tolist()
     assert {layout[0][0] + at for at in TILES_MAPS} | {layout[1][0]} <= set(found)
     assert all(any(o <= at and at + 128 <= o + size for o, size in layout) for at in found)

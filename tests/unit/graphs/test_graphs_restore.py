@@ -1,31 +1,32 @@
-"""Restore in a process that never ran the model: same bytes, right order, fall-back graph by graph."""
+"""Restore in a process that never ran the model: same bytes, right order, a reason for each graph that is captured."""
 
 from __future__ import annotations
 
+import shutil
+import weakref
 from pathlib import Path
 
 import pytest
-from support.graphs_tools import SMALL, bundle, outputs
+from support.graphs_tools import SMALL, bundle, linked, outputs, restored, seal
 
-from coldstart.graphs import gate
+from coldstart.graphs import prove as gate
+from coldstart.graphs import tables as stored
 from coldstart.graphs.api import Captured
-from coldstart.graphs.errors import DriverError, GraphRefusedError, NotProvenError
+from coldstart.graphs.errors import DriverError, GraphRefusedError, MissingRegionError, NotProvenError
 from coldstart.graphs.restore import Restorer
 from tests.support.graphs.model import SimModel
 
 
-def _restorer(directory: Path, seed: int = 4) -> tuple[SimModel, Restorer]:
-    model = SimModel(SMALL, seed)
-    return model, Restorer(directory, model.driver, model)
+def _proof(directory: Path, model: SimModel) -> gate.Proof:
+    return gate.prove(Restorer(directory, model.driver, model), model.driver, model, model)
 
 
 def test_restored_outputs_are_the_captured_ones_without_a_forward(bundle_directory: Path) -> None:
-    model, restorer = _restorer(bundle_directory)
-    assert restorer.link()
-    graphs = {key: restorer.graph(key) for key in model.sizes()}
+    model = SimModel(SMALL, 4)
+    restorer = linked(bundle_directory, model)
+    graphs = {key: restored(restorer, key) for key in model.sizes()}
     assert model.driver.launches == 0 and restorer.fallbacks == {}
     for key, graph in graphs.items():
-        assert graph.restored
         assert outputs(model, graph.executable, key) == outputs(model, model.capture(key).executable, key)
 
 
@@ -33,26 +34,35 @@ def test_smallest_and_largest_first_then_the_background(bundle_directory: Path) 
     seen: list[str] = []
     model = SimModel(SMALL, 5)
     restorer = Restorer(bundle_directory, model.driver, model, note=lambda name, *_: seen.append(name))
-    restorer.link()
+    assert restorer.list_first() == [] and restorer.link()
     assert restorer.list_first() == ["decode:1", "decode:256"]
     assert restorer.list_first(8) == ["decode:1", "decode:8", "decode:256"]
     assert restorer.list_first(500) == ["decode:1", "decode:8", "decode:64", "decode:256"]
     for key in restorer.list_first():
-        restorer.graph(key)
+        restorer.restore(key)
     built: list[str] = []
-    restorer.start(["decode:8", "decode:64"], lambda key, graph: built.append(key))
+    restorer.start(["decode:8", "decode:64"], built.append)
     restorer.wait()
-    assert seen == ["graphs: link", "graphs: decode:1", "graphs: decode:256"] and built == [
-        "decode:64",
-        "decode:8",
-    ]
-    assert all(restorer.graph(key).restored for key in model.sizes())
+    assert built == ["decode:64", "decode:8"]
+    assert seen == ["graphs: link", *(f"graphs: {key}" for key in ("decode:1", "decode:256", *built))]
 
 
-def test_a_graph_without_its_kernel_is_captured_and_the_others_are_restored(
+def test_replay_launches_on_the_stream_of_the_moment(
     bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, restorer = _restorer(bundle_directory)
+    model, streams = SimModel(SMALL, 4), list[int]()
+    graph = restored(linked(bundle_directory, model), "decode:1")
+    monkeypatch.setattr(model.driver, "launch", lambda executable, stream: streams.append(stream))
+    for stream in (0, 7):
+        monkeypatch.setattr(model, "stream", lambda s=stream: s)
+        graph.replay()
+    assert streams == [0, 7]
+
+
+def test_a_graph_without_its_kernel_has_a_reason_and_the_others_are_restored(
+    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = SimModel(SMALL, 4)
     real = model.driver.library_kernel
 
     def hide(library: int, name: str) -> int:
@@ -61,33 +71,41 @@ def test_a_graph_without_its_kernel_is_captured_and_the_others_are_restored(
         return real(library, name)
 
     monkeypatch.setattr(model.driver, "library_kernel", hide)
-    monkeypatch.setattr(model, "trigger", lambda: None)
-    assert restorer.link()
-    assert not restorer.graph("decode:1").restored
-    assert "blas_gemm_split" in restorer.fallbacks["decode:1"]
-    assert restorer.graph("decode:256").restored
+    restorer = linked(bundle_directory, model)
+    assert restorer.restore("decode:1") is None and "blas_gemm_split" in restorer.fallbacks["decode:1"]
+    assert restored(restorer, "decode:256")
 
 
-def test_another_region_size_means_capture(bundle_directory: Path) -> None:
-    model, restorer = _restorer(bundle_directory)
+def test_a_region_of_another_size_prevents_the_restore(bundle_directory: Path) -> None:
+    model = SimModel(SMALL, 4)
     region = model.named["kv:0"]
     model.named["kv:0"] = type(region)(region.symbol, region.size // 2, region.base)
-    assert not restorer.link()
-    assert "kv:0" in restorer.fallbacks["*"]
-    assert not restorer.graph("decode:1").restored
+    restorer = Restorer(bundle_directory, model.driver, model)
+    assert not restorer.link() and "kv:0" in restorer.fallbacks["*"]
+    assert restorer.restore("decode:1") is None and not model.reserved
 
 
-def test_neither_restored_nor_captured_is_a_clear_refusal(
-    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+def test_regions_are_at_their_addresses_in_this_process(bundle_directory: Path) -> None:
+    model = SimModel(SMALL, 41)
+    restorer = linked(bundle_directory, model)
+    assert restorer.region("static:out").base == model.named["static:out"].base
+    assert restorer.restore("decode:3") is None and "does not contain" in restorer.fallbacks["decode:3"]
+    with pytest.raises(MissingRegionError):
+        restorer.region("pool:99")
+
+
+def test_memory_that_a_capture_would_have_written_is_nan_where_nothing_is_stored(
+    bundle_directory: Path,
 ) -> None:
-    model, restorer = _restorer(bundle_directory)
-
-    def broken(key: str) -> None:
-        raise DriverError("cuStreamBeginCapture", "UNKNOWN")
-
-    monkeypatch.setattr(model, "capture", broken)
-    with pytest.raises(GraphRefusedError, match=r"neither restored .* nor captured"):
-        restorer.graph("decode:1")
+    model = SimModel(SMALL, 42)
+    pool = linked(bundle_directory, model).region("pool:0")
+    tables = stored.load(bundle_directory)
+    number = next(i for i, r in enumerate(tables.regions) if r.symbol == "pool:0")
+    blocks = [(offset, length) for region, length, offset, _ in tables.blocks.tolist() if region == number]
+    held = bytearray(model.driver.read(pool.base, pool.size))
+    for offset, length in blocks:
+        held[offset : offset + length] = b"\xff" * length
+    assert blocks and set(held) == {0xFF}
 
 
 def test_unproven_bundle_is_neither_published_nor_restored(tmp_path: Path) -> None:
@@ -96,20 +114,32 @@ def test_unproven_bundle_is_neither_published_nor_restored(tmp_path: Path) -> No
         gate.read_proof(tmp_path / "b")
 
 
-def test_unnamed_memory_that_was_never_allocated_here(
-    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The graph is captured without adoption; with adoption the bundle provides the memory."""
-    model, plain = _restorer(bundle_directory)
-    monkeypatch.setattr(model, "trace", list)
-    assert not plain.link() and "alloc#" in plain.fallbacks["*"]
-    adopting = Restorer(bundle_directory, model.driver, model, adopt=True)
-    assert adopting.link()
-    graph = adopting.graph("decode:64")
-    assert graph.restored
-    assert outputs(model, graph.executable, "decode:64") == outputs(
-        model, model.capture("decode:64").executable, "decode:64"
-    )
+def test_a_proof_is_of_its_tables_only(bundle_directory: Path, tmp_path: Path) -> None:
+    tables = stored.load(bundle_directory)
+    tables.report["pointers"] = 0
+    seal(bundle_directory, tmp_path / "b", tables)
+    shutil.copy(bundle_directory / gate.PROOF, tmp_path / "b" / gate.PROOF)
+    with pytest.raises(NotProvenError):
+        gate.read_proof(tmp_path / "b")
+
+
+class OnePool(SimModel):
+    """As PyTorch: no capture into a pool after all graphs that used it are gone."""
+
+    pool_used = False
+
+    def capture(self, key: str) -> Captured:
+        if self.pool_used and not any(graph() for graph in self.graphs):
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        held = type("Graph", (), {})()
+        self.pool_used, self.graphs = True, [weakref.ref(held)]
+        captured = super().capture(key)
+        return Captured(captured.graph, captured.executable, [held])
+
+
+def test_the_proof_keeps_the_graphs_that_it_captures(bundle_directory: Path) -> None:
+    proof = _proof(bundle_directory, OnePool(SMALL, 61))
+    assert len(proof.proven) == len(SMALL.sizes) and not proof.failed
 
 
 def test_a_graph_that_cannot_be_captured_fails_alone(bundle_directory: Path) -> None:
@@ -119,6 +149,33 @@ def test_a_graph_that_cannot_be_captured_fails_alone(bundle_directory: Path) -> 
                 raise GraphRefusedError("no memory")
             return super().capture(key)
 
-    model = Refusing(SMALL, 61)
-    proof = gate.prove(Restorer(bundle_directory, model.driver, model), model.driver, model, model)
+    proof = _proof(bundle_directory, Refusing(SMALL, 61))
     assert proof.failed == {"decode:8": "no memory"} and len(proof.proven) == len(SMALL.sizes) - 1
+
+
+def test_a_graph_whose_outputs_differ_between_two_replays_is_not_proven(bundle_directory: Path) -> None:
+    class Restless(SimModel):
+        replays = 0
+
+        def observe(self, key: str) -> bytes:
+            self.replays += key == "decode:64"
+            return super().observe(key) + bytes([self.replays if key == "decode:64" else 0])
+
+    proof = _proof(bundle_directory, Restless(SMALL, 61))
+    assert list(proof.failed) == ["decode:64"] and "two replays" in proof.failed["decode:64"]
+
+
+def test_a_binary_is_read_once_however_many_kernels_it_has(
+    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, seen = stored.load(bundle_directory), list[str]()
+    shared = [k.binary for k in tables.kernels if k.binary]
+    assert len(shared) > len(set(shared))
+
+    def load(directory: Path, digest: str) -> bytes:
+        seen.append(digest)
+        return stored.load_binary(directory, digest)
+
+    monkeypatch.setattr("coldstart.graphs.restore.load_binary", load)
+    linked(bundle_directory, SimModel(SMALL, 61))
+    assert sorted(seen) == sorted(set(shared))

@@ -10,9 +10,24 @@ import pytest
 from support.graphs_processes import KEYS, Launches, engine
 
 from coldstart.contract.graphs import EngineTask
-from coldstart.graphs import gate, offline, rounds, table_files
-from coldstart.graphs.builder import subset
+from coldstart.graphs import offline, tables
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError
+from coldstart.graphs.prove import Proof, read_proof, reject
+
+
+def test_two_layouts_and_a_proof(created_rounds: tuple[Path, Launches]) -> None:
+    directory, launches = created_rounds
+    recorded = [a["bases"] for a in launches.answers if "bases" in a]
+    assert len({tuple(bases) for bases in recorded}) == 2
+    assert launches.names == ["record graphs, layout 1", "record graphs, layout 2", "prove graphs"]
+    assert launches.answers[-1]["proven"] == KEYS and not read_proof(directory).eager
+
+
+def test_restore_works_in_a_process_that_captured_nothing(created_rounds: tuple[Path, Launches]) -> None:
+    done = engine(EngineTask(restore=created_rounds[0]))
+    assert done["used"] and done["fallbacks"] == {} and done["restored"] == KEYS
+    assert done["shown"] == ["decode:64", "decode:8"]
+    assert done["launches_before_ready"] == 0 and all(done["equal"].values())
 
 
 def test_an_altered_input_is_caught_by_the_canary_and_all_graphs_are_captured(
@@ -30,19 +45,14 @@ def _spoil(work: Path) -> Callable[[str], None]:
     """Move one relocation of the smallest graph after the bundle was linked."""
 
     def between(name: str) -> None:
-        bundle = work / rounds.BUNDLE
+        bundle = work / offline.BUNDLE
         if name != "prove graphs" or (bundle / "spoilt").exists():
             return
-        tables = table_files.load(bundle)
-        rows, graph = tables.relocations.copy(), tables.graphs[tables.keys.index("decode:1")]
-        mine = range(int(graph["relocation"]), int(graph["relocation"] + graph["relocations"]))
-        at = next(i for i in mine if tables.regions[rows["region"][i]].symbol == "static:ids")
-        rows["offset"][at] += 4
-        tables.relocations = rows
-        binaries = {
-            d: table_files.load_binary(bundle, d) for d in table_files.read_manifest(bundle)["binaries"]
-        }
-        table_files.save(tables, bundle, binaries)
+        found = tables.load(bundle)
+        rows = found.graphs["decode:1"].relocations
+        symbols = [found.regions[i].symbol for i in rows["region"].tolist()]
+        rows["offset"][symbols.index("static:ids")] += 4
+        tables.rewrite(found, bundle)
         (bundle / "spoilt").touch()
 
     return between
@@ -54,21 +64,9 @@ def test_a_graph_that_fails_the_gate_is_dropped_and_the_rest_is_proved_again(tmp
     directory = offline.make(tmp_path, launches)
     assert launches.names[-2:] == ["prove graphs", "prove graphs"]
     assert "differ" in launches.answers[-2]["failed"]["decode:1"]
-    tables = table_files.load(directory)
-    assert sorted(tables.keys) == sorted(KEYS[1:]) and "differ" in tables.refused["decode:1"]
-    assert gate.read_proof(directory).proven == KEYS[1:]
-
-
-@pytest.mark.slow
-def test_the_proof_decides_about_regions_that_touch_everywhere_else(tmp_path: Path) -> None:
-    """With these addresses two regions touch in all four layouts but not in the proof, whose equal outputs decide."""
-    launches = Launches(first=3460)
-    directory = offline.make(tmp_path, launches)
-    assert launches.names.count("prove graphs") == 1 and launches.names[-2] == "record graphs, layout 4"
-    proof = gate.read_proof(directory)
-    assert proof.proven == KEYS and not table_files.load(directory).refused
-    assumed = table_files.load(directory).assumed
-    assert proof.settled and set(proof.settled) <= set(range(len(assumed)))
+    found = tables.load(directory)
+    assert sorted(found.graphs) == sorted(KEYS[1:]) and "differ" in found.refused["decode:1"]
+    assert read_proof(directory).proven == KEYS[1:]
 
 
 def test_engine_without_output_is_reported(tmp_path: Path) -> None:
@@ -80,13 +78,12 @@ def test_layouts_in_which_every_graph_conflicts_are_no_bundle(
     created_rounds: tuple[Path, Launches], tmp_path: Path
 ) -> None:
     """On an H100, all graphs of a model were refused for one reason, and the empty bundle counted as proven."""
-    tables = table_files.load(created_rounds[0])
-    nothing = subset(tables, lambda key: False, dict.fromkeys(KEYS, "a word points elsewhere"))
+    nothing = tables.load(created_rounds[0]).without(dict.fromkeys(KEYS, "a word points elsewhere"))
 
     def launch(name: str, task: EngineTask) -> None:
         assert task.record is not None, name
-        (tmp_path / f"layout-{len(rounds.layouts(tmp_path)) + 1}").mkdir()
-        table_files.save(nothing, tmp_path / rounds.BUNDLE, {})
+        (tmp_path / offline.FIRST).mkdir(exist_ok=True)
+        tables.save(nothing, tmp_path / offline.BUNDLE, {})
 
     with pytest.raises(
         GraphRefusedError, match=rf"relocated: \S+ and {len(KEYS) - 1} more: a word points elsewhere$"
@@ -97,7 +94,7 @@ def test_layouts_in_which_every_graph_conflicts_are_no_bundle(
 def test_reason_contains_the_error_of_the_process(tmp_path: Path) -> None:
     def launch(name: str, task: EngineTask) -> None:
         assert task.record is not None
-        rounds.fail(task.record, "graphs of several ranks hold collectives")
+        offline.fail(task.record, "graphs of several ranks hold collectives")
 
     with pytest.raises(GraphRefusedError, match="several ranks"):
         offline.make(tmp_path, launch)
@@ -107,7 +104,11 @@ def test_no_bundle_is_published_without_a_proven_graph(
     created_rounds: tuple[Path, Launches], tmp_path: Path
 ) -> None:
     shutil.copytree(created_rounds[0].parent, tmp_path / "w")
-    bundle = tmp_path / "w" / rounds.BUNDLE
-    gate.reject(gate.Proof("", [1], failed=dict.fromkeys(KEYS, "wrong")), bundle)
-    with pytest.raises(NotProvenError, match="no graph was verified"):
+    bundle = tmp_path / "w" / offline.BUNDLE
+    reject(Proof("", [1], failed=dict.fromkeys(KEYS, "wrong")), bundle)
+    with pytest.raises(NotProvenError, match="no graph was proven"):
         offline.keep_proven(bundle)
+
+
+def test_no_directory_appears_before_it_is_complete(created_rounds: tuple[Path, Launches]) -> None:
+    assert not list(created_rounds[0].parent.glob("*.part"))

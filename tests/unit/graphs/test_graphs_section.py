@@ -200,7 +200,7 @@ def test_on_a_gpu_a_graph_that_was_captured_is_wrong(
 
 
 @pytest.mark.parametrize(
-    ("name", "code"), [("nodes.npy", "CS-GRAPH-ALTERED"), ("proof.json", "CS-GRAPH-UNPROVEN")]
+    ("name", "code"), [("tables.npz", "CS-GRAPH-ALTERED"), ("proof.json", "CS-GRAPH-UNPROVEN")]
 )
 def test_altered_or_unproven_tables_are_errors(
     place: Path, rounds_bundle: Path, name: str, code: str

@@ -1,4 +1,4 @@
-"""Representation: round trip, memory maps, structural checks, every altered byte."""
+"""Representation: round trip, structural checks, every altered byte."""
 
 from __future__ import annotations
 
@@ -8,43 +8,48 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.graphs_tools import seal
 
-from coldstart.graphs import table_files
+from coldstart.graphs import tables as stored
 from coldstart.graphs.errors import AlteredTableError
-from coldstart.graphs.tables import ARRAYS, Tables, check
+from coldstart.graphs.tables import CONTENTS, MANIFEST, PARTS, check
 
 
-def _equal(a: Tables, b: Tables) -> bool:
-    return all(np.array_equal(getattr(a, n), getattr(b, n)) for n in ARRAYS) and a.kernels == b.kernels
+def test_round_trip(bundle_directory: Path, tmp_path: Path) -> None:
+    tables = stored.load(bundle_directory)
+    again = stored.load(seal(bundle_directory, tmp_path / "copy", tables))
+    assert list(again.graphs) == list(tables.graphs)
+    for key, graph in tables.graphs.items():
+        other = again.graphs[key]
+        assert other.size == graph.size
+        assert all(np.array_equal(getattr(graph, name), getattr(other, name)) for name in PARTS)
+    assert all(np.array_equal(getattr(tables, name), getattr(again, name)) for name in CONTENTS)
+    shared = ("kernels", "attributes", "regions", "refused", "report")
+    assert all(getattr(tables, name) == getattr(again, name) for name in shared)
+    # Equal tables have equal bytes, so that a bundle's digest says whether two are equal.
+    assert stored.read_manifest(tmp_path / "copy").seal == stored.read_manifest(bundle_directory).seal
 
 
-def test_round_trip_and_memory_map(bundle_directory: Path, tmp_path: Path) -> None:
-    tables = table_files.load(bundle_directory)
-    binaries = {
-        d: table_files.load_binary(bundle_directory, d)
-        for d in {k.binary for k in tables.kernels if k.binary}
-    }
-    table_files.save(tables, tmp_path / "copy", binaries)
-    again = table_files.load(tmp_path / "copy")
-    assert _equal(tables, again)
-    assert isinstance(again.nodes, np.memmap)
-    assert again.attributes == tables.attributes and again.regions == tables.regions
+def test_graphs_can_be_left_out(bundle_directory: Path, tmp_path: Path) -> None:
+    part = stored.load(bundle_directory).without({"decode:8": "slow"})
+    again = stored.load(seal(bundle_directory, tmp_path / "part", part))
+    assert "decode:8" not in again.graphs and again.refused == {"decode:8": "slow"} and len(again.graphs) == 3
 
 
 @pytest.mark.slow
 def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Path, tmp_path: Path) -> None:
     """Each file with every n-th byte; the benchmark alters all bytes."""
-    for path in [*sorted(bundle_directory.glob("*.npy")), bundle_directory / table_files.MANIFEST]:
+    for path in (bundle_directory / stored.ARRAYS, bundle_directory / MANIFEST):
         data = path.read_bytes()
         copy = tmp_path / path.name.replace(".", "-")
         shutil.copytree(bundle_directory, copy)
-        for at in range(0, len(data), max(1, len(data) // 40)):
+        for at in range(0, len(data), max(1, len(data) // 400)):
             (copy / path.name).write_bytes(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
             with pytest.raises(AlteredTableError):
-                table_files.load(copy)
+                stored.load(copy)
         (copy / path.name).write_bytes(data[: len(data) // 2])
         with pytest.raises(AlteredTableError):
-            table_files.load(copy)
+            stored.load(copy)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Pat
         ("relocations", "offset", 1 << 40),
         ("relocations", "offset", -1),
         ("relocations", "kind", 9),
-        ("graphs", "node", 7),
+        ("assumed", "end_of", 60000),
         ("blocks", "length", 1 << 20),
         ("blocks", "region", 60000),
     ],
@@ -69,24 +74,39 @@ def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Pat
 def test_tables_sealed_with_bad_indices_are_refused(
     bundle_directory: Path, table: str, column: str, value: int
 ) -> None:
-    tables = table_files.load(bundle_directory)
-    rows = getattr(tables, table).copy()
+    tables = stored.load(bundle_directory)
+    graph = next(iter(tables.graphs.values()))
+    holder = tables if table in CONTENTS else graph
+    rows = getattr(holder, table).copy() if table != "assumed" else np.zeros(1, PARTS["assumed"])
     rows[column][-1] = value
-    setattr(tables, table, rows)
+    setattr(holder, table, rows)
     with pytest.raises(AlteredTableError):
         check(tables)
 
 
-@pytest.mark.parametrize("version", [1, 99])
+def _reseal(directory: Path, **changes: object) -> None:
+    document = json.loads((directory / MANIFEST).read_text()) | changes
+    del document["seal"]
+    document["seal"] = stored.sha256(stored.canonical(document))
+    (directory / MANIFEST).write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("version", [2, 99])
 def test_another_format_names_both_versions(version: int, bundle_directory: Path, tmp_path: Path) -> None:
     shutil.copytree(bundle_directory, tmp_path / "b")
-    manifest = table_files.read_manifest(tmp_path / "b")
-    manifest.pop("seal")
-    manifest["format"] = version
-    manifest["seal"] = table_files.sha256(table_files.canonical(manifest))
-    (tmp_path / "b" / table_files.MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(AlteredTableError, match=f"has format {version}, but this version reads format 2"):
-        table_files.load(tmp_path / "b")
+    _reseal(tmp_path / "b", format=version)
+    with pytest.raises(AlteredTableError, match=f"has format {version}, but this version reads format 3"):
+        stored.load(tmp_path / "b")
+
+
+@pytest.mark.parametrize("changes", [{"keys": ["decode:1"]}, {"kernels": [{"name": 3}]}, {"regions": "all"}])
+def test_a_manifest_that_was_sealed_again_with_other_types_or_counts_is_refused(
+    changes: dict[str, object], bundle_directory: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(bundle_directory, tmp_path / "b")
+    _reseal(tmp_path / "b", **changes)
+    with pytest.raises(AlteredTableError):
+        stored.load(tmp_path / "b")
 
 
 def test_an_altered_binary_is_refused(bundle_directory: Path, tmp_path: Path) -> None:
@@ -94,4 +114,4 @@ def test_an_altered_binary_is_refused(bundle_directory: Path, tmp_path: Path) ->
     path = next((tmp_path / "b" / "kernels").iterdir())
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     with pytest.raises(AlteredTableError):
-        table_files.load_binary(tmp_path / "b", path.name)
+        stored.load_binary(tmp_path / "b", path.name)

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +15,9 @@ from typing import Any
 import pytest
 
 from coldstart.contract.graphs import COMPILE_REPORT, KV_REPORT, EngineTask
-from coldstart.graphs.errors import DriverError, GraphRefusedError
-from coldstart.vllm.graphs import hook, kv_plan, plugin
-from coldstart.vllm.graphs import manager as managers
-from coldstart.vllm.graphs import wrapper as wrappers
-from coldstart.vllm.graphs.graph_source import graph_key
+from coldstart.graphs.errors import AlteredTableError, DriverError, GraphRefusedError
+from coldstart.vllm.graphs import hooks, kv_plan, plugin
+from coldstart.vllm.graphs.hooks import graph_key
 from coldstart.vllm.graphs.record import captured_graphs
 
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -50,7 +48,7 @@ class Source:
     def _tokens(self, key: str) -> int:
         return int(key.split("num_tokens=")[1].split(",")[0])
 
-    def usable(self, key: str) -> bool:
+    def is_usable(self, key: str) -> bool:
         return self._tokens(key) in self._usable
 
     def is_first(self, key: str) -> bool:
@@ -59,13 +57,10 @@ class Source:
     def defer(self, key: str, show: Any) -> None:
         self.waiting[self._tokens(key)] = show
 
-    def replayable(self, key: str) -> Any:
+    def restore(self, key: str) -> Any:
         if self._tokens(key) in self._broken:
             raise DriverError("cuGraphInstantiate", "OUT_OF_MEMORY")
         return f"restored {self._tokens(key)}"
-
-    def output(self, key: str) -> Any:
-        return f"output {self._tokens(key)}"
 
     def attributes(self) -> Mapping[str, Any]:
         return {"hidden_states": "buffer"}
@@ -85,6 +80,13 @@ def _capture(self: Manager, create_forward_fn: Any, progress_bar_desc: str = "")
         self.graphs |= {row: f"captured {row.num_tokens}" for row in rows}
 
 
+def _feed(self: Manager, create_forward_fn: Any) -> None:
+    for rows in self._capture_descs.values():
+        for row in rows:
+            create_forward_fn(row, warmup=True)
+            create_forward_fn(row, warmup=False)
+
+
 def _runner(manager: Any) -> Any:
     return SimpleNamespace(cudagraph_manager=manager)
 
@@ -94,9 +96,9 @@ def _manager() -> Manager:
     return Manager({Mode.FULL: full, Mode.PIECEWISE: [Descriptor(Mode.PIECEWISE, 8)]})
 
 
-def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
-    manager, said = _manager(), []
-    hooked = managers.restoring(_capture, _runner(manager), Source({4, 1, 8}, broken={1}), said.append)
+def test_the_manager_gets_restored_graphs_and_captures_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    manager = _manager()
+    hooked = hooks.restoring(_capture, _runner(manager), Source({4, 1, 8}, broken={1}))
     hooked(manager, None)
     found = {(d.cg_mode.name, d.num_tokens): g for d, g in manager.graphs.items()}
     assert found == {
@@ -104,14 +106,14 @@ def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
         ("PIECEWISE", 8): "captured 8",
     }  # fmt: skip
     assert [d.num_tokens for d in manager._capture_descs[Mode.FULL]] == [4, 2, 1]
-    assert manager.hidden_states == "buffer" and "captured normally" in said[0]
+    assert manager.hidden_states == "buffer" and "captured normally" in caplog.text
 
 
 def test_graph_in_progress_is_hidden_from_dispatch() -> None:
     manager, source = _manager(), Source({4, 2, 1}, broken={2}, behind={2, 4})
     full = manager._capture_descs[Mode.FULL]
     manager._candidates = {(n, 0): [d for d in reversed(full) if d.num_tokens >= n] for n in (1, 2, 3)}
-    managers.restoring(_capture, _runner(manager), source, print)(manager, None)
+    hooks.restoring(_capture, _runner(manager), source)(manager, None)
     assert [d.num_tokens for d in manager.graphs if d.cg_mode is Mode.FULL] == [1]
     assert {key: [d.num_tokens for d in rows] for key, rows in manager._candidates.items()} == {
         (1, 0): [1], (2, 0): [], (3, 0): []
@@ -136,7 +138,7 @@ def test_vllm_dispatch_avoids_hidden_graphs() -> None:
         graphs={}, _graphs_captured=True, _candidates={(2, 0): [two], (4, 0): [four]}, _lora_dispatch_map={},
         vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1)),
     )  # fmt: skip
-    curtain = managers.Curtain(manager)
+    curtain = hooks.Curtain(manager)
     curtain.hide(four)
     assert manager.dispatch(2, 2, None, 0) == two
     assert manager.dispatch(4, 4, None, 0).cg_mode == CUDAGraphMode.NONE
@@ -144,60 +146,79 @@ def test_vllm_dispatch_avoids_hidden_graphs() -> None:
     assert manager.dispatch(4, 4, None, 0) == four and manager.graphs == {four: "graph"}
 
 
-@needs_vllm
 def test_piecewise_graphs_are_captured_by_vllm() -> None:
     """A restored piece would read the bundle's pool, while the captured piece before it writes another one."""
-    from vllm.compilation.cuda_graph import CUDAGraphWrapper
-
-    before = CUDAGraphWrapper.__call__
-    undo = hook.install(object(), Source({8}), print)
-    assert CUDAGraphWrapper.__call__ is before
-    undo()
-    manager, wrapper = _manager(), SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
-    managers.restoring(_capture, _runner(manager), Source({8}), print)(manager, None)
+    manager = _manager()
+    hooks.restoring(_capture, _runner(manager), Source({8}))(manager, None)
     assert {g for d, g in manager.graphs.items() if d.cg_mode is Mode.PIECEWISE} == {"captured 8"}
-    runner, called = SimpleNamespace(model=wrapper), list[Any]()
-    hooked = wrappers.restoring(lambda *a: called.append(a), runner, Source({8}), print)
-    hooked(runner, Descriptor(Mode.PIECEWISE, 8), Mode.PIECEWISE)
-    assert len(called) == 1 and wrapper.concrete_cudagraph_entries == {}
     assert set(captured_graphs(SimpleNamespace(cudagraph_manager=manager))) == {
-        graph_key(d, "FULL") for d in manager.graphs if d.cg_mode is Mode.FULL
+        graph_key(d) for d in manager.graphs if d.cg_mode is Mode.FULL
     }
 
 
 @needs_vllm
-def test_the_wrapper_of_the_other_runner_gets_finished_entries() -> None:
-    from vllm.compilation.cuda_graph import CUDAGraphEntry
-    from vllm.forward_context import BatchDescriptor
+def test_a_draft_models_manager_captures_its_own_graphs() -> None:
+    """The draft manager inherits `capture`, and its descriptors have the keys of the target."""
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+    from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
 
-    called: list[int] = []
-    wrapper = SimpleNamespace(concrete_cudagraph_entries={}, is_debugging_mode=False)
-    runner = SimpleNamespace(model=wrapper)
-    hooked = wrappers.restoring(
-        lambda self, desc, mode: called.append(desc.num_tokens), runner, Source({4}), print
+    assert issubclass(SpeculatorCudaGraphManager, CudaGraphManager)
+    draft, target, seen = (
+        SpeculatorCudaGraphManager.__new__(SpeculatorCudaGraphManager),
+        _manager(),
+        list[str](),
     )
-    for tokens in (4, 2):
-        hooked(runner, BatchDescriptor(tokens), Mode.FULL)
-    (entry,) = wrapper.concrete_cudagraph_entries.values()
-    assert (
-        isinstance(entry, CUDAGraphEntry) and entry.cudagraph == "restored 4" and entry.output == "output 4"
-    )
-    assert called == [2]
-    wrapper.is_debugging_mode = True
-    hooked(runner, BatchDescriptor(4), Mode.FULL)
-    assert called == [2, 4]
-    wrapper.is_debugging_mode = False
-    hooked(SimpleNamespace(model=wrapper), BatchDescriptor(4), Mode.FULL)
-    assert called == [2, 4, 4]
+    vars(draft).update(vars(_manager()))
+    hooks.restoring(_capture, _runner(target), Source({4, 2, 1}))(draft, None)
+    assert set(draft.graphs.values()) == {"captured 4", "captured 2", "captured 1", "captured 8"}
+    hooks.watching(_feed, _runner(target), seen.append)(draft, lambda desc, warmup: None)
+    assert seen == []
+
+
+def test_inputs_are_seen_when_they_lie_ready() -> None:
+    manager, seen = _manager(), list[str]()
+    hooks.watching(_feed, _runner(manager), seen.append)(manager, lambda desc, warmup: None)
+    assert seen == [graph_key(d) for d in manager._capture_descs[Mode.FULL]]
+
+
+def test_memory_profiling_captures_as_always() -> None:
+    manager = _manager()
+    manager._max_full_descs_to_capture = 2
+    hooks.restoring(_capture, _runner(manager), Source({4}))(manager, None)
+    assert "restored 4" not in manager.graphs.values()
+
+
+def test_keys_tell_descriptors_apart() -> None:
+    one, other = Descriptor(Mode.FULL, 4), Descriptor(Mode.FULL, 4, num_reqs=4)
+    assert graph_key(one) == "FULL:num_tokens=4,num_ubatches=1"
+    assert len({graph_key(replace(d, cg_mode=mode)) for d in (one, other) for mode in Mode}) == 4
+
+
+@needs_vllm
+def test_install_can_be_undone() -> None:
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+
+    before = CudaGraphManager.capture
+    undo = hooks.install(object(), Source(set()))
+    assert CudaGraphManager.capture is not before
+    undo()
+    assert CudaGraphManager.capture is before
 
 
 def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook.compat, "check", lambda feature, load=None: f"{feature} differ.")
-    monkeypatch.setattr(hook, "_patched", lambda **_: pytest.fail("patched"))
+    monkeypatch.setattr(hooks.compat, "check", lambda feature, load=None: f"{feature} differ.")
+    monkeypatch.setattr(hooks, "restoring", lambda *_: pytest.fail("patched"))
     with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
-        hook.install(object(), Source(set()), print)
+        hooks.install(object(), Source(set()))
     with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
-        hook.watch(object(), print)
+        hooks.watch(object(), print)
+
+
+@needs_vllm
+def test_a_runner_without_the_patched_method_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, hooks.MODULE, SimpleNamespace(CudaGraphManager=type("Renamed", (), {})))
+    with pytest.raises(GraphRefusedError, match=r"lacks an integration point of graphs: .*capture"):
+        hooks.install(object(), Source(set()))
 
 
 def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
@@ -213,6 +234,38 @@ def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
     assert "_try_load_aot_compiled_fn" in getattr(reported, COMPILE_REPORT)()["reasons"][0]
     assert "maybe_apply_startup_plan" in getattr(reported, plugin.KV_REPORT)()
     assert "GPUModelRunner" in getattr(reported, plugin.GRAPHS_REPORT)()["*"]
+
+
+@pytest.mark.parametrize("task", [EngineTask(kv_plan=[{}]), EngineTask(kv_note=Path("/noted"))])
+def test_kv_cache_is_profiled_without_the_check_of_vllm(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, task: EngineTask
+) -> None:
+    hooked: list[tuple[str, Any]] = []
+    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
+    monkeypatch.setattr(plugin.late, "when_imported", lambda *pair: hooked.append(pair))
+    plugin.register(task)
+    assert "kv-plan is gone." in caplog.text
+    # Only the report reaches the worker; a module without one is unchanged.
+    ((name, work),) = hooked
+    module = SimpleNamespace(Worker=type("Worker", (), {}))
+    work(module)
+    work(SimpleNamespace())
+    assert name == plugin.WORKER and vars(module).keys() == {"Worker"}
+    assert getattr(module.Worker(), plugin.KV_REPORT)() == "kv-plan is gone."
+
+
+def test_server_reports_compilation_without_the_look_up_of_vllm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hooked: dict[str, Any] = {}
+    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
+    monkeypatch.setattr(plugin.late, "when_imported", hooked.__setitem__)
+    plugin.register(EngineTask(compiled=tmp_path))
+    module = SimpleNamespace(Worker=type("Worker", (), {}))
+    hooked.pop(plugin.aot.WORKER)(module)
+    assert hooked == {}
+    report = getattr(module.Worker(), COMPILE_REPORT)()
+    assert report == {"loaded": 0, "reasons": ["aot is gone."]}
 
 
 def _plan(baseline: int = 1000) -> kv_plan.KvPlan:
@@ -248,6 +301,12 @@ def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path, monkeypatch
 def test_what_others_hold_is_taken_off_the_plan(tmp_path: Path, free: int) -> None:
     held = json.loads(kv_plan.lay(_plan(), tmp_path, FINGERPRINT, free=free).read_text())
     assert (held["kv_cache_memory_bytes"], held["free_memory_baseline"]) == (free - 300, free)
+
+
+def test_much_less_free_memory_means_profiling(tmp_path: Path) -> None:
+    with pytest.raises(GraphRefusedError, match="profiles again"):
+        kv_plan.lay(_plan(), tmp_path, FINGERPRINT, free=474)
+    assert not list(tmp_path.rglob("*.json"))
 
 
 @needs_vllm
@@ -309,10 +368,16 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
     assert applied(plans, worker(700)) == (400, None)
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "empty"))
     for wrong, said in (
-        ([plan], "for 1 ranks, but this engine has 2"),
+        ([plan], "for 1 ranks, this engine has 2"),
         ([plan | {"device": "A"}, plans[1]], "on A, this engine has"),
     ):
         size, reason = applied(wrong, worker(1 << 40, rank=0))
         assert size is None and said in str(reason)
     monkeypatch.delenv(kv_plan.VARIABLE)
     assert applied(plans, worker(1 << 40)) == (None, "vLLM's own check rejected the KV plan")
+
+
+@pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])
+def test_invalid_plan_is_refused(data: object) -> None:
+    with pytest.raises(AlteredTableError):
+        kv_plan.parse_plan(data)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from support.graphs_worker import INPUTS, OUT, here, materialize, start
 
-from coldstart.graphs import named, table_files
+from coldstart.graphs import offline, tables
 from coldstart.graphs.inputs import FOLDER, Inputs, StoredInputs
-from coldstart.graphs.tables import BLOCK, RELOCATION, SymbolRegion
+from coldstart.graphs.tables import SymbolRegion
 from coldstart.vllm.graphs import record
 from tests.support.graphs.model import SimModel
 
+torch = pytest.importorskip("torch")
 __all__ = ["here"]
 
 SEQUENCES, VOCABULARY, LENGTH = 1024, 151_936, 131_072
@@ -67,14 +67,16 @@ def test_only_memory_that_relocations_name_is_stored_and_copied_when_large_tenso
         processes.append((model, _with_large_tensors(model)))
 
     bundle = materialize(here, tmp_path, before=watch)
-    tables = table_files.load(bundle)
-    inputs = Inputs.parse_report(tables.report)
+    found = tables.load(bundle)
+    inputs = Inputs.parse_report(found.report)
     expected = {f"static:{name}" for name in INPUTS}
-    assert {r.symbol for r in tables.regions if r.symbol.startswith("static:")} == {OUT, *expected}
-    assert {key: set(static) for key, static in inputs.static.items()} == dict.fromkeys(tables.keys, expected)
+    assert {r.symbol for r in found.regions if r.symbol.startswith("static:")} == {OUT, *expected}
+    assert {key: set(static) for key, static in inputs.static.items()} == dict.fromkeys(
+        found.graphs, expected
+    )
     digests = {digest for static in inputs.static.values() for digest in static.values()}
     assert {path.name for path in (bundle / FOLDER).iterdir()} == digests
-    size = {region.symbol: region.size for region in tables.regions}
+    size = {region.symbol: region.size for region in found.regions}
     assert all(
         (bundle / FOLDER / d).stat().st_size == size[s] for s, d in inputs.static["FULL:num_tokens=8"].items()
     )
@@ -86,23 +88,26 @@ def test_only_memory_that_relocations_name_is_stored_and_copied_when_large_tenso
     assert not any(set(LARGE) & set(_copied(*process)) for process in processes)
 
 
-def test_memory_behind_a_stored_pointer_is_an_input(here: dict[str, SimModel], tmp_path: Path) -> None:
-    """A graph can reach a static tensor through a pointer array in its own memory."""
-    tables = table_files.load(materialize(here, tmp_path))
-    symbols = [r.symbol for r in tables.regions]
-    first, last = len(symbols), len(symbols) + 1
-    regions = [*tables.regions, SymbolRegion("static:table", 8), SymbolRegion("static:behind", 8)]
-    graph = tables.graph(0)[2]
-    reached = int(graph["region"][0])
-    blocks = np.array([(reached, 8, 0, 0), (first, 8, 0, 8)], BLOCK)
-    rows = np.zeros(2, RELOCATION)
-    rows["place"], rows["region"] = (0, 8), (first, last)
-    changed = replace(
-        tables, regions=regions, blocks=blocks, contents=np.zeros(16, np.uint8), content_relocations=rows
-    )
-    assert {"static:table", "static:behind"} <= named.named_symbols(changed)[tables.keys[0]]
-    inputs = Inputs(static={tables.keys[0]: {"static:behind": "digest", "static:other": "digest"}})
-    assert named.narrow(inputs, changed).static[tables.keys[0]] == {"static:behind": "digest"}
+def test_symbols_of_one_layout_contain_those_of_all_relocations(
+    here: dict[str, SimModel], tmp_path: Path
+) -> None:
+    found = tables.load(materialize(here, tmp_path))
+    possible = offline.find_possible_symbols(tmp_path)
+    for key, graph in found.graphs.items():
+        named = {found.regions[i] for i in graph.relocations["region"].tolist()}
+        assert {r.symbol for r in named if not r.is_provided} <= possible[key]
+
+
+def test_an_input_has_the_symbol_of_relocations_when_a_tensor_has_two_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = torch.zeros(4, dtype=torch.int32)
+    tensors = {"static:input_buffers.input_ids": ids, "static:a_view": ids[:2], "param:w": torch.zeros(2)}
+    (span,) = record.tensor_spans(record.input_tensors(tensors).values(), tensors)
+    assert (span.symbol, span.size, span.base) == ("static:a_view", 16, ids.data_ptr())
+    monkeypatch.setattr(record, "runner_tensors", lambda runner: tensors)
+    runner: Any = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 64))
+    assert record.token_regions(runner) == {"static:a_view": (4, 64)}
 
 
 def test_a_graph_is_replayed_on_its_own_inputs_when_random_numbers_are_sought(
@@ -122,4 +127,4 @@ def test_a_graph_is_replayed_on_its_own_inputs_when_random_numbers_are_sought(
     monkeypatch.setattr(StoredInputs, "prepare", note_and_prepare)
     monkeypatch.setattr(record, "consumes_random", consumes_random)
     bundle = materialize(here, tmp_path)
-    assert set(replayed) == set(table_files.load(bundle).keys)
+    assert set(replayed) == set(tables.load(bundle).graphs)

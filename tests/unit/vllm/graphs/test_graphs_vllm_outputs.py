@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from support.graphs_worker import OUT, here, materialize, start
 
-from coldstart.graphs import table_files
-from coldstart.vllm.graphs import outputs, record, restore
+from coldstart.graphs import tables
+from coldstart.vllm.graphs import record, restore
 from tests.support.graphs.model import Shape, SimModel
 
 torch = pytest.importorskip("torch")
@@ -54,7 +54,7 @@ def test_canary_matches_in_a_new_process_when_other_rows_differ(
 ) -> None:
     bundle, shape = wide
     assert start(here, bundle, shape=shape, canary="all")[0].fallbacks() == {}
-    places = table_files.load(bundle).report["workload"]["outputs"]
+    places = tables.load(bundle).report["workload"]["outputs"]
     assert places[GRAPH] == [[OUT, 0, WRITTEN * shape.width * 4]]
     changed = start(here, bundle, shape=shape, canary="all", before=_change_row(WRITTEN - 1))[0]
     assert f"{GRAPH}: its outputs differ from the proof" in changed.fallbacks()["*"]
@@ -62,7 +62,7 @@ def test_canary_matches_in_a_new_process_when_other_rows_differ(
     assert unwritten.fallbacks() == {}
 
 
-def _like(*shape: int) -> outputs.Like:
+def _like(*shape: int) -> record.Like:
     return {"shape": list(shape), "dtype": "bfloat16"}
 
 
@@ -73,8 +73,8 @@ def test_auxiliary_states_are_outputs_and_created_before_a_restore(monkeypatch: 
     held = record.manager_attributes(SimpleNamespace(cudagraph_manager=manager))
     names = ["hidden_states", "aux_hidden_states.0", "aux_hidden_states.1"]
     assert held == dict.fromkeys(names, _like(4, 8))
-    assert record.places(None, held, 2) == [(record.MANAGER + name, 0, 2 * 8 * 2) for name in names]
-    assert record.places(None, held, 9) == [(record.MANAGER + name, 0, 4 * 8 * 2) for name in names]
+    assert record.places(held, 2) == [(record.MANAGER + name, 0, 2 * 8 * 2) for name in names]
+    assert record.places(held, 9) == [(record.MANAGER + name, 0, 4 * 8 * 2) for name in names]
     assert record.input_tensors({record.MANAGER + name: states[0] for name in names}) == {}
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda shape, dtype, device: empty(shape, dtype=dtype))

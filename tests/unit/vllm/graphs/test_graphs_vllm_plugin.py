@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 
 from coldstart.contract.graphs import EngineTask
-from coldstart.graphs import gate, table_files
+from coldstart.contract.plan import PLAN_ENV, LaunchPlan
+from coldstart.graphs import prove as gate
+from coldstart.graphs import tables as stored
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError
-from coldstart.graphs.tables import SymbolRegion
-from coldstart.vllm.graphs import outputs, plugin
-from coldstart.vllm.graphs.graph_source import refuse_unsupported
+from coldstart.vllm.graphs import entry, plugin
+from coldstart.vllm.graphs.hooks import refuse_unsupported
+from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.restore import Restoring
 
 torch = pytest.importorskip("torch")
@@ -50,9 +53,45 @@ def _runner() -> Any:
         "model": wrapper, "input_buffers": Buffers(), "other": Foreign(),
         "compilation_config": SimpleNamespace(static_forward_context=layers),
         "parallel_config": SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
-        "vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=False),
+        "vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=False), "cudagraph_manager": SimpleNamespace(),
     }  # fmt: skip
     return runner
+
+
+def test_names_of_everything_a_runner_reaches() -> None:
+    assert sorted(runner_tensors(_runner(), lambda tensor: True)) == [
+        "kv:layers.0", "kv:layers.1.0", "kv:layers.1.1", "param:bias", "param:weight",
+        "static:input_buffers.ids", "static:input_buffers.nested.a.0",
+    ]  # fmt: skip
+
+
+def test_only_device_tensors_are_named() -> None:
+    assert runner_tensors(_runner()) == {}
+
+
+def test_nothing_is_patched_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        plugin.late, "when_imported", lambda name, work, failed=None: pytest.fail(f"patched {name}")
+    )
+    plugin.register(EngineTask())
+
+
+@pytest.mark.parametrize(
+    ("plan", "called"),
+    [
+        (None, []),
+        (LaunchPlan([], key="k", canary={"prompt": [1]}), []),
+        (LaunchPlan([], engine=EngineTask(restore=Path("/g"))), [EngineTask(restore=Path("/g"))]),
+    ],
+)
+def test_the_plan_says_whether_the_plug_in_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, plan: LaunchPlan | None, called: list[EngineTask]
+) -> None:
+    monkeypatch.setenv(PLAN_ENV, plan.variables()[PLAN_ENV] if plan else "")
+    found: list[EngineTask] = []
+    monkeypatch.setattr(plugin, "register", found.append)
+    entry.register()
+    assert found == called
 
 
 @pytest.fixture
@@ -67,7 +106,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return made.setdefault(name, SimpleNamespace(GPUModelRunner=runner, Worker=type("Worker", (), {})))
 
     monkeypatch.setattr(plugin.late, "when_imported", lambda name, work, failed=None: work(module(name)))
-    monkeypatch.setattr(plugin.hook, "require", lambda: None)
+    monkeypatch.setattr(plugin.hooks, "require", lambda: None)
     return made
 
 
@@ -88,7 +127,7 @@ def test_impossible_round_is_reported_with_the_reason(
     def refuse() -> None:
         raise GraphRefusedError("no adapter for vLLM 9")
 
-    monkeypatch.setattr(plugin.hook, "require", refuse)
+    monkeypatch.setattr(plugin.hooks, "require", refuse)
     plugin.register(EngineTask(record=tmp_path))
     assert (tmp_path / "reason").read_text() == "no adapter for vLLM 9"
 
@@ -104,6 +143,21 @@ def test_memory_is_scattered_before_the_weights_are_loaded(
 
     plugin._install(plugin.Later(lambda: Session("x")), recording=True)
     assert installed[plugin.RUNNERS[1]].GPUModelRunner().load_model() == "loaded" and done == ["scattered"]
+
+
+def test_several_ranks_are_refused() -> None:
+    runner = _runner()
+    refuse_unsupported(runner)
+    runner.parallel_config.tensor_parallel_size = 2
+    with pytest.raises(GraphRefusedError, match="collectives"):
+        refuse_unsupported(runner)
+
+
+def test_the_first_model_runner_is_refused() -> None:
+    runner = _runner()
+    del runner.cudagraph_manager
+    with pytest.raises(GraphRefusedError, match="first model runner"):
+        refuse_unsupported(runner)
 
 
 @pytest.mark.parametrize("backend", ["cumem", "cuda-checkpoint"])
@@ -127,36 +181,26 @@ def test_the_pool_of_the_sleep_mode_is_refused(backend: str, monkeypatch: pytest
         refuse_unsupported(runner)
 
 
-def test_outputs_are_places_in_the_pool() -> None:
-    tensor = torch.zeros(4, 8, dtype=torch.bfloat16)
-    pool = [SymbolRegion("pool:0", 4096, tensor.data_ptr() - 512)]
-    found = outputs.describe(tensor[2:], pool)
-    assert found == {
-        "symbol": "pool:0",
-        "offset": 512 + 32,
-        "shape": [2, 8],
-        "stride": [8, 1],
-        "dtype": "bfloat16",
-    }
-    assert outputs.describe(tensor, []) is None and outputs.describe((tensor, 3), pool) is None
-    both = outputs.describe((tensor[2:], [tensor]), pool)
-    assert [like["offset"] for like in outputs.leaves(both)] == [544, 512]
-    assert outputs.view(both, lambda like: like["offset"]) == (544, [512])
-    assert [outputs.size(like) for like in outputs.leaves(both)] == [32, 64]
-    assert outputs.spans((tensor, tensor[2:])) == [(tensor.data_ptr(), 64), (tensor.data_ptr() + 32, 32)]
-    assert outputs.spans(None) is None and outputs.spans((tensor, 3)) is None
-    with pytest.raises(GraphRefusedError):
-        outputs.view(None, list)
+def test_profiling_captures_are_left_alone() -> None:
+    seen: list[Any] = []
+    hooked = plugin._wrapped(lambda self, profile_only=False: "own", lambda runner, own: seen.append(own()))
+    assert hooked(object(), profile_only=True) == "own" and seen == []
+    hooked(object())
+    assert seen == ["own"]
+
+
+def test_a_bundle_of_another_engine_is_not_used(bundle_directory: Path) -> None:
+    with pytest.raises(GraphRefusedError, match="not recorded from vLLM"):
+        Restoring(bundle_directory)
 
 
 def test_refused_start_captures_graphs(
     bundle_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = Path(shutil.copytree(bundle_directory, tmp_path / "b"))
-    report = {outputs.ENTRY: {"attributes": {}, "outputs": {}}}
-    tables = table_files.load(copy)
-    tables.report |= report
-    seal = table_files.save(tables, copy, {})
+    tables = stored.load(copy)
+    tables.report["vllm"] = {"attributes": {}}
+    seal = stored.save(tables, copy, {})
     proof = json.loads((copy / gate.PROOF).read_text())
     (copy / gate.PROOF).write_text(json.dumps(proof | {"seal": seal}))
     session = Restoring(copy)
@@ -167,3 +211,24 @@ def test_refused_start_captures_graphs(
     monkeypatch.setattr(session, "_begin", broken)
     assert session.run(_runner(), lambda: "captured") == "captured"
     assert session.fallbacks() == {"*": "no device"}
+
+
+def test_modules_are_worked_on_when_they_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coldstart.vllm.late import when_imported
+
+    # Work of other tests on modules that are not imported here stays pending.
+    before = list(sys.meta_path)
+    (tmp_path / "late_module.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[int] = []
+    when_imported("late_module", lambda module: seen.append(module.value))
+    when_imported("late_module", lambda module: seen.append(module.value + 1))
+    assert seen == [] and "late_module" not in sys.modules
+    import late_module  # type: ignore[import-not-found]
+
+    assert sorted(seen) == [1, 2]
+    when_imported("late_module", lambda module: seen.append(3))
+    assert seen[-1] == 3 and late_module.value == 1
+    assert sys.meta_path == before

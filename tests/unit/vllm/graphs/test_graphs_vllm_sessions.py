@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 from support.graphs_worker import INPUTS, OUT, SHAPE, Graph, Runner, here, materialize, start
 
-from coldstart.graphs import gate, rounds, table_files
-from coldstart.graphs.errors import DriverError
+from coldstart.graphs import offline
+from coldstart.graphs import prove as gate
+from coldstart.graphs import tables as stored
+from coldstart.graphs.errors import DriverError, GraphRefusedError
 from coldstart.graphs.restore import Restorer
+from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import record, restore
+from coldstart.vllm.graphs.hooks import refuse_unsupported
 from tests.support.graphs.model import SimModel
 
 pytest.importorskip("torch")
@@ -41,12 +45,19 @@ def _equal(runner: Runner) -> dict[int, bool]:
 
 
 def test_recorded_and_proved_inside_the_worker(bundle_directory: Path) -> None:
-    tables, proof = table_files.load(bundle_directory), gate.read_proof(bundle_directory)
-    assert len(proof.proven) == 4 and proof.adopt and not proof.eager and proof.canary is not None
-    assert proof.canary[0] == "FULL:num_tokens=1" and set(proof.hashes) == set(tables.keys)
+    tables, proof = stored.load(bundle_directory), gate.read_proof(bundle_directory)
+    assert len(proof.proven) == 4 and not proof.eager
+    assert proof.proven[0] == "FULL:num_tokens=1" and set(proof.hashes) == set(tables.graphs)
     held = tables.report["workload"]
     assert held["outputs"]["FULL:num_tokens=8"] == [[OUT, 0, 8 * 8 * 4]] and len(held["kv"]) == 2
     assert set(held["static"]["FULL:num_tokens=1"]) == {f"static:{n}" for n in INPUTS}
+
+
+def test_a_start_captures_nothing(here: dict[str, SimModel], bundle_directory: Path) -> None:
+    session, runner = start(here, bundle_directory)
+    assert runner.cudagraph_manager.captured == [] and session.fallbacks() == {}
+    assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
+    assert all(rows for rows in runner.cudagraph_manager._candidates.values())
 
 
 def test_the_batch_that_readiness_checks_has_its_graph_before_the_background_is_done(
@@ -56,6 +67,10 @@ def test_the_batch_that_readiness_checks_has_its_graph_before_the_background_is_
     _, runner = start(here, bundle_directory)
     shown = {d.num_tokens for rows in runner.cudagraph_manager._candidates.values() for d in rows}
     assert shown == {1, 8, 256} == {d.num_tokens for d in runner.cudagraph_manager.graphs}
+
+
+def test_every_graph_can_be_a_canary(here: dict[str, SimModel], bundle_directory: Path) -> None:
+    assert start(here, bundle_directory, canary="all")[0].fallbacks() == {}
 
 
 def test_a_wrong_canary_drops_everything_before_the_first_answer(
@@ -75,13 +90,15 @@ def test_a_wrong_canary_drops_everything_before_the_first_answer(
 def test_a_start_trusts_only_the_readings_that_the_proof_settled(
     here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = table_files.load(bundle_directory)
-    apart = {row: (row, "do not touch") for row in range(len(tables.keys))}  # one row for each graph
+    tables = stored.load(bundle_directory)
+    apart = {key: {0: "do not touch"} for key in tables.graphs}
     monkeypatch.setattr("coldstart.graphs.restore.find_broken_assumptions", lambda tables, base: apart)
     proof = json.loads((bundle_directory / gate.PROOF).read_text())
-    (bundle_directory / gate.PROOF).write_text(json.dumps(proof | {"settled": [*apart][1:]}))
+    (bundle_directory / gate.PROOF).write_text(
+        json.dumps(proof | {"settled": {key: [0] for key in [*apart][1:]}})
+    )
     session, runner = start(here, bundle_directory, canary="0")
-    assert session.fallbacks() == {tables.keys[0]: "do not touch"}
+    assert session.fallbacks() == {next(iter(apart)): "do not touch"}
     assert len(runner.cudagraph_manager.captured) == 1
     assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
 
@@ -96,8 +113,8 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(
             raise DriverError("cuGraphInstantiate", "OUT_OF_MEMORY")
         return real(self, graph)
 
-    tables = table_files.load(bundle_directory)
-    small = int(tables.graphs["nodes"][tables.keys.index("FULL:num_tokens=256")])
+    tables = stored.load(bundle_directory)
+    small = len(tables.graphs["FULL:num_tokens=256"].nodes)
     monkeypatch.setattr(SimModel(SHAPE, 0).driver.__class__, "capturing_done", False, raising=False)
     monkeypatch.setattr(SimModel(SHAPE, 0).driver.__class__, "instantiate", broken)
     own = Runner.own
@@ -112,6 +129,29 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(
     assert 256 in runner.cudagraph_manager.captured and _equal(runner)[256]
 
 
+def test_another_driver_of_the_same_branch_captures(
+    here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "driver", lambda: "580.159.04")
+    session, runner = start(here, bundle_directory)
+    assert session.fallbacks()["*"].endswith("this machine has 580.159.04")
+    assert runner.cudagraph_manager.captured == [256, 64, 8, 1]
+
+
+def test_several_ranks_are_captured(
+    here: dict[str, SimModel], bundle_directory: Path, tmp_path: Path
+) -> None:
+    here["model"] = model = SimModel(SHAPE, 300)
+    runner = Runner(model, parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1))
+    session = restore.Restoring(bundle_directory)
+    assert session.run(runner, runner.own) == "captured" and "collectives" in session.fallbacks()["*"]
+    (tmp_path / "ranks").mkdir()
+    record.GraphRecording(tmp_path / "ranks").run(runner, runner.own)
+    assert "collectives" in (tmp_path / "ranks" / offline.REASON).read_text()
+    with pytest.raises(GraphRefusedError):
+        refuse_unsupported(runner)
+
+
 def test_graphs_in_the_pool_of_the_sleep_mode_are_captured(
     here: dict[str, SimModel], bundle_directory: Path, tmp_path: Path
 ) -> None:
@@ -124,4 +164,4 @@ def test_graphs_in_the_pool_of_the_sleep_mode_are_captured(
     assert "--sleep-mode-offload-cudagraph" in session.fallbacks()["*"]
     (tmp_path / "asleep").mkdir()
     record.GraphRecording(tmp_path / "asleep").run(runner, runner.own)
-    assert "--sleep-mode-offload-cudagraph" in (tmp_path / "asleep" / rounds.REASON).read_text()
+    assert "--sleep-mode-offload-cudagraph" in (tmp_path / "asleep" / offline.REASON).read_text()

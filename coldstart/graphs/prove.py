@@ -9,17 +9,18 @@ contains the seal of the tables, so it is valid for these tables only.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, Workload
 from coldstart.graphs.errors import GraphError, NotProvenError, format_reasons
 from coldstart.graphs.restore import Replayable, Restorer
-from coldstart.graphs.table_files import read_manifest, require_file
+from coldstart.graphs.tables import read_manifest, require_file, sha256
 
 PROOF, REJECTED = "proof.json", "rejected.json"
 
@@ -28,49 +29,34 @@ PROOF, REJECTED = "proof.json", "rejected.json"
 class Proof:
     """Result of the proof.
 
-    `hashes` has the SHA-256 of the outputs of each proven graph at the first seed. `canary` is (key, seed,
-    hash) of the smallest graph. `adopt` is whether the proof adopted unnamed memory, which a restore must
-    then do too. `eager` is whether outputs without any graph were compared. `unsettled` are the failed graphs
-    with a word that has two readings, which one more recorded layout would decide. `settled` are the rows of
-    `assumed` whose two readings differed in the proof: its equal outputs show that the word is a start.
+    `hashes` has the SHA-256 of the outputs of each proven graph at the first seed; the first of `proven` is the smallest.
+    `eager` is whether outputs without any graph were compared. `settled` are the rows of each graph's `assumed` whose two
+    readings differed in the proof: its equal outputs show that the word is a start.
     """
 
     seal: str
     seeds: list[int]
     proven: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    unsettled: list[str] = field(default_factory=list)
-    canary: tuple[str, int, str] | None = None
-    adopt: bool = False
     eager: bool = True
     hashes: dict[str, str] = field(default_factory=dict)
-    settled: list[int] = field(default_factory=list)
-
-
-def digest(data: bytes) -> str:
-    """Return the SHA-256 that the canary compares."""
-    return hashlib.sha256(data).hexdigest()
+    settled: dict[str, list[int]] = field(default_factory=dict)
 
 
 def prove(
-    restorer: Restorer,
-    driver: DriverApi,
-    framework: FrameworkApi,
-    workload: Workload,
-    seeds: Sequence[int] = (1, 2),
-) -> Proof:
+    restorer: Restorer, driver: DriverApi, framework: FrameworkApi, workload: Workload, seeds: Sequence[int] = (1, 2)
+) -> Proof:  # fmt: skip
     """Run every restored graph, then the eager forms, then capture each and compare; nothing is written.
 
     Raises:
         NotProvenError: The bundle cannot be linked.
     """
-    seal = read_manifest(restorer.directory)["seal"]
-    proof = Proof(seal=seal, seeds=list(seeds), adopt=restorer.adopt, eager=workload.has_eager)
+    proof = Proof(read_manifest(restorer.directory).seal, list(seeds), eager=workload.has_eager)
     if not restorer.link():
         raise NotProvenError(f"cannot link the bundle: {restorer.fallbacks['*']}")
     sizes, trial = restorer.sizes(), _Trial(driver, framework, workload, seeds)
     keys = sorted(sizes, key=lambda key: sizes[key])
-    restored = {key: restorer.graph_or_none(key) for key in keys}
+    restored = {key: restorer.restore(key) for key in keys}
     for key, graph in restored.items():
         if graph is None:
             trial.reasons[key] = f"not restored: {restorer.fallbacks.get(key)}"
@@ -81,12 +67,9 @@ def prove(
     for key in keys:
         trial.capture_and_compare(key)
     proof.failed = {key: trial.reasons[key] for key in keys if key in trial.reasons}
-    proof.unsettled = [key for key in proof.failed if restorer.has_two_readings(key)]
     proof.proven = [key for key in keys if key not in proof.failed]
     proof.hashes = {key: trial.digests["restored", key][0] for key in proof.proven}
-    proof.settled = restorer.list_read_as_starts()
-    if proof.proven:
-        proof.canary = (proof.proven[0], seeds[0], proof.hashes[proof.proven[0]])
+    proof.settled = {key: list(rows) for key, rows in restorer.broken.items()}
     return proof
 
 
@@ -111,11 +94,10 @@ class _Trial:
         found = self.digests[form, key] = list[str]()
         for seed in self.seeds if key not in self.reasons else []:
             try:
-                data = observe(self.driver, self.workload, key, seed, run, restored=form == "restored")
+                found.append(hash_outputs(self.driver, self.workload, key, seed, run))
             except GraphError as error:
-                self.reasons[key] = f"seed {seed}: the {form} form: {error}"
+                self.reasons[key] = f"the {form} graph with seed {seed}: {error}"
                 return
-            found.append(digest(data))
 
     def capture_and_compare(self, key: str) -> None:
         """Capture a graph that has not failed, replay it twice, and record where the forms differ."""
@@ -127,7 +109,7 @@ class _Trial:
             self.reasons[key] = str(error)
             return
         self.held.append(captured)
-        graph = Replayable(self.driver, self.framework, captured.executable, restored=False)
+        graph = Replayable(self.driver, self.framework, captured.executable)
         for form in ("captured", "again"):
             self.observe(form, key, graph.replay)
         if key not in self.reasons and (reason := self._find_difference(key)) is not None:
@@ -145,74 +127,35 @@ class _Trial:
         return None
 
 
-def observe(
-    driver: DriverApi, workload: Workload, key: str, seed: int, run: Callable[[], None], *, restored: bool = False
-) -> bytes:  # fmt: skip
-    """Return the outputs of one run on the seeded input. Raises GraphError."""
+def hash_outputs(driver: DriverApi, workload: Workload, key: str, seed: int, run: Callable[[], None]) -> str:
+    """Return the SHA-256 of the outputs of one run on the seeded input. Raises GraphError."""
     workload.prepare(key, seed)
     run()
     driver.synchronize()
-    return workload.observe(key, restored=restored)
-
-
-def _hash(key: str, graph: Replayable, driver: DriverApi, workload: Workload, seed: int) -> str:
-    return digest(observe(driver, workload, key, seed, graph.replay, restored=True))
+    return sha256(workload.observe(key))
 
 
 def publish(proof: Proof, directory: Path) -> None:
     """Write the proof to the bundle's directory. Raises NotProvenError unless every graph of the bundle passed."""
     manifest = read_manifest(directory)
-    if proof.failed or sorted(proof.proven) != sorted(manifest["keys"]) or proof.seal != manifest["seal"]:
+    if proof.failed or sorted(proof.proven) != sorted(manifest.keys) or proof.seal != manifest.seal:
         reason = format_reasons(proof.failed) or "it proves other graphs than those of this bundle"
         raise NotProvenError(f"cannot publish the proof: {reason}")
     (directory / PROOF).write_text(json.dumps(asdict(proof), sort_keys=True))
 
 
 def reject(proof: Proof, directory: Path) -> None:
-    """Write the reasons to the bundle's directory; the next step drops the failed graphs or records another layout."""
-    said = {"failed": proof.failed, "unsettled": proof.unsettled}
-    (directory / REJECTED).write_text(json.dumps(said, sort_keys=True))
-
-
-def read_rejected(directory: Path) -> tuple[dict[str, str], list[str]]:
-    """Return reason by graph, and the graphs that one more layout may save."""
-    said = json.loads(require_file(directory / REJECTED).read_text())
-    return {str(k): str(v) for k, v in said["failed"].items()}, [str(key) for key in said["unsettled"]]
+    """Write the reasons to the bundle's directory; the next step drops the failed graphs."""
+    (directory / REJECTED).write_text(json.dumps(proof.failed, sort_keys=True))
 
 
 def read_proof(directory: Path) -> Proof:
     """Return the proof of exactly these tables. Raises NotProvenError."""
     try:
-        data = json.loads(require_file(directory / PROOF).read_text())
-        proof = Proof(**{**data, "canary": tuple(data["canary"])})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        proof = msgspec.json.decode(require_file(directory / PROOF).read_bytes(), type=Proof)
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise NotProvenError(f"cannot read the proof: {error}") from error
     manifest = read_manifest(directory)
-    if proof.seal != manifest["seal"] or sorted(proof.proven) != sorted(manifest["keys"]):
+    if proof.seal != manifest.seal or sorted(proof.proven) != sorted(manifest.keys):
         raise NotProvenError("the proof is for other graphs than those of this bundle")
     return proof
-
-
-def canary(proof: Proof, restorer: Restorer, driver: DriverApi, workload: Workload) -> bool:
-    """Replay the smallest graph on its stored input; return False if the bundle must be dropped."""
-    return proof.canary is not None and not find_mismatches(
-        proof, restorer, driver, workload, [proof.canary[0]]
-    )
-
-
-def find_mismatches(
-    proof: Proof, restorer: Restorer, driver: DriverApi, workload: Workload, keys: Sequence[str]
-) -> dict[str, str]:
-    """Return the graphs whose outputs differ from the proof, with the reasons."""
-    reasons = {}
-    for key in keys:
-        graph = restorer.graph_or_none(key)
-        if graph is None:
-            reasons[key] = restorer.fallbacks[key]
-            continue
-        try:
-            if _hash(key, graph, driver, workload, proof.seeds[0]) != proof.hashes.get(key):
-                reasons[key] = "its outputs differ from the proof"
-        except GraphError as error:
-            reasons[key] = str(error)
-    return reasons

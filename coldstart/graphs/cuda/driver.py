@@ -1,0 +1,366 @@
+"""DriverApi over cuda-bindings.
+
+One kernel-parameter struct is reused: each node's 72 bytes are copied into it from the launch table, so a
+node costs one memmove and one driver call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from coldstart.graphs.api import LAUNCH, Edge, KernelNode, Range
+from coldstart.graphs.cuda.modules import ModuleLog
+from coldstart.graphs.errors import DriverError, GraphRefusedError
+from coldstart.graphs.tables import MEMCPY, MEMSET, Array, Attributes, Kernel
+
+OLDEST = 13  # earlier versions have another signature for calls with edge data
+INSTANTIATE = 1 | 8  # auto free on launch, node priorities: the flags of PyTorch
+MAP_ALIGNMENT = 64
+
+# Launch attributes that a captured node can carry: cooperative, cluster, scheduling, programmatic, priority,
+# memory domain map and domain, preferred cluster, carve-out.
+NODE_ATTRIBUTES = (2, 4, 5, 6, 8, 9, 10, 11, 14)
+DEFAULTS = {9: b"\0\1", 14: b"\xff\xff\xff\xff"}
+FUNCTION_ATTRIBUTES = (8, 9, 14)  # dynamic shared bytes, carve-out, non-portable cluster
+ABSENT = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_NOT_SUPPORTED")
+MEMORY_HOST, MEMORY_DEVICE = 1, 2
+EDGE_BYTES = 8
+
+
+@cache
+def bindings() -> Any:
+    """Return the module cuda.bindings.driver. Raises DriverError with the install command if it is missing or too old."""
+    try:
+        driver = import_module("cuda.bindings.driver")
+        version = str(import_module("cuda.bindings").__version__)
+    except ImportError as error:
+        raise DriverError("import cuda.bindings", f"{error}: coldstart install gpu") from error
+    if int(version.split(".")[0]) < OLDEST:
+        raise DriverError("import cuda.bindings", f"{version} is too old: coldstart install gpu")
+    return driver
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the values after the error code: none, one, or a tuple. Raises DriverError."""
+    try:
+        error, *values = function(*arguments)
+    except RuntimeError as missing:  # cuda-bindings found no driver library or no entry point
+        raise DriverError(function.__name__, missing) from missing
+    if int(error) != 0:
+        raise DriverError(function.__name__, error.name)
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def primary_context(ordinal: int = 0) -> Any:
+    """Retain the primary context of a device and make it current in this thread."""
+    d = bindings()
+    call(d.cuInit, 0)
+    context = call(d.cuDevicePrimaryCtxRetain, call(d.cuDeviceGet, ordinal))
+    call(d.cuCtxSetCurrent, context)
+    return context
+
+
+def bytes_at(address: int, size: int) -> bytes:
+    """Return bytes of host memory."""
+    return ctypes.string_at(address, size)
+
+
+def aligned(size: int, alignment: int) -> tuple[Any, int]:
+    """Return zeroed host memory and an aligned address in it; the memory lives as long as the first value."""
+    held = ctypes.create_string_buffer(size + alignment)
+    return held, -(-ctypes.addressof(held) // alignment) * alignment
+
+
+class CudaDriver:
+    """Driver that reads, builds and launches graphs; `modules` finds the binary of each function."""
+
+    def __init__(self, modules: ModuleLog | None = None, ordinal: int = 0) -> None:
+        self.d = bindings()
+        self.modules = modules or ModuleLog()
+        self.context = primary_context(ordinal)
+        self._kernels: dict[int, Kernel] = {}
+        probe = (2, 11, 12)
+        self._range = [self.d.CUpointer_attribute(i) for i in probe]
+        self._params = self.d.CUDA_KERNEL_NODE_PARAMS()
+
+    def adopt_thread(self) -> None:
+        """Make the context current in the calling thread."""
+        call(self.d.cuCtxSetCurrent, self.context)
+
+    # --- reading -------------------------------------------------------------------------------------
+    def nodes(self, graph: int) -> list[int]:
+        handle = self.d.CUgraph(graph)
+        count = call(self.d.cuGraphGetNodes, handle)[1]
+        return [int(n) for n in call(self.d.cuGraphGetNodes, handle, count)[0]]
+
+    def edges(self, graph: int) -> list[Edge]:
+        """Return the edges, read into own buffers: bindings 13.0 return edge data whose memory is already freed."""
+        count = ctypes.c_size_t()
+        self._get_edges(graph, None, None, None, count)
+        sources, targets = ((ctypes.c_uint64 * count.value)() for _ in range(2))
+        data = (ctypes.c_uint8 * (EDGE_BYTES * count.value))()
+        if count.value:
+            self._get_edges(graph, sources, targets, data, count)
+        ports = (data[i : i + 3] for i in range(0, len(data), EDGE_BYTES))
+        return [Edge(s, t, *p) for s, t, p in zip(sources, targets, ports, strict=True)]
+
+    @staticmethod
+    def _get_edges(graph: int, sources: Any, targets: Any, data: Any, count: ctypes.c_size_t) -> None:
+        get = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
+        result = get(ctypes.c_void_p(graph), sources, targets, data, ctypes.byref(count))
+        if result:
+            raise DriverError("cuGraphGetEdges", result)
+
+    def kind(self, node: int) -> int:
+        return int(call(self.d.cuGraphNodeGetType, self.d.CUgraphNode(node)))
+
+    def kernel_node(self, node: int) -> KernelNode:
+        p = call(self.d.cuGraphKernelNodeGetParams, self.d.CUgraphNode(node))
+        function = int(p.func) or int(call(self.d.cuKernelGetFunction, p.kern))
+        grid = (int(p.gridDimX), int(p.gridDimY), int(p.gridDimZ))
+        block = (int(p.blockDimX), int(p.blockDimY), int(p.blockDimZ))
+        payload = self._payload(p, self.kernel(function))
+        return KernelNode(function, grid, block, int(p.sharedMemBytes), payload, self._attributes(node))
+
+    @staticmethod
+    def _payload(p: Any, kernel: Kernel) -> bytes:
+        """Return the packed parameters, from kernelParams or from the packed buffer of `extra`."""
+        out = bytearray(kernel.size)
+        if not int(p.kernelParams):
+            return _extra(int(p.extra), kernel.size)
+        pointers = (ctypes.c_uint64 * len(kernel.layout)).from_address(int(p.kernelParams))
+        for address, (offset, size) in zip(pointers, kernel.layout, strict=True):
+            out[offset : offset + size] = bytes_at(address, size)
+        return bytes(out)
+
+    def _attributes(self, node: int) -> Attributes:
+        handle, attributes = self.d.CUgraphNode(node), []
+        if self._attribute(handle, 1)[8:16].strip(b"\0"):  # num_bytes of CUaccessPolicyWindow
+            raise GraphRefusedError("a node has an access-policy window")
+        for number in NODE_ATTRIBUTES:
+            data = self._attribute(handle, number).rstrip(b"\0")
+            if data and data != DEFAULTS.get(number):
+                attributes.append((number, data.hex()))
+        return tuple(attributes)
+
+    def _attribute(self, node: Any, number: int) -> bytes:
+        try:
+            value = call(self.d.cuGraphKernelNodeGetAttribute, node, self.d.CUlaunchAttributeID(number))
+        except DriverError as failure:
+            if failure.result in ABSENT:  # this driver has no such attribute on nodes
+                return b"\0" * 64
+            raise
+        return bytes_at(value.getPtr(), 64)
+
+    def memset_node(self, node: int) -> bytes:
+        p = call(self.d.cuGraphMemsetNodeGetParams, self.d.CUgraphNode(node))
+        row = np.zeros(1, MEMSET)
+        row[0] = (int(p.dst), p.pitch, p.value, p.elementSize, p.width, p.height)
+        return row.tobytes()
+
+    def memcpy_node(self, node: int) -> bytes:
+        p = call(self.d.cuGraphMemcpyNodeGetParams, self.d.CUgraphNode(node))
+        sides = [self._copy_end(p, side) for side in ("src", "dst")]
+        row = np.zeros(1, MEMCPY)
+        row[0] = (*sides, p.WidthInBytes, p.Height, p.Depth, p.srcPitch, p.srcHeight, p.dstPitch, p.dstHeight)
+        return row.tobytes()
+
+    def _copy_end(self, p: Any, side: str) -> int:
+        kind = int(getattr(p, f"{side}MemoryType"))
+        if any(int(getattr(p, side + part)) for part in ("XInBytes", "Y", "Z", "LOD")):
+            raise GraphRefusedError("a memory copy has an offset into its source or destination")
+        address = int(getattr(p, f"{side}Device"))
+        held = self.address_range(address) if kind in (MEMORY_DEVICE, 4) else None
+        if held is None or held.host:
+            raise GraphRefusedError("a memory copy reads or writes host memory or an array")
+        return address
+
+    # --- functions -----------------------------------------------------------------------------------
+    def kernel(self, function: int) -> Kernel:
+        if function not in self._kernels:
+            self._kernels[function] = self._describe(function)
+        return self._kernels[function]
+
+    def _describe(self, function: int) -> Kernel:
+        handle = self.d.CUfunction(function)
+        name = call(self.d.cuFuncGetName, handle).decode()
+        layout = self._layout(handle)
+        module = self._module(handle)
+        digest = self.modules.digest(int(module or 0), name, layout, lambda: self._list_names(module))
+        return Kernel(name, digest, layout, self._function_attributes(handle), self.modules.mutable(digest))
+
+    def _layout(self, handle: Any) -> tuple[tuple[int, int], ...]:
+        out: list[tuple[int, int]] = []
+        while True:
+            error, *span = self.d.cuFuncGetParamInfo(handle, len(out))
+            if error.name == "CUDA_ERROR_INVALID_VALUE":
+                return tuple(out)
+            if int(error):
+                raise DriverError("cuFuncGetParamInfo", error.name)
+            out.append((int(span[0]), int(span[1])))
+
+    def _function_attributes(self, handle: Any) -> tuple[tuple[int, int], ...]:
+        pairs = ((n, self._function_attribute(handle, n)) for n in FUNCTION_ATTRIBUTES)
+        return tuple((n, v) for n, v in pairs if v not in (0, -1))
+
+    def _function_attribute(self, handle: Any, number: int) -> int:
+        return int(call(self.d.cuFuncGetAttribute, self.d.CUfunction_attribute(number), handle))
+
+    def _module(self, function: Any) -> Any:
+        """Return the module of a function, or None if the driver does not tell: no graph may depend on it."""
+        try:
+            return call(self.d.cuFuncGetModule, function)
+        except DriverError:
+            return None
+
+    def _list_names(self, module: Any) -> set[str]:
+        """Return the names of the functions of a module, or none if the driver cannot list them."""
+        try:
+            count = call(self.d.cuModuleGetFunctionCount, module)
+            functions = list(call(self.d.cuModuleEnumerateFunctions, count, module))
+        except (DriverError, TypeError):
+            return set()
+        return {call(self.d.cuFuncGetName, function).decode() for function in functions}
+
+    def binary(self, digest: str) -> bytes:
+        return self.modules.images[digest]
+
+    def load_library(self, image: bytes) -> int:
+        return int(call(self.d.cuLibraryLoadData, image, [], [], 0, [], [], 0))
+
+    def library_kernel(self, library: int, name: str) -> int:
+        kernel = call(self.d.cuLibraryGetKernel, self.d.CUlibrary(library), name.encode())
+        return int(call(self.d.cuKernelGetFunction, kernel))
+
+    def set_function_attributes(self, function: int, attributes: Sequence[tuple[int, int]]) -> None:
+        handle = self.d.CUfunction(function)
+        for number, value in attributes:
+            call(self.d.cuFuncSetAttribute, handle, self.d.CUfunction_attribute(number), value)
+
+    def address_range(self, address: int) -> Range | None:
+        kind, base, size = call(self.d.cuPointerGetAttributes, 3, self._range, address)
+        return Range(int(base), int(size), int(kind) == MEMORY_HOST) if int(kind) and int(size) else None
+
+    # --- building ------------------------------------------------------------------------------------
+    def new_graph(self) -> int:
+        return int(call(self.d.cuGraphCreate, 0))
+
+    def add_kernels(self, graph: int, rows: Array) -> list[Any]:
+        rows = np.ascontiguousarray(rows)
+        handle, params, add = self.d.CUgraph(graph), self._params, self.d.cuGraphAddKernelNode
+        target, source, width, move = params.getPtr(), rows.ctypes.data, LAUNCH.itemsize, ctypes.memmove
+        out: list[Any] = []
+        for at in range(source, source + len(rows) * width, width):
+            move(target, at, width)
+            error, node = add(handle, None, 0, params)
+            if error:
+                raise DriverError("cuGraphAddKernelNode", error.name)
+            out.append(node)
+        return out
+
+    def add_memset(self, graph: int, row: Array) -> Any:
+        p = self.d.CUDA_MEMSET_NODE_PARAMS()
+        p.dst, p.pitch, p.value = self.d.CUdeviceptr(int(row["target"])), int(row["pitch"]), int(row["value"])
+        p.elementSize, p.width, p.height = int(row["element"]), int(row["width"]), int(row["height"])
+        return call(self.d.cuGraphAddMemsetNode, self.d.CUgraph(graph), None, 0, p, self.context)
+
+    def add_memcpy(self, graph: int, row: Array) -> Any:
+        p, device = self.d.CUDA_MEMCPY3D(), self.d.CUmemorytype(MEMORY_DEVICE)
+        p.srcMemoryType = p.dstMemoryType = device
+        p.srcDevice, p.dstDevice = (self.d.CUdeviceptr(int(row[n])) for n in ("source", "target"))
+        p.WidthInBytes, p.Height, p.Depth = (int(row[n]) for n in ("width", "height", "depth"))
+        p.srcPitch, p.srcHeight = int(row["source_pitch"]), int(row["source_height"])
+        p.dstPitch, p.dstHeight = int(row["target_pitch"]), int(row["target_height"])
+        return call(self.d.cuGraphAddMemcpyNode, self.d.CUgraph(graph), None, 0, p, self.context)
+
+    def add_empty(self, graph: int) -> Any:
+        return call(self.d.cuGraphAddEmptyNode, self.d.CUgraph(graph), None, 0)
+
+    def set_attributes(self, node: Any, attributes: Attributes) -> None:
+        for number, data in attributes:
+            value = self.d.CUkernelNodeAttrValue()
+            raw = bytes.fromhex(data).ljust(64, b"\0")
+            ctypes.memmove(value.getPtr(), raw, 64)
+            call(self.d.cuGraphKernelNodeSetAttribute, node, self.d.CUlaunchAttributeID(number), value)
+
+    def add_edges(self, graph: int, nodes: Sequence[Any], edges: Array) -> None:
+        """Add edges, with one call for each distinct edge data.
+
+        Drivers 580 to 610 use the data of a call's first edge for all its edges.
+        """
+        words = (
+            edges["from_port"]
+            | edges["to_port"].astype(np.uint32) << 8
+            | edges["type"].astype(np.uint32) << 16
+        )
+        for word in np.unique(words).tolist():
+            self._add_edges(graph, nodes, edges[words == word], self._edge_data(word))
+
+    def _edge_data(self, word: int) -> Any:
+        """Return edge data of from port, to port and type, one byte each; None for the default."""
+        if not word:
+            return None
+        data = self.d.CUgraphEdgeData()
+        raw = word.to_bytes(EDGE_BYTES, "little")
+        ctypes.memmove(data.getPtr(), raw, EDGE_BYTES)
+        return data
+
+    def _add_edges(self, graph: int, nodes: Sequence[Any], rows: Array, record: Any) -> None:
+        sources = [nodes[i] for i in rows["source"].tolist()]
+        targets = [nodes[i] for i in rows["target"].tolist()]
+        data = None if record is None else [record] * len(rows)
+        call(self.d.cuGraphAddDependencies, self.d.CUgraph(graph), sources, targets, data, len(rows))
+
+    def instantiate(self, graph: int) -> int:
+        return int(call(self.d.cuGraphInstantiate, self.d.CUgraph(graph), INSTANTIATE))
+
+    def launch(self, executable: int, stream: int) -> None:
+        call(self.d.cuGraphLaunch, self.d.CUgraphExec(executable), self.d.CUstream(stream))
+
+    def destroy(self, graph: int, executable: int) -> None:
+        if executable:
+            call(self.d.cuGraphExecDestroy, self.d.CUgraphExec(executable))
+        if graph:
+            call(self.d.cuGraphDestroy, self.d.CUgraph(graph))
+
+    # --- memory --------------------------------------------------------------------------------------
+    def read(self, address: int, size: int) -> bytes:
+        out = bytearray(size)
+        if size:
+            call(self.d.cuMemcpyDtoH, out, self.d.CUdeviceptr(address), size)
+        return bytes(out)
+
+    def write(self, address: int, data: bytes) -> None:
+        call(self.d.cuMemcpyHtoD, self.d.CUdeviceptr(address), data, len(data))
+
+    def fill(self, address: int, size: int, value: int) -> None:
+        call(self.d.cuMemsetD8, self.d.CUdeviceptr(address), value, size)
+
+    def synchronize(self) -> None:
+        call(self.d.cuCtxSynchronize)
+
+    def move_tensor_map(self, descriptor: bytes, address: int) -> bytes:
+        # Use an own buffer: the driver requires 64-byte alignment, which the bindings' object lacks.
+        held, at = aligned(len(descriptor), MAP_ALIGNMENT)
+        ctypes.memmove(at, descriptor, len(descriptor))
+        call(self.d.cuTensorMapReplaceAddress, self.d.CUtensorMap(_ptr=at), address)
+        moved = bytes_at(at, len(descriptor))
+        del held  # the buffer lives until here
+        return moved
+
+
+def _extra(address: int, size: int) -> bytes:
+    """Return the packed parameter buffer of a CU_LAUNCH_PARAM list (1: buffer pointer, 2: size pointer, 0: end)."""
+    words = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64)) if address else None
+    at = 0
+    while words and words[at] and at < 8:
+        if words[at] == 1:
+            return bytes_at(words[at + 1], size)
+        at += 2
+    raise GraphRefusedError("a kernel node has no readable parameters")

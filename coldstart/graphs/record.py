@@ -1,0 +1,340 @@
+"""Read the captured CUDA graphs of one process into a `Snapshot`, and refuse each graph that cannot be relocated.
+
+A snapshot has the raw payloads of the graphs, the memory that they may point to, and the contents that outlive the capture
+(MEDUSA, section 4.3): an allocation that was freed before the end of the capture is written before it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coldstart.graphs import tables as stored
+from coldstart.graphs import words
+from coldstart.graphs.api import (
+    AllocationEvent,
+    Captured,
+    DriverApi,
+    Edge,
+    FrameworkApi,
+    KernelNode,
+    NodeKind,
+    Range,
+)
+from coldstart.graphs.errors import AlteredTableError, DriverError, GraphRefusedError
+from coldstart.graphs.tables import (
+    EDGE,
+    NO_KERNEL,
+    NODE,
+    TENSOR_MAP_BYTES,
+    Array,
+    Attributes,
+    Graph,
+    Kernel,
+    SymbolRegion,
+    Tables,
+)
+from coldstart.graphs.words import NONE, Intervals
+
+COLLECTIVES = ("ncclDevKernel", "ncclKernel", "nvshmem", "cross_device_reduce", "multimem_all_reduce")
+CONTENT_LIMIT = 1 << 26  # larger memory holds activations
+ALIGN = 16
+AWAY = 1 << 40  # an address to move tensor maps to
+
+# An allocation is identified by its size and its number among those of that size in or outside of the pool, so that one more
+# allocation of another size, or one more segment, changes no other identity.
+ALLOCATION = np.dtype([("address", "<u8"), ("size", "<u8"), ("number", "<u4"), ("pool", "?"), ("live", "?")])
+# Row of a decoded tensor map; `coded` marks the bytes that encode its address.
+MAP = np.dtype([("place", "<u4"), ("address", "<u8"), ("coded", "?", TENSOR_MAP_BYTES)])
+
+
+@dataclass
+class Snapshot:
+    """Graphs and memory of one process.
+
+    `regions` have names, `pool` are the segments of the graphs' pool, `ranges` are the driver allocations besides into which a
+    parameter word points. `maps` has the tensor maps of each graph, `contents` bytes by base address.
+    """
+
+    tables: Tables
+    regions: list[SymbolRegion]
+    pool: list[SymbolRegion]
+    ranges: list[Range]
+    allocations: Array
+    maps: dict[str, Array]
+    contents: dict[int, bytes]
+    binaries: dict[str, bytes]
+
+    def unnamed(self) -> list[SymbolRegion]:
+        """Return the live allocations outside of the pool that have no name."""
+        rows = self.allocations[self.allocations["live"] & ~self.allocations["pool"]]
+        named = Intervals([*self.regions, *self.pool])
+        ends = rows["address"] + np.maximum(rows["size"], 1) - 1
+        free = (named.find(rows["address"]) == NONE) & (named.find(ends) == NONE)
+        return [SymbolRegion(f"alloc:{s}.{n}", s, a) for a, s, n, _, _ in rows[free].tolist() if s]
+
+    def libraries(self) -> list[SymbolRegion]:
+        """Return the driver allocations that contain no memory of the framework."""
+        device = [SymbolRegion("", r.size, r.base) for r in self.ranges if not r.host]
+        bases = [
+            np.array([r.base for r in [*self.regions, *self.pool]], np.uint64),
+            self.allocations["address"],
+        ]
+        holders = set(Intervals(device).find(np.concatenate(bases)).tolist())
+        return [region for number, region in enumerate(device) if number not in holders]
+
+    def save(self, directory: Path) -> None:
+        """Write the snapshot into `directory`, without the binaries of its kernels."""
+        stored.save(self.tables, directory, {})
+        maps: dict[str, Any] = {f"map {key}": rows for key, rows in self.maps.items()}
+        np.savez(directory / "memory.npz", allocations=self.allocations, **maps)
+        for base, data in self.contents.items():
+            (directory / f"content-{base:x}.bin").write_bytes(data)
+        facts = {name: [asdict(r) for r in getattr(self, name)] for name in ("regions", "pool", "ranges")}
+        (directory / "memory.json").write_text(json.dumps(facts))
+
+
+def load_snapshot(directory: Path) -> Snapshot:
+    """Read a snapshot. Raises AlteredTableError."""
+    try:
+        facts = json.loads((directory / "memory.json").read_text())
+        with np.load(directory / "memory.npz", allow_pickle=False) as held:
+            arrays = {name: held[name] for name in held}
+    except (OSError, ValueError, EOFError) as error:
+        raise AlteredTableError(f"cannot read snapshot: {error}") from error
+    return Snapshot(
+        tables=stored.load(directory),
+        regions=[SymbolRegion(**r) for r in facts["regions"]],
+        pool=[SymbolRegion(**r) for r in facts["pool"]],
+        ranges=[Range(**r) for r in facts["ranges"]],
+        allocations=arrays.pop("allocations"),
+        maps={name.removeprefix("map "): rows for name, rows in arrays.items()},
+        contents={int(p.stem[8:], 16): p.read_bytes() for p in directory.glob("content-*.bin")},
+        binaries={},
+    )
+
+
+def take(driver: DriverApi, framework: FrameworkApi, captured: Mapping[str, Captured]) -> Snapshot:
+    """Return a snapshot of these captures with all the data that another process needs."""
+    pool = framework.pool()
+    inside = Intervals(pool).find(np.array([r.base for r in framework.regions()], np.uint64))
+    named = drop_aliases(r for r, at in zip(framework.regions(), inside.tolist(), strict=True) if at == NONE)
+    tables = read_graphs(driver, framework, captured)
+    snapshot = Snapshot(
+        tables, named, pool, [], number_allocations(framework.trace()),
+        maps={key: _decode_maps(driver, graph, tables.kernels) for key, graph in tables.graphs.items()},
+        contents={}, binaries={k.binary: driver.binary(k.binary) for k in tables.kernels if k.binary},
+    )  # fmt: skip
+    addresses = {key: _candidates(graph, tables.kernels) for key, graph in tables.graphs.items()}
+    used = np.unique(np.concatenate([np.zeros(0, np.uint64), *addresses.values()]))
+    snapshot.ranges = _find_ranges(driver, used[Intervals([*named, *pool]).find(used) == NONE])
+    host = Intervals([SymbolRegion("host", r.size, r.base) for r in snapshot.ranges if r.host])
+    pinned = [key for key, found in addresses.items() if (host.find(found) != NONE).any()]
+    snapshot.tables = tables.without(dict.fromkeys(pinned, "pinned host pointer among the parameters"))
+    snapshot.contents = _read_contents(driver, snapshot, used)
+    return snapshot
+
+
+def number_allocations(events: Iterable[AllocationEvent]) -> Array:
+    """Return a row for each allocation of the trace, in order."""
+    counts, rows, live = (
+        Counter[tuple[int, bool]](),
+        list[tuple[int, int, int, bool, bool]](),
+        dict[int, int](),
+    )
+    for event in events:
+        if event.kind != "alloc":
+            live.pop(event.address, None)
+            continue
+        same = event.size, event.pool
+        live[event.address] = len(rows)
+        rows.append((event.address, event.size, counts[same], event.pool, False))
+        counts[same] += 1
+    found = np.array(rows, ALLOCATION)
+    found["live"][list(live.values())] = True
+    return found
+
+
+def drop_aliases(regions: Iterable[SymbolRegion]) -> list[SymbolRegion]:
+    """Drop empty regions, and regions that alias memory of an earlier one (views of one storage)."""
+    kept: list[SymbolRegion] = []
+    end = 0
+    for region in sorted((r for r in regions if r.size), key=lambda r: (r.base, -r.size, r.symbol)):
+        if region.base >= end:
+            kept.append(region)
+            end = region.base + region.size
+    return kept
+
+
+# --- graphs ------------------------------------------------------------------------------------------
+
+
+class GraphBuilder:
+    """Collector of the nodes of several graphs, and of the kernels and attributes that they share."""
+
+    def __init__(self) -> None:
+        self._kernels = dict[Kernel, int]()
+        self._attributes: dict[Attributes, int] = {(): 0}
+        self._nodes, self._payload = list[tuple[object, ...]](), bytearray()
+        self.graphs: dict[str, Graph] = {}
+
+    def add_kernel(self, node: KernelNode, kernel: Kernel) -> None:
+        """Append a kernel launch."""
+        number = self._kernels.setdefault(kernel, len(self._kernels))
+        attributes = self._attributes.setdefault(node.attributes, len(self._attributes))
+        row = (NodeKind.KERNEL, 0, attributes, number, node.grid, node.block, len(node.payload), node.shared)
+        self._nodes.append((*row, self._store(node.payload)))
+
+    def add_other(self, kind: NodeKind, payload: bytes = b"") -> None:
+        """Append a memset, copy or empty node."""
+        row = (kind, 0, 0, NO_KERNEL, (0, 0, 0), (0, 0, 0), len(payload), 0)
+        self._nodes.append((*row, self._store(payload)))
+
+    def _store(self, payload: bytes) -> int:
+        at = len(self._payload)
+        self._payload += payload.ljust(-(-len(payload) // ALIGN) * ALIGN, b"\0")
+        return at
+
+    def finish(self, key: str, size: int, handles: Sequence[int], edges: Iterable[Edge]) -> None:
+        """Close the graph; `handles` are its nodes in the order in which they were appended."""
+        number = {handle: i for i, handle in enumerate(handles)}
+        rows = [(number[e.source], number[e.target], e.from_port, e.to_port, e.type, 0) for e in edges]
+        payload = np.frombuffer(bytes(self._payload), np.uint8)
+        self.graphs[key] = Graph(size, np.array(self._nodes, NODE), np.array(sorted(rows), EDGE), payload)
+
+    def begin(self) -> None:
+        """Start the next graph; a graph that is not finished leaves nothing."""
+        self._nodes, self._payload = [], bytearray()
+
+    def build_tables(self, refused: dict[str, str]) -> Tables:
+        """Return the tables of all graphs so far, without regions and relocations."""
+        attributes: list[Attributes] = list(self._attributes)
+        return Tables(self.graphs, list(self._kernels), attributes, refused=refused)
+
+
+def read_graphs(driver: DriverApi, framework: FrameworkApi, captured: Mapping[str, Captured]) -> Tables:
+    """Return tables with one row for each node of every supported graph."""
+    builder, sizes, refused = GraphBuilder(), framework.sizes(), dict[str, str]()
+    for key, capture in captured.items():
+        builder.begin()
+        try:
+            if (reason := framework.refusal(key)) is not None:
+                raise GraphRefusedError(reason)
+            handles = driver.nodes(capture.graph)
+            for handle in handles:
+                _read_node(driver, builder, handle)
+            builder.finish(key, sizes[key], handles, driver.edges(capture.graph))
+        except (GraphRefusedError, DriverError) as failure:
+            refused[key] = str(failure)
+    return builder.build_tables(refused)
+
+
+def _read_node(driver: DriverApi, builder: GraphBuilder, handle: int) -> None:
+    kind = driver.kind(handle)
+    if kind == NodeKind.KERNEL:
+        node = driver.kernel_node(handle)
+        kernel = driver.kernel(node.function)
+        if any(mark in kernel.name for mark in COLLECTIVES):
+            raise GraphRefusedError(f"collective kernel {kernel.name} cannot be restored")
+        if kernel.mutable_globals:  # a second copy of the binary would have its own variables
+            raise GraphRefusedError(
+                f"kernel {kernel.name} cannot be restored: its binary has mutable globals"
+            )
+        builder.add_kernel(node, kernel)
+    elif kind == NodeKind.MEMSET:
+        builder.add_other(NodeKind.MEMSET, driver.memset_node(handle))
+    elif kind == NodeKind.MEMCPY:
+        builder.add_other(NodeKind.MEMCPY, driver.memcpy_node(handle))
+    elif kind == NodeKind.EMPTY:
+        builder.add_other(NodeKind.EMPTY)
+    else:
+        raise GraphRefusedError(f"a {NodeKind(kind).name.lower()} node cannot be restored")
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+
+def _candidates(graph: Graph, kernels: Sequence[Kernel]) -> Array:
+    """Return the words of a graph that may be addresses."""
+    values = words.values(graph.payload, words.places(graph, kernels))
+    return values[(values >= words.LOWEST) & (values < words.HIGHEST)]
+
+
+def _find_ranges(driver: DriverApi, addresses: Array) -> list[Range]:
+    """Return the driver allocations at these addresses, which are sorted."""
+    ranges: dict[int, Range] = {}
+    end = 0
+    for address in addresses.tolist():
+        held = driver.address_range(address) if address > end else None
+        if held is not None:
+            ranges[held.base] = held
+            end = held.base + held.size - 1
+    return list(ranges.values())
+
+
+def _read_contents(driver: DriverApi, snapshot: Snapshot, used: Array) -> dict[int, bytes]:
+    """Return what outlives the capture: live memory of the pool, and other memory without a name that a word points into."""
+    rows = snapshot.allocations[snapshot.allocations["live"] & snapshot.allocations["pool"]]
+    spans = [(a, s) for a, s, _, _, _ in rows.tolist()]
+    others = [*snapshot.unnamed(), *snapshot.libraries()]
+    pointed = np.unique(Intervals(others).find(np.concatenate([used, used - np.uint64(1)])))
+    spans += [(others[i].base, others[i].size) for i in pointed.tolist() if i != NONE]
+    return {base: driver.read(base, size) for base, size in spans if 0 < size <= CONTENT_LIMIT}
+
+
+# --- tensor maps -------------------------------------------------------------------------------------
+
+
+def _decode_maps(driver: DriverApi, graph: Graph, kernels: Sequence[Kernel]) -> Array:
+    """Return the addresses in tensor maps, found by asking the driver where it writes each address bit."""
+    rows: list[tuple[int, int, Array]] = []
+    masks: list[int] = []
+    for place in words.maps(graph, kernels).tolist():
+        descriptor = graph.payload[place : place + TENSOR_MAP_BYTES].tobytes()
+        try:
+            masks = masks or bit_masks(driver, descriptor)
+            address = decode_map(driver, descriptor, masks)
+        except DriverError:  # these 128 bytes are not a tensor map
+            continue
+        if address is not None:
+            union = functools.reduce(operator.or_, masks, 0).to_bytes(TENSOR_MAP_BYTES, "little")
+            rows.append((place, address, np.frombuffer(union, np.uint8) != 0))
+    return np.array(rows, MAP)
+
+
+def bit_masks(driver: DriverApi, descriptor: bytes) -> list[int]:
+    """Return the descriptor bits that each address bit 0..47 sets (none below bit 4: addresses are aligned).
+
+    The address is never 0: a driver may reject it.
+    """
+    masks = [0, 0, 0, 0]
+    for bit in range(4, 48):
+        other = AWAY if 1 << bit != AWAY else AWAY >> 1
+        masks.append(_move(driver, descriptor, other | 1 << bit) ^ _move(driver, descriptor, other))
+    return masks
+
+
+def _move(driver: DriverApi, descriptor: bytes, address: int) -> int:
+    return int.from_bytes(driver.move_tensor_map(descriptor, address), "little")
+
+
+def decode_map(driver: DriverApi, descriptor: bytes, masks: Sequence[int]) -> int | None:
+    """Return the device address in a tensor map, or None if writing that address again does not give the same bytes."""
+    changed = int.from_bytes(descriptor, "little") ^ _move(driver, descriptor, AWAY)
+    address = AWAY ^ sum(1 << bit for bit, mask in enumerate(masks) if mask and changed & mask == mask)
+    return address if address and driver.move_tensor_map(descriptor, address) == descriptor else None
+
+
+def keep(snapshot: Snapshot, keys: Iterable[str]) -> Snapshot:
+    """Return the snapshot with these graphs only, in this order."""
+    return replace(
+        snapshot, tables=replace(snapshot.tables, graphs={k: snapshot.tables.graphs[k] for k in keys})
+    )
