@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prefetching import Weights, check_tensors, check_whole
 from support.range_server import RangeServer, serving
 
-from coldstart.weights.prefetch import client, http_source, range_source
+from coldstart.weights.prefetch import backends, client, http_source
 from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, redact
 
 
@@ -241,7 +241,7 @@ def test_the_timeline_shows_one_span_of_the_fetch(
 
 def test_truncated_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"1234")
-    source = range_source.LocalSource(tmp_path)
+    source = backends.LocalSource(tmp_path)
     try:
         assert source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None) == 4
         (tmp_path / "f").write_bytes(b"12")
