@@ -10,7 +10,7 @@ from support.range_server import serving
 from tools.raw_server import answer, answering
 from weights_tools import checkpoint, prefetcher
 
-from coldstart.weights.prefetch import client, http_source, range_source
+from coldstart.weights.prefetch import backends, client, http_source
 from coldstart.weights.prefetch.range_source import SourceUnusableError, redact
 
 TOKEN = {http_source.TOKEN_VARIABLE: "s3cret"}
@@ -38,8 +38,8 @@ def test_source_refuses_session_token_without_tls() -> None:
     pytest.importorskip("obstore", exc_type=ImportError)
     given = {"AWS_ENDPOINT_URL": "http://10.0.0.1:9000", "AWS_SESSION_TOKEN": "s3cret", "AWS_REGION": "x"}
     with pytest.raises(SourceUnusableError, match="without TLS"):
-        range_source.open_source("s3://b/m", given)
-    range_source.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
+        backends.open_source("s3://b/m", given)
+    backends.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
 
 
 def test_status_shows_presigned_address_without_its_signature(tmp_path: Path) -> None:

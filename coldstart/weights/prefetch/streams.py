@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from time import monotonic
 
 from coldstart.artifacts.net import http_client
+from coldstart.weights.prefetch.backends import open_source
 from coldstart.weights.prefetch.byte_ranges import Range
 from coldstart.weights.prefetch.model import PrefetchedModel
 from coldstart.weights.prefetch.paces import FetchPace
@@ -21,7 +22,6 @@ from coldstart.weights.prefetch.range_source import (
     RangeSource,
     SourceTooSlowError,
     SourceUnavailableError,
-    open_source,
 )
 from coldstart.weights.prefetch.region import SharedRegion
 from coldstart.weights.prefetch.region_layout import Check, RegionFile

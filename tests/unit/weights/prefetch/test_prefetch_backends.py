@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prefetching import Weights, check_whole
 from support.range_server import serving
 
-from coldstart.weights.prefetch import client, http_source, range_source
+from coldstart.weights.prefetch import backends, client, http_source
 from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, redact
 
 
@@ -190,7 +190,7 @@ def test_an_s3_compatible_store(
 
 def test_truncated_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"1234")
-    source = range_source.LocalSource(tmp_path)
+    source = backends.LocalSource(tmp_path)
     try:
         assert source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None) == 4
         (tmp_path / "f").write_bytes(b"12")
