@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from coldstart.contract.graphs import CANARY, GRAPHS_REPORT, KV_REPORT, EngineTask
 from coldstart.graphs import offline
@@ -24,61 +24,46 @@ WORKER = "vllm.v1.worker.gpu_worker"
 Run = Callable[[Any, Callable[[], Any]], Any]
 
 
-class CaptureSession(Protocol):
-    """Recording, proving or restoring session, which runs instead of `capture_model` and reports its fallbacks."""
-
-    def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """Run the session; `own` is vLLM's capture of everything that is not restored."""
-
-    def fallbacks(self) -> dict[str, str]:
-        """Return why each captured graph was not restored, by graph; `*` stands for all."""
-
-
-class Declined:
-    """Session that restores nothing and reports the reason."""
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        return own()
-
-    def fallbacks(self) -> dict[str, str]:
-        return {"*": self._reason}
-
-
 class Later:
-    """Session that is created at first use, because most processes never capture."""
+    """Session (recording, proving or restoring) that is created at first use, because most processes never capture.
 
-    def __init__(self, make: Callable[[], CaptureSession], work: Path | None = None) -> None:
-        self._make, self._work, self._made = make, work, list[CaptureSession]()
+    It runs instead of `capture_model` and reports for each captured graph (or `*` for all) the reason.
+    """
 
-    def get(self) -> CaptureSession:
-        """Return the session, or a declined one with the reason."""
-        if not self._made:
+    def __init__(self, make: Callable[[], Any], work: Path | None = None) -> None:
+        self._make, self._work = make, work
+        self._session: Any = None
+        self._declined: str | None = None
+
+    def get(self) -> Any:
+        """Return the session, or None with the reason in `fallbacks`."""
+        if self._session is None and self._declined is None:
             try:
-                self._made.append(self._make())
+                self._session = self._make()
             except GraphError as error:
                 log.warning("vLLM captures its CUDA graphs: %s", error)
                 if self._work:
                     offline.fail(self._work, str(error))
-                self._made.append(Declined(str(error)))
-        return self._made[0]
+                self._declined = str(error)
+        return self._session
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        return self.get().run(runner, own)
+        """Run the session; `own` is vLLM's capture of everything that is not restored."""
+        session = self.get()
+        return own() if session is None else session.run(runner, own)
 
     def fallbacks(self) -> dict[str, str]:
-        return self.get().fallbacks()
+        session = self.get()
+        return {"*": str(self._declined)} if session is None else dict(session.fallbacks())
 
     def decline(self, reason: str) -> None:
         """Restore nothing, and report `reason`."""
-        self._made[:] = [Declined(reason)]
+        self._session, self._declined = None, reason
 
     def prepare_load(self) -> None:
         """Do the work of a recording process before it loads weights."""
-        if (work := getattr(self.get(), "prepare_load", None)) is not None:
-            work()
+        if (session := self.get()) is not None:
+            session.prepare_load()
 
 
 def register(task: EngineTask) -> None:
@@ -94,7 +79,7 @@ def register(task: EngineTask) -> None:
         _install(session, recording=task.record is not None)
 
 
-def _session(task: EngineTask) -> CaptureSession:
+def _session(task: EngineTask) -> Any:
     hooks.require()
     if task.record:
         from coldstart.vllm.graphs.record import GraphRecording

@@ -137,11 +137,8 @@ def test_memory_is_scattered_before_the_weights_are_loaded(
 ) -> None:
     done: list[str] = []
 
-    class Session(plugin.Declined):
-        def prepare_load(self) -> None:
-            done.append("scattered")
-
-    plugin._install(plugin.Later(lambda: Session("x")), recording=True)
+    session = SimpleNamespace(prepare_load=lambda: done.append("scattered"))
+    plugin._install(plugin.Later(lambda: session), recording=True)
     assert installed[plugin.RUNNERS[1]].GPUModelRunner().load_model() == "loaded" and done == ["scattered"]
 
 
