@@ -7,6 +7,7 @@ does not use has a Fallback with the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
@@ -56,8 +57,18 @@ def plan(request: ServeRequest) -> LaunchPlan:
         planned = prepare.ordinary(lookup, weights, missing)
     else:
         planned = prepare.prepare(lookup, lookup.bundle, weights, trust=request.trust)
+    if request.defer_capture:
+        planned = _defer_capture(planned)
     planned.fallbacks.extend([*list_unserved(planned.vllm_args), *weights.fallbacks])
     return scheduler.apply(planned, request.scheduler, lookup.bundle, on_cpu=runtime.targets_cpu())
+
+
+def _defer_capture(plan: LaunchPlan) -> LaunchPlan:
+    if runtime.targets_cpu() or plan.engine.restore is not None:
+        here = "the bundle's graphs are restored" if plan.engine.restore else "the CPU has no CUDA graphs"
+        plan.fallbacks.append(Fallback("graphs", f"--capture deferred has no effect: {here}."))
+        return plan
+    return replace(plan, engine=replace(plan.engine, deferred=True))
 
 
 def url(plan: LaunchPlan) -> str:

@@ -30,6 +30,7 @@ class ServeRequest:
     - `trust`: judges which bundles may provide code. With `require_signature`, a bundle that it rejects is refused completely;
       otherwise only the bundle's code is ignored.
     - `weights_from`: source of the weights, None for the model's own directory. `weights_pace` limits the rate.
+    - `defer_capture`: capture most CUDA graphs after the server is ready.
     - `fetch_rest`: fetch the weights that this node's pipeline ranks do not need in the background.
     - `templates`: directory of additional templates.
     - `observe`: called with the PID of each server process that the start creates.
@@ -46,6 +47,7 @@ class ServeRequest:
     trust: Trust = inspection.trust
     weights_from: str | None = None
     weights_pace: PacedFetch | None = None
+    defer_capture: bool = False
     fetch_rest: bool = False
     templates: Path | None = None
     observe: Callable[[int], None] = lambda pid: None
