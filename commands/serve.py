@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 else:
     Mode = Literal[(modes.AUTO, *modes.names())]
 OnMiss = Literal["fail", "warn", "materialize"]
+Capture = Literal["all", "deferred"]
 
 
 @declare(takes_vllm_args=True, chooses_scheduler=True)
@@ -81,6 +82,13 @@ def command(
             help="When ready, also fetch the weights of the other pipeline ranks, in the background.",
         ),
     ] = False,
+    capture: Annotated[
+        Capture,
+        typer.Option(
+            "--capture",
+            help="Capture all CUDA graphs before the server is ready, or most of them between its first steps.",
+        ),
+    ] = "all",
     require_signature: Annotated[
         bool, typer.Option("--require-signature", help="Fail if the bundle has no trusted signature.")
     ] = False,
@@ -118,6 +126,7 @@ def command(
         require_signature=require_signature,
         weights_from=weights_from,
         fetch_rest=fetch_rest,
+        defer_capture=capture == "deferred",
         scheduler=choice,
     )
     plan = planning.plan(request)

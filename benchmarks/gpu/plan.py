@@ -28,6 +28,7 @@ from typing import Any
 
 from benchmarks import llama
 from benchmarks.common import ROOT, parser
+from coldstart.bench import stages
 from coldstart.system.timeline import Timeline
 
 VLLM_ARGS = ["--max-model-len", "4096", "--gpu-memory-utilization", "0.8", "--served-model-name", "m"]
@@ -118,7 +119,9 @@ class Part:
             found = measure(process, port, start, min(limit, self.left() - END_S / 2))
             found |= {"began": began, "gpu": gpu_memory()}
             with suppress(OSError, ValueError):
-                found["spans"] = Timeline.read(events).phases()
+                timeline = Timeline.read(events)
+                found["spans"] = timeline.phases()
+                found["stages"] = stages.measure(timeline.spans, start, start + found["first_token_s"])
             yield found
         except (TimeoutError, RuntimeError) as error:
             raise RuntimeError(f"{error}: {tail(log)}") from error
@@ -346,13 +349,15 @@ def _kv(part: Part) -> Any:
     return json.loads(part.run("kv", *coldstart(*words)))
 
 
-def _serve(part: Part, mode: str, number: int, *more: str) -> tuple[str, ...]:
+def _serve(part: Part, mode: str, number: int, *more: str, capture: str = "all") -> tuple[str, ...]:
     ready = part.work / "logs" / f"{mode}-{number}.ready.json"
     own = (
         "serve",
         model_of(part.work),
         "--mode",
         mode,
+        "--capture",
+        capture,
         "--port",
         "{port}",
         "--ready-file",
@@ -368,8 +373,8 @@ def _plain(part: Part, *more: str) -> tuple[str, ...]:
             "--port", "{port}", *more)  # fmt: skip
 
 
-def _started(part: Part, mode: str, number: int, *more: str) -> dict[str, Any]:
-    with part.server(f"{mode}-{number}", *_serve(part, mode, number, *more)) as found:
+def _started(part: Part, mode: str, number: int, *more: str, capture: str = "all") -> dict[str, Any]:
+    with part.server(f"{mode}-{number}", *_serve(part, mode, number, *more, capture=capture)) as found:
         with suppress(OSError, ValueError):
             report = json.loads((part.work / "logs" / f"{mode}-{number}.ready.json").read_text())
             found["report"] = {
@@ -426,6 +431,7 @@ def rest(part: Part, shape: str) -> None:
     part.answer("standby before", lambda: _started(part, "standby", 10))
     part.answer("park", lambda: _park(part))
     part.answer("standby after", lambda: _started(part, "standby", 11))
+    part.answer("fresh, capture deferred", lambda: _started(part, "fresh", 13, capture="deferred"))
     tensor = os.environ.get("PLAN_OPTIONAL", "")
     path = {"PYTHONPATH": os.pathsep.join(filter(None, [tensor, os.environ.get("PYTHONPATH", "")]))}
     part.answer(

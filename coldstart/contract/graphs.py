@@ -15,6 +15,8 @@ KV_REPORT = "coldstart_kv_report"
 """Worker method for a requested KV plan: returns why the plan was not applied, or None."""
 GRAPHS_REPORT = "coldstart_graphs_report"
 """Worker method while graphs are restored: returns for each captured graph (or `*`) why it was not restored."""
+CAPTURE_NEXT = "coldstart_capture_next"
+"""Worker method while captures are deferred: shows the last graph if all ranks captured it, and captures the next one."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class EngineTask:
     - `kv_note`: directory of an offline start to which each worker writes its profiling results.
     - `kv_plan`: KV cache sizes by rank that vLLM's start-up plan applies (a bundle's `plans`).
     - `compiled`: directory of vLLM's compiled artifacts.
+    - `deferred`: capture most CUDA graphs after the server is ready. With `restore`, all that are left are captured before.
     """
 
     record: Path | None = None
@@ -35,3 +38,4 @@ class EngineTask:
     kv_note: Path | None = None
     kv_plan: list[dict[str, Any]] | None = None
     compiled: Path | None = None
+    deferred: bool = False

@@ -7,7 +7,7 @@ does not use has a Fallback with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ class ServeRequest:
     - `trust`: judges which bundles may provide code. With `require_signature`, a bundle that it rejects is refused completely;
       otherwise only the bundle's code is ignored.
     - `weights_from`: source of the weights, None for the model's own directory. `weights_pace` limits the rate.
+    - `defer_capture`: capture most CUDA graphs after the server is ready.
     - `fetch_rest`: fetch the weights that this node's pipeline ranks do not need in the background.
     - `templates`: directory of additional templates.
     - `observe`: called with the PID of each server process that the start creates.
@@ -72,6 +73,7 @@ class ServeRequest:
     trust: Trust = inspection.trust
     weights_from: str | None = None
     weights_pace: PacedFetch | None = None
+    defer_capture: bool = False
     fetch_rest: bool = False
     templates: Path | None = None
     observe: Callable[[int], None] = lambda pid: None
@@ -107,8 +109,18 @@ def plan(request: ServeRequest) -> LaunchPlan:
         planned = prepare.ordinary(lookup, weights, missing)
     else:
         planned = prepare.prepare(lookup, lookup.bundle, weights, trust=request.trust)
+    if request.defer_capture:
+        planned = _defer_capture(planned)
     planned.fallbacks.extend([*list_unserved(planned.vllm_args), *weights.fallbacks])
     return scheduler.apply(planned, request.scheduler, lookup.bundle, on_cpu=runtime.targets_cpu())
+
+
+def _defer_capture(plan: LaunchPlan) -> LaunchPlan:
+    if runtime.targets_cpu() or plan.engine.restore is not None:
+        here = "the bundle's graphs are restored" if plan.engine.restore else "the CPU has no CUDA graphs"
+        plan.fallbacks.append(Fallback("graphs", f"--capture deferred has no effect: {here}."))
+        return plan
+    return replace(plan, engine=replace(plan.engine, deferred=True))
 
 
 def list_unserved(given: Arguments) -> list[Fallback]:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from coldstart.contract.fallback import Fallback
 
 Feature = Literal[
-    "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "deadline", "offload", "graphs", "kv-plan",
+    "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "deadline", "offload", "graphs",
+    "deferred-capture", "kv-plan",
     "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby", "ending", "application",
     "logging", "progress", "end-requests", "handover",
 ]  # fmt: skip

@@ -90,7 +90,7 @@ class Readiness:
             report["fallbacks"] += fallback.encode(fallbacks)
         if self.plan.engine.kv_plan:
             report["fallbacks"] += fallback.encode(await kv_fallbacks(self.engine))
-        if self.plan.engine.restore:
+        if self.plan.engine.restore or self.plan.engine.deferred:
             fallbacks = await graph_fallbacks(self.engine)
             report["fast_path"]["graphs"] = not fallbacks
             report["fallbacks"] += fallback.encode(fallbacks)

@@ -36,6 +36,7 @@ from coldstart.vllm import compat, stock
 from coldstart.vllm.engine import collection, failure, renewal, stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, refuse
+from coldstart.vllm.graphs.deferred import capture_rest
 from coldstart.vllm.scheduling import settle as scheduler
 
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
@@ -252,7 +253,16 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
             sock.close()
             return 1
         with app.provide():
-            shutdown = await build_and_serve(engine, address, sock, args, callback_notify=readiness.listening)
+            capturing: list[asyncio.Task[None]] = []
+
+            async def listening() -> None:
+                await readiness.listening()
+                if plan.engine.deferred and not capturing:
+                    capturing.append(asyncio.create_task(capture_rest(engine)))
+
+            shutdown = await build_and_serve(engine, address, sock, args, callback_notify=listening)
+            for task in capturing:
+                task.cancel()
         died = engine.errored
     try:
         await shutdown

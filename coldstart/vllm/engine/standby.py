@@ -16,7 +16,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,8 @@ class Standby:
                 await asyncio.to_thread(connection.request)
                 request = json_lines.read_document(connection.take())
                 plan = LaunchPlan.parse_document(request["plan"])
+                # The sleeping engine has captured all graphs.
+                plan = replace(plan, engine=replace(plan.engine, deferred=False))
                 descriptors = [connection.take() for _ in range(5)]
             except (PeerError, ValueError, KeyError) as error:
                 _tell(connection, {"error": str(error)})

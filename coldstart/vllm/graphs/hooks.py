@@ -108,6 +108,10 @@ class Curtain:
     def show(self, descriptor: Any, graph: Any) -> None:
         """Store the graph, then show its descriptor, in this order because dispatch runs in another thread."""
         self._manager.graphs[descriptor] = graph
+        self.reveal(descriptor)
+
+    def reveal(self, descriptor: Any) -> None:
+        """Show the descriptor, whose graph vLLM has captured."""
         self._hidden.discard(descriptor)
         self._draw()
 

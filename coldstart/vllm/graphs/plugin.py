@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract.graphs import CANARY, GRAPHS_REPORT, KV_REPORT, EngineTask
+from coldstart.contract.graphs import CANARY, CAPTURE_NEXT, GRAPHS_REPORT, KV_REPORT, EngineTask
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
 from coldstart.vllm import compat, late
 from coldstart.vllm.engine import aot
 from coldstart.vllm.graphs import hooks, kv_plan
+from coldstart.vllm.graphs.deferred import Deferral
 from coldstart.vllm.graphs.hooks import log
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
@@ -77,6 +78,8 @@ def register(task: EngineTask) -> None:
         if task.record:
             session.get()  # modules must be watched before the first one is loaded
         _install(session, recording=task.record is not None)
+    elif task.deferred:
+        _defer(Deferral())
 
 
 def _session(task: EngineTask) -> Any:
@@ -91,6 +94,26 @@ def _session(task: EngineTask) -> Any:
         return Proving(task.prove)
     assert task.restore is not None
     return Restoring(task.restore, canary=CANARY.read())
+
+
+def _defer(deferral: Deferral) -> None:
+    def runner(module: Any) -> None:
+        kind = module.GPUModelRunner
+        kind.capture_model = _wrapped(kind.capture_model, deferral.run)
+
+    def worker(module: Any) -> None:
+        setattr(module.Worker, GRAPHS_REPORT, lambda worker: deferral.fallbacks())
+        setattr(module.Worker, CAPTURE_NEXT, lambda worker, agreed: deferral.advance(agreed))
+
+    def fail(reason: str) -> None:
+        deferral.reason = f"vLLM captures all CUDA graphs before the server is ready: {reason}"
+
+    if reason := compat.check("deferred-capture"):
+        fail(reason)
+    else:
+        for name in RUNNERS:
+            late.when_imported(name, runner, fail)
+    late.when_imported(WORKER, worker)
 
 
 def _install(session: Later, *, recording: bool) -> None:
@@ -129,9 +152,9 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
 def _lay_compiled(compiled: aot.Aot) -> None:
     if reason := compat.check("aot"):
         log.warning("vLLM compiles: %s", reason)
-        compiled.reasons.append(reason)
+        compiled.miss(reason)
     else:
-        late.when_imported(aot.MODULE, compiled.install, compiled.reasons.append)
+        late.when_imported(aot.MODULE, compiled.install, compiled.miss)
     late.when_imported(aot.WORKER, compiled.report_in)
 
 

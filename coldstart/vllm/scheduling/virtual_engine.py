@@ -111,7 +111,7 @@ class _Link(OffloadingWorker):
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         return self._submit(job_id, len(src_spec.block_ids), out=True)
 
-    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
         self.loaded += len(dst_spec.block_ids)
         return self._submit(job_id, len(dst_spec.block_ids), out=False)
 

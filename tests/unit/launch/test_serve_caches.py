@@ -138,7 +138,12 @@ def _bundle(tmp_path: Path, data: bytes, rank: str = "rank_0_0") -> Path:
 
 @pytest.mark.slow
 @needs_vllm
-def test_vllms_own_look_up_finds_the_artifact_under_its_own_hash(tmp_path: Path, decorators: Any) -> None:
+def test_vllms_own_look_up_finds_the_artifact_under_its_own_hash(
+    tmp_path: Path, decorators: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.compilation.counter import compilation_counter
+
+    monkeypatch.setattr(compilation_counter, "num_inductor_compiles", 0)
     held = aot.Aot(_bundle(tmp_path, b"artifact"))
     held.install(decorators)
     path = tmp_path / "user" / "torch_aot_compile" / "another-hash" / "rank_0_0" / "model"
@@ -149,6 +154,10 @@ def test_vllms_own_look_up_finds_the_artifact_under_its_own_hash(tmp_path: Path,
     worker = SimpleNamespace(Worker=type("Worker", (), {}))
     held.report_in(worker)
     assert getattr(worker.Worker(), COMPILE_REPORT)() == {"loaded": 1, "reasons": []}
+    # PyTorch before 2.12 compiles after it has loaded an artifact.
+    monkeypatch.setattr(compilation_counter, "num_inductor_compiles", 3)
+    (reason,) = getattr(worker.Worker(), COMPILE_REPORT)()["reasons"]
+    assert reason == "vLLM loaded the artifact and compiled 3 graphs again: it contains no kernels for them"
 
 
 @pytest.mark.slow

@@ -1,0 +1,238 @@
+"""Deferred capture with vLLM's own dispatch of both runners, on the simulator: every size before and after its capture."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coldstart.contract.graphs import CAPTURE_NEXT, GRAPHS_REPORT, EngineTask
+from coldstart.vllm.graphs import deferred, plugin
+from coldstart.vllm.graphs.deferred import Deferral
+from tests.support.graphs.model import Shape, SimModel
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    pytest.mark.slow,
+]
+SIZES = (1, 2, 4, 8, 16, 24, 32)
+LATER = (16, 24)
+
+
+class Runner:
+    """A runner whose graphs are the simulator's: it captures what vLLM's lists contain, and runs what vLLM dispatches."""
+
+    def __init__(self, mode: str, broken: int = 0) -> None:
+        from vllm.config.compilation import CUDAGraphMode
+
+        self.model = SimModel(Shape("deferred", 2, sizes=SIZES), 1)
+        self.mode, self.broken = CUDAGraphMode[mode], broken
+        self.held: dict[Any, Any] = {}
+        self.order: list[tuple[str, int]] = []
+        model_config = SimpleNamespace(is_hybrid=False, is_attention_free=False, is_multimodal_model=False)
+        self.vllm_config: Any = SimpleNamespace(
+            speculative_config=None, num_speculative_tokens=0, lora_config=None, model_config=model_config,
+            scheduler_config=SimpleNamespace(max_num_seqs=max(SIZES)),
+            cache_config=SimpleNamespace(use_kda_recoverssm=False),
+            compilation_config=SimpleNamespace(
+                cudagraph_mode=self.mode, cudagraph_capture_sizes=list(SIZES), compile_sizes=[],
+                max_cudagraph_capture_size=max(SIZES), cudagraph_specialize_lora=False,
+                is_attention_compiled_piecewise=lambda: True,
+            ),
+        )  # fmt: skip
+
+    def capture_model(self) -> int:
+        for mode, rows in self.listed():
+            for row in rows:
+                self.check(mode, row)
+                if row.num_tokens == self.broken:
+                    raise RuntimeError("out of memory")
+                self.held[mode, row] = self.model.capture(f"decode:{row.num_tokens}")
+                self.order.append((mode.name, row.num_tokens))
+        return 0
+
+    def listed(self) -> list[Any]:
+        raise NotImplementedError
+
+    def check(self, mode: Any, row: Any) -> None:
+        """Check what vLLM's dummy run asserts before a capture."""
+
+    def dispatch(self, size: int, *, decode: bool) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+    def run(self, size: int, *, decode: bool) -> tuple[str, bytes]:
+        """Run a batch of this size as vLLM dispatches it; return the mode and all that the model has written."""
+        self.model.prepare(f"decode:{size}", size)
+        mode, row = self.dispatch(size, decode=decode)
+        if mode.name == "NONE":
+            self.model.eager(f"decode:{size}")
+        else:
+            assert row.num_tokens == size
+            self.model.driver.launch(self.held[mode, row].executable, 0)
+        return mode.name, self.model.observe(f"decode:{size}")
+
+
+class DispatcherRunner(Runner):
+    """v1/worker/gpu_model_runner.py, with vLLM's CudagraphDispatcher."""
+
+    def __init__(self, mode: str, broken: int = 0) -> None:
+        from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+
+        super().__init__(mode, broken)
+        self.cudagraph_dispatcher = CudagraphDispatcher(self.vllm_config)
+        self.cudagraph_dispatcher.initialize_cudagraph_keys(self.mode)
+
+    def listed(self) -> list[Any]:
+        return self.cudagraph_dispatcher.get_capture_descs()
+
+    def check(self, mode: Any, row: Any) -> None:
+        given = self.cudagraph_dispatcher.dispatch(
+            row.num_tokens, uniform_decode=row.uniform, valid_modes={mode, type(mode).NONE}
+        )
+        assert given == (mode, row)
+
+    def dispatch(self, size: int, *, decode: bool) -> tuple[Any, Any]:
+        return self.cudagraph_dispatcher.dispatch(size, uniform_decode=decode)
+
+
+class ManagerRunner(Runner):
+    """v1/worker/gpu, with vLLM's CudaGraphManager."""
+
+    def __init__(self, mode: str, broken: int = 0) -> None:
+        from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+
+        super().__init__(mode, broken)
+        manager = self.cudagraph_manager = CudaGraphManager.__new__(CudaGraphManager)
+        manager.vllm_config, manager.compilation_config = (
+            self.vllm_config,
+            self.vllm_config.compilation_config,
+        )
+        manager.cudagraph_mode, manager.decode_query_len, manager.varlen_decode = self.mode, 1, False
+        manager.max_num_reqs, manager.lora_capture_cases, manager.ubatch_runner = max(SIZES), [0], None
+        manager.graphs, manager._graphs_captured, manager._lora_dispatch_map = {}, True, {}
+        manager._candidates, manager._capture_descs = {}, {}
+        manager._init_candidates()
+
+    def listed(self) -> list[Any]:
+        return list(self.cudagraph_manager._capture_descs.items())
+
+    def dispatch(self, size: int, *, decode: bool) -> tuple[Any, Any]:
+        row = self.cudagraph_manager.dispatch(size, size, 1 if decode else None, 0, 1 if decode else None)
+        return row.cg_mode, row
+
+
+RUNNERS = pytest.mark.parametrize("kind", [DispatcherRunner, ManagerRunner])
+MODES = pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE"])
+BATCHES = [(size, decode) for size in SIZES for decode in (True, False)]
+
+
+def run_all(runner: Runner) -> dict[tuple[int, bool], tuple[str, bytes]]:
+    return {(size, decode): runner.run(size, decode=decode) for size, decode in BATCHES}
+
+
+@RUNNERS
+@MODES
+def test_each_size_gives_equal_results_before_and_after_its_capture(kind: Any, mode: str) -> None:
+    plain, runner = kind(mode), kind(mode)
+    plain.capture_model()
+    wanted = run_all(plain)
+    deferral = Deferral()
+    deferral.run(runner, runner.capture_model)
+    assert {size for _, size in runner.order} == {*deferred.FIRST, max(SIZES)}
+    # vLLM's own order: the larger activations of PIECEWISE first, large sizes first.
+    assert runner.order == [one for one in plain.order if one[1] not in LATER]
+    left = len(plain.order) - len(runner.order)
+    while True:
+        found = run_all(runner)
+        assert {batch: one[1] for batch, one in found.items()} == {b: one[1] for b, one in wanted.items()}
+        assert all(found[batch][0] == wanted[batch][0] for batch in BATCHES if batch[0] not in LATER)
+        report = deferral.advance(True)
+        if not report["left"]:
+            break
+        assert report == {"left": left, "error": None}
+        left -= 1
+    assert left == 0 and run_all(runner) == wanted
+    assert sorted(runner.order) == sorted(plain.order)
+    # Small sizes first, each one in all its modes.
+    assert [size for _, size in runner.order[-len(plain.order) :]][-1] == 24
+    assert deferral.advance(True) == {"left": 0, "error": None}
+
+
+@RUNNERS
+def test_graph_is_not_dispatched_before_all_ranks_agree(kind: Any) -> None:
+    runner = kind("FULL_DECODE_ONLY")
+    deferral = Deferral()
+    deferral.run(runner, runner.capture_model)
+    deferral.advance(True)
+    assert runner.order[-1] == ("FULL", 16) and runner.run(16, decode=True)[0] == "NONE"
+    deferral.advance(True)
+    assert runner.run(16, decode=True)[0] == "FULL" and runner.run(24, decode=True)[0] == "NONE"
+
+
+@RUNNERS
+def test_failed_capture_leaves_its_size_eager_in_all_ranks(kind: Any) -> None:
+    ranks = [kind("FULL_DECODE_ONLY"), kind("FULL_DECODE_ONLY", broken=16)]
+    wanted = {size: ranks[0].run(size, decode=False)[1] for size in SIZES}
+    deferrals = [Deferral(), Deferral()]
+    for deferral, runner in zip(deferrals, ranks, strict=True):
+        deferral.run(runner, runner.capture_model)
+    engine = Engine(deferrals)
+    asyncio.run(deferred.capture_rest(engine))
+    assert engine.agreed == [True, False]
+    for runner in ranks:
+        modes = {size: runner.run(size, decode=True) for size in SIZES}
+        assert {size for size, (mode, _) in modes.items() if mode == "NONE"} == set(LATER)
+        assert {size: written for size, (_, written) in modes.items()} == wanted
+
+
+class Engine:
+    """The engine of a server, with these ranks and requests that end after so many looks."""
+
+    def __init__(self, ranks: list[Deferral], busy: int = 0) -> None:
+        self._ranks, self.busy, self.agreed = ranks, busy, list[bool]()
+        self.output_processor = SimpleNamespace(has_unfinished_requests=self._has_unfinished)
+
+    def _has_unfinished(self) -> bool:
+        self.busy -= 1
+        return self.busy >= 0
+
+    async def collective_rpc(self, method: str, args: tuple[bool]) -> list[Any]:
+        assert method == CAPTURE_NEXT and self.busy < 0
+        self.agreed.append(*args)
+        return [rank.advance(*args) for rank in self._ranks]
+
+
+def test_server_captures_all_sizes_when_no_request_runs() -> None:
+    runner, deferral = DispatcherRunner("FULL_AND_PIECEWISE"), Deferral()
+    deferral.run(runner, runner.capture_model)
+    asyncio.run(deferred.capture_rest(engine := Engine([deferral], busy=5)))
+    assert engine.agreed == [True] * 5 and len(runner.held) == 2 * len(SIZES)
+
+
+def test_server_survives_an_engine_that_dies(caplog: pytest.LogCaptureFixture) -> None:
+    asyncio.run(deferred.capture_rest(SimpleNamespace(output_processor=None)))
+    assert "no more CUDA graphs are captured" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["is_hybrid", "is_attention_free", "is_multimodal_model"])
+def test_model_whose_dummy_runs_are_not_safe_captures_all_before(name: str) -> None:
+    runner, deferral = DispatcherRunner("FULL_DECODE_ONLY"), Deferral()
+    setattr(runner.vllm_config.model_config, name, True)
+    deferral.run(runner, runner.capture_model)
+    assert len(runner.held) == len(SIZES) and "before the server is ready" in deferral.fallbacks()["*"]
+    assert deferral.advance(True) == {"left": 0, "error": None}
+
+
+def test_task_hooks_the_runner_and_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, worker = type("Runner", (), {"capture_model": Runner.capture_model}), type("Worker", (), {})
+    module = SimpleNamespace(GPUModelRunner=kind, Worker=worker)
+    monkeypatch.setattr(plugin.late, "when_imported", lambda name, work, failed=None: work(module))
+    plugin.register(EngineTask(deferred=True))
+    assert kind.capture_model is not Runner.capture_model
+    assert getattr(worker(), GRAPHS_REPORT)() == {} and getattr(worker(), CAPTURE_NEXT)(True)["left"] == 0
+    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
+    plugin.register(EngineTask(deferred=True))
+    assert "deferred-capture is gone." in getattr(worker(), GRAPHS_REPORT)()["*"]
