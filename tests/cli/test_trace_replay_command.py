@@ -238,6 +238,30 @@ def test_host_simulation_of_two_models_that_do_not_fit_together(run: Run, trace:
     assert len(lines) == 11 and lines[0].startswith("number,model,target,due_s,sent_s")
 
 
+def test_sweep_reports_the_highest_rate_within_the_slo(run: Run, trace: Path, home: Path) -> None:
+    (home / "host.toml").write_text(HOST)
+    given = ["trace-replay", str(trace), "--host", "host.toml", "--profile", "profile.json"]
+    sweep = [
+        *given,
+        "--sweep",
+        "100,0.01",
+        "--slo",
+        "latency=1.5",
+        "--export",
+        "csv=out.csv",
+        "--format",
+        "json",
+    ]
+    found = json.loads(run(*sweep).stdout)
+    assert [row["rate"] for row in found["sweep"]] == [0.01, 100.0]
+    attained = [row["attainment"] for row in found["sweep"]]
+    best = max((row["rate"] for row in found["sweep"] if row["attainment"] >= 0.95), default=None)
+    assert found["highest_rate"] == best and all(0.0 <= share <= 1.0 for share in attained)
+    assert len((home / "out.csv").read_text().splitlines()) == 3
+    assert "--sweep and --rate exclude each other" in run(*sweep, "--rate", "1", code=2).stderr
+    assert "needs the limits" in run(*given, "--sweep", "1", code=2).stderr
+
+
 def test_host_file_excludes_servers_and_other_models(run: Run, trace: Path, home: Path) -> None:
     (home / "host.toml").write_text(HOST)
     live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--host", "host.toml", code=2)
