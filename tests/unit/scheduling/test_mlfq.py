@@ -1,6 +1,6 @@
 """Algorithm 1 line by line, and its invariants over random histories."""
 
-from math import inf
+from math import inf, log2
 
 import pytest
 from hypothesis import given
