@@ -63,9 +63,9 @@ def check_effect(
                 hint=f"omit it; it applies to a {', or a '.join(_KINDS[name])}",
             )
     without = {
-        "cv": (rate is None, "without --rate", "add --rate"),
+        "cv": (rate is None and "sweep" not in typed, "without --rate", "add --rate"),
         "columns": (
-            trace_format in ("mooncake", "azure-functions"),
+            trace_format in ("mooncake", "azure-functions", "sharegpt", "alpaca"),
             f"with --trace-format {trace_format}",
             "add --trace-format csv",
         ),
@@ -95,6 +95,22 @@ def check_positive(**given: float | None) -> None:
             raise UsageError(
                 f"{flag} {value:g}: expected a number above 0", hint=f"write {flag} 1, or omit it"
             )
+
+
+def parse_sweep(given: str | None, slo: str, typed: frozenset[str]) -> tuple[float, ...]:
+    """Return the rates of --sweep in ascending order; none without it. Raises UsageError."""
+    if given is None:
+        return ()
+    for option in sorted(typed & {"rate", "baseline"}):
+        raise UsageError(f"--sweep and --{option} exclude each other", hint="remove one of them")
+    if not slo:
+        raise UsageError("--sweep needs the limits that a rate must meet", hint="add --slo ttft=2,tpot=0.1")
+    try:
+        rates = tuple(sorted({float(part) for part in given.split(",")}))
+    except ValueError as problem:
+        raise UsageError(f"--sweep {given!r}: {problem}", hint="write --sweep 1,2,4") from problem
+    check_positive(sweep=rates[0])
+    return rates
 
 
 def parse_models(given: str | None) -> tuple[str, ...]:

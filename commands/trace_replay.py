@@ -37,6 +37,7 @@ from coldstart.lab.records import (
     tabulate,
 )
 from coldstart.lab.records import report as report_replay
+from coldstart.lab.records import sweep as sweep_rates
 from coldstart.lab.traces import TraceReport, TraceRequest
 from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings
 
@@ -54,7 +55,11 @@ def command(
     exports: Exports,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Trace file to replay.")],
     trace_format: Annotated[
-        str, _flag("--trace-format", help="Format: mooncake, azure-llm, azure-functions, burstgpt or csv.")
+        str,
+        _flag(
+            "--trace-format",
+            help="Format: mooncake, azure-llm, azure-functions, burstgpt, sharegpt, alpaca or csv.",
+        ),
     ] = "mooncake",
     columns: Annotated[
         str | None, _flag("--columns", help="Columns of a csv trace: time=C,prompt=C,output=C and others.")
@@ -70,6 +75,14 @@ def command(
     rate: Annotated[
         float | None,
         _flag("--rate", help="Arrivals per second with gamma-distributed gaps; default: as in the trace."),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        _flag(
+            "--sweep",
+            metavar="RATES",
+            help="Arrival rates to replay one after the other, such as 1,2,4; reports the highest that meets --slo.",
+        ),
     ] = None,
     cv: Gaps = 1.0,
     seed: Seed = 0,
@@ -179,20 +192,27 @@ def command(
         max_prompt=max_prompt,
         max_output=max_output,
     )
+    rates = _replay_options.parse_sweep(sweep, slo, common.typed)
     report = TraceReport()
     kind = f"simulated {'host' if host else 'fleet' if fleet else ''}".strip() if simulate else "live"
-    with common.out.phase("replay the trace"):
+
+    def serve(plan: TracePlan, report: TraceReport) -> Replay:
         if host is not None:
-            done = _on_host(plan, host, _profile(profile, common), report)
-        elif fleet is not None:
-            done = _on_fleet(plan, fleet, None if profile is None else _profile(profile, common), report)
-        elif simulate:
+            return _on_host(plan, host, _profile(profile, common), report)
+        if fleet is not None:
+            return _on_fleet(plan, fleet, None if profile is None else _profile(profile, common), report)
+        if simulate:
             _check_scheduler(choice)
             times = _profile(profile, common)
-            done = _on_engine(_read(plan, report), times, choice, kv_blocks)
-        else:
-            client = ReplaySettings(seed, vocabulary, timeout, balance)
-            done = _send(_read(plan, report), target or [], model, client, by_row=bool(plan.models))
+            return _on_engine(_read(plan, report), times, choice, kv_blocks)
+        client = ReplaySettings(seed, vocabulary, timeout, balance)
+        return _send(_read(plan, report), target or [], model, client, by_row=bool(plan.models))
+
+    if rates:
+        _sweep(common, exports, plan, rates, kind, limits, serve)
+        return
+    with common.out.phase("replay the trace"):
+        done = serve(plan, report)
     frame = tabulate(done.records)
     document = report_replay(kind, done, frame, limits)
     document["rows"] = asdict(report)
@@ -202,6 +222,33 @@ def command(
     _show(common, exports, document, ratios, frame)
     _warn(common, report)
     _end(done, document, common)
+
+
+def _sweep(
+    common: Common,
+    exports: Exports,
+    plan: TracePlan,
+    rates: tuple[float, ...],
+    kind: str,
+    limits: Limits,
+    serve: Callable[[TracePlan, TraceReport], Replay],
+) -> None:
+    """Replay the trace at each rate, and print a table with the highest rate that meets the SLO."""
+    found: dict[float, dict[str, Any]] = {}
+    for rate in rates:
+        report = TraceReport()
+        with common.out.phase(f"replay the trace at {rate:g} requests/s"):
+            done = serve(replace(plan, rate=rate), report)
+        document = report_replay(kind, done, tabulate(done.records), limits)
+        found[rate] = document
+        if done.ended != "complete":
+            break
+    _warn(common, report)
+    document = {"schema_version": 1, **sweep_rates(kind, found)}
+    shown = json.dumps(document) if common.out.format == "json" else format_sweep(document)
+    result = Result(f"trace-replay, {kind}", document, Table(SWEEP_COLUMNS, lambda: document["sweep"]))
+    give(replace(common.out, format="text"), exports, result, shown)
+    _end(done, found[rate], common)
 
 
 def _read(plan: TracePlan, report: TraceReport) -> list[TraceRequest]:

@@ -249,6 +249,44 @@ def compare(this: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, f
     return {name: over / under for name, (over, under) in pairs.items() if over is not None and under}
 
 
+SWEEP_COLUMNS = (
+    "rate", "ttft_mean_s", "ttft_p95_s", "tpot_mean_s", "normalized_mean_s", "attainment", "goodput_per_s",
+)  # fmt: skip
+MEETS = 0.95
+"""Share of the requests within the SLO from which on a rate meets it (FastServe, section 6.2)."""
+
+
+def sweep(kind: str, found: Mapping[float, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the document of replays at several rates: a row for each, and the highest rate that meets the SLO, or None."""
+    rows = [_row_of_sweep(rate, of) for rate, of in found.items()]
+    meeting = [row["rate"] for row in rows if row["attainment"] >= MEETS]
+    ended = next((of["ended"] for of in found.values() if of["ended"] != "complete"), "complete")
+    return {"kind": kind, "ended": ended, "highest_rate": max(meeting, default=None), "sweep": rows}
+
+
+def _row_of_sweep(rate: float, of: Mapping[str, Any]) -> dict[str, Any]:
+    def mark(metric: str, name: str) -> float | None:
+        return (of[metric] or {}).get(name)
+
+    marks = (("ttft_s", "mean"), ("ttft_s", "p95"), ("tpot_s", "mean"), ("normalized_s", "mean"))
+    values = (rate, *(mark(*one) for one in marks), of["slo"]["attainment"], of["goodput_per_s"])
+    return dict(zip(SWEEP_COLUMNS, values, strict=True))
+
+
+def format_sweep(document: Mapping[str, Any]) -> str:
+    """Return the table of a sweep, with the highest rate below."""
+    lines = ["".join(f"{name:>18}" for name in SWEEP_COLUMNS)]
+    lines += [
+        "".join(f"{'-' if value is None else f'{value:.4g}':>18}" for value in row.values())
+        for row in document["sweep"]
+    ]
+    best = document["highest_rate"]
+    shown = (
+        "no rate meets the SLO" if best is None else f"highest rate that meets the SLO: {best:g} requests/s"
+    )
+    return "\n".join([*lines, f"{shown} (at least {MEETS:.0%} of the requests)"])
+
+
 def list_metrics(summary: Mapping[str, Any]) -> list[list[str]]:
     """Return one row per metric: its label, then MARKS in seconds."""
     found = ((label, summary.get(name)) for name, label in METRICS.items())

@@ -94,11 +94,17 @@ class Columns:
 DEFAULT_TOKENS = (512, 128)
 """Prompt and output tokens for rows of traces without lengths."""
 MOONCAKE = Columns("timestamp", "input_length", "output_length", None, 1e-3)
+TEXTS = Columns("time", "prompt", "output")
+"""Data sets of texts without times, in one JSON array: all rows arrive at once."""
+CHARACTERS = 4
+"""Characters of English text for each token, rounded up: data sets of texts have no token counts."""
 FORMATS = {
     "mooncake": MOONCAKE,
     "azure-llm": Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     "azure-functions": Columns("end_timestamp", None, None, "func", 1.0, "duration"),
     "burstgpt": Columns("Timestamp", "Request tokens", "Response tokens", "Model"),
+    "sharegpt": TEXTS,
+    "alpaca": TEXTS,
     "csv": None,
 }
 
@@ -130,7 +136,10 @@ def read_trace(
         raise TraceError(
             f"cannot read the trace {path}: {problem.strerror}", hint="specify a trace file that can be read"
         ) from problem
-    cells, reasons = _read_json(text) if named is MOONCAKE else _read_csv(text, named)
+    if named is TEXTS:
+        cells, reasons = _read_texts(path, text, trace_format)
+    else:
+        cells, reasons = _read_json(text) if named is MOONCAKE else _read_csv(text, named)
     return _requests(path, cells, reasons, named, strict, report or TraceReport())
 
 
@@ -167,6 +176,49 @@ def _read_json(text: str) -> tuple[DataFrame, Series]:
     columns = [*MOONCAKE.required, "model", "hash_ids"]
     cells = DataFrame.from_dict(rows, orient="index").reindex(columns=columns)
     return cells, Series(reasons, dtype=str)
+
+
+def _read_texts(path: Path, text: str, trace_format: str) -> tuple[DataFrame, Series]:
+    """Return the token counts of each member of a JSON array by its number, and the reason against each other member."""
+    from pandas import DataFrame, Series
+
+    try:
+        members = json.loads(text)
+    except ValueError as problem:
+        raise TraceError(
+            f"cannot read {path}: {problem}", hint=f"name {trace_format}'s JSON file"
+        ) from problem
+    if not isinstance(members, list):
+        raise TraceError(
+            f"cannot read {path}: expected a JSON array", hint=f"name {trace_format}'s JSON file"
+        )
+    pick = _first_turns if trace_format == "sharegpt" else _instruction
+    rows, reasons = dict[int, dict[str, int]](), dict[int, str]()
+    for number, member in enumerate(members, start=1):
+        try:
+            prompt, output = pick(member)
+        except (KeyError, TypeError, IndexError, ValueError):
+            rows[number], reasons[number] = {}, "has no prompt with its answer"
+            continue
+        rows[number] = {
+            "time": 0,
+            "prompt": -(-len(prompt) // CHARACTERS),
+            "output": -(-len(output) // CHARACTERS),
+        }
+        reasons[number] = ""
+    cells = DataFrame.from_dict(rows, orient="index").reindex(columns=TEXTS.required)
+    return cells, Series(reasons, dtype=str)
+
+
+def _first_turns(member: dict[str, Any]) -> tuple[str, str]:
+    """Return the first two turns of a conversation of ShareGPT, as vLLM's own benchmark uses them."""
+    human, answer = member["conversations"][:2]
+    return human["value"], answer["value"]
+
+
+def _instruction(member: dict[str, Any]) -> tuple[str, str]:
+    """Return instruction with input, and output, of a row of Alpaca."""
+    return "\n".join(filter(None, (member["instruction"], member.get("input")))), member["output"]
 
 
 def _parse_object(line: str) -> tuple[dict[str, Any], str]:

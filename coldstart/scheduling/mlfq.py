@@ -2,8 +2,9 @@
 
 Invariants: a job joins the highest queue whose quantum covers its first iteration. A job is demoted only
 after it has used its quantum, by at least eta levels and to a level whose quantum covers its next iteration.
-A job without service for alpha seconds moves to the tail of Q1. The chunks of one prompt are one iteration of the
-paper: they use the quantum together, and the job is not demoted between them.
+A job without service for alpha seconds moves to the tail of Q1; in the tempered form, alpha doubles with each such
+promotion of the job. The chunks of one prompt are one iteration of the paper: they use the quantum together, and the job
+is not demoted between them.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class SkipJoinMlfq(Policy):
         self._used = [quantum * (1 - 1e-9) for quantum in self.quanta]
         self.queues = LevelQueues(levels)
         self.demotions = self.promotions = 0
-        # Sorted by unserved_since: `_touch` sets it to the current time and moves the job to the end.
-        self._unserved: OrderedDict[str, Job] = OrderedDict()
+        # By number of promotions, each sorted by unserved_since: `_touch` sets it to now and moves the job to the end.
+        self._unserved: dict[int, OrderedDict[str, Job]] = {}
+        self._live = 0
         self._promoted: set[str] = set()
         # Predicted prefill time of each job whose prompt is not computed, beyond the shortest iteration.
         self._prefill_s: dict[str, float] = {}
@@ -51,12 +53,14 @@ class SkipJoinMlfq(Policy):
         level = 0 if job.priority < 0 else max(self.first_level(job), job.priority)
         self.queues.push(job, min(level, len(self.quanta) - 1))
         job.attained_s = 0.0
+        self._live += 1
         self._touch(job, now)
         self._note_prefill(job)
 
     def remove(self, job: Job) -> None:
         self.queues.remove(job)
-        del self._unserved[job.id]
+        self._live -= 1
+        del self._unserved[job.promotions][job.id]
         self._promoted.discard(job.id)
         self._all_prefill_s -= self._prefill_s.pop(job.id, 0.0)
 
@@ -70,29 +74,41 @@ class SkipJoinMlfq(Policy):
 
     def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
         # Equivalent to add_service() for each job, in a third of the time.
-        used, unserved = self._used, self._unserved.move_to_end
+        used, unserved = self._used, self._unserved
         for job in jobs:
             job.generated += 1
             job.computed += 1
             job.attained_s = attained = job.attained_s + seconds
             job.unserved_since = now
-            unserved(job.id)
+            unserved[job.promotions].move_to_end(job.id)
             if attained >= used[job.level] and job.priority >= 0:
                 self._demote(job)
 
     def tick(self, now: float, batch: int) -> None:
         limit = self.alpha(batch)
-        while self._unserved:
-            job = next(iter(self._unserved.values()))
-            if now - job.unserved_since < limit or not self._promote(job, now, batch):
-                return
+        for times in sorted(self._unserved):
+            alike = self._unserved[times]
+            for _ in range(len(alike)):
+                job = next(iter(alike.values()))
+                if now - job.unserved_since < limit * self._patience(job):
+                    break
+                if not self._promote(job, now, batch):
+                    return
+
+    def _patience(self, job: Job) -> float:
+        """Return the factor of the job's starvation limit.
+
+        Each promotion lets the job evict others, which evict it when they are promoted. In the tempered form the limit doubles
+        with each promotion, so a request that lives for T seconds is promoted at most log2(1 + T / alpha) times.
+        """
+        return 2.0**job.promotions if self.settings.mlfq == "tempered" else 1.0
 
     def alpha(self, batch: int) -> float:
         """Return the current starvation limit in seconds.
 
         The load is the time in which each job can have one iteration: decoding jobs share one, prompts add up.
         """
-        load_s = len(self._unserved) / batch * self.profile.decode(batch) + max(0.0, self._all_prefill_s)
+        load_s = self._live / batch * self.profile.decode(batch) + max(0.0, self._all_prefill_s)
         return max(self.settings.alpha_s, self.settings.alpha_growth * load_s)
 
     def enst(self, now: float, batch: int) -> Callable[[Job], float]:
@@ -100,7 +116,7 @@ class SkipJoinMlfq(Policy):
         limit = self.alpha(batch)
 
         def soonest(job: Job) -> float:
-            promoted, executed = job.unserved_since + limit - now, execute[job.level]
+            promoted, executed = job.unserved_since + limit * self._patience(job) - now, execute[job.level]
             return executed if executed < promoted else max(0.0, promoted)
 
         return soonest
@@ -109,7 +125,7 @@ class SkipJoinMlfq(Policy):
         return iter(self.queues)
 
     def __len__(self) -> int:
-        return len(self._unserved)
+        return self._live
 
     def _used_quantum(self, job: Job) -> bool:
         return job.attained_s >= self._used[job.level]
@@ -135,6 +151,7 @@ class SkipJoinMlfq(Policy):
         self.moved += 1
         self._promoted.add(job.id)
         job.attained_s = 0.0
+        del self._unserved[job.promotions][job.id]
         job.promotions += 1
         self.promotions += 1
         self._touch(job, now)
@@ -150,5 +167,7 @@ class SkipJoinMlfq(Policy):
 
     def _touch(self, job: Job, now: float) -> None:
         job.unserved_since = now
-        self._unserved[job.id] = job
-        self._unserved.move_to_end(job.id)
+        if (alike := self._unserved.get(job.promotions)) is None:
+            alike = self._unserved[job.promotions] = OrderedDict()
+        alike[job.id] = job
+        alike.move_to_end(job.id)

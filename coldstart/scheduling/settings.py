@@ -89,7 +89,8 @@ class SchedulerSettings:
     mlfq: MlfqForm = setting(  # noqa: RUF009 - it returns a dataclass field
         "tempered",
         "Form of skip-join-mlfq: paper is FastServe's, with a fixed starvation limit and unlimited promotions; tempered lets"
-        " the limit grow with load and promotes few requests at a time, or the queues become round robin under overload.",
+        " the limit grow with load and with each promotion of a request, and promotes few requests at a time, or the queues"
+        " become round robin under overload.",
         "--mlfq",
         "FORM",
         choices=FORMS,

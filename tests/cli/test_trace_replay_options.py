@@ -25,6 +25,7 @@ EFFECTS = {
     "--duration 1": ALL,
     "--limit 1": ALL,
     "--rate 1": ALL,
+    "--sweep 1,2 --slo ttft=1": ALL,
     "--cv 2 --rate 1": ALL,
     "--seed 1": ALL,
     "--max-prompt 9": ("servers", "engine", "host"),

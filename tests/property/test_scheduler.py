@@ -66,7 +66,7 @@ def test_a_short_request_overtakes_a_long_one() -> None:
 
 
 def test_starvation_is_bounded_by_alpha() -> None:
-    shape = Shape(batch=1, blocks=200, settings={"alpha_s": 0.5, "alpha_scale": 0.0})
+    shape = Shape(batch=1, blocks=200, settings={"alpha_s": 0.5, "mlfq": "paper"})
     engine = EngineDouble(build(shape, PolicyScheduler), shape)
     engine.add(make_request("long", [5] * 60, 60))
     served, now = [0.0], 0

@@ -33,6 +33,27 @@ def test_each_format_gives_relative_seconds(name: str, tmp_path: Path) -> None:
     assert (rows[0].prompt_tokens, rows[0].output_tokens) == lengths
 
 
+SHAREGPT = """[{"id": "a", "conversations": [{"from": "human", "value": "12345678"}, {"from": "gpt", "value": "12345"}]},
+ {"id": "b", "conversations": [{"from": "human", "value": "alone"}]}]"""
+ALPACA = """[{"instruction": "1234", "input": "", "output": "12345678"},
+ {"instruction": "123", "input": "1234", "output": ""}]"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("sharegpt", SHAREGPT), ("alpaca", ALPACA)])
+def test_data_set_of_texts_gives_token_counts_and_names_rows_without_an_answer(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    report = TraceReport()
+    (row,) = read_trace(write(tmp_path, text), name, report=report)
+    assert (row.arrival_s, row.prompt_tokens, row.output_tokens) == (
+        0.0,
+        *((2, 2) if name == "sharegpt" else (1, 2)),
+    )
+    assert [bad.line for bad in report.bad_rows] == [2]
+    with pytest.raises(TraceError, match="expected a JSON array"):
+        read_trace(write(tmp_path, "{}"), name)
+
+
 def test_a_plain_csv_is_read_by_column_mapping(tmp_path: Path) -> None:
     path = write(tmp_path, "when,in,out,who\n1000,7,3,x\n3000,8,4,y\n")
     columns = Columns.parse("time=when,prompt=in,output=out,model=who,unit=ms")

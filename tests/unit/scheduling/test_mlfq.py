@@ -146,7 +146,22 @@ def test_decoding_batch_is_booked_like_single_jobs(iterations: list[float], prio
         together.add_decode_step(list(together)[:2], seconds, now)
         Policy.add_decode_step(alone, list(alone)[:2], seconds, now)
     assert names(together) == names(alone) and together.moved == alone.moved
-    assert list(together._unserved) == list(alone._unserved)
+    assert {k: list(v) for k, v in together._unserved.items()} == {
+        k: list(v) for k, v in alone._unserved.items()
+    }
     for mine, other in zip(together, alone, strict=True):
         for field in Job.__slots__:
             assert getattr(mine, field) == getattr(other, field), field
+
+
+@pytest.mark.parametrize("form", ["paper", "tempered"])
+def test_a_request_is_promoted_a_bounded_number_of_times_in_the_tempered_form(form: str) -> None:
+    policy = SkipJoinMlfq(PROFILE, SchedulerSettings(alpha_s=1.0, alpha_scale=0.0, mlfq=form))  # type: ignore[arg-type]
+    job, lived_s = Job("a", 0.0, 4000), 200.0
+    policy.add(job, 0.0)
+    for step in range(int(lived_s * 10)):
+        policy.tick(step / 10, 1)
+        if job.level == 0:
+            policy.add_service(job, policy.quanta[0], step / 10)
+    most = log2(1 + lived_s)
+    assert (job.promotions <= most) == (form == "tempered") and job.promotions >= 5
