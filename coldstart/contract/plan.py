@@ -110,6 +110,6 @@ def _members(kind: type[Any], document: object, what: str) -> dict[str, Any]:
         raise ValueError(f"invalid {what}: expected a JSON object")
     if differing := sorted({member.name for member in fields(kind)} ^ {*document}):
         raise ValueError(
-            f"the {what} is from another release of coldstart: these members differ: {', '.join(differing)}"
+            f"the {what} is from another version of coldstart: these fields differ: {', '.join(differing)}"
         )
     return dict(document)

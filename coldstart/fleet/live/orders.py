@@ -99,7 +99,7 @@ class Node(Protocol):
         """Set the rate of a worker's fetch, in bytes/s; None: no limit."""
 
     async def stop(self, worker: str) -> None:
-        """End a worker; its end is reported as an event, also for an unknown worker."""
+        """Stop a worker. An event reports that it has exited, also if the worker is unknown."""
 
     async def rendezvous(self) -> tuple[str, int]:
         """Return the node's address and a free port on it, at which the ranks of a pipeline meet."""

@@ -40,7 +40,7 @@ CHECK_S = 2.0
 
 
 class Attached:
-    """Lease on the weights of one plan: a context manager, safe to use from several threads."""
+    """A client's lease on the prefetched weights of one plan. Context manager; thread-safe."""
 
     def __init__(
         self, channel: Channel, layout: region_layout.RegionLayout, wanted: list[Ranges], source: str

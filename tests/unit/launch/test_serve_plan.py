@@ -62,12 +62,12 @@ SOUND = LaunchPlan([], weights_from=WeightsRequest("s3://b", Path("/p"))).docume
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        (SOUND | {"more": 1}, "launch plan is from another release of coldstart: these members differ: more"),
+        (SOUND | {"more": 1}, "launch plan is from another version of coldstart: these fields differ: more"),
         (SOUND | {"engine": {}}, "engine task is from another release"),
         (SOUND | {"engine": None}, "invalid engine task: expected a JSON object"),
         (
             SOUND | {"weights_from": {"source": "s3://b"}},
-            "weights request .* these members differ: pace, plan",
+            "weights request .* these fields differ: pace, plan",
         ),
         ([], "invalid launch plan: expected a JSON object"),
     ],

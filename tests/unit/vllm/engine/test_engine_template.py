@@ -120,7 +120,7 @@ def test_a_plan_of_another_release_is_refused_with_the_reason(
     monkeypatch.setattr(LaunchPlan, "document", lambda _: older)
     with pytest.raises(
         server_process.ServerExitedError,
-        match="is from another release of coldstart: these members differ: engine",
+        match="is from another version of coldstart: these fields differ: engine",
     ):
         start(warm)
 
