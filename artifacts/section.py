@@ -34,6 +34,6 @@ def _declare(names: tuple[str, ...], *, executable: bool, encoding: Encoding) ->
 
 
 SECTION_TYPES: Mapping[str, SectionType] = MappingProxyType(
-    _declare(("kv", "modelinfo", "weights", "iterations", "phases"), executable=False, encoding="json")
+    _declare(("kv", "modelinfo", "weights", "iterations", "stages"), executable=False, encoding="json")
     | _declare(("compile", "graphs"), executable=True, encoding="tar.zst")
 )

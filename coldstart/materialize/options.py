@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from coldstart.errors import UsageError
 from coldstart.scheduling import profiling
 
-SECTIONS = ("kv", "compile", "graphs", "modelinfo", "weights", "iterations", "phases")
+SECTIONS = ("kv", "compile", "graphs", "modelinfo", "weights", "iterations", "stages")
 
 
 @dataclass(frozen=True)

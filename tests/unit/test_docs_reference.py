@@ -86,7 +86,7 @@ def test_metrics_page_names_every_metric_of_a_host() -> None:
 
 
 def test_metrics_page_names_every_metric_of_a_fleet() -> None:
-    gateway = {**dict.fromkeys(("requests", "readmitted", "resumed", "migrated"), 0), "refused": {"429": 1}}
+    gateway = {**dict.fromkeys(("requests", "again", "resumed", "moved"), 0), "refused": {"429": 1}}
     models = [{"name": "x", "groups": [], **dict.fromkeys(("waiting", "in_flight", "hung"), 0)}]
     status = {"gateway": gateway, "models": models}
     found = families(Metrics(FleetStatus(lambda: status), "coldstart_fleet_").text())

@@ -118,9 +118,9 @@ class FleetStatus(Collector):
         document = self._status()
         for name, about in (
             ("requests", "Number of requests for a deployed model."),
-            ("readmitted", "Number of requests admitted again after their server failed."),
-            ("resumed", "Number of readmitted requests whose stream had begun."),
-            ("migrated", "Number of streams migrated to another worker."),
+            ("again", "Number of requests admitted again after their server failed."),
+            ("resumed", "Number of admitted-again requests whose stream had begun."),
+            ("moved", "Number of streams handed over to another worker."),
         ):
             yield CounterMetricFamily(PREFIX + name, about, document["gateway"][name])
         yield count_refusals(PREFIX, document["gateway"]["refused"])

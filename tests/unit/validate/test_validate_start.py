@@ -54,7 +54,7 @@ def test_hint_of_a_fallback_helps(store: Store, tmp_path: Path) -> None:
 
     def hints(behaviour: str, reason: str) -> list[str]:
         with store.begin(bundles.key()) as draft:
-            draft.add_json("phases", {"not_made": {"compile": reason}})
+            draft.add_json("stages", {"not_made": {"compile": reason}})
             bundle = draft.publish(bundles.provenance())
         return [finding.hint for finding in validate(bundle, "load", behaviour)]
 

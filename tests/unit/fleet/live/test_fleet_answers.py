@@ -43,7 +43,7 @@ def test_requests_use_the_same_server_after_the_fleet_was_killed(tmp_path: Path)
             await asyncio.wait([running])
             await stage.rig.revive()
             assert (await stage.ask("a"))[0] == 200
-            assert len(list(stage.rig.servers())) == 1 and stage.control.readmitted_count == 0
+            assert len(list(stage.rig.servers())) == 1 and stage.control.again_count == 0
 
     run(work())
 
@@ -58,7 +58,7 @@ def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) 
             await wait_until(lambda: len(first.asked) == 3)
             first.over.set()
             assert {status for status, _ in await asyncio.gather(*asked)} == {200}
-            assert stage.control.readmitted_count >= 2
+            assert stage.control.again_count >= 2
             assert len(list(stage.rig.servers())) == 2
 
     run(work())
@@ -111,7 +111,7 @@ def test_stream_reports_that_its_server_ended(tmp_path: Path) -> None:
             stage.deploy(deployment("a"))
             broken = await stage.events("a", pieces=5, break_after=2)
             assert b"disconnected" in broken[-1] and len([one for one in broken if b"number" in one]) == 2
-            assert stage.control.readmitted_count == 0
+            assert stage.control.again_count == 0
 
     run(work())
 
@@ -168,7 +168,7 @@ def test_idle_server_stops(tmp_path: Path) -> None:
                 assert (await stage.ask("a"))[0] == 200
                 await asyncio.sleep(0.045)
             await wait_until(lambda: all(server.ended.done() for server in stage.rig.servers()))
-            assert stage.control.readmitted_count == 0 and not stage.rig.groups()
+            assert stage.control.again_count == 0 and not stage.rig.groups()
 
     run(work())
 

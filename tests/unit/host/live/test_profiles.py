@@ -30,7 +30,7 @@ class Bundle:
     def json(self, section: str) -> Any:
         if self.stages is None:
             raise BundleError("the stages section is missing")
-        return {"phases": self.stages}[section]
+        return {"stages": self.stages}[section]
 
 
 @pytest.mark.parametrize(
