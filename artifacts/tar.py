@@ -172,7 +172,7 @@ class _Names:
         names.add(name)
         self._length += len(name)
         if len(self._files) + len(self._directories) > self._cap:
-            raise ArchiveBombError(f"more than {self._cap} members and directories above them")
+            raise ArchiveBombError(f"more than {self._cap} members, with the directories above them")
         if self._length > LIMITS.tree_names:
             raise ArchiveBombError(f"the names of the members have more than {LIMITS.tree_names} bytes")
 

@@ -125,7 +125,7 @@ def join(
     network: Network = "1GB",
     load: Load = "10GB",
 ) -> None:
-    """Run a Ray node with the labels of a server, and start it again if Ray ends it."""
+    """Run a Ray node with the labels of a server, and restart it if Ray stops it."""
     from coldstart.contract import environment
     from coldstart.fleet.live import local_state, ray_process
     from coldstart.fleet.live.ray_process import JoinedNode

@@ -42,7 +42,7 @@ def command(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL|REF...", help="Models, or references of bundles.", autocompletion=complete_model
+            metavar="MODEL|REF...", help="Models or bundle references.", autocompletion=complete_model
         ),
     ],
     level: Annotated[

@@ -243,7 +243,7 @@ class GatewayEndpoint:
             raise UsageError("the API key is empty", hint="--api-key-file FILE")
         if self.api_key and self.client_keys and (client := self.client_keys.find(self.api_key.encode())):
             raise UsageError(
-                f"the API key is also the key of {client.name}", hint=f"write another key for {client.name}"
+                f"the API key is also the key of {client.name}", hint=f"use another key for {client.name}"
             )
         if self.api_key is None and self.client_keys is not None and not self.client_keys.clients:
             raise UsageError(

@@ -126,7 +126,7 @@ class ModelRequest:
         return self.prefill_s + (self.tokens - 1) * self.decode_s
 
     def record(self, number: int) -> RequestRecord:
-        """Return its record before it is sent."""
+        """Return the record of this request, as it is before the request is sent."""
         return RequestRecord(number, self.arrival_s, 0, self.tokens, self.model, "simulated")
 
 

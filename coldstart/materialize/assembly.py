@@ -171,11 +171,11 @@ class Assembly:
     def prove(self) -> None:
         """Start a server from the sections to be published; it must take the fast path and give the reference token.
 
-        Its phases, time to ready and memory are the bundle's section `phases`, the input of fleet and cache policies.
+        Its phases, time to ready and memory are the bundle's section `stages`, the input of fleet and cache policies.
         """
         with self._stage("verify with a test start"):
             phases = self._proven()
-        self._write("phases", phases | ({NOT_MADE: self.not_made} if self.not_made else {}))
+        self._write("stages", phases | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
     def _proven(self) -> dict[str, Any]:
         """Run test starts. After a failure omit only one section: one that the start did not use, or the likeliest cause."""

@@ -23,7 +23,7 @@ from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths, secrets
 from coldstart.system.paths import Cache
 
-# Member of the section `phases`: sections that a materialization could not create, with reasons.
+# Member of the section `stages`: sections that a materialization could not create, with reasons.
 NOT_MADE = "not_made"
 # With this the reason of a section begins that may be made by another attempt.
 PROOF_FAILED = "the proof start failed with it"
@@ -264,7 +264,7 @@ def read_arguments(bundle: Bundle) -> Arguments | None:
 def list_missing_sections(bundle: Bundle) -> dict[str, str]:
     """Return the sections that the materialization could not create, with the reasons."""
     try:
-        phases = bundle.json("phases") if bundle.has("phases") else {}
+        phases = bundle.json("stages") if bundle.has("stages") else {}
     except BundleError:
         return {}
     reasons = phases.get(NOT_MADE) if isinstance(phases, dict) else None
@@ -282,7 +282,7 @@ class ProofStart(NamedTuple):
 def read_proof(bundle: Bundle) -> ProofStart | None:
     """Return the start that verified the bundle; None if the bundle does not contain it."""
     try:
-        phases: Any = bundle.json("phases")
+        phases: Any = bundle.json("stages")
         proof = ProofStart(float(phases["ready_s"]), int(phases["memory_bytes"]), phases.get("spans"))
     except (BundleError, KeyError, TypeError, ValueError):
         return None

@@ -84,5 +84,5 @@ class Turns:
 
 
 def pick(order: Iterable[Job], batch: int, ready: Callable[[Job], bool]) -> list[Job]:
-    """Return the first `batch` ready jobs of an order, which is a policy or the jobs in order of arrival."""
+    """Return the first `batch` ready jobs of `order`, which is a policy, or the jobs sorted by arrival."""
     return list(islice((job for job in order if ready(job)), batch))

@@ -78,7 +78,7 @@ def _judge(
     own = min((one.at for pair in combinations(every, 2) if (one := part(*pair))), default=None)
     crowd = f" with {at_once} at once" if at_once != ALONE else ""
     subject = f"tokens/prompt-{index + 1}" + (f"/{at_once}-at-once" if crowd else "")
-    message = f"the answer to prompt {index + 1}, {_short(prompt)},{crowd} differs from vLLM's at token {found.at}: "
+    message = f"the response to prompt {index + 1}, {_short(prompt)},{crowd} differs from vLLM's at token {found.at}: "
     message += f"{found.ours}, vLLM's is {found.theirs}"
     if crowd and own is not None and found.at >= own:
         message += f"; with other requests in flight vLLM's own answers differ at token {own}, so the bundle is not the cause"

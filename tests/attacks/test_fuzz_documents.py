@@ -63,7 +63,7 @@ TENSOR = {
 SECTIONS: dict[str, Any] = {
     "kv": {"bytes": 1 << 20, "blocks": 7, "bytes_per_block": 4096.5},
     "iterations": {"prefill": [[1, 0.01], [64, 0.1]], "decode": [[1, 0.01], [8, 0.02]]},
-    "phases": {"ready_s": 6.0, "spans": {"load weights": 0.1, "import": 2.0}, "not_made": {"graphs": "no GPU"}},
+    "stages": {"ready_s": 6.0, "spans": {"load weights": 0.1, "import": 2.0}, "not_made": {"graphs": "no GPU"}},
     "modelinfo": {
         "vllm_modelinfos": {"vllm-model.json": '{"hash": "0", "modelinfo": {}}'},
         "canary": {"prompt": [1, 2, 3], "tokens": [5, 6]},

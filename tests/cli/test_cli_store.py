@@ -59,7 +59,7 @@ def test_inspect_shows_all_parts(run: Run, bundle: Bundle) -> None:
 )
 def test_inspect_shows_the_start_that_proved_the_bundle(run: Run, stages: object, shown: str) -> None:
     with Store(Cache.at().bundles).begin(key()) as draft:
-        draft.add_json("phases", stages)
+        draft.add_json("stages", stages)
         made = draft.publish(provenance())
     assert shown in run("inspect", made.digest).stdout
 

@@ -36,7 +36,7 @@ def sections(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, P
 
 def publish(section: Path | None, **stages: object) -> Bundle:
     with Store(Cache.at().bundles).begin(key()) as draft:
-        draft.add_json("phases", {"ready_s": 1.5} | stages)
+        draft.add_json("stages", {"ready_s": 1.5} | stages)
         if section:
             draft.add_tree("graphs", section)
         return draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))

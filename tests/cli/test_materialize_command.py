@@ -55,7 +55,7 @@ def test_materialize_reports_missing_sections(
         asked.append(options)
         with Store(Cache.at().bundles).begin(key()) as draft:
             draft.add_json("iterations", {"prefill": [[1, 0.5]], "left_out": {"prefill": [512, 1024]}})
-            draft.add_json("phases", {inspection.NOT_MADE: {"compile": "PicklingError"}})
+            draft.add_json("stages", {inspection.NOT_MADE: {"compile": "PicklingError"}})
             return draft.publish(provenance())
 
     monkeypatch.setattr(materialize, "materialize", make)

@@ -10,7 +10,7 @@ import pytest
 from tools.machine import VLLM, Machine, Tokens
 
 pytestmark = pytest.mark.vllm
-SECTIONS = {"kv", "compile", "modelinfo", "weights", "iterations", "phases"}
+SECTIONS = {"kv", "compile", "modelinfo", "weights", "iterations", "stages"}
 SPANS = {
     "coldstart",
     "import torch",

@@ -1,6 +1,6 @@
 """Bundle, memory, start time and devices of models, as far as they are known before the first start on this host.
 
-A bundle's section `phases` contains the time to ready and the memory (proportional set size) of the start that verified
+A bundle's section `stages` contains the time to ready and the memory (proportional set size) of the start that verified
 it. That memory is not the memory of a GPU, so on a GPU the host's file must give the memory.
 """
 

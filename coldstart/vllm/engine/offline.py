@@ -97,7 +97,7 @@ class OfflineEngine:
 
 
 def synchronous(vllm_args: Arguments) -> Arguments:
-    """Return arguments with which `step` returns when its iteration has finished; a GPU's would return at its launch."""
+    """Return arguments that make `step` return only when its iteration has finished; on a GPU it would return at the launch."""
     return vllm_args if runtime.targets_cpu() else vllm_args.append("--no-async-scheduling")
 
 

@@ -47,7 +47,7 @@ def _status(child: int) -> int:
 def _small(store: Store, run: int) -> Bundle:
     with store.begin(key()) as draft:
         draft.add_json("kv", KV | {"run": run})
-        draft.add_json("phases", {"seconds": [run] * 50})
+        draft.add_json("stages", {"seconds": [run] * 50})
         return draft.publish(provenance())
 
 

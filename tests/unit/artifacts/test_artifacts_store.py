@@ -86,10 +86,10 @@ def test_draft_refuses_invalid_sections(store: Store, tmp_path: Path) -> None:
             draft.add_tree("nonsense", tmp_path)
         bundle = draft.publish(provenance())
     with pytest.raises(SectionMissingError):
-        bundle.json("phases")
+        bundle.json("stages")
     with pytest.raises(SectionUnsupportedError):
         bundle.extract("kv", tmp_path / "x")
-    assert bundle.has("kv") and not bundle.has("phases")
+    assert bundle.has("kv") and not bundle.has("stages")
 
 
 def test_sections_can_be_taken_over_from_an_earlier_bundle(store: Store, tmp_path: Path) -> None:

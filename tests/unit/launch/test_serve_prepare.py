@@ -65,7 +65,7 @@ def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
     with store.begin(key()) as draft:
         draft.add_json("kv", KV)
         draft.add_json("modelinfo", {"canary": CANARY})
-        draft.add_json("phases", {inspection.NOT_MADE: {"compile": "PicklingError"}})
+        draft.add_json("stages", {inspection.NOT_MADE: {"compile": "PicklingError"}})
         bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
     assert reasons(prepare_plan(bundle, model)) == {"compile": "the bundle has none: PicklingError"}
 

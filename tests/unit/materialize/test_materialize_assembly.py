@@ -78,7 +78,7 @@ def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved
     monkeypatch.setattr(materialization, "_proof_start", start)
     materialization.prove()
     assert starts == [True, False]
-    stages = json.loads((materialization.out / "phases.json").read_text())
+    stages = json.loads((materialization.out / "stages.json").read_text())
     assert "FULL:num_tokens=8: no memory" in stages["not_made"]["graphs"] and stages["ready_s"] == 1.0
 
 
@@ -100,7 +100,7 @@ def test_compiled_code_at_fault_is_left_out_and_good_graphs_remain(
     monkeypatch.setattr(materialization, "_proof_start", start)
     materialization.prove()
     assert (materialization.out / "graphs").is_dir()
-    (left_out,) = json.loads((materialization.out / "phases.json").read_text())["not_made"].items()
+    (left_out,) = json.loads((materialization.out / "stages.json").read_text())["not_made"].items()
     assert left_out[0] == "compile" and "rejected the artifact" in left_out[1]
 
 
@@ -130,7 +130,7 @@ def test_bundle_contains_the_reason_of_a_missing_section(
     monkeypatch.setattr(materialization, "_proof_start", lambda: {"ready_s": 1.0})
     materialization.offline()
     materialization.prove()
-    assert json.loads((materialization.out / "phases.json").read_text())["not_made"] == {
+    assert json.loads((materialization.out / "stages.json").read_text())["not_made"] == {
         "compile": "PicklingError"
     }
 

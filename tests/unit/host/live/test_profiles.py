@@ -29,7 +29,7 @@ class Bundle:
     def json(self, section: str) -> Any:
         if self.stages is None:
             raise BundleError("the stages section is missing")
-        return {"phases": self.stages}[section]
+        return {"stages": self.stages}[section]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_profile_has_the_figures_of_the_bundle(stages: Any, expected: Profile | 
 
 def test_without_a_bundle_the_weights_and_the_kv_cache_are_counted(tmp_path: Path) -> None:
     launch = Launch("m", "m", Arguments(("--kv-cache-memory-bytes", "100")))
-    with pytest.raises(UsageError, match=r"models\.m: cannot determine its memory"):
+    with pytest.raises(UsageError, match=r"models\.m: its memory is unknown"):
         profiles.assumed(launch, tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"x" * 50)
     found = profiles.assumed(launch, tmp_path)
