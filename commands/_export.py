@@ -37,7 +37,7 @@ class Exports:
         return cls(next(iter(results), None), {Path(file): form for form, file in pairs if file})
 
     def keep(self, report: Report) -> None:
-        """Write an incomplete result to every regular file, which the complete one replaces. Raises UsageError as `write`."""
+        """Write an incomplete result to every regular file, which the complete one replaces. Raises the errors of `write`."""
         files = {path: form for path, form in self.files.items() if path.is_file() or not path.exists()}
         replace(self, files=files).write(report)
 

@@ -66,7 +66,7 @@ def note_arguments(common: Common, lender: str, arguments: Sequence[str]) -> Non
 
 
 def materialize(common: Common, lookup: "Lookup") -> "Lookup":
-    """Build the bundle of the look-up and return the look-up that has it."""
+    """Build the bundle of the lookup and return the lookup that has it."""
     from coldstart.materialize.options import Options
     from coldstart.materialize.plan import MaterializationPlan
 

@@ -40,7 +40,7 @@ def command(
 ) -> None:
     """Select the view and print it."""
     if sum((manifest, tree, key, diff is not None)) > 1:
-        raise UsageError("--manifest, --tree, --key and --diff exclude each other.")
+        raise UsageError("--manifest, --tree, --key and --diff exclude each other")
     given = common.vllm_args
     if key and (given or revision or inspection.names_model(ref)):
         lookup = common.look_up(ref, revision)

@@ -5,7 +5,7 @@ target, the report covers what was measured.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,12 @@ from coldstart.lab.plan import TracePlan, time_requests
 from coldstart.lab.records import (
     COLUMNS,
     MARKS,
+    SWEEP_COLUMNS,
     Limits,
     Replay,
     compare,
     format_rates,
+    format_sweep,
     format_text,
     list_metrics,
     list_records,
@@ -246,7 +248,7 @@ def _sweep(
     _warn(common, report)
     document = {"schema_version": 1, **sweep_rates(kind, found)}
     shown = json.dumps(document) if common.out.format == "json" else format_sweep(document)
-    result = Result(f"trace-replay, {kind}", document, Table(SWEEP_COLUMNS, lambda: document["sweep"]))
+    result = Report(f"trace-replay, {kind}", document, SWEEP_COLUMNS, lambda: document["sweep"])
     give(replace(common.out, format="text"), exports, result, shown)
     _end(done, found[rate], common)
 

@@ -59,7 +59,7 @@ def import_(common: Common, file: Annotated[Path, typer.Argument(help="Archive t
         else:
             why = "it is not a regular file" if file.exists() else "no such file"
             hint = f"coldstart export NAME --to {name}"
-        raise UsageError(f"Cannot read the archive {file}: {why}.", hint=hint)
+        raise UsageError(f"cannot read the archive {file}: {why}", hint=hint)
     with common.out.phase(f"read {file.name}"):
         bundles = import_archive(common.store(), file)
     _report(common, bundles, f"Imported {count(len(bundles), 'bundle')}")
@@ -111,7 +111,7 @@ def _report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
     """
     if not bundles:
         raise CommandFailedError(
-            "The source contains no bundle.",
+            "the source contains no bundle",
             hint="name an exported archive, or the address of a pushed bundle",
         )
     judged = [inspection.trust(bundle) for bundle in bundles]

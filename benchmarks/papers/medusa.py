@@ -101,7 +101,7 @@ def figure9() -> Found:
 
 
 CPU = "tiny-llama, vLLM on two CPU cores"
-NO_GRAPHS = "The CPU has no CUDA graphs and no memory profiling by a forward pass; compilation and warm-up stand in their place"
+NO_GRAPHS = "The CPU has no CUDA graphs and no memory profiling by a forward pass; compilation and warm-up take their place"
 EXPERIMENTS = {
     "1": Experiment("loading phase in a cold start", CPU, "one start of vLLM with warm caches", "vLLM 0.32 imports for longer"
                     " than the paper's, on slow cores, and there are no graphs to capture.", kind="measured", measure=figure1),

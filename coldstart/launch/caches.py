@@ -93,7 +93,7 @@ def remove_unfinished(cache: Path) -> list[Fallback]:
     steps = []
     for path in unfinished(cache):
         with suppress(OSError):
-            if not _written_by_somebody(path):
+            if not _is_being_written(path):
                 path.unlink()
                 reason = f"{path.name} was removed: a killed compiler had left it unfinished"
                 steps.append(Fallback("compile", reason))
@@ -119,7 +119,7 @@ def _whole(path: Path) -> bool:
     )
 
 
-def _written_by_somebody(path: Path) -> bool:
+def _is_being_written(path: Path) -> bool:
     """Return whether a process has the file open, because the linker of another start is writing it."""
     own = path.stat()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):

@@ -43,7 +43,7 @@ _RESTORED = ("graphs", "compile")
 
 
 class ProofFailedError(CommandFailedError):
-    """The proof start failed; `unused` are the sections for which it used a fallback."""
+    """The verification run failed; `unused` are the sections for which it used a fallback."""
 
     def __init__(self, message: str | Sequence[str], unused: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -55,12 +55,12 @@ def require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> 
     if unused := [name for name in sections if not report["fast_path"].get(name)]:
         reasons = "; ".join(str(one) for one in fallback.decode(report["fallbacks"]))
         raise ProofFailedError(
-            f"The start that checks the new bundle used fallbacks: {reasons or 'no reason'}. Nothing was published.",
+            f"the start that verifies the new bundle used fallbacks ({reasons or 'no reason'}), so nothing was published",
             unused,
         )
     if canary and not report.get("canary"):
         raise ProofFailedError(
-            "The start that checks the new bundle returned another token than the reference. Nothing was published."
+            "the start that verifies the new bundle returned another token than the reference, so nothing was published"
         )
 
 

@@ -105,8 +105,6 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
             with runtime_image.published(place) as images:
                 unshared = process_snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), images, _FREEZE_S)
         except process_snapshot.SnapshotUnusableError as error:
-            raise CommandFailedError(
-                f"Cannot create a snapshot: {error}.", hint="coldstart doctor"
-            ) from error
+            raise CommandFailedError(f"cannot create a snapshot: {error}", hint="coldstart doctor") from error
         if unshared is not None:
             say(unshared)

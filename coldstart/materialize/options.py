@@ -42,12 +42,12 @@ class Options:
     def __post_init__(self) -> None:
         if unknown := set(self.only) - set(SECTIONS):
             raise UsageError(
-                f"Unknown section {', '.join(sorted(unknown))}.",
+                f"unknown section {', '.join(sorted(unknown))}",
                 hint=f"choose from {', '.join(SECTIONS)}",
             )
         if not self.profile_s > 0 or math.isinf(self.profile_s):
             raise UsageError(
-                f"Invalid duration of the iteration profile: {self.profile_s} seconds, expected more than 0.",
+                f"invalid duration of the iteration profile: {self.profile_s} seconds, expected more than 0",
                 hint="--profile-seconds 120, or less to measure fewer batch sizes",
             )
 

@@ -12,7 +12,7 @@ from coldstart.models.inspection import Lookup
 
 @dataclass(frozen=True)
 class MaterializationPlan:
-    """The look-up of a model and the options with which its bundle is built."""
+    """The lookup of a model and the options with which its bundle is built."""
 
     lookup: Lookup
     options: Options
@@ -39,7 +39,7 @@ class MaterializationPlan:
             on_progress: Entered around each stage; None reports nothing.
 
         Raises:
-            CommandFailedError: The engine or the proof start failed, or this machine takes no snapshot.
+            CommandFailedError: The engine or the verification run failed, or this machine takes no snapshot.
             NoSpaceError: The disk is full.
             ReadOnlyStoreError: The store is not writable.
         """

@@ -26,7 +26,7 @@ from coldstart.system.paths import Cache
 # Member of the section `stages`: sections that a materialization could not create, with reasons.
 NOT_MADE = "not_made"
 # With this the reason of a section begins that may be made by another attempt.
-PROOF_FAILED = "the proof start failed with it"
+PROOF_FAILED = "the verification run failed with it"
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class RemoteNode:
     actor: Any
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Implement Node: call a method of the actor's NodeServers."""
+        """Call a method of the actor's NodeServers."""
         try:
             return await self.actor.call.remote(method, *args)
         except RayError as error:

@@ -155,7 +155,7 @@ def choose_profile(launch: Launch, found: Lookup) -> Profile:
 
 
 def read_profile(bundle: Bundle) -> Profile | None:
-    """Return memory and seconds of the bundle's proof start; None if the bundle does not contain them."""
+    """Return memory and seconds of the bundle's verification run; None if the bundle does not contain them."""
     if (proof := inspection.read_proof(bundle)) is None:
         return None
     return Profile(proof.memory_bytes, proof.ready_s, "bundle", _forked(proof.spans))

@@ -123,7 +123,7 @@ class ModelServer:
         return bool(self._trees) and processes.is_stopped(self._trees[0].pid)
 
     def used_processor_s(self) -> float:
-        """Return the processor time in seconds that its engine has used since the last call. Blocks."""
+        """Return the CPU time in seconds that its engine has used since the last call. Blocks."""
         return self._trees[-1].used_processor_s() if self._trees else 0.0
 
     def _signal(self, number: int) -> None:

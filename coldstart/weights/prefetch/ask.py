@@ -103,7 +103,7 @@ def fetch_all(
         for variable in settings:
             variable.read(given)
     except ValueError as error:
-        raise UsageError(f"{error}.") from error
+        raise UsageError(f"{error}") from error
     _settle(wanted, given, directory)
     try:
         with client.attach(wanted.source, wanted.plan, names=names, directory=directory) as attached:

@@ -84,7 +84,7 @@ class Attached:
         """
         number, end = self._layout.numbers[file], offset + size
         if size < 0 or not self._wanted[number].covers(offset, end):
-            raise PrefetchRefusedError(f"This client did not request bytes {offset} to {end} of {file}.")
+            raise PrefetchRefusedError(f"this client did not request bytes {offset} to {end} of {file}")
         self._until(lambda: self._there(number, offset, end))
 
     def complete(self, names: Collection[str] | None = None) -> None:
@@ -102,7 +102,7 @@ class Attached:
         try:
             self._channel.send({"op": "stats"})
         except OSError as error:
-            raise PrefetchLostError("The prefetcher has ended.") from error
+            raise PrefetchLostError("the prefetcher has ended") from error
         return dict(self._take("stats")["stats"])
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ def read(document: Mapping[str, Any]) -> RegionLayout:
     try:
         plan = checkpoint.parse(document)
     except checkpoint.InvalidWeightsPlanError as error:
-        raise PrefetchRefusedError(f"The weights plan is malformed: {error}.") from error
+        raise PrefetchRefusedError(f"the weights plan is malformed: {error}") from error
     files = tuple(_placed(plan))
     tensors = {tensor.name: tensor for file in files for tensor in file.tensors}
     total = sum(_rounded(file.size) for file in files)
@@ -100,7 +100,7 @@ def _placed(plan: checkpoint.Checkpoint) -> Iterable[RegionFile]:
     base = 0
     for file in plan.files:
         if file.chunks is None:
-            raise PrefetchRefusedError(f"The weights plan has no digests for {file.name}.")
+            raise PrefetchRefusedError(f"the weights plan has no digests for {file.name}")
         spans = zip(file.spans(plan.chunk), file.chunks, strict=True)
         checks = tuple(Check(start, end, digest, tensor) for (start, end, tensor), digest in spans)
         yield RegionFile(file.name, file.size, base, checks, file.tensors)

@@ -1,5 +1,7 @@
 """Algorithm 1 line by line, and its invariants over random histories."""
 
+from math import log2
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
