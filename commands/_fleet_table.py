@@ -13,7 +13,7 @@ def render(status: Mapping[str, Any]) -> str:
     refused = f"client keys not applied, the former ones remain: {keys}" if keys else ""
     lines = [
         f"{gateway['url']}  pid {gateway['pid']}, up {gateway['uptime_s']:.0f} s, requests {gateway['requests']}, "
-        f"waiting {gateway['held']}, in flight {gateway['in_flight']}, retried {gateway['again']}, "
+        f"waiting {gateway['held']}, in flight {gateway['in_flight']}, readmitted {gateway['readmitted']}, "
         f"rejected {sum(gateway['refused'].values())}",
         *filter(None, [refused]),
     ]

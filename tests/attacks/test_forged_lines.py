@@ -44,7 +44,7 @@ def test_fleet_status_has_a_line_for_each_server_only(run: Run) -> None:
         "requests": 0,
         "held": 0,
         "in_flight": 0,
-        "again": 0,
+        "readmitted": 0,
         "refused": {},
     }
     model = {"name": FORGED, "least": 0, "most": 1, "waiting": 0, "error": FORGED, "groups": []}

@@ -19,8 +19,8 @@ STATED = re.compile(r"[Dd]efault|[Oo]nly |else |instead of |repeatable|Repeatabl
 ABSENT = {
     "--address", "--admin-key", "--api-key", "--baseline", "--columns", "--diff",
     "--fleet", "--host", "--host-file", "--kv-blocks", "--kv-host-memory", "--max",
-    "--memory", "--min", "--model", "--models", "--name", "--ready-file", "--record", "--slo",
-    "--state", "--timeline", "--watch", "--weights-from",
+    "--memory", "--min", "--model", "--models", "--name", "--profile", "--ready-file", "--record", "--slo",
+    "--state", "--sweep", "--timeline", "--watch", "--weights-from",
 }  # fmt: skip
 
 

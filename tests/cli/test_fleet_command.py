@@ -54,7 +54,7 @@ def running(tmp_path: Path) -> Iterator[tuple[str, list[Any]]]:
     asked: list[Any] = []
     status = {
         "gateway": {"url": "u", "pid": 7, "uptime_s": 5.0, "requests": 9, "held": 1, "in_flight": 2,
-                    "again": 0, "refused": {},
+                    "readmitted": 0, "refused": {},
                     "client_keys_error": "keys.toml is not TOML"},
         "servers": [{"name": "s-1", "free_bytes": [1 << 30], "memory_bytes": 2 << 30, "draining": True,
                      "network_bytes_s": 1e9, "observed_bytes_s": 5e8}],

@@ -50,7 +50,7 @@ def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None
         assert single["replaces"] == pipeline["name"]
         assert len({worker["server"] for worker in pipeline["workers"]}) == 2
         with Streaming(fleet, "p", 10, 200):
-            fleet.wait_until(lambda status: status["gateway"]["moved"] == 10)
+            fleet.wait_until(lambda status: status["gateway"]["migrated"] == 10)
         alone = fleet.wait_until(lambda status: (g := fleet.groups(status, "p")) and len(g) == 1 and g)[0][0]
         assert alone["name"] == single["name"] and alone["url"] != pipeline["url"]
         fleet.wait_until(lambda s: sorted(one["free_bytes"] for one in s["servers"]) == [[30], [40]])
@@ -118,7 +118,7 @@ def test_killed_server_loses_no_request_that_has_not_begun(fleet: Fleet) -> None
         wait_until(lambda: len(asking.answers) > answered + 10)
     assert not asking.failed
     assert len({answer["pid"] for answer in asking.answers}) == 2
-    assert fleet.status()["gateway"]["again"] >= 1
+    assert fleet.status()["gateway"]["readmitted"] >= 1
 
 
 @pytest.mark.nightly  # the pipeline's streams continue elsewhere in the same way

@@ -64,12 +64,12 @@ def _asking(fleet: Fleet, stack: ExitStack) -> list[Asking]:
 
 def test_short_cut_loses_no_request_and_no_server(fleet: Fleet) -> None:
     assert fleet.links is not None
-    before, again = _serving(fleet, fleet.status()), fleet.status()["gateway"]["again"]
+    before, again = _serving(fleet, fleet.status()), fleet.status()["gateway"]["readmitted"]
     processes = [_processes(fleet, number) for number in (1, 2)]
     with ExitStack() as stack:
         asking = _asking(fleet, stack)
         fleet.links.cut(cut := fleet.busiest("a"))
-        fleet.wait_until(lambda status: status["gateway"]["again"] > again)
+        fleet.wait_until(lambda status: status["gateway"]["readmitted"] > again)
         fleet.links.reconnect(cut)
     assert not any(one.failed for one in asking)
     assert _serving(fleet, fleet.status()) == before

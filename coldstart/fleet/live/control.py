@@ -58,7 +58,7 @@ class FleetControl(Front[FleetTicket]):
         self.state, self.record = state, record
         self.metrics = Metrics(self.status, PREFIX, FIGURES)
         self.replicas: dict[str, FleetReplica] = {}
-        self.total = self.again_count = self.resumed_count = 0
+        self.total = self.readmitted_count = self.resumed_count = 0
         self.tasks = Tasks(self.log)
         self.measurements = Measurements(state, self.core.models, self.emit, self.log)
         self.workers = Workers(self.core, state, self.measurements, self.emit, self.tasks, self.log)
@@ -96,7 +96,7 @@ class FleetControl(Front[FleetTicket]):
         if ticket.tries + 1 - unsent > TRIES or unsent > TRIES_UNSENT or self.facts.stopping:
             return None
         self.leave(ticket)
-        self.again_count += 1
+        self.readmitted_count += 1
         begun = len(ticket.stream.tokens) if ticket.stream is not None else 0
         self.resumed_count += begun > 0
         said: dict[str, Any] = {"model": ticket.route.model, "group": replica.group, "made": begun}
@@ -278,7 +278,7 @@ class FleetControl(Front[FleetTicket]):
                 "in_flight": in_flight.total(),
                 "held": len(self._tickets) - in_flight.total(),
                 "refused": {str(code): count for code, count in sorted(self.facts.refused.items())},
-                "again": self.again_count,
+                "readmitted": self.readmitted_count,
                 "resumed": self.resumed_count,
                 "migrated": self.moves.count,
                 "migrated_with_kv": self.moves.with_kv,

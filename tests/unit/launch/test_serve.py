@@ -21,11 +21,12 @@ from coldstart.contract.weights import WeightsRequest
 from coldstart.launch import (
     ladder,
     process_snapshot,
+    server,
     server_process,
-    supervise,
     template_pool,
 )
 from coldstart.launch.planning import ServeRequest
+from coldstart.launch.server import Server
 from coldstart.models.inspection import Lookup
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import processes
@@ -37,10 +38,10 @@ PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary=CANARY)
 
 
 @pytest.fixture
-def started(start_server: Callable[..., ladder.StartedServer]) -> Callable[..., ladder.StartedServer]:
+def started(start_server: Callable[..., Server]) -> Callable[..., Server]:
     """Return started(mode, **changes of the plan), which starts a server that is stopped afterwards."""
 
-    def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> ladder.StartedServer:
+    def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> Server:
         return start_server(replace(PLAN, **changes), mode, fetch_rest=fetch_rest)  # type: ignore[arg-type]
 
     return start
@@ -84,7 +85,7 @@ def thawed(
     thawed.end()
 
 
-Started = Callable[..., ladder.StartedServer]
+Started = Callable[..., Server]
 Template = Callable[[str], template_pool.Warm]
 
 
@@ -286,7 +287,7 @@ class Fake:
 )
 def test_the_exit_code_of_a_server(process: Fake, code: int, passed_on: list[int]) -> None:
     with process:
-        assert supervise.stay(process) == code and process.received == passed_on
+        assert server.stay(process) == code and process.received == passed_on
 
 
 @pytest.mark.timeout(30)
@@ -296,7 +297,7 @@ def test_a_signal_that_does_not_interrupt_the_wait_is_passed_on() -> None:
     with Fake(143, signal.SIGTERM) as process:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
-            assert supervise.stay(process) == 143 and process.received == [signal.SIGTERM]
+            assert server.stay(process) == 143 and process.received == [signal.SIGTERM]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

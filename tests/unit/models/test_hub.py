@@ -78,5 +78,5 @@ def test_error_names_the_missing_shard_when_the_cache_is_incomplete(
     link = cache / "model-00002-of-00002.safetensors"
     link.resolve().unlink()
     found, connections = _resolve(cache, environment)
-    assert found.startswith(f"{code} cannot ") and f"lacks {link.name}." in found
+    assert found.startswith(f"{code} cannot ") and f"lacks {link.name}" in found
     assert (connections > 0) is (environment == _UNREACHABLE)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from coldstart.errors import UsageError
-from coldstart.validate import prompts
+from coldstart.validate import answers
 
 
 @pytest.mark.parametrize(
@@ -16,5 +16,5 @@ def test_file_without_prompts_is_refused(tmp_path: Path, data: bytes | None, sai
     if data is not None:
         (tmp_path / "p.txt").write_bytes(data)
     with pytest.raises(UsageError, match=said) as refused:
-        prompts.read(tmp_path / "p.txt")
+        answers.read_prompts(tmp_path / "p.txt")
     assert refused.value.hint is not None and "one prompt per line" in refused.value.hint

@@ -25,7 +25,7 @@ def test_a_server_that_dies_loses_no_request_that_was_not_begun(tmp_path: Path) 
             await wait_until(lambda: len(first.asked) == 3)
             first.over.set()
             assert {status for status, _ in await asyncio.gather(*asked)} == {200}
-            assert stage.control.again_count >= 2
+            assert stage.control.readmitted_count >= 2
             assert len(list(stage.rig.servers())) == 2
 
     run(work())

@@ -294,7 +294,8 @@ def test_dead_server_breaks_no_resumable_stream(tmp_path: Path) -> None:
             assert stage.control.resumed_count == 10 and stage.control.moves.count == 0
             text = stage.control.metrics.text()
             assert (
-                b"coldstart_fleet_resumed_total 10.0" in text and b"coldstart_fleet_moved_total 0.0" in text
+                b"coldstart_fleet_resumed_total 10.0" in text
+                and b"coldstart_fleet_migrated_total 0.0" in text
             )
             (_, second) = stage.rig.servers()
             # What had been made was not made again.

@@ -93,7 +93,7 @@ def test_a_killed_prefetcher_is_noticed_at_once_and_replaced(
 
 
 def test_attach_starts_no_prefetcher_when_disabled(weights: Weights, runtime: Path) -> None:
-    with pytest.raises(client.PrefetchLostError, match="No prefetcher runs"):
+    with pytest.raises(client.PrefetchLostError, match="no prefetcher runs"):
         client.attach("/nowhere", weights.plan, start=False, directory=runtime)
     assert list(runtime.iterdir()) == []
 
@@ -118,7 +118,7 @@ def test_failed_start_of_the_prefetcher_is_reported(
     with pytest.raises(client.PrefetchLostError, match="invalid COLDSTART_PREFETCH_STREAMS: 'many'"):
         client.attach("/nowhere", weights.plan, directory=runtime)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(client.PrefetchError, match="Cannot find a directory for"):
+    with pytest.raises(client.PrefetchError, match="cannot find a directory for"):
         client.attach("/nowhere", weights.plan)
 
 
