@@ -369,7 +369,7 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "empty"))
     for wrong, said in (
         ([plan], "for 1 ranks, but this engine has 2"),
-        ([plan | {"device": "A"}, plans[1]], "on A, this engine has"),
+        ([plan | {"device": "A"}, plans[1]], "on A, but this engine has"),
     ):
         size, reason = applied(wrong, worker(1 << 40, rank=0))
         assert size is None and said in str(reason)
