@@ -25,7 +25,7 @@ Versions = tuple[tuple[int, int], tuple[int, int]]
 _NOT_0_33: tuple[Feature, ...] = ("compile", "scheduler", "deadline", "offload", "standby", "headless")
 CHECKED: dict[Feature, Versions] = {
     **dict.fromkeys(_NOT_0_33, ((0, 31), (0, 33))),
-    **dict.fromkeys(("graphs", "deferred-capture", "late-interaction"), ((0, 32), (0, 33))),
+    **dict.fromkeys(("graphs", "deferred-capture", "late-interaction", "handover"), ((0, 32), (0, 33))),
 }
 """Versions that a feature was checked with, where they are fewer than the supported ones."""
 

@@ -11,6 +11,7 @@ import os
 import runpy
 import sys
 import time
+from collections.abc import Mapping
 from threading import Thread
 from typing import Any
 
@@ -20,6 +21,7 @@ from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.scheduling.settings import selects_deadlines
 from coldstart.system.ipc import addresses
 from coldstart.vllm import compat
+from coldstart.vllm.handover.arguments import CONNECTOR
 from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 
@@ -61,6 +63,10 @@ def _its_own(plan: LaunchPlan) -> list[str]:
     if given.value("load_format") == LOAD_FORMAT and (reason := compat.check("weights")):
         dropped.add("--load-format")
         plan.fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads them."))
+    transfer = given.value("kv_transfer_config")
+    if isinstance(transfer, Mapping) and transfer.get("kv_connector_module_path") == CONNECTOR:
+        dropped.add("--kv-transfer-config")
+        plan.fallbacks.append(Fallback("handover", "vLLM's own server moves no requests with their KV."))
     return [word for flag, word in zip(["", *given], given, strict=False) if not {flag, word} & dropped]
 
 

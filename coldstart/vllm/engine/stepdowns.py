@@ -9,6 +9,7 @@ from importlib import import_module
 
 from coldstart.contract.fallback import Fallback
 from coldstart.vllm import compat
+from coldstart.vllm.handover.arguments import CONNECTOR
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 
 EXECUTOR = "coldstart.vllm.engine.executor.ColdExecutor"
@@ -22,11 +23,18 @@ Fallbacks = list[Fallback]
 
 
 def settle(args: Namespace) -> Fallbacks:
-    """Set our executor, worker and loader in `args` unless the user chose others or vLLM lacks an integration point."""
+    """Set our executor, worker and loader in `args` unless the user chose others or vLLM lacks an integration point.
+
+    A KV connector of ours that this vLLM cannot load is removed.
+    """
     fallbacks: Fallbacks = []
     if args.load_format == LOAD_FORMAT and (reason := compat.check("weights")):
         args.load_format = "auto"
         fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads them."))
+    given = getattr(args.kv_transfer_config, "kv_connector_module_path", None)
+    if given == CONNECTOR and (reason := compat.check("handover", partial(import_module, CONNECTOR))):
+        args.kv_transfer_config = None
+        fallbacks.append(Fallback("handover", f"{reason} Requests move without their KV."))
     if can_use_executor(args):
         # vLLM imports the executor in this process; only the engine process imports our worker, which takes longer.
         if (reason := compat.check("worker", partial(import_module, EXECUTOR.rpartition(".")[0]))) is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+CONNECTOR = "coldstart.vllm.handover.connector"
+
 
 def handover_arguments(host: str, identity: str) -> list[str]:
     """Return the flags for a server whose data ports listen on the address `host`.
@@ -13,7 +15,7 @@ def handover_arguments(host: str, identity: str) -> list[str]:
     """
     config = {
         "kv_connector": "KvHandoverConnector",
-        "kv_connector_module_path": "coldstart.vllm.handover.connector",
+        "kv_connector_module_path": CONNECTOR,
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"host": host, "identity": identity},

@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm import compat, stock
 from coldstart.vllm.engine import offline, server, stepdowns
+from coldstart.vllm.handover.arguments import CONNECTOR, handover_arguments
 
 REASON = "It lacks an integration point."
 
@@ -92,11 +94,14 @@ def test_stock_server_is_reported_ready_when_it_answers(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(stock.runpy, "run_module", as_vllm)
     monkeypatch.setattr(sys, "argv", ["server"])
-    plan = LaunchPlan(["--model", "m", "--port", str(listener.server_port)], fallbacks=[Fallback("a", "b")])
+    words = ["--model", "m", "--port", str(listener.server_port)]
+    moving = handover_arguments("127.0.0.1", "m")
+    plan = LaunchPlan(Arguments([*words, *moving]), fallbacks=[Fallback("a", "b")])
     assert stock.run(plan, REASON) == 3
     report = json.loads(line[0])
     assert report["fallbacks"] == [
-        {"section": "a", "reason": "b"}, {"section": "start", "reason": f"{REASON} vLLM's own server runs."}
+        {"section": "a", "reason": "b"}, {"section": "start", "reason": f"{REASON} vLLM's own server runs."},
+        {"section": "handover", "reason": "vLLM's own server moves no requests with their KV."},
     ]  # fmt: skip
     assert report["fast_path"] == {"start": False} and report["tokens"] == [] and Health.asked > 2
     assert os.read(reader, 1) == b""  # one line only
@@ -195,3 +200,14 @@ def test_a_template_without_our_worker_still_serves(
     assert template.build(LaunchPlan([]), "engine") == [
         Fallback("template", f"{REASON} Each server builds its own worker.")
     ]
+
+
+@pytest.mark.vllm
+def test_requests_move_without_their_kv_where_the_connector_cannot_be_loaded(lacking: set[str]) -> None:
+    words = ["--model", "m", *handover_arguments("127.0.0.1", "m")]
+    args, fallbacks = server.parse_args(words)
+    assert args.kv_transfer_config.kv_connector_module_path == CONNECTOR and not fallbacks
+    lacking.add("handover")
+    args, fallbacks = server.parse_args(words)
+    assert args.kv_transfer_config is None
+    assert [str(one.reason) for one in fallbacks] == [f"{REASON} Requests move without their KV."]
