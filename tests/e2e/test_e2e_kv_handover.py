@@ -26,8 +26,9 @@ from coldstart.vllm.handover.arguments import handover_arguments
 pytestmark = pytest.mark.vllm
 
 KEYS = {"source": "5" * 64, "target": "7" * 64}
-BLOCK_TOKENS, MOVED_AFTER, TOKENS = 32, 20, 60
-SMALL = ("--dtype", "bfloat16", "--max-model-len", "512", "--block-size", str(BLOCK_TOKENS))
+BLOCK_TOKENS, MOVED_AFTER, TOKENS = 32, 20, 400
+"""A stream that moves must still run after the first copy of its KV, on a busy machine too."""
+SMALL = ("--dtype", "bfloat16", "--max-model-len", "1024", "--block-size", str(BLOCK_TOKENS))
 SMALL = (*SMALL, "--kv-cache-memory-bytes", str(1 << 26))
 HERE = {
     "VLLM_HOST_IP": "127.0.0.1",
