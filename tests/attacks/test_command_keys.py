@@ -127,7 +127,7 @@ def test_key_of_the_command_line_is_used_with_a_warning(run: Run, monkeypatch: p
         url = ("host", "status", "--url", server.url)
         typed = run(*url, "--api-key", KEY, code=1).stderr
         assert "use --api-key-file FILE or COLDSTART_HOST_STATUS_API_KEY" in typed
-        assert "both given" in run(*url, "--api-key", KEY, "--api-key-file", "key", code=2).stderr
+        assert "both set" in run(*url, "--api-key", KEY, "--api-key-file", "key", code=2).stderr
         assert "warning" not in run(*url, "--api-key-file", "key", code=1).stderr
         monkeypatch.setenv("COLDSTART_HOST_STATUS_API_KEY", KEY)
         assert "warning" not in run(*url, code=1).stderr

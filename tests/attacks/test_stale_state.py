@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import template_pool
-from coldstart.system import digests, fingerprint
+from coldstart.system import fingerprint
 
 PLAN = LaunchPlan(["serves"], key="sha256:" + "a" * 64)
 
@@ -32,36 +34,22 @@ def parts(home: Path, tmp_path: Path) -> list[Path]:
     return made
 
 
-def advance_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make all files a minute old: digests of files newer than the clock's resolution are not recorded."""
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + 60)
-
-
-def test_difference_finds_one_changed_byte_in_each_of_fifty_files(
-    parts: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    advance_clock(monkeypatch)
-    listed = digests.listing(map(str, parts))
+def test_one_changed_byte_in_each_of_fifty_files_is_found(parts: list[Path], tmp_path: Path) -> None:
     for file in parts:
-        assert digests.difference(listed) is None
-        data, before = file.read_bytes(), file.stat()
-        changed = bytearray(data)
-        changed[len(data) // 2] ^= 1
-        file.write_bytes(changed)
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # size and mtime say nothing
-        assert str(digests.difference(listed)).startswith(f"{file} (sha256 ")
-        file.write_bytes(data)
-
-
-def test_difference_does_not_read_unchanged_files_again(
-    parts: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    advance_clock(monkeypatch)
-    listed = digests.listing(map(str, parts))
-    assert digests.difference(listed) is None
-    monkeypatch.setattr(digests, "_sha256", lambda path: pytest.fail(f"{path} is read"))
-    assert digests.difference(listed) is None
+        states = fingerprint.read_states(map(str, parts))
+        recorded = fingerprint.Fingerprint(fingerprint.machine(), states)
+        (tmp_path / fingerprint.ABOUT).write_bytes(msgspec.json.encode(recorded))
+        assert fingerprint.obstacle(tmp_path, "template") is None
+        changed, before = bytearray(file.read_bytes()), file.stat()
+        changed[len(changed) // 2] ^= 1
+        while file.stat().st_ctime_ns == before.st_ctime_ns:  # within the tick of the file system's clock
+            file.write_bytes(changed)
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # size and mtime say nothing
+        expected = f"{file} has changed since the template was created"
+        assert fingerprint.obstacle(tmp_path, "template") == expected
+    parts[0].unlink()
+    expected = f"{parts[0]} was removed since the template was created"
+    assert fingerprint.obstacle(tmp_path, "template") == expected
 
 
 @pytest.fixture
@@ -71,17 +59,25 @@ def warm(home: Path, fake_engine: Callable[[str], None]) -> template_pool.Warm:
 
 
 def test_a_template_of_an_older_commit_is_refused(warm: template_pool.Warm) -> None:
-    """The template's record has another digest of our code: its memory differs from the files."""
+    """Our code has changed since the template recorded it: its memory differs from the files."""
     try:
         assert template_pool.obstacle(warm, PLAN) is None
-        record = warm.directory / fingerprint.LIST
-        ours = next(
-            line
-            for line in record.read_text().splitlines()
-            if line.endswith("coldstart/launch/template_pool.py")
-        )
-        record.write_text(record.read_text().replace(ours, "0" * 64 + ours[64:]))
-        assert "template_pool.py (sha256 000000000000), found " in str(template_pool.obstacle(warm, PLAN))
+        record = warm.directory / fingerprint.ABOUT
+        about = json.loads(record.read_text())
+        ours = next(path for path in about["files"] if path.endswith("coldstart/launch/template_pool.py"))
+        about["files"][ours][2] -= 1
+        record.write_text(json.dumps(about))
+        assert f"{ours} has changed since the template was created" == template_pool.obstacle(warm, PLAN)
+    finally:
+        template_pool.stop(warm)
+
+
+def test_template_without_record_is_refused(warm: template_pool.Warm) -> None:
+    try:
+        (warm.directory / fingerprint.ABOUT).unlink()
+        assert "no valid fingerprint" in str(template_pool.obstacle(warm, PLAN))
+        (warm.directory / fingerprint.ABOUT).write_text(json.dumps({"format": 1}))
+        assert "no valid fingerprint" in str(template_pool.obstacle(warm, PLAN))
     finally:
         template_pool.stop(warm)
 
@@ -94,5 +90,31 @@ def test_a_template_of_another_environment_is_refused(
         assert str(template_pool.obstacle(warm, PLAN)).startswith(
             "TORCHINDUCTOR_MAX_AUTOTUNE: the template was created with none"
         )
+    finally:
+        template_pool.stop(warm)
+
+
+def test_template_of_another_machine_is_refused(warm: template_pool.Warm) -> None:
+    try:
+        record = warm.directory / fingerprint.ABOUT
+        about = json.loads(record.read_text())
+        assert all(about["machine"].values())
+        for name in about["machine"]:
+            other = about | {"machine": about["machine"] | {name: "another"}}
+            record.write_text(json.dumps(other))
+            assert f"was created on {name} another, this machine has" in str(
+                template_pool.obstacle(warm, PLAN)
+            )
+    finally:
+        template_pool.stop(warm)
+
+
+def test_listing_contains_all_modules_of_coldstart(warm: template_pool.Warm) -> None:
+    """Modules imported only after the fork count as well: they could be of another release than the memory."""
+    try:
+        listed = (warm.directory / fingerprint.ABOUT).read_text()
+        root = Path(sys.modules["coldstart"].__path__[0])
+        missing = [path for path in root.rglob("*.py") if str(path) not in listed]
+        assert missing == [] and "/artifacts/bundle.py" in listed and sys.modules["json"].__file__ in listed
     finally:
         template_pool.stop(warm)

@@ -201,7 +201,7 @@ def test_trust_remove_names_its_key_by_name_file_or_fingerprint(run: Run, home: 
 def test_trust_remove_fails_when_the_key_is_unknown_own_or_ambiguous(run: Run, home: Path) -> None:
     own = run("trust", "list", "-q").stdout.strip()
     for word in ("nobody", own[8:19], "", "../signing/host"):
-        assert "No trusted key" in run("trust", "remove", word, code=2).stderr
+        assert "no trusted key" in run("trust", "remove", word, code=2).stderr
     assert "own key" in run("trust", "remove", own, code=2).stderr
     for name in ("one", "two"):
         run("trust", "add", _pem(home, name), "--name", "same")
