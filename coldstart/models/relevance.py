@@ -41,7 +41,7 @@ _LOGS = """
     enable_logging_iteration_details enable_layerwise_nvtx_tracing jit_monitor_mode jit_monitor_verbose
     profiler_config use_tqdm_on_load fail_on_environ_validation kv_events_config
 """
-# How processes find each other, file locations, and the transport of weights, but not their content.
+# How processes find each other, file locations, and the transport of weights and KV, but not their content.
 _TRANSPORT = """
     distributed_executor_backend worker_cls worker_extension_cls master_addr master_port nnodes node_rank
     distributed_timeout_seconds cpu_distributed_timeout_seconds data_parallel_rank data_parallel_start_rank
@@ -51,7 +51,7 @@ _TRANSPORT = """
     disable_custom_all_reduce enable_shm_tensor_arena
     hf_token download_dir load_format safetensors_load_strategy safetensors_prefetch_num_threads
     safetensors_prefetch_block_size model_loader_extra_config ignore_patterns pt_load_map_location
-    weight_transfer_config
+    weight_transfer_config kv_transfer_config
 """
 # Order and admission of requests: run-time policy of the scheduler with the same kernels and the same memory.
 _POLICY = """
