@@ -123,7 +123,7 @@ class NodeServers:
         try:
             env = {**self._device(order), str(environment.VLLM_API_KEY): key}
             launch, handover_key = _build_launch(order), ""
-            if self._can_hand_over(launch):
+            if self._can_hand_over(order, launch):
                 # One key for each server: no other server and no client knows it.
                 handover_key = secrets.token_hex(32)
                 env |= {str(environment.HANDOVER_KEY): handover_key}
@@ -149,9 +149,13 @@ class NodeServers:
         """Return the environment that selects the server's GPU."""
         return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.shows_devices else {}
 
-    def _can_hand_over(self, launch: Launch) -> bool:
-        """Return whether the server can move requests with their KV: a CPU engine without another KV connector."""
-        return not self.shows_devices and not launch.args.gives("kv_transfer_config")
+    def _can_hand_over(self, order: RankOrder, launch: Launch) -> bool:
+        """Return whether requests can move from or to the server with their KV.
+
+        Only a pipeline and a worker that replaces one need it, and only a CPU engine without another KV connector can.
+        """
+        moves = order.master is not None or bool(order.rank.beside)
+        return moves and not self.shows_devices and not launch.args.gives("kv_transfer_config")
 
     async def _live(
         self, worker: str, process: _Process, place: tuple[str, int], key: str, handover_key: str
