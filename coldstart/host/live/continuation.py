@@ -144,16 +144,18 @@ class Continuation:
 
     def warming(self, kv: Mapping[str, str] | None = None) -> bytes:
         """Return a completion request of one token that makes a server compute the tokens so far, or load their KV."""
-        asked = {"model": self.document["model"], "prompt": self._so_far(), "max_tokens": 1, "temperature": 0}
-        asked |= {name: self.document[name] for name in ("cache_salt",) if name in self.document}
-        return self._body(asked | ({} if kv is None else {PARAMETER: kv}))
+        more = {name: self.document[name] for name in ("cache_salt",) if name in self.document}
+        return self._one_token(self._so_far(), more | ({} if kv is None else {PARAMETER: kv}))
 
     def holding(self, request: str, key: str) -> bytes:
         """Return a completion request that makes the current server hold the KV of this stream's request."""
         known = [*(self.prompt or ()), *self.tokens]
         pin = handover.Pin(request, len(known), handover.digest_tokens(known))
-        asked = {"model": self.document["model"], "prompt": known[:1], "max_tokens": 1, "temperature": 0}
-        return self._body(asked | {PARAMETER: handover.sign(key, pin)})
+        return self._one_token(known[:1], {PARAMETER: handover.sign(key, pin)})
+
+    def _one_token(self, prompt: list[int], more: Mapping[str, Any]) -> bytes:
+        asked = {"model": self.document["model"], "prompt": prompt, "max_tokens": 1, "temperature": 0}
+        return self._body({**asked, **more})
 
     def _so_far(self) -> list[int]:
         return [*(self.prompt or ()), *self.tokens[: self.clean]]

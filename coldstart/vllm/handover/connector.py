@@ -100,11 +100,6 @@ class SourceAndTarget:
         self._held: dict[str, tuple[list[KVCacheBlock], float]] = {}
         self._step = HandoverStep()
 
-    @property
-    def pins(self) -> int:
-        """Return the number of pins whose lease has not ended."""
-        return len(self._held)
-
     def add(self, request: Request) -> None:
         """Record a new request, and obey its message. An invalid message is logged and has no effect."""
         try:
