@@ -21,9 +21,9 @@ from coldstart.artifacts.errors import BundleError
 
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayLimits
-from coldstart.host.live import headers
+from coldstart.host.live import messages
 from coldstart.host.live.bounded_protocol import GatewayConfig
-from coldstart.host.live.headers import ClientGoneError
+from coldstart.host.live.messages import ClientGoneError
 from coldstart.weights import checkpoint, weights_plan
 
 SEPARATOR = b"\0"
@@ -128,7 +128,7 @@ class _Transport(asyncio.Transport):
 
 async def _connect(data: bytes) -> None:
     limits, errors = GatewayLimits(), list[Any]()
-    memory = headers.BodyMemory(limits)
+    memory = messages.BodyMemory(limits)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -136,13 +136,13 @@ async def _connect(data: bytes) -> None:
         request = memory.create_body()
         try:
             content = await request.read(receive)
-            headers.parse_routing(content)
-            headers.parse_routing(headers.replace_model(content, "other"))
-            headers.parse(content)
+            messages.parse_routing(content)
+            messages.parse_routing(messages.replace_model(content, "other"))
+            messages.parse(content)
             status = 200
         except ClientGoneError:
             return
-        except (ValueError, headers.BodyMemoryFullError):
+        except (ValueError, messages.BodyMemoryFullError):
             pass
         finally:
             request.release()

@@ -19,8 +19,8 @@ from coldstart.contract import handover
 from coldstart.fleet.live.orders import RankUp
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import Ticket
-from coldstart.host.live.headers import present_key
 from coldstart.host.live.log import Log, Tasks
+from coldstart.host.live.messages import present_key
 from coldstart.host.live.upstream import Replica, Upstream
 
 # Within a data centre, a connection that takes longer has no server at its other end.
@@ -211,17 +211,15 @@ class Moves:
         if stream.prompt is None or not (source.handover_key and target.handover_key):
             return None
         body = stream.holding(ticket.request_id, source.handover_key)
-        response = await self._complete(source, body, HOLD_S)
+        response, reason = await self._complete(source, body, HOLD_S), "the server did not hold it"
         try:
             given = json.loads(response or b"{}").get(handover.PARAMETER)
-            pull = handover.read(source.handover_key, given)
+            if (pull := handover.read(source.handover_key, given)) is not None:
+                return handover.sign(target.handover_key, pull)
         except (ValueError, AttributeError) as error:
-            self._log.write("kv not held", request=ticket.number, reason=str(error))
-            return None
-        if pull is None:
-            self._log.write("kv not held", request=ticket.number, reason="the server did not hold it")
-            return None
-        return handover.sign(target.handover_key, pull)
+            reason = str(error)
+        self._log.write("kv not held", request=ticket.number, reason=reason)
+        return None
 
     async def _warm(self, target: FleetReplica, body: bytes) -> bool:
         return await self._complete(target, body, PATIENCE_S) is not None

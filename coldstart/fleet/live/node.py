@@ -29,7 +29,7 @@ from coldstart.fleet.live.orders import (
     WorkerEvent,
 )
 from coldstart.host.launches import Launch
-from coldstart.host.live import headers
+from coldstart.host.live import messages
 from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.servers import PATIENCE_S, ModelServer, StartFailedError
 from coldstart.host.live.starter_client import Starter
@@ -76,6 +76,9 @@ class NodeFetch:
 class _Process:
     order: RankOrder
     server: ModelServer
+    place: tuple[str, int]
+    key: str
+    handover_key: str
     fetch: NodeFetch | None = None
     up: RankUp | None = None
     stopping: bool = False
@@ -111,7 +114,7 @@ class NodeServers:
         if worker in self.processes:
             return
         # Other users of the machine and of the network reach its port: only the gateway gets its key.
-        key = headers.find_server_key(order.launch.args) or secrets.token_hex(32)
+        key = messages.find_server_key(order.launch.args) or secrets.token_hex(32)
         place = self.host, free_port(self.host)
         listen = ("--host", self.host, "--port", str(place[1]))
         # Use a unique name for the fetch: the prefetcher may outlive the server and this actor.
@@ -134,8 +137,9 @@ class NodeServers:
         except OSError as error:  # no descriptor, no disk, no process
             self._report(RankEnded(worker, f"cannot start a server: {error.strerror or error}", False))
             return
-        process = self.processes[worker] = _Process(order, server, NodeFetch(pace) if pace else None)
-        task = asyncio.get_running_loop().create_task(self._live(worker, process, place, key, handover_key))
+        fetch = NodeFetch(pace) if pace else None
+        process = self.processes[worker] = _Process(order, server, place, key, handover_key, fetch)
+        task = asyncio.get_running_loop().create_task(self._live(worker, process))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -157,12 +161,10 @@ class NodeServers:
         moves = order.master is not None or bool(order.rank.beside)
         return moves and not self.shows_devices and not launch.args.gives("kv_transfer_config")
 
-    async def _live(
-        self, worker: str, process: _Process, place: tuple[str, int], key: str, handover_key: str
-    ) -> None:
+    async def _live(self, worker: str, process: _Process) -> None:
         began = self.clock()
         fetching = asyncio.ensure_future(self._fetched(worker, process.fetch))
-        watching = asyncio.ensure_future(self._end_if_hung(process, place))
+        watching = asyncio.ensure_future(self._end_if_hung(process))
         try:
             ready = await process.server.ready
         except StartFailedError as failed:
@@ -170,10 +172,9 @@ class NodeServers:
             reason = str(failed)
         else:
             steps = tuple(fallback.decode(ready.document.get("fallbacks")))
-            url = f"http://{place[0]}:{place[1]}"
-            process.up = RankUp(
-                worker, url, ready.mode, self.clock() - began, ready.pid, steps, key, handover_key
-            )
+            url = f"http://{process.place[0]}:{process.place[1]}"
+            took_s, keys = self.clock() - began, (process.key, process.handover_key)
+            process.up = RankUp(worker, url, ready.mode, took_s, ready.pid, steps, *keys)
             self._report(process.up)
             reason = await process.server.ended
         fetching.cancel()
@@ -182,10 +183,10 @@ class NodeServers:
         hung = bool(process.hung)
         self._report(RankEnded(worker, process.hung or reason, process.stopping, own=not hung, hung=hung))
 
-    async def _end_if_hung(self, process: _Process, place: tuple[str, int]) -> None:
+    async def _end_if_hung(self, process: _Process) -> None:
         """Kill the server if it hangs. Only the first rank of a pipeline has an API process."""
         order = process.order
-        api = place if order.rank.rank == 0 else None
+        api = process.place if order.rank.rank == 0 else None
         found = await HangDetector(process.server, api).find(lambda: order.hang_timeout_s)
         process.hung = f"the server hung and was killed: {found}"
         process.server.kill()

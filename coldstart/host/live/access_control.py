@@ -17,8 +17,8 @@ from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.events import Failure
 from coldstart.host.live.front import Front
-from coldstart.host.live.headers import Receive, Scope, Send
 from coldstart.host.live.log import describe_failure
+from coldstart.host.live.messages import Receive, Scope, Send
 
 PASSED = (
     "/v1/chat/completions",

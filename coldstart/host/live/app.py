@@ -33,11 +33,11 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from coldstart.host.endpoint import ClientKey, GatewayEndpoint
-from coldstart.host.live import headers
+from coldstart.host.live import messages
 from coldstart.host.live.access_control import CLIENT, PASSED, AccessControl, allow_origins, find_target
 from coldstart.host.live.exchange import Exchange
 from coldstart.host.live.front import Front
-from coldstart.host.live.headers import BodyMemory, Receive, Scope, Send
+from coldstart.host.live.messages import BodyMemory, Receive, Scope, Send
 
 _SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 _POLICY = (
@@ -126,11 +126,11 @@ class Gateway:
             await self._own(scope, receive, send)
         elif (refusal := self.access.find_refusal(scope)) is not None:
             self.count_refusal(refusal[0])
-            await headers.refuse(*refusal)(scope, receive, send)
+            await messages.refuse(*refusal)(scope, receive, send)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
             if scope["method"] != "POST":
-                refused = headers.refuse(405, f"{scope['path']} takes POST", headers={"allow": "POST"})
+                refused = messages.refuse(405, f"{scope['path']} takes POST", headers={"allow": "POST"})
                 await refused(scope, receive, send)
                 return
             await self._pass(scope, receive, send, None)
@@ -162,7 +162,7 @@ class Gateway:
         if known:
             await self._own(scope, receive, send)
         else:
-            await headers.not_found(f"unknown path {scope['path']}")(scope, receive, send)
+            await messages.not_found(f"unknown path {scope['path']}")(scope, receive, send)
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": self._cards(request)})
@@ -172,7 +172,7 @@ class Gateway:
         for card in self._cards(request):
             if card["id"] == name:
                 return JSONResponse(card)
-        return headers.not_found(f"The model `{name}` does not exist.")
+        return messages.not_found(f"The model `{name}` does not exist.")
 
     def _cards(self, request: Request) -> list[dict[str, Any]]:
         """Return model cards in vLLM's format, one for each name that the client may use.

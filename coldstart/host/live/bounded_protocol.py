@@ -21,7 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coldstart.host.endpoint import GatewayLimits
-from coldstart.host.live import headers
+from coldstart.host.live import messages
 from coldstart.host.live.access_control import KEY_HEADERS
 
 # A request has each of these headers once.
@@ -237,7 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if status != HTTPStatus.BAD_REQUEST:  # invalid HTTP, no limit
             self.config.count_refusal(status)
-        body = headers.error(status, reason)
+        body = messages.error(status, reason)
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

@@ -14,10 +14,10 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 from coldstart.host.endpoint import ClientKey
-from coldstart.host.live import headers
+from coldstart.host.live import messages
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
-from coldstart.host.live.headers import (
+from coldstart.host.live.messages import (
     BodyMemoryFullError,
     BoundedBody,
     ClientGoneError,
@@ -53,7 +53,7 @@ class Exchange:
     ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
         self.memory, self.heartbeat_s, self.model, self.client = memory, heartbeat_s, model, client
-        self.id = headers.choose_request_id(scope)
+        self.id = messages.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
         self.asked: str | None = None
@@ -77,8 +77,8 @@ class Exchange:
         """Read and parse the body; return whether the request can be answered."""
         try:
             self.body = await self.memory.read(self.receive)
-            self.asked, self.streams = headers.parse_routing(self.body)
-            self.keep_s = headers.find_keep_alive(self.scope)
+            self.asked, self.streams = messages.parse_routing(self.body)
+            self.keep_s = messages.find_keep_alive(self.scope)
             return True
         except ClientGoneError:
             pass
@@ -154,10 +154,10 @@ class Exchange:
         Raises ValueError if the body is invalid.
         """
         if ticket.route.served != self.asked:
-            self.body = headers.replace_model(self.body, ticket.route.served)
+            self.body = messages.replace_model(self.body, ticket.route.served)
         if self.front.resumes and self.streams:
             arguments = self.front.catalogue.launches[ticket.route.model].args
-            self.stream = Continuation.create(self._path(), headers.parse(self.body), arguments)
+            self.stream = Continuation.create(self._path(), messages.parse(self.body), arguments)
 
     def _path(self) -> str:
         return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
@@ -171,12 +171,12 @@ class Exchange:
             if not done:
                 await self._begin_events()
                 progress = self.front.progress(ticket.route.model)
-                await self._more(headers.comment(progress.encode()))
+                await self._more(messages.comment(progress.encode()))
         return await ticket.granted
 
     async def _begin_events(self) -> None:
         if not self.status:
-            await self._start(200, [*headers.build_for_stream(), (b"x-request-id", self.id)])
+            await self._start(200, [*messages.build_for_stream(), (b"x-request-id", self.id)])
 
     async def _pass(self, replica: Replica, ticket: Ticket) -> None:
         query = self.scope["query_string"].decode("ascii")
@@ -186,7 +186,7 @@ class Exchange:
             ticket.answer = await replica.upstream.request(
                 self.scope["method"],
                 path + (f"?{query}" if query else ""),
-                headers=headers.forward_request(self.scope, self.id, replica.key),
+                headers=messages.forward_request(self.scope, self.id, replica.key),
                 body=body,
             )
         async with ticket.answer as answer:
@@ -195,7 +195,7 @@ class Exchange:
                 return
             if self.status and answer.status != 200:
                 # The response headers announced a stream: the error is its only event.
-                await self._more(headers.event(await answer.read()), last=True)
+                await self._more(messages.event(await answer.read()), last=True)
                 return
             piece = await answer.piece()
             # A longer answer would have to be held back.
@@ -208,10 +208,10 @@ class Exchange:
             if self.stream is None:
                 self.memory.release()
             if self.status:
-                await self._more(headers.comment("coldstart " + self._timing(replica, ticket)))
+                await self._more(messages.comment("coldstart " + self._timing(replica, ticket)))
             else:
-                passed = headers.forward_response(answer.headers, streams=self.streams)
-                own = headers.build_for_response(self.id, replica.mode, self._timing(replica, ticket))
+                passed = messages.forward_response(answer.headers, streams=self.streams)
+                own = messages.build_for_response(self.id, replica.mode, self._timing(replica, ticket))
                 await self._start(answer.status, [*passed, *own])
             facts, send, next_piece = self.front.facts.get_model(replica.name), self.send, answer.piece
             if self.stream is not None:
@@ -261,7 +261,7 @@ class Exchange:
         if not self.status:
             await self._error(502, reason)
         elif self.streams:
-            await self._more(headers.event(headers.error(502, self._named(reason))), last=True)
+            await self._more(messages.event(messages.error(502, self._named(reason))), last=True)
         else:
             # A partial answer must not look complete: close the connection without the last piece.
             raise RuntimeError(reason) from error
@@ -273,8 +273,8 @@ class Exchange:
                 "refused", model=model, request=self.id.decode(), status=refused.status, reason=refused.detail
             )
         if self.status:
-            content = headers.error(refused.status, self._named(refused.reason), refused.hint)
-            await self._more(headers.event(content), last=True)
+            content = messages.error(refused.status, self._named(refused.reason), refused.hint)
+            await self._more(messages.event(content), last=True)
             return
         await self._error(refused.status, refused.reason, refused.retry_after_s, refused.hint)
 
@@ -287,7 +287,7 @@ class Exchange:
     ) -> None:
         self.status = status
         reason = reason if status < 500 else self._named(reason)
-        refused = headers.refuse(status, reason, retry_after_s, {"x-request-id": self.id.decode()}, hint)
+        refused = messages.refuse(status, reason, retry_after_s, {"x-request-id": self.id.decode()}, hint)
         await refused(self.scope, self.receive, self.send)
 
     async def _start(self, status: int, named: Headers) -> None:
@@ -298,7 +298,7 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": piece, "more_body": not last})
 
     def _timing(self, replica: Replica, ticket: Ticket) -> str:
-        return headers.format_timing(replica, ticket, self.first_s)
+        return messages.format_timing(replica, ticket, self.first_s)
 
 
 def _is_aborted(answer: bytes) -> bool:

@@ -23,11 +23,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from coldstart.errors import UsageError
-from coldstart.host.live import headers, server_reads
+from coldstart.host.live import messages, server_reads
 from coldstart.host.live.access_control import CLIENT, READS, split_target
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.front import AdmissionRefusedError, Ticket
-from coldstart.host.live.headers import ClientGoneError, run_while_connected
+from coldstart.host.live.messages import ClientGoneError, run_while_connected
 from coldstart.host.live.server_log import LogReader
 from coldstart.host.live.servers import ModelServer
 
@@ -45,15 +45,15 @@ async def _load(driver: Driver, request: Request) -> Response:
     """
     waits = request.query_params.get("wait", "true")
     if waits not in ("true", "false"):
-        return headers.refuse(400, f"wait is {waits!r}; it is true or false")
+        return messages.refuse(400, f"wait is {waits!r}; it is true or false")
     try:
-        keep_s = headers.find_keep_alive(request.scope)
+        keep_s = messages.find_keep_alive(request.scope)
     except ValueError as error:
-        return headers.refuse(400, str(error))
+        return messages.refuse(400, str(error))
     try:
         ticket = driver.enter(request.path_params["name"], counted=False)
     except AdmissionRefusedError as refused:
-        return headers.refuse(refused.status, refused.reason, refused.retry_after_s, hint=refused.hint)
+        return messages.refuse(refused.status, refused.reason, refused.retry_after_s, hint=refused.hint)
     was_ready = ticket.granted.done()  # or it is refused at once
     ticket.keep_s = keep_s
     ticket.granted.add_done_callback(lambda _: driver.leave(ticket))
@@ -73,7 +73,7 @@ def _describe(driver: Driver, ticket: Ticket, *, was_ready: bool) -> Response:
         return JSONResponse({"model": model, "state": driver.state(model)}, status_code=202)
     error = ticket.granted.exception()
     if isinstance(error, AdmissionRefusedError):
-        return headers.refuse(error.status, error.reason, error.retry_after_s, hint=error.hint)
+        return messages.refuse(error.status, error.reason, error.retry_after_s, hint=error.hint)
     replica = ticket.granted.result()
     return JSONResponse(
         {
@@ -91,13 +91,13 @@ async def _show_log(driver: Driver, request: Request) -> Response:
     """Return the log of the model in the path; with the query member `follow`, also all later lines."""
     residence, missing = driver.find_server(request.path_params["name"])
     if residence is None:
-        return headers.not_found(missing)
+        return messages.not_found(missing)
     if "follow" not in request.query_params:
         return PlainTextResponse(residence.server.log.tail(TAIL_BYTES))
     try:
         reader = residence.server.log.follow(TAIL_BYTES)
     except OSError as error:
-        return headers.not_found(f"The log of {residence.name} cannot be read: {error.strerror}.")
+        return messages.not_found(f"The log of {residence.name} cannot be read: {error.strerror}.")
     return StreamingResponse(_follow(residence.server, reader), media_type="text/plain")
 
 
@@ -127,14 +127,14 @@ def host_routes(driver: Driver) -> list[Route]:
         # The gateway passes a POST to a route for tokens on before.
         target = split_target(request.scope["path"], server_reads.READABLE)
         if target is None or request.method == "POST":
-            return headers.not_found(f"unknown path {request.scope['path']}")
+            return messages.not_found(f"unknown path {request.scope['path']}")
         return await _read_server(driver, *target)
 
     async def read_default(request: Request) -> Response:
         client = request.scope.get(CLIENT)
         if client is not None and not client.may_use(None, driver.catalogue):
             driver.metrics.count_client(client.name, "other_model")
-            return headers.refuse(403, f"the client {client.name} may not use the host's default model")
+            return messages.refuse(403, f"the client {client.name} may not use the host's default model")
         # A read starts no model: monitors read in intervals.
         return await _read_server(driver, None, request.scope["path"])
 
@@ -143,7 +143,7 @@ def host_routes(driver: Driver) -> list[Route]:
         route = driver.catalogue.route(name) if name is not None else None
         model = route.model if route else name
         if model is not None and model not in driver.core.models:
-            return headers.not_found(f"The model `{name}` does not exist.")
+            return messages.not_found(f"The model `{name}` does not exist.")
         return JSONResponse({"unloading": driver.unload(model)})
 
     return [
@@ -170,7 +170,7 @@ def process_routes(reload: Callable[[], Awaitable[dict[str, Any]]], stop: Callab
         try:
             return JSONResponse(await reload())
         except UsageError as error:
-            return headers.refuse(400, error.message, hint=error.hint or "")
+            return messages.refuse(400, error.message, hint=error.hint or "")
 
     async def stop_host(request: Request) -> Response:
         return JSONResponse({"stopping": True, "in_flight": stop()}, status_code=202)
@@ -184,12 +184,12 @@ def process_routes(reload: Callable[[], Awaitable[dict[str, Any]]], stop: Callab
 async def _read_server(driver: Driver, name: str | None, path: str) -> Response:
     residence, missing = driver.find_server(name)
     if residence is None:
-        return headers.not_found(missing)
+        return messages.not_found(missing)
     try:
         status, kind, body = await server_reads.read(residence, path, READ_S)
     except OSError as error:
         reason = str(error) or f"no answer within {READ_S:g} s"
-        return headers.refuse(502, f"the server of {residence.name} cannot be read: {reason}")
+        return messages.refuse(502, f"the server of {residence.name} cannot be read: {reason}")
     return Response(body, status_code=status, media_type=kind)
 
 

@@ -18,7 +18,7 @@ from coldstart.host import events
 from coldstart.host.core import Core
 from coldstart.host.events import Event, Failure
 from coldstart.host.launches import Launch
-from coldstart.host.live import headers
+from coldstart.host.live import messages
 from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.log import Tasks
 from coldstart.host.live.profiles import Meter, show_devices
@@ -41,7 +41,7 @@ class Residence(Replica):
     """A server of this host, whose start was ordered at the time `began`."""
 
     def __init__(self, launch: Launch, server: ModelServer, began: float) -> None:
-        super().__init__(launch.name, Upstream(server.socket), headers.find_server_key(launch.args))
+        super().__init__(launch.name, Upstream(server.socket), messages.find_server_key(launch.args))
         self.launch, self.server, self.began = launch, server, began
         self.ready = Ready("", None, {})
         self.is_ending = False

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from coldstart.host.live import headers
+from coldstart.host.live import messages
 from coldstart.host.live.lifecycle import Residence
 from coldstart.host.live.upstream import DisconnectedError
 
@@ -123,7 +123,7 @@ async def read(residence: Residence, path: str, timeout_s: float) -> tuple[int, 
     Raises:
         OSError: The server does not answer in time, disconnects, or answers with more than MAX_BYTES.
     """
-    own = headers.present_key(residence.key)
+    own = messages.present_key(residence.key)
     async with (
         asyncio.timeout(timeout_s),
         await residence.upstream.request("GET", path, headers=own) as answer,
