@@ -32,9 +32,9 @@ class SkipJoinMlfq(Policy):
         self._used = [quantum * (1 - 1e-9) for quantum in self.quanta]
         self.queues = LevelQueues(levels)
         self.demotions = self.promotions = 0
-        # By number of promotions, each sorted by unserved_since: `_touch` sets it to now and moves the job to the end.
-        self._unserved: dict[int, OrderedDict[str, Job]] = {}
-        self._live = 0
+        # By patience, each sorted by unserved_since: `_touch` sets it to now and moves the job to the end.
+        self._unserved: dict[float, OrderedDict[str, Job]] = {}
+        self._patience_growth = 2.0 if s.mlfq == "tempered" else 1.0
         self._promoted: set[str] = set()
         # Predicted prefill time of each job whose prompt is not computed, beyond the shortest iteration.
         self._prefill_s: dict[str, float] = {}
@@ -53,14 +53,12 @@ class SkipJoinMlfq(Policy):
         level = 0 if job.priority < 0 else max(self.first_level(job), job.priority)
         self.queues.push(job, min(level, len(self.quanta) - 1))
         job.attained_s = 0.0
-        self._live += 1
         self._touch(job, now)
         self._note_prefill(job)
 
     def remove(self, job: Job) -> None:
         self.queues.remove(job)
-        self._live -= 1
-        del self._unserved[job.promotions][job.id]
+        del self._unserved[self._patience(job)][job.id]
         self._promoted.discard(job.id)
         self._all_prefill_s -= self._prefill_s.pop(job.id, 0.0)
 
@@ -74,23 +72,22 @@ class SkipJoinMlfq(Policy):
 
     def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
         # Equivalent to add_service() for each job, in a third of the time.
-        used, unserved = self._used, self._unserved
+        used, unserved, growth = self._used, self._unserved, self._patience_growth
         for job in jobs:
             job.generated += 1
             job.computed += 1
             job.attained_s = attained = job.attained_s + seconds
             job.unserved_since = now
-            unserved[job.promotions].move_to_end(job.id)
+            unserved[growth**job.promotions].move_to_end(job.id)
             if attained >= used[job.level] and job.priority >= 0:
                 self._demote(job)
 
     def tick(self, now: float, batch: int) -> None:
         limit = self.alpha(batch)
-        for times in sorted(self._unserved):
-            alike = self._unserved[times]
+        for patience, alike in sorted(self._unserved.items()):
             for _ in range(len(alike)):
                 job = next(iter(alike.values()))
-                if now - job.unserved_since < limit * self._patience(job):
+                if now - job.unserved_since < limit * patience:
                     break
                 if not self._promote(job, now, batch):
                     return
@@ -101,14 +98,14 @@ class SkipJoinMlfq(Policy):
         Each promotion lets the job evict others, which evict it when they are promoted. In the tempered form the limit doubles
         with each promotion, so a request that lives for T seconds is promoted at most log2(1 + T / alpha) times.
         """
-        return 2.0**job.promotions if self.settings.mlfq == "tempered" else 1.0
+        return float(self._patience_growth**job.promotions)
 
     def alpha(self, batch: int) -> float:
         """Return the current starvation limit in seconds.
 
         The load is the time in which each job can have one iteration: decoding jobs share one, prompts add up.
         """
-        load_s = self._live / batch * self.profile.decode(batch) + max(0.0, self._all_prefill_s)
+        load_s = len(self) / batch * self.profile.decode(batch) + max(0.0, self._all_prefill_s)
         return max(self.settings.alpha_s, self.settings.alpha_growth * load_s)
 
     def enst(self, now: float, batch: int) -> Callable[[Job], float]:
@@ -125,7 +122,7 @@ class SkipJoinMlfq(Policy):
         return iter(self.queues)
 
     def __len__(self) -> int:
-        return self._live
+        return sum(map(len, self._unserved.values()))
 
     def _used_quantum(self, job: Job) -> bool:
         return job.attained_s >= self._used[job.level]
@@ -151,7 +148,7 @@ class SkipJoinMlfq(Policy):
         self.moved += 1
         self._promoted.add(job.id)
         job.attained_s = 0.0
-        del self._unserved[job.promotions][job.id]
+        del self._unserved[self._patience(job)][job.id]
         job.promotions += 1
         self.promotions += 1
         self._touch(job, now)
@@ -167,7 +164,6 @@ class SkipJoinMlfq(Policy):
 
     def _touch(self, job: Job, now: float) -> None:
         job.unserved_since = now
-        if (alike := self._unserved.get(job.promotions)) is None:
-            alike = self._unserved[job.promotions] = OrderedDict()
+        alike = self._unserved.setdefault(self._patience(job), OrderedDict())
         alike[job.id] = job
         alike.move_to_end(job.id)
