@@ -32,11 +32,11 @@ class TestSecretsInRecords:
         given = {
             "api_key": PLANTED,
             "hf_tok": PLANTED,
-            "kv_transfer_config": {"secret": PLANTED, "kv_role": "both"},
+            "speculative_config": {"secret": PLANTED, "method": "ngram"},
             "model_loader_extra": json.loads(json.dumps([{"password": PLANTED}])),
         }
         fields = relevance.engine_fields(given)
-        assert PLANTED not in json.dumps(fields) and fields["kv_transfer_config.kv_role"] == "both"
+        assert PLANTED not in json.dumps(fields) and fields["speculative_config.method"] == "ngram"
 
 
 def test_cache_of_another_user_is_not_written(home: Path, stranger: Act, tmp_path: Path) -> None:
