@@ -55,15 +55,15 @@ def freeze(
     ready_timeout: Annotated[float, READY_TIMEOUT] = 600.0,
 ) -> None:
     """Write the image unless a matching one exists."""
-    from coldstart.launch import preparation
+    from coldstart.launch import runtime_snapshot
     from coldstart.launch.modes import RUNTIME_SNAPSHOT
     from coldstart.system.snapshot import runtime_image
 
-    there = None if force else preparation.find_frozen_runtime(common.cache)
-    is_new = there is None
-    if there is None:
+    there = runtime_snapshot.find_image(common.cache)
+    is_new = force or there is None or runtime_image.described(there).obstacle is not None
+    if there is None or is_new:
         with common.out.phase("freeze the imported runtime"):
-            there = preparation.freeze_runtime(common.cache, ready_timeout)
+            there = runtime_snapshot.freeze(common.cache, ready_timeout)
     image = runtime_image.described(there)
     data = {**_image(image), "made_now": is_new}
     common.out.result(data, f"{image.directory}  {human_bytes(image.size)}")

@@ -29,6 +29,8 @@ from coldstart.vllm.engine.rejection import Failure
 
 # Time in seconds in which a template must answer; a fork of a large engine takes less than one.
 TEMPLATE_ANSWER_S = 10.0
+# Longest time in seconds after which a wait for readiness handles a signal.
+SIGNAL_CHECK_S = 0.5
 
 
 class ServerProcess(Protocol):
@@ -292,9 +294,11 @@ def acknowledged(
     cause: Failure | None = None
     with os.fdopen(reader):
         while report is None:
-            left = None if deadline is None else max(0.0, deadline - timeline.now())
-            ready, _, _ = select.select([reader], [], [], left)
-            if not ready:
+            left = SIGNAL_CHECK_S if deadline is None else max(0.0, deadline - timeline.now())
+            # Python handles a signal that arrives just before the call only after it.
+            if not select.select([reader], [], [], min(left, SIGNAL_CHECK_S))[0]:
+                if left >= SIGNAL_CHECK_S:
+                    continue
                 process.signal(signal.SIGKILL)
                 raise CommandFailedError(
                     f"the server was not ready within {timeout:g} s and was killed",

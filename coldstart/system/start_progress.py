@@ -64,7 +64,7 @@ class StartProgress:
         return asdict(self) | {"text": self.describe()}
 
 
-Report = Callable[[StartProgress], None]
+Report = Callable[[StartProgress], object]
 
 
 class ProgressText(str):
