@@ -4,10 +4,8 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
@@ -19,7 +17,6 @@ from coldstart.commands._options import command as declare
 from coldstart.contract import environment
 from coldstart.contract.fallback import decode
 from coldstart.errors import ColdstartError, CommandFailedError
-from coldstart.system import timeline
 from coldstart.system.proc import processes
 
 if TYPE_CHECKING:
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from coldstart.models.inspection import Lookup
 
 _TERMINATED = 128 + signal.SIGTERM
-_PREPARATION = "preparation"
 
 
 @dataclass
@@ -74,7 +70,6 @@ def command(
     """Build what is missing, start the server, and wait until it ends, or with --detach until it is ready."""
     from coldstart.launch import listening, up_records
     from coldstart.launch.planning import ServeRequest
-    from coldstart.system.recording import recording
 
     lookup = _serving.find(common, model, revision, untrusted=untrusted)
     directory = up_records.find_directory(lookup)
@@ -92,17 +87,14 @@ def command(
         listening.require_free_port(lookup.vllm_args, listen)
         own = up_records.describe_own(lookup, listening.find_url(lookup.vllm_args.append(*listen)))
         directory.write(own)
-        with recording():
-            request = ServeRequest(
-                _ensure_bundle(common, lookup), listen, without_bundle=True, ready_timeout=ready_timeout
-            )
-            prepared = _prepare(common, request)
-            start = _Start(common, directory, request, own, prepared, request.lookup is not lookup)
-            if detach:
-                options = [*(["--revision", revision] if revision else []), *(["--untrusted"] * untrusted)]
-                _detach(start, [model, *options], lock)
-                return
-            code = _serve(start)
+        found = _ensure_bundle(common, lookup)
+        request = ServeRequest(found, listen, without_bundle=True, ready_timeout=ready_timeout)
+        start = _Start(common, directory, request, own, _prepare(common, request), found is not lookup)
+        if detach:
+            options = [*(["--revision", revision] if revision else []), *(["--untrusted"] * untrusted)]
+            _detach(start, [model, *options], lock)
+            return
+        code = _serve(start)
         directory.end()
     except BaseException as error:
         directory.end()
@@ -129,19 +121,12 @@ def _prepare(common: Common, request: "ServeRequest") -> "Preparation":
     prepared = preparation.prepare_fastest(
         request.lookup,
         planning.plan(replace(request, listen=())),
-        partial(_measure, common),
+        common.out.phase,
         request.ready_timeout,
     )
     for failure in prepared.failures:
         common.out.note(f"not prepared: {failure}")
     return prepared
-
-
-@contextmanager
-def _measure(common: Common, name: str) -> Iterator[Callable[[str], None]]:
-    """Show a step of the preparation, as `Output.phase`, and record it."""
-    with timeline.measure(name, track=_PREPARATION), common.out.phase(name) as step:
-        yield step
 
 
 def _serve(start: _Start) -> int:
@@ -208,8 +193,7 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
     if lookup.untrusted is not None:
         _report_untrusted(common, lookup, lookup.untrusted)
     try:
-        with timeline.measure("build the bundle", track=_PREPARATION):
-            return _serving.materialize(common, lookup)
+        return _serving.materialize(common, lookup)
     except (ColdstartError, OSError) as error:
         if isinstance(error, CommandFailedError) and error.is_final:
             raise

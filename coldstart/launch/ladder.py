@@ -19,7 +19,7 @@ from coldstart.errors import ColdstartError, LaunchRefusedError
 from coldstart.launch import caches, fetch, modes, planning, prepare
 from coldstart.launch.modes import FRESH, Reason, StartMode
 from coldstart.launch.planning import ServeRequest, ServerStart
-from coldstart.launch.server import FETCH_REST, Account, Server
+from coldstart.launch.server import Account, Server
 from coldstart.launch.server_process import ServerExitedError
 from coldstart.system import timeline
 from coldstart.system.ipc.peers import PeerError
@@ -35,7 +35,7 @@ def start(request: ServeRequest, plan: LaunchPlan) -> Server:
     one = ServerStart(request, plan, timeline.now())
     for mode in modes.attempts(request.mode):
         if (started := _attempt(mode, one, account)) is not None:
-            return _fetch_rest(started, request) if request.fetch_rest else started
+            return started
     raise AssertionError("the ladder ends with fresh, which either starts or raises")
 
 
@@ -156,13 +156,3 @@ def _without_bundle_state(mode: str, one: ServerStart, account: Account) -> Serv
     )
     account.fallbacks += [Fallback("canary", reason)]
     return replace(one, plan=prepare.distrusting(one.plan))
-
-
-def _fetch_rest(started: Server, request: ServeRequest) -> Server:
-    from coldstart.weights.prefetch.errors import PrefetchError
-
-    try:
-        started.rest = fetch.rest(started.plan, request.lookup.model.config)
-    except (PrefetchError, OSError, ValueError) as error:
-        started.account.fall_back(FETCH_REST, error)
-    return started

@@ -26,11 +26,8 @@ from coldstart.system.proc import scratch
 
 if TYPE_CHECKING:
     from coldstart.launch import fetch
-    from coldstart.weights.prefetch.client import Attached
 
 STOP_TIMEOUT_S = 30.0
-# This fallback does not make the start slower.
-FETCH_REST = "fetch-rest"
 
 
 @dataclass
@@ -56,7 +53,7 @@ class Server:
         running: Its process, and its report of readiness.
         account: Start modes that were not used.
         began: Begin of the start, in seconds on CLOCK_MONOTONIC.
-        rest, ahead: Weight fetches that still run; they end with this object.
+        ahead: Weight fetch that may still run; it ends with this object.
     """
 
     mode: str
@@ -64,7 +61,6 @@ class Server:
     running: Running
     account: Account
     began: float = 0.0
-    rest: Attached | None = None
     ahead: fetch.Ahead | None = None
     _ending: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _code: int | None = field(default=None, init=False, repr=False)
@@ -99,7 +95,7 @@ class Server:
             "ready_s": round(self.ready_s, 4),
             "first_token_s": round(self.ready_s, 4),
             "fast_path": {
-                "mode": all(one.stage == FETCH_REST for one in self.account.fallbacks),
+                "mode": not self.account.fallbacks,
                 **report.get("fast_path", {}),
             },
             "fallbacks": [*fallback.encode(self.account.fallbacks), *report.get("fallbacks", [])],

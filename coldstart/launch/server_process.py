@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
@@ -26,6 +26,9 @@ from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.vllm.engine.rejection import Failure
+
+if TYPE_CHECKING:
+    from coldstart.launch.process_snapshot import Thawed
 
 # Time in seconds in which a template must answer; a fork of a large engine takes less than one.
 TEMPLATE_ANSWER_S = 10.0
@@ -38,11 +41,8 @@ class ServerProcess(Protocol):
 
     pid: int
 
-    def poll(self) -> int | None:
-        """Return the exit code (128 + n after signal n), or None while the process runs."""
-
     def wait(self) -> int:
-        """Block until the process has exited, and return the exit code."""
+        """Block until the process has exited, and return the exit code (128 + n after signal n)."""
 
     def signal(self, number: int) -> None:
         """Send SIGTERM, SIGINT or SIGKILL to the process."""
@@ -70,15 +70,6 @@ class Running:
     ready_s: float
 
 
-class Guardian(Protocol):
-    """The process that holds the namespaces of a thawed template."""
-
-    pid: int
-
-    def end(self) -> None:
-        """End the template and every process in its namespaces, and remove its directory."""
-
-
 class Child:
     """A server that is a child of this process."""
 
@@ -90,17 +81,13 @@ class Child:
         """Return the process's pidfd."""
         return self._pidfd
 
-    def poll(self) -> int | None:
-        """Return the exit code, as specified by ServerProcess."""
-        return _exit_code(self.process.poll())
-
     def wait(self) -> int:
         """Wait as specified by ServerProcess, and kill the rest of the session (worker processes of vLLM's executors)."""
         if self.process.returncode is None:
             select.select([self._pidfd], [], [])
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # not yet reaped, so its PID is not reused
-        return _exit_code(self.process.wait()) or 0
+        return _exit_code(self.process.wait())
 
     def signal(self, number: int) -> None:
         """Send the signal, as specified by ServerProcess."""
@@ -110,7 +97,7 @@ class Child:
 class Leased:
     """A server that a template forked. The server ends when the connection to the template closes."""
 
-    def __init__(self, connection: json_lines.Channel, guardian: Guardian | None) -> None:
+    def __init__(self, connection: json_lines.Channel, guardian: Thawed | None) -> None:
         self.connection, self.guardian = connection, guardian
         self._replies = connection.replies()
         self._code: int | None = None
@@ -125,15 +112,10 @@ class Leased:
         """Return the descriptor of the connection."""
         return self.connection.fileno()
 
-    def poll(self) -> int | None:
-        """Return the exit code, as specified by ServerProcess."""
-        ready, _, _ = select.select([self.connection], [], [], 0) if self._code is None else ([], [], [])
-        return self.wait() if ready else self._code
-
     def wait(self) -> int:
         """Wait as specified by ServerProcess. Return 1 if the template disconnected without reporting an exit code."""
         if self._code is None:
-            self._code = next((_exit_code(int(m["exit"])) or 0 for m in self._replies if "exit" in m), 1)
+            self._code = next((_exit_code(int(m["exit"])) for m in self._replies if "exit" in m), 1)
             if self.guardian is not None:
                 self.guardian.end()
         return self._code
@@ -144,7 +126,7 @@ class Leased:
             self.connection.send({"signal": int(number)})
 
 
-def _pid_here(pid: int, guardian: Guardian | None) -> int:
+def _pid_here(pid: int, guardian: Thawed | None) -> int:
     if guardian is None:
         return pid
     try:
@@ -153,8 +135,8 @@ def _pid_here(pid: int, guardian: Guardian | None) -> int:
         raise peers.PeerError(f"the forked server has already exited: {error}") from error
 
 
-def _exit_code(code: int | None) -> int | None:
-    return code if code is None or code >= 0 else 128 - code
+def _exit_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
 
 
 def spawn(
@@ -227,7 +209,7 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProc
 def forked(
     plan: LaunchPlan,
     socket_path: Path,
-    guardian: Guardian | None = None,
+    guardian: Thawed | None = None,
     *,
     judge: Callable[[], None] = lambda: None,
 ) -> tuple[ServerProcess, int]:

@@ -108,11 +108,15 @@ class Launcher(Protocol):
 class LaunchedServer:
     """A started server. `before` contains all processes just before the launch."""
 
-    mode: str
+    launcher: Launcher
     files: RunFiles
     process: subprocess.Popen[bytes]
     launched_s: float
     before: process_tree.Snapshot
+
+    @property
+    def mode(self) -> str:
+        return self.launcher.mode
 
     def check(self) -> None:
         """Raise ServerDiedError if the launched process ended with an error.
@@ -127,12 +131,13 @@ class LaunchedServer:
         """Return the end of the server's output."""
         return logs.end(self.files.log)
 
-    def readiness(self, deadline_s: float) -> dict[str, object]:
-        """Wait for the ready file and parse it.
+    def read_readiness(self) -> Mapping[str, object]:
+        """Return the content of the ready file, empty for a launcher that writes none.
 
-        Raises ServerDiedError, or CommandFailedError where it is missing at `deadline_s`.
+        Raises ServerDiedError, or CommandFailedError if the file is missing after READY_PATIENCE_S.
         """
-        while not self.files.ready.exists():
+        deadline_s = time.monotonic() + READY_PATIENCE_S
+        while self.launcher.tells_readiness and not self.files.ready.exists():
             self.check()
             if time.monotonic() > deadline_s:
                 raise CommandFailedError(
@@ -140,7 +145,7 @@ class LaunchedServer:
                     hint="coldstart doctor",
                 )
             time.sleep(0.01)
-        return _object(self.files.ready)
+        return _object(self.files.ready) if self.launcher.tells_readiness else {}
 
     def processes(self) -> list[process_tree.ProcessSample]:
         """Return the processes that this start created and that still run."""
@@ -197,7 +202,7 @@ def launch(launcher: Launcher, files: RunFiles, sockets: Path) -> LaunchedServer
             env=environment,
             start_new_session=True,
         )
-    return LaunchedServer(launcher.mode, files, process, launched_s, before)
+    return LaunchedServer(launcher, files, process, launched_s, before)
 
 
 @contextmanager
@@ -221,16 +226,6 @@ def serving(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
             ) from error
         finally:
             server.stop()
-
-
-def read_readiness(launcher: Launcher, server: LaunchedServer) -> Mapping[str, object]:
-    """Return the content of the ready file, empty for a launcher that writes none.
-
-    Raises ServerDiedError, or CommandFailedError if the file is missing after READY_PATIENCE_S.
-    """
-    if not launcher.tells_readiness:
-        return {}
-    return server.readiness(time.monotonic() + READY_PATIENCE_S)
 
 
 def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:
