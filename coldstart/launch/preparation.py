@@ -84,14 +84,17 @@ def _prepare_template(
     level: str, lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float
 ) -> tuple[Warm, bool]:
     """Return the template that runs or was started, and whether it was started. Raises ColdstartError."""
-    # Another store may prepare the same template now.
-    with template_pool.locked(level, plan.key):
-        if (usable := _find_usable(level, lookup, plan)) is not None:
-            return usable, False
-        store = up_records.identify_store(lookup.cache)
+    if (usable := _find_usable(level, lookup, plan)) is not None:
+        return usable, False
+    owner = (up_records.identify_store(lookup.cache), lookup.model.argument, str(lookup.model.path))
+    try:
         with phase(f"start a template ({level})"):
-            owner = (store, lookup.model.argument, str(lookup.model.path))
             return start_template(level, plan, lookup.model.name, timeout_s, owner=owner), True
+    except UsageError:
+        # Another store may have started the same template meanwhile.
+        if (usable := _find_usable(level, lookup, plan)) is None:
+            raise
+        return usable, False
 
 
 def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> Warm | None:

@@ -5,7 +5,6 @@ Nothing but `stay`, which serves the command line, installs a signal handler.
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import threading
@@ -21,7 +20,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.launch import listening
-from coldstart.launch.server_process import Running, ServerProcess
+from coldstart.launch.server_process import SIGNAL_CHECK_S, Running, ServerProcess
 from coldstart.system.proc import scratch
 
 if TYPE_CHECKING:
@@ -184,11 +183,9 @@ def stay(process: ServerProcess) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forward)
-    with _woken() as reader:
-        ended, watched = process.fileno(), [process.fileno(), reader]
-        while ended not in select.select(watched, [], [])[0]:
-            with suppress(BlockingIOError):
-                os.read(reader, 512)
+    # Python handles a signal that arrives just before the wait only after it.
+    while not has_ended(process, SIGNAL_CHECK_S):
+        pass
     _reap(process)
     return 128 + caught[0] if caught else 1
 
@@ -205,22 +202,8 @@ def _reap(process: ServerProcess) -> int:
     return code
 
 
-@contextmanager
-def _woken() -> Iterator[int]:
-    """Yield a descriptor that becomes readable after a signal, including one that arrives just before a wait begins."""
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(reader)
-        os.close(writer)
-
-
 def _sweep(process: ServerProcess) -> None:
     with suppress(OSError, UsageError):
-        resident = Path(
-            f"/proc/{process.pid}"
-        ).exists()  # an engine that went back to sleep keeps its directory
+        # An engine that went back to sleep keeps its directory.
+        resident = Path(f"/proc/{process.pid}").exists()
         scratch.sweep(None if resident else process.pid)  # a killed server leaves its directory
