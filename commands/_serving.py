@@ -68,8 +68,7 @@ def note_arguments(common: Common, lender: str, arguments: Sequence[str]) -> Non
 
 def materialize(common: Common, lookup: "Lookup") -> "Lookup":
     """Build the bundle of the lookup and return the lookup that has it."""
-    from coldstart.materialize.options import Options
-    from coldstart.materialize.plan import MaterializationPlan
+    from coldstart.materialize.options import MaterializationPlan, Options
 
     MaterializationPlan(lookup, Options()).run(common.out.phase)
     return lookup.refresh()
@@ -88,7 +87,7 @@ def run(
     """
     from coldstart.launch import driver
     from coldstart.system import start_progress
-    from coldstart.system.drawing import draw
+    from coldstart.system.recording import draw
 
     pipe = int(os.environ.pop(READY_FD_ENV, "-1"))
 

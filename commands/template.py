@@ -8,6 +8,8 @@ from coldstart.commands._options import READY_TIMEOUT, Common, Model, Untrusted,
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
+from coldstart.errors import CommandFailedError
+
 if TYPE_CHECKING:
     from coldstart.system.snapshot import runtime_image
 
@@ -62,6 +64,8 @@ def freeze(
     there = runtime_snapshot.find_image(common.cache)
     is_new = force or there is None or runtime_image.described(there).obstacle is not None
     if there is None or is_new:
+        if why := RUNTIME_SNAPSHOT.unavailable():
+            raise CommandFailedError(f"cannot freeze the runtime: {why.reason}", hint=why.hint)
         with common.out.phase("freeze the imported runtime"):
             there = runtime_snapshot.freeze(common.cache, ready_timeout)
     image = runtime_image.described(there)

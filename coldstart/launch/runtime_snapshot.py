@@ -13,7 +13,6 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
 from coldstart.launch import prepare, process_snapshot
-from coldstart.launch.modes import RUNTIME_SNAPSHOT
 from coldstart.launch.process_snapshot import SnapshotUnusableError, Thawed
 from coldstart.models import tiny
 from coldstart.system.paths import Cache
@@ -28,8 +27,6 @@ def freeze(cache: Cache, timeout: float) -> Path:
     Raises:
         CommandFailedError: The image cannot be created; the message has the reason.
     """
-    if why := RUNTIME_SNAPSHOT.unavailable():
-        raise CommandFailedError(f"cannot freeze the runtime: {why.reason}", hint=why.hint)
     if (reason := criu.missing()) is not None:
         raise CommandFailedError(f"cannot freeze the runtime: {reason}", hint="coldstart doctor")
     image = runtime_image.place(cache.runtimes)

@@ -81,19 +81,16 @@ class Command:
 
 
 class Launcher(Protocol):
-    """One way of starting a server."""
+    """One way of starting a server. `tells_readiness`: the server writes `RunFiles.ready` once it is ready."""
 
     @property
     def mode(self) -> str: ...
 
     @property
-    def tells_readiness(self) -> bool:
-        """Return whether the server writes `RunFiles.ready` once it is ready."""
-        ...
+    def tells_readiness(self) -> bool: ...
 
     def prepare(self) -> None:
         """Create what every run needs. Raises ModeUnavailableError, CommandFailedError, NoBundleError."""
-        ...
 
     def command(self, files: RunFiles) -> Command:
         """Return the command that starts one server on HOST:files.port."""
@@ -101,7 +98,6 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End what `prepare` started. Do nothing if it was not called."""
-        ...
 
 
 @dataclass
@@ -162,11 +158,11 @@ class LaunchedServer:
         if self.process.poll() is None:
             self.process.terminate()
             self._wait(STOP_S, lambda: self.process.poll() is None)
-        self._signal(signal.SIGTERM)
-        self._wait(LEFTOVER_S, lambda: bool(self.processes()))
-        self._signal(signal.SIGKILL)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self.processes():
+                process_tree.send_signal(process.pid, number)
+            self._wait(LEFTOVER_S, lambda: bool(self.processes()))
         self.process.wait()
-        self._wait(LEFTOVER_S, lambda: bool(self.processes()))
         process_tree.reap_orphans(self.before)
 
     def _wait(self, seconds: float, busy: Callable[[], bool]) -> None:
@@ -174,10 +170,6 @@ class LaunchedServer:
         while busy() and time.monotonic() < deadline_s:
             process_tree.reap_orphans(self.before, keep=self.process.pid)
             time.sleep(0.02)
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self.processes():
-            process_tree.send_signal(process.pid, number)
 
     def _served(self) -> list[int]:
         pid = _object(self.files.ready).get("pid") if self.files.ready.exists() else None
