@@ -68,7 +68,8 @@ def note_arguments(common: Common, lender: str, arguments: Sequence[str]) -> Non
 
 def materialize(common: Common, lookup: "Lookup") -> "Lookup":
     """Build the bundle of the lookup and return the lookup that has it."""
-    from coldstart.materialize.options import MaterializationPlan, Options
+    from coldstart.materialize.options import Options
+    from coldstart.materialize.plan import MaterializationPlan
 
     MaterializationPlan(lookup, Options()).run(common.out.phase)
     return lookup.refresh()

@@ -19,7 +19,8 @@ from coldstart.errors import (
 )
 from coldstart.launch.pruning import PruneReport
 from coldstart.launch.server import Server
-from coldstart.materialize.options import MaterializationPlan, Options, Phase
+from coldstart.materialize.options import Options, Phase
+from coldstart.materialize.plan import MaterializationPlan
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.validate.answers import PromptSettings
 from coldstart.validate.checks import ValidationReport

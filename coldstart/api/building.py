@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from coldstart.api.lookups import PathLike, look_up
 from coldstart.artifacts.bundle import Bundle
-from coldstart.materialize.options import MaterializationPlan, Options, Phase
+from coldstart.materialize.options import Options, Phase
+from coldstart.materialize.plan import MaterializationPlan
 from coldstart.scheduling.profiling import BUDGET_S
 
 
