@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, Any, Protocol
 
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.errors import CommandFailedError
@@ -26,9 +26,6 @@ from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.vllm.engine.rejection import Failure
-
-if TYPE_CHECKING:
-    from coldstart.launch.process_snapshot import Thawed
 
 # Time in seconds in which a template must answer; a fork of a large engine takes less than one.
 TEMPLATE_ANSWER_S = 10.0
@@ -70,6 +67,15 @@ class Running:
     ready_s: float
 
 
+class Guardian(Protocol):
+    """The process that holds the namespaces of a thawed template."""
+
+    pid: int
+
+    def end(self) -> None:
+        """End the template and every process in its namespaces, and remove its directory."""
+
+
 class Child:
     """A server that is a child of this process."""
 
@@ -97,7 +103,7 @@ class Child:
 class Leased:
     """A server that a template forked. The server ends when the connection to the template closes."""
 
-    def __init__(self, connection: json_lines.Channel, guardian: Thawed | None) -> None:
+    def __init__(self, connection: json_lines.Channel, guardian: Guardian | None) -> None:
         self.connection, self.guardian = connection, guardian
         self._replies = connection.replies()
         self._code: int | None = None
@@ -126,7 +132,7 @@ class Leased:
             self.connection.send({"signal": int(number)})
 
 
-def _pid_here(pid: int, guardian: Thawed | None) -> int:
+def _pid_here(pid: int, guardian: Guardian | None) -> int:
     if guardian is None:
         return pid
     try:
@@ -209,7 +215,7 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProc
 def forked(
     plan: LaunchPlan,
     socket_path: Path,
-    guardian: Thawed | None = None,
+    guardian: Guardian | None = None,
     *,
     judge: Callable[[], None] = lambda: None,
 ) -> tuple[ServerProcess, int]:
