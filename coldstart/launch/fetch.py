@@ -99,7 +99,10 @@ def choose(
         plan, fallbacks = _fit_source(source, known, lookup.model)
     ensure = resolution.ensure_weights if plan is None else resolution.ensure_tokenizer
     model, given = ensure(lookup.model, offline=lookup.offline), lookup.vllm_args
-    own = loading(given, model) if plan is None else _streaming(given, model, plan)
+    if plan is None:
+        own = loading(given, model)
+    else:  # our arguments for weights that are fetched with the plan
+        own = [*_format(given), *_untied(model.config, _names(plan), given)]
     request, identity = None, ""
     if source is not None and known is not None and plan is not None:
         request = WeightsRequest(source, weights.keep(plan, lookup.cache.weights / "plans"), pace)
@@ -143,11 +146,6 @@ def _find_difference(directory: Path, plan: Mapping[str, Any]) -> str | None:
         if (size := path.stat().st_size) != file["size"]:
             return f"{path} has {size} bytes, the bundle's file has {file['size']}"
     return None
-
-
-def _streaming(given: Arguments, model: ResolvedModel, plan: Mapping[str, Any]) -> list[str]:
-    """Return our arguments for weights that are fetched with `plan`."""
-    return [*_format(given), *_untied(model.config, _names(plan), given)]
 
 
 def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:

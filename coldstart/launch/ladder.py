@@ -31,7 +31,8 @@ def start(request: ServeRequest, plan: LaunchPlan) -> Server:
     Raises:
         CommandFailedError: The server exits or is not ready in time.
     """
-    account = Account(_remove_unfinished(plan))
+    root = plan.env.get("VLLM_CACHE_ROOT")
+    account = Account(caches.remove_unfinished(Path(root)) if root is not None else [])
     one = ServerStart(request, plan, timeline.now())
     for mode in modes.attempts(request.mode):
         if (started := _attempt(mode, one, account)) is not None:
@@ -71,11 +72,6 @@ def _name_model(mode: StartMode, one: ServerStart, why: Reason) -> Fallback:
     """Return the fallback of the mode. Some hints belong to the mode: the user can type them with the model of this start."""
     model = shlex.quote(one.request.lookup.model.argument)
     return Fallback(mode.name, why.reason, re.sub(r"\bMODEL\b", lambda _: model, why.hint))
-
-
-def _remove_unfinished(plan: LaunchPlan) -> list[Fallback]:
-    root = plan.env.get("VLLM_CACHE_ROOT")
-    return caches.remove_unfinished(Path(root)) if root is not None else []
 
 
 def _attempt(mode: StartMode, one: ServerStart, account: Account) -> Server | None:

@@ -162,7 +162,13 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed
     if (reason := runtime_image.obstacle(images)) is not None:
         raise SnapshotUnusableError(reason)
     if bundle.has("compile"):
-        _unpack_kernels(bundle, images, trust)
+        try:
+            # The image maps the kernels at this path.
+            unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
+        except OSError as error:
+            raise SnapshotUnusableError(
+                f"the kernels that the snapshot maps cannot be unpacked: {error}"
+            ) from error
     return restored(images, plan)
 
 
@@ -181,16 +187,6 @@ def _meeting(images: Path) -> Path:
     if (reason := ownership.private(meeting.parent)) is not None:
         raise SnapshotUnusableError(f"the snapshot was frozen at {meeting.parent}, and {reason}")
     return meeting
-
-
-def _unpack_kernels(bundle: Bundle, images: Path, trust: Trust) -> None:
-    # The image maps the kernels at this path.
-    try:
-        unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
-    except OSError as error:
-        raise SnapshotUnusableError(
-            f"the kernels that the snapshot maps cannot be unpacked: {error}"
-        ) from error
 
 
 def check(images: Path, plan: LaunchPlan) -> None:

@@ -112,7 +112,12 @@ class Leased:
         answer = next(self._replies, {})
         if "pid" not in answer:
             raise peers.PeerError(answer.get("error", "the template closed the connection"))
-        self.pid = _pid_here(int(answer["pid"]), guardian)
+        self.pid = int(answer["pid"])
+        if guardian is not None:
+            try:
+                self.pid = processes.outer_pid(guardian.pid, self.pid)
+            except OSError as error:
+                raise peers.PeerError(f"the forked server has already exited: {error}") from error
 
     def fileno(self) -> int:
         """Return the descriptor of the connection."""
@@ -130,15 +135,6 @@ class Leased:
         """Send the signal, as specified by ServerProcess; do nothing if the template has disconnected."""
         with suppress(OSError):
             self.connection.send({"signal": int(number)})
-
-
-def _pid_here(pid: int, guardian: Guardian | None) -> int:
-    if guardian is None:
-        return pid
-    try:
-        return processes.outer_pid(guardian.pid, pid)
-    except OSError as error:
-        raise peers.PeerError(f"the forked server has already exited: {error}") from error
 
 
 def _exit_code(code: int) -> int:

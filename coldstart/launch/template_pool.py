@@ -225,7 +225,13 @@ def spawn(
         cwd="/",
     )
     try:
-        _await(reader, timeout)
+        if not select.select([reader], [], [], timeout)[0]:
+            raise CommandFailedError(
+                f"the template was not ready within {timeout:g} s",
+                hint="allow more time with --ready-timeout SECONDS",
+            )
+        if os.read(reader, 1) == b"":
+            raise TemplateExitedError("the template exited before it was ready")
     except BaseException as error:  # Ctrl-C included: otherwise an unlisted template would remain
         code = _kill(process)
         if isinstance(error, TemplateExitedError):
@@ -241,16 +247,6 @@ def _kill(process: subprocess.Popen[bytes]) -> int:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)  # not yet reaped, so its PID is not reused
     return process.wait()
-
-
-def _await(reader: int, timeout: float) -> None:
-    if not select.select([reader], [], [], timeout)[0]:
-        raise CommandFailedError(
-            f"the template was not ready within {timeout:g} s",
-            hint="allow more time with --ready-timeout SECONDS",
-        )
-    if os.read(reader, 1) == b"":
-        raise TemplateExitedError("the template exited before it was ready")
 
 
 def stop(warm: Warm, *, force: bool = False) -> None:
