@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 app = group(__doc__)
 Level = Literal["runtime", "engine", "asleep-1", "asleep-2"]
+_SHOWN = ("level", "model", "key", "pid", "ready", "servers")
 _LEVEL = typer.Option(
     "--level",
     help="What it holds: runtime (imports), engine (a built engine), asleep-1 or asleep-2 (vLLM's sleep levels on a GPU).",
@@ -114,20 +115,10 @@ def status(common: Common) -> None:
         ready = "yes" if image.obstacle is None else f"no: {image.obstacle}"
         rows.append(("frozen", f"every model, {human_bytes(image.size)}", "-", "-", ready, 0))
     data = {
-        "templates": [
-            {
-                "level": w.level,
-                "model": w.model,
-                "key": w.key,
-                "pid": w.pid,
-                "ready": w.ready,
-                "servers": w.servers,
-            }
-            for w in templates
-        ],
+        "templates": [{name: getattr(w, name) for name in _SHOWN} for w in templates],
         "frozen": [_image(image) for image in images],
     }
-    common.out.result(data, lambda: table(("level", "model", "key", "pid", "ready", "servers"), rows))
+    common.out.result(data, lambda: table(_SHOWN, rows))
 
 
 @app.command(help="Stop all templates, or those of one level.")

@@ -74,10 +74,12 @@ class UpDirectory:
 
     def read(self) -> UpRecord | None:
         """Return the record of a supervisor that runs, None without one."""
-        if (handle := files.try_lock(self._lock)) is None:
-            return self.read_last()
-        os.close(handle)
-        return None
+        if (handle := files.try_lock(self._lock)) is not None:
+            os.close(handle)
+            return None
+        # Another command may hold the lock for a moment, to look whether a supervisor does.
+        record = self.read_last()
+        return record if record is not None and processes.is_alive(record.pid, record.birth) else None
 
     def read_last(self) -> UpRecord | None:
         """Return the record, also of a supervisor that has ended."""
@@ -108,7 +110,7 @@ class UpDirectory:
         """
         waits = False
         while (handle := files.try_lock(self._lock)) is None:
-            record = self.read_last()
+            record = self.read()
             if record is not None and record.url is not None:
                 return record
             if not waits:
