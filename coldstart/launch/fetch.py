@@ -29,7 +29,7 @@ from coldstart.system import runtime
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import tensors
-from coldstart.weights.prefetch.range_source import is_local, normalise
+from coldstart.weights.prefetch.sources import is_local, normalise
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle

@@ -159,7 +159,7 @@ def _without_bundle_state(mode: str, one: ServerStart, account: Account) -> Serv
 
 
 def _fetch_rest(started: Server, request: ServeRequest) -> Server:
-    from coldstart.weights.prefetch.errors import PrefetchError
+    from coldstart.weights.prefetch import PrefetchError
 
     try:
         started.rest = fetch.rest(started.plan, request.lookup.model.config)

@@ -20,8 +20,8 @@ from support.waiting import wait_until
 
 from coldstart.system.ipc import json_lines
 from coldstart.weights import weights_plan as engine_weights
-from coldstart.weights.prefetch import client, spawning
-from coldstart.weights.prefetch.model import open_model
+from coldstart.weights.prefetch import client
+from coldstart.weights.prefetch.model import PrefetchedModel
 
 FILE = "model.safetensors"
 
@@ -88,7 +88,7 @@ def _status(runtime: Path) -> dict[str, Any]:
 
 def _raw(runtime: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    (path,) = spawning.list_sockets(runtime)
+    (path,) = client.list_sockets(runtime)
     connection.connect(str(path))
     connection.settimeout(10)
     return connection
@@ -221,7 +221,7 @@ def test_a_hostile_plan_is_refused_by_both_sides(
         client.attach(server.url, spoilt, directory=runtime)
     assert "another source or plan" in _refusal(server, runtime, None, spoilt)
     with pytest.raises(client.PrefetchRefusedError, match="plan"):
-        open_model(server.url, json.dumps(spoilt).encode(), {})
+        PrefetchedModel(server.url, json.dumps(spoilt).encode())
 
 
 @pytest.mark.usefixtures("bystander")

@@ -10,26 +10,27 @@ from support.range_server import serving
 from tools.raw_server import answer, answering
 from weights_tools import checkpoint, prefetcher
 
-from coldstart.weights.prefetch import backends, client, http_source
-from coldstart.weights.prefetch.range_source import SourceUnusableError, redact
+from coldstart.contract.environment import PREFETCH_TOKEN
+from coldstart.weights.prefetch import client, sources
+from coldstart.weights.prefetch.sources import SourceUnusableError, redact
 
-TOKEN = {http_source.TOKEN_VARIABLE: "s3cret"}
+TOKEN = {PREFETCH_TOKEN: "s3cret"}
 
 
 @pytest.mark.parametrize(
     "address", ["http://weights.example/m", "http://10.0.0.1:8000/m", "http://127.0.0.1.example/m"]
 )
 def test_headers_have_no_token_without_tls(address: str) -> None:
-    assert http_source.headers(address, TOKEN) == {}
+    assert sources.headers(address, TOKEN) == {}
 
 
 def test_headers_refuse_password_without_tls() -> None:
     with pytest.raises(SourceUnusableError, match="without TLS"):
-        http_source.headers("http://me:s3cret@weights.example/m", {})
+        sources.headers("http://me:s3cret@weights.example/m", {})
 
 
 def test_source_refuses_explicit_authorization_header_without_tls() -> None:
-    source = http_source.HttpSource("http://weights.example/m", {"Authorization": "Bearer s3cret"})
+    source = sources.HttpSource("http://weights.example/m", {"Authorization": "Bearer s3cret"})
     with pytest.raises(SourceUnusableError, match="without TLS"):
         source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None)
 
@@ -38,8 +39,8 @@ def test_source_refuses_session_token_without_tls() -> None:
     pytest.importorskip("obstore", exc_type=ImportError)
     given = {"AWS_ENDPOINT_URL": "http://10.0.0.1:9000", "AWS_SESSION_TOKEN": "s3cret", "AWS_REGION": "x"}
     with pytest.raises(SourceUnusableError, match="without TLS"):
-        backends.open_source("s3://b/m", given)
-    backends.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
+        sources.open_source("s3://b/m", given)
+    sources.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
 
 
 def test_status_shows_presigned_address_without_its_signature(tmp_path: Path) -> None:
