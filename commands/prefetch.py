@@ -14,7 +14,6 @@ _SOURCE = typer.Option(
     metavar="SOURCE",
     help="Source: http(s)://..., s3://..., hf://REPO@REV or a directory; default: the model's repository.",
 )
-_TENSOR = typer.Option("--tensor", metavar="NAME", help="Fetch only this tensor; repeatable.")
 
 
 @app.command(help="Fetch the weights of a model. Starts the prefetcher if none runs.")
@@ -23,7 +22,6 @@ def start(
     common: Common,
     model: Model,
     weights_from: Annotated[str | None, _SOURCE] = None,
-    tensor: Annotated[list[str] | None, _TENSOR] = None,
     untrusted: Untrusted = False,
 ) -> None:
     """Fetch the weights and wait until they are in memory."""
@@ -43,7 +41,7 @@ def start(
         common.out.warn(note)
     common.require_network(wanted.source)
     with common.out.phase("fetch"):
-        stats = ask.fetch_all(wanted, tensor or None)
+        stats = ask.fetch_all(wanted)
     text = (
         f"{wanted.model}: {human_bytes(stats['ready_bytes'])} of {human_bytes(stats['wanted_bytes'])} ready"
     )

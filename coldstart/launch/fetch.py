@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,50 +144,25 @@ def _untied(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -
     return ["--hf-overrides", json.dumps({"tie_word_embeddings": False})]
 
 
-class Ahead:
-    """Weight fetch that runs ahead of a server's start, until `close`."""
-
-    def __init__(self, close: Callable[[], None] = lambda: None, *, headless: bool = False) -> None:
-        self._close, self._headless, self._lasts = close, headless, False
-
-    def started(self) -> None:
-        """Keep the fetch running if this is a later node of a pipeline: it reports readiness before it loads its weights."""
-        self._lasts = self._headless
-
-    def end(self) -> None:
-        """Close the fetch, unless a started server still needs it."""
-        if not self._lasts:
-            self._close()
-
-
 @contextmanager
-def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
+def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitStack]:
     """Fetch or page in the weights early, while the block starts a server that loads them itself.
 
-    The fetch outlives the block for a server that has `started` and loads its weights later, while the result is referenced.
+    A fetch ends with the block. The caller retains it with `pop_all` for a server that loads its weights later, and must then
+    reference the result.
     """
-    given = plan.vllm_args
-    if given.value("load_format") != LOAD_FORMAT:
-        yield Ahead()
-        return
-    if asked := plan.weights_from:
+    given, early, reading = plan.vllm_args, ExitStack(), None
+    if given.value("load_format") == LOAD_FORMAT and (asked := plan.weights_from):
         from coldstart.weights.prefetch import client
 
-        try:
+        with suppress(client.PrefetchError):  # the loader repeats the fetch and logs the error
             names = _node_names(asked.read(), config, given)
-            early = client.start_early(asked.source, asked.read(), names, pace=asked.pace)
-        except client.PrefetchError:
-            yield Ahead()  # the loader repeats the fetch and logs the error
-            return
-        ahead = Ahead(early.close, headless=given.gives("headless"))
-        try:
-            yield ahead
-        finally:
-            ahead.end()
-        return
-    reading = _page_in(Path(str(given.value("model", ""))), config, given)
+            early.callback(client.start_early(asked.source, asked.read(), names, pace=asked.pace).close)
+    elif given.value("load_format") == LOAD_FORMAT:
+        reading = _page_in(Path(str(given.value("model", ""))), config, given)
     try:
-        yield Ahead()
+        with early:
+            yield early
     finally:
         if reading is not None:
             reading.end()

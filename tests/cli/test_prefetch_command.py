@@ -50,15 +50,6 @@ def test_start_status_stop(run: Run, model: Path) -> None:
     assert json.loads(run("prefetch", "status", "--format", "json").stdout)["running"] is False
 
 
-@pytest.mark.slow
-def test_start_fetches_only_the_named_tensors(run: Run, model: Path) -> None:
-    with serving(model) as server:
-        run("prefetch", "start", str(model), "--weights-from", server.url, "--tensor", "b")
-        assert server.total() == BYTES // 2
-        failed = run("prefetch", "start", str(model), "--weights-from", server.url, "--tensor", "zz", code=1)
-        assert "no tensor 'zz'" in failed.stderr
-
-
 def test_start_reports_invalid_requests(run: Run, model: Path) -> None:
     with serving(model) as server:
         with pytest.MonkeyPatch.context() as patch:

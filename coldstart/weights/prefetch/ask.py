@@ -6,7 +6,7 @@ bundle, the plan is built from local files, which hashes them once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,35 +78,24 @@ def _plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
     raise inspection.miss(lookup)
 
 
-def fetch_all(
-    wanted: Wanted, names: Collection[str] | None = None, directory: Path | None = None
-) -> dict[str, Any]:
-    """Start a prefetcher if none runs, fetch the tensors `names`, and return the lease's statistics.
-
-    Args:
-        wanted: Source and plan of the model.
-        names: Tensors to fetch; None means all bytes of all files.
-        directory: Directory of the prefetcher's socket (default: the user's runtime directory).
-
-    Raises:
-        CommandFailedError: The fetch failed.
-    """
+def fetch_all(wanted: Wanted) -> dict[str, Any]:
+    """Start a prefetcher if none runs, fetch all files, and return the lease's statistics. Raises CommandFailedError."""
     try:
-        with client.attach(wanted.source, wanted.plan, names=names, directory=directory) as attached:
-            attached.complete(names)
+        with client.attach(wanted.source, wanted.plan) as attached:
+            attached.complete()
             return attached.stats()
     except client.PrefetchError as error:
         raise CommandFailedError(str(error), hint="coldstart prefetch status") from error
 
 
-def list_prefetchers(directory: Path | None = None) -> list[dict[str, Any]]:
+def list_prefetchers() -> list[dict[str, Any]]:
     """Return the status of each running prefetcher."""
     try:
-        return client.request("status", directory=directory)
+        return client.request("status")
     except client.PrefetchError:
         return []
 
 
-def stop(directory: Path | None = None) -> list[int]:
+def stop() -> list[int]:
     """Stop all prefetchers, wait for their end and return their PIDs. Raises client.PrefetchLostError if none runs."""
-    return [int(answer["stopped"]) for answer in client.request("stop", directory=directory)]
+    return [int(answer["stopped"]) for answer in client.request("stop")]

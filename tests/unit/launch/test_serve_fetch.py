@@ -155,14 +155,13 @@ def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_
     prefetcher = use()
     words = ["--pipeline-parallel-size", "2", "--nnodes", "2", "--node-rank", "1"]
     later = replace(streaming, vllm_args=Arguments([*OURS, *words, "--headless"]))
-    with fetch.start_early(later, LLAMA) as ahead:
-        ahead.started()
+    with fetch.start_early(later, LLAMA) as early:
+        retained = early.pop_all()
     assert prefetcher.closed == 0
     with fetch.start_early(later, LLAMA):
         pass  # the server did not start
     assert prefetcher.closed == 1
-    with fetch.start_early(streaming, LLAMA) as ahead:
-        ahead.started()
+    retained.close()
     assert prefetcher.closed == 2
 
 
