@@ -23,12 +23,8 @@ from coldstart.artifacts.verify import check
 from tools.bundles import publish
 from tools.raw_server import Asked, answer, answering, dribble, flood
 
-from coldstart.weights.prefetch.sources import (
-    HttpSource,
-    SourceUnavailableError,
-    SourceUnusableError,
-    headers,
-)
+from coldstart.weights.prefetch.http_source import HttpSource, headers
+from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError
 
 SECRET = "hunter2-of-the-origin"
 LOGIN = base64.b64encode(f"me:{SECRET}".encode()).decode()

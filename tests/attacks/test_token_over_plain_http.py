@@ -11,7 +11,7 @@ from tools.raw_server import answer, answering
 from weights_tools import checkpoint, prefetcher
 
 from coldstart.contract.environment import PREFETCH_TOKEN
-from coldstart.weights.prefetch import client, sources
+from coldstart.weights.prefetch import client, http_source, sources
 from coldstart.weights.prefetch.sources import SourceUnusableError, redact
 
 TOKEN = {PREFETCH_TOKEN: "s3cret"}
@@ -21,16 +21,16 @@ TOKEN = {PREFETCH_TOKEN: "s3cret"}
     "address", ["http://weights.example/m", "http://10.0.0.1:8000/m", "http://127.0.0.1.example/m"]
 )
 def test_headers_have_no_token_without_tls(address: str) -> None:
-    assert sources.headers(address, TOKEN) == {}
+    assert http_source.headers(address, TOKEN) == {}
 
 
 def test_headers_refuse_password_without_tls() -> None:
     with pytest.raises(SourceUnusableError, match="without TLS"):
-        sources.headers("http://me:s3cret@weights.example/m", {})
+        http_source.headers("http://me:s3cret@weights.example/m", {})
 
 
 def test_source_refuses_explicit_authorization_header_without_tls() -> None:
-    source = sources.HttpSource("http://weights.example/m", {"Authorization": "Bearer s3cret"})
+    source = http_source.HttpSource("http://weights.example/m", {"Authorization": "Bearer s3cret"})
     with pytest.raises(SourceUnusableError, match="without TLS"):
         source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None)
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prefetching import Weights, check_whole
 from support.range_server import serving
 
-from coldstart.weights.prefetch import client, sources
+from coldstart.weights.prefetch import client, http_source, sources
 from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError, redact
 
 
@@ -60,7 +60,7 @@ def _scripted(
         server.server_close()
 
 
-def _read(source: sources.HttpSource, size: int = 4, start: int = 0) -> bytes:
+def _read(source: http_source.HttpSource, size: int = 4, start: int = 0) -> bytes:
     into = bytearray(size)
     try:
         assert source.read("f", 100, start, memoryview(into), lambda _: None) == size
@@ -82,12 +82,12 @@ def test_credentials_stay_with_their_origin() -> None:
             home,
         ):
             named = url.replace("http://", "http://me:s%40cret@")
-            given = sources.headers(named, {})
+            given = http_source.headers(named, {})
             expected = "Basic " + base64.b64encode(b"me:s@cret").decode()
             assert given == {"Authorization": expected}
-            assert _read(sources.HttpSource(named + "/base/", given)) == b"data"
+            assert _read(http_source.HttpSource(named + "/base/", given)) == b"data"
             assert home.asked == [("/base/f", expected)] and elsewhere.asked == [("/signed?a=1", None)]
-            assert _read(sources.HttpSource(url + "/here", {"Authorization": "x"})) == b"data"
+            assert _read(http_source.HttpSource(url + "/here", {"Authorization": "x"})) == b"data"
             assert home.asked[-1] == ("/base/g", "x")
             assert redact(named) == url
 
@@ -96,7 +96,7 @@ def test_redirect_is_cached_and_renewed_when_expired() -> None:
     with _scripted({}) as (url, handler):
         handler.script["/f"] = (302, {"Location": f"{url}/signed"}, b"")
         handler.script["/signed"] = GOOD
-        source = sources.HttpSource(url, {})
+        source = http_source.HttpSource(url, {})
         _read(source)
         _read(source)
         assert [path for path, _ in handler.asked] == ["/f", "/signed", "/signed"]
@@ -128,7 +128,7 @@ def test_redirect_is_cached_and_renewed_when_expired() -> None:
 )
 def test_response_without_a_range_is_refused(answer: tuple[int, dict[str, str], bytes], message: str) -> None:
     with _scripted({"/f": answer}) as (url, _), pytest.raises(SourceUnusableError, match=message):
-        _read(sources.HttpSource(url, {}))
+        _read(http_source.HttpSource(url, {}))
 
 
 def _certificate(directory: Path) -> tuple[Path, Path]:
@@ -157,13 +157,13 @@ def test_tls_with_a_trusted_certificate_and_no_other(tmp_path: Path, monkeypatch
     context.load_cert_chain(certificate, key)
     with _scripted({"/f": GOOD}, context) as (url, handler):
         with pytest.raises(SourceUnavailableError, match="certificate"):
-            _read(sources.HttpSource(url, {}))
+            _read(http_source.HttpSource(url, {}))
         assert handler.asked == []
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        assert _read(sources.HttpSource(url, {})) == b"data"
+        assert _read(http_source.HttpSource(url, {})) == b"data"
         handler.script["/f"] = (302, {"Location": url.replace("https", "http") + "/g"}, b"")
         with pytest.raises(SourceUnusableError, match="without TLS"):
-            _read(sources.HttpSource(url, {}))
+            _read(http_source.HttpSource(url, {}))
 
 
 def test_an_s3_compatible_store(
