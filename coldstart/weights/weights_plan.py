@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,18 +95,11 @@ def identity(directory: Path, records: Path) -> str:
         directory: Model directory.
         records: Directory of the recorded digests.
     """
-    if known := find_recorded(directory, records):
-        return known
-    return "" if is_dry_run() else digest(plan(directory, records))
-
-
-def find_recorded(directory: Path, records: Path) -> str | None:
-    """Return the recorded digest of a model directory, "" if its files have changed since, None without a record."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no record, or not one of this release
         known = canonical.read(_record(directory, records))
-        return str(known["digest"]) if known["stamp"] == _stamp(directory) else ""
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # The record is missing or from another release.
+        if known["stamp"] == _stamp(directory):
+            return str(known["digest"])
+    return "" if is_dry_run() else digest(plan(directory, records))
 
 
 def _record(directory: Path, records: Path) -> Path:

@@ -35,7 +35,6 @@ class Gpu:
     memory_bytes: int
     driver: str
     uuid: str = ""
-    mig: bool = False
 
     @property
     def branch(self) -> str:
@@ -216,4 +215,4 @@ def _device(library: Any, handle: Any, driver: str) -> tuple[Gpu, int]:
         lanes = _or_none(library, lambda: library.nvmlDeviceGetNumGpuCores(handle))
         units = None if lanes is None else lanes // _LANES.get(capability, _LANES_DEFAULT)
     name, uuid = library.nvmlDeviceGetName(handle), library.nvmlDeviceGetUUID(handle)
-    return Gpu(name, units, capability, int(memory.total), driver, uuid, divided), int(memory.free)
+    return Gpu(name, units, capability, int(memory.total), driver, uuid), int(memory.free)

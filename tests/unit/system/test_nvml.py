@@ -75,12 +75,7 @@ def test_mig_device_is_listed_as_its_instance(fake: Fake, monkeypatch: pytest.Mo
     first = fake.add(("NVIDIA H200 MIG 1g.18gb", 0, 0, 0, 16), parent=0, free=17)
     second = fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0, free=70)
     (device,) = nvml.query()
-    assert (device.uuid, device.multiprocessors, device.compute_capability, device.mig) == (
-        first,
-        16,
-        "9.0",
-        True,
-    )
+    assert (device.uuid, device.multiprocessors, device.compute_capability) == (first, 16, "9.0")
     assert nvml.free_bytes() == 17 * GIB
     monkeypatch.setenv(nvml.VISIBLE, second)
     assert [(g.uuid, g.multiprocessors) for g in nvml.query()] == [(second, 60)]
