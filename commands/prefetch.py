@@ -83,8 +83,6 @@ def stop(common: Common) -> None:
     """Stop all prefetchers."""
     from coldstart.weights.prefetch import ask
 
-    if not ask.list_prefetchers():
-        common.out.result({"stopped": []}, "no prefetcher is running")
-        return
     pids = ask.stop()
-    common.out.result({"stopped": pids}, f"stopped {', '.join(map(str, pids))}")
+    text = f"stopped {', '.join(map(str, pids))}" if pids else "no prefetcher is running"
+    common.out.result({"stopped": pids}, text)

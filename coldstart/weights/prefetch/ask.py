@@ -90,12 +90,16 @@ def fetch_all(wanted: Wanted) -> dict[str, Any]:
 
 def list_prefetchers() -> list[dict[str, Any]]:
     """Return the status of each running prefetcher."""
-    try:
-        return client.request("status")
-    except client.PrefetchError:
-        return []
+    return _request("status")
 
 
 def stop() -> list[int]:
-    """Stop all prefetchers, wait for their end and return their PIDs. Raises client.PrefetchLostError if none runs."""
-    return [int(answer["stopped"]) for answer in client.request("stop")]
+    """Stop all prefetchers, wait for their end and return their PIDs."""
+    return [int(answer["stopped"]) for answer in _request("stop")]
+
+
+def _request(operation: str) -> list[dict[str, Any]]:
+    try:
+        return client.request(operation)
+    except client.PrefetchError:  # none runs
+        return []
