@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,7 @@ import typer
 from coldstart.commands._options import Common
 
 from coldstart.contract.fallback import Fallback, decode
+from coldstart.contract.plan import READY_FD_ENV
 from coldstart.system import secrets
 
 if TYPE_CHECKING:
@@ -80,14 +81,16 @@ def run(
     plan: "LaunchPlan",
     announce: Callable[[dict[str, Any], str], None],
     timeline: Path | None = None,
-    on_progress: "Report | None" = None,
 ) -> int:
     """Start the server, pass the report of its start and its phases to `announce`, wait until it ends, return the exit code.
 
-    The phases are bars of text. The progress of the start goes to `on_progress`, by default to the command's output.
+    The phases are bars of text. `up --detach`, if it started this process, receives the progress and the report, too.
     """
     from coldstart.launch import driver
-    from coldstart.system.drawing import draw
+    from coldstart.system import start_progress
+    from coldstart.system.recording import draw
+
+    pipe = int(os.environ.pop(READY_FD_ENV, "-1"))
 
     def announce_report(server: "Server", recorded: "Timeline") -> None:
         hide.close()
@@ -95,10 +98,18 @@ def run(
         with common.out.gather():
             announce(report, draw(recorded))
             advise(common, request, plan, report)
+        if pipe >= 0:
+            os.set_blocking(pipe, True)
+            with suppress(OSError), os.fdopen(pipe, "w", encoding="utf-8") as waiting:
+                waiting.write(json.dumps(report) + "\n")
 
     with ExitStack() as hide:
-        show = on_progress or hide.enter_context(show_start(common))
-        return driver.run(replace(request, on_progress=show), plan, announce_report, timeline)
+        if pipe >= 0:
+            os.set_blocking(pipe, False)
+            request = replace(request, on_progress=lambda one: start_progress.write(pipe, one))
+        else:
+            request = replace(request, on_progress=hide.enter_context(show_start(common)))
+        return driver.run(request, plan, announce_report, timeline)
 
 
 @contextmanager

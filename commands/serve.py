@@ -75,13 +75,6 @@ def command(
             help="Fetch the weights during the start from http(s)://..., s3://..., hf://REPO@REV or a directory.",
         ),
     ] = None,
-    fetch_rest: Annotated[
-        bool,
-        typer.Option(
-            "--fetch-rest",
-            help="When ready, also fetch the weights of the other pipeline ranks, in the background.",
-        ),
-    ] = False,
     capture: Annotated[
         Capture,
         typer.Option(
@@ -125,7 +118,6 @@ def command(
         ready_timeout=ready_timeout,
         require_signature=require_signature,
         weights_from=weights_from,
-        fetch_rest=fetch_rest,
         defer_capture=capture == "deferred",
         scheduler=choice,
     )

@@ -8,11 +8,14 @@ from coldstart.commands._options import READY_TIMEOUT, Common, Model, Untrusted,
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
+from coldstart.errors import CommandFailedError
+
 if TYPE_CHECKING:
     from coldstart.system.snapshot import runtime_image
 
 app = group(__doc__)
 Level = Literal["runtime", "engine", "asleep-1", "asleep-2"]
+_SHOWN = ("level", "model", "key", "pid", "ready", "servers")
 _LEVEL = typer.Option(
     "--level",
     help="What it holds: runtime (imports), engine (a built engine), asleep-1 or asleep-2 (vLLM's sleep levels on a GPU).",
@@ -55,15 +58,17 @@ def freeze(
     ready_timeout: Annotated[float, READY_TIMEOUT] = 600.0,
 ) -> None:
     """Write the image unless a matching one exists."""
-    from coldstart.launch import preparation
+    from coldstart.launch import runtime_snapshot
     from coldstart.launch.modes import RUNTIME_SNAPSHOT
     from coldstart.system.snapshot import runtime_image
 
-    there = None if force else preparation.find_frozen_runtime(common.cache)
-    is_new = there is None
-    if there is None:
+    there = runtime_snapshot.find_image(common.cache)
+    is_new = force or there is None or runtime_image.described(there).obstacle is not None
+    if there is None or is_new:
+        if why := RUNTIME_SNAPSHOT.unavailable():
+            raise CommandFailedError(f"cannot freeze the runtime: {why.reason}", hint=why.hint)
         with common.out.phase("freeze the imported runtime"):
-            there = preparation.freeze_runtime(common.cache, ready_timeout)
+            there = runtime_snapshot.freeze(common.cache, ready_timeout)
     image = runtime_image.described(there)
     data = {**_image(image), "made_now": is_new}
     common.out.result(data, f"{image.directory}  {human_bytes(image.size)}")
@@ -110,20 +115,10 @@ def status(common: Common) -> None:
         ready = "yes" if image.obstacle is None else f"no: {image.obstacle}"
         rows.append(("frozen", f"every model, {human_bytes(image.size)}", "-", "-", ready, 0))
     data = {
-        "templates": [
-            {
-                "level": w.level,
-                "model": w.model,
-                "key": w.key,
-                "pid": w.pid,
-                "ready": w.ready,
-                "servers": w.servers,
-            }
-            for w in templates
-        ],
+        "templates": [{name: getattr(w, name) for name in _SHOWN} for w in templates],
         "frozen": [_image(image) for image in images],
     }
-    common.out.result(data, lambda: table(("level", "model", "key", "pid", "ready", "servers"), rows))
+    common.out.result(data, lambda: table(_SHOWN, rows))
 
 
 @app.command(help="Stop all templates, or those of one level.")

@@ -32,7 +32,7 @@ def validate(
         level: "manifest", "checksum", "load" (a server starts) or "replay" (it answers as vLLM without a bundle does).
         vllm_args: Command-line arguments of vLLM; empty: those of the bundle.
         model: Directory of the model, for a bundle of a model directory at levels "load" and "replay".
-        against: "host": the bundle must match the hardware and the versions of this machine.
+        against: "this": the bundle must match the hardware and the versions of this machine.
         replay: Prompts, answer length and numbers of concurrent requests for level "replay".
         revision: Commit, branch or tag of a hub model.
         offline: Download nothing.
@@ -57,5 +57,4 @@ def validate_all(request: ValidationRequest) -> list[ValidationReport]:
     Raises:
         ColdstartError: The errors of `validate`, raised before any server is started.
     """
-    validation.check_request(request)
     return validation.run(request)

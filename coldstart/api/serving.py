@@ -29,7 +29,6 @@ def serve(
     ready_timeout_s: float | None = None,
     scheduler: SchedulerSettings = STOCK,
     weights_from: str | None = None,
-    fetch_rest: bool = False,
     require_signature: bool = False,
     untrusted: bool = False,
     revision: str | None = None,
@@ -52,7 +51,6 @@ def serve(
         ready_timeout_s: Longest time until the first token, in seconds; None: no limit.
         scheduler: Order of requests.
         weights_from: Address to fetch the weights from; None: the directory of the model.
-        fetch_rest: Once ready, fetch the weights that only other pipeline ranks need.
         require_signature: Refuse a bundle that no trusted key has signed.
         untrusted: Accept a bundle that no trusted key has signed; its code is not used.
         revision: Commit, branch or tag of a hub model.
@@ -88,6 +86,5 @@ def serve(
             require_signature=require_signature,
             scheduler=scheduler,
             weights_from=weights_from,
-            fetch_rest=fetch_rest,
         )
     )

@@ -17,7 +17,7 @@ from coldstart.system.timeline import Span, Timeline
 from coldstart.validate import process_tree
 from coldstart.validate.answers import ask_alone
 from coldstart.validate.completions import CompletionClient
-from coldstart.validate.launch import HOST, LaunchedServer, Launcher, read_readiness, serving
+from coldstart.validate.launch import HOST, LaunchedServer, Launcher, serving
 from coldstart.validate.tokens import Answer
 
 HARNESS = "harness"
@@ -70,7 +70,7 @@ def _measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, 
     after = process_tree.snapshot()
     memory = {process.pid: processes.rss_bytes(process.pid) for process in server.processes()}
     pss = processes.pss_bytes(memory)
-    readiness = read_readiness(launcher, server)
+    readiness = server.read_readiness()
     listening = Span(LISTENING, server.launched_s, first.listening_s, HARNESS)
     harness = Timeline([listening, Span(ANSWERING, first.listening_s, first.token_s, HARNESS)])
     reported = _reported(server)

@@ -33,7 +33,6 @@ from coldstart.weights.load import tensors
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle
     from coldstart.weights.load.tensor_sources import PageIn
-    from coldstart.weights.prefetch.client import Attached
 
 # Page in local files of at least this many bytes early. Smaller files are read in a fraction of a second, during imports
 # that wait for the same disk. Local files need no prefetcher: the page cache is shared memory already.
@@ -95,7 +94,10 @@ def choose(
     plan = None if donor is None else _weights_plan(donor)
     ensure = resolution.ensure_weights if plan is None else resolution.ensure_tokenizer
     model, given = ensure(lookup.model, offline=lookup.offline), lookup.vllm_args
-    own = loading(given, model) if plan is None else _streaming(given, model, plan)
+    if plan is None:
+        own = loading(given, model)
+    else:  # our arguments for weights that are fetched with the plan
+        own = [*_format(given), *_untied(model.config, _names(plan), given)]
     request, identity, fallbacks = None, "", list[Fallback]()
     if source is not None and plan is not None:
         request = WeightsRequest(source, weights.keep(plan, lookup.cache.weights / "plans"), pace)
@@ -107,11 +109,6 @@ def choose(
         fallbacks = [Fallback("weights", reason)]
     arguments = given.prepend_model(str(model.path), model.name).prepend(*own).append(*listen)
     return Weights(model, arguments, identity, request, fallbacks)
-
-
-def _streaming(given: Arguments, model: ResolvedModel, plan: Mapping[str, Any]) -> list[str]:
-    """Return our arguments for weights that are fetched with `plan`."""
-    return [*_format(given), *_untied(model.config, _names(plan), given)]
 
 
 def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
@@ -203,25 +200,3 @@ def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Argum
         return stage.select_names(names, config, ranks, size, os.environ.get(stage.PARTITION_ENV))
     except (ValueError, LookupError, ArithmeticError):
         return names  # vLLM rejects invalid ranks and partitions itself
-
-
-def rest(plan: LaunchPlan, config: Mapping[str, Any]) -> Attached:
-    """Fetch the weights that this node's ranks do not need, in the background.
-
-    Returns:
-        The lease on the fetch. Close it when no process needs these weights any more.
-
-    Raises:
-        client.PrefetchError: The fetch could not start; the message has the reason.
-    """
-    from coldstart.weights.prefetch import client
-
-    asked = plan.weights_from
-    if asked is None:
-        raise client.PrefetchLostError(
-            "no prefetcher fetches the weights: pass their source with --weights-from"
-        )
-    known = asked.read()
-    needed = set(_node_names(known, config, plan.vllm_args))
-    others = [tensor.name for tensor in tensors.list_tensors(known) if tensor.name not in needed]
-    return client.attach(asked.source, known, names=others, background=True, start=False)

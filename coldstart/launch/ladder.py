@@ -19,7 +19,7 @@ from coldstart.errors import ColdstartError, LaunchRefusedError
 from coldstart.launch import caches, fetch, modes, planning, prepare
 from coldstart.launch.modes import FRESH, Reason, StartMode
 from coldstart.launch.planning import ServeRequest, ServerStart
-from coldstart.launch.server import FETCH_REST, Account, Server
+from coldstart.launch.server import Account, Server
 from coldstart.launch.server_process import ServerExitedError
 from coldstart.system import timeline
 from coldstart.system.ipc.peers import PeerError
@@ -31,11 +31,12 @@ def start(request: ServeRequest, plan: LaunchPlan) -> Server:
     Raises:
         CommandFailedError: The server exits or is not ready in time.
     """
-    account = Account(_remove_unfinished(plan))
+    root = plan.env.get("VLLM_CACHE_ROOT")
+    account = Account(caches.remove_unfinished(Path(root)) if root is not None else [])
     one = ServerStart(request, plan, timeline.now())
     for mode in modes.attempts(request.mode):
         if (started := _attempt(mode, one, account)) is not None:
-            return _fetch_rest(started, request) if request.fetch_rest else started
+            return started
     raise AssertionError("the ladder ends with fresh, which either starts or raises")
 
 
@@ -71,11 +72,6 @@ def _name_model(mode: StartMode, one: ServerStart, why: Reason) -> Fallback:
     """Return the fallback of the mode. Some hints belong to the mode: the user can type them with the model of this start."""
     model = shlex.quote(one.request.lookup.model.argument)
     return Fallback(mode.name, why.reason, re.sub(r"\bMODEL\b", lambda _: model, why.hint))
-
-
-def _remove_unfinished(plan: LaunchPlan) -> list[Fallback]:
-    root = plan.env.get("VLLM_CACHE_ROOT")
-    return caches.remove_unfinished(Path(root)) if root is not None else []
 
 
 def _attempt(mode: StartMode, one: ServerStart, account: Account) -> Server | None:
@@ -152,13 +148,3 @@ def _without_bundle_state(mode: str, one: ServerStart, account: Account) -> Serv
     )
     account.fallbacks += [Fallback("canary", reason)]
     return replace(one, plan=prepare.distrusting(one.plan))
-
-
-def _fetch_rest(started: Server, request: ServeRequest) -> Server:
-    from coldstart.weights.prefetch import PrefetchError
-
-    try:
-        started.rest = fetch.rest(started.plan, request.lookup.model.config)
-    except (PrefetchError, OSError, ValueError) as error:
-        started.account.fall_back(FETCH_REST, error)
-    return started

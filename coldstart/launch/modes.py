@@ -130,7 +130,13 @@ class TemplateMode(StartMode):
         """Fork or wake the server, as specified by StartMode."""
         from coldstart.launch import server_process, template_pool
 
-        warm = self._ready(start)
+        found = self._templates(start)
+        ready = [one for one in found if one.ready]
+        if not ready:
+            if found and found[0].pid:
+                raise LaunchRefusedError(f"the {self.name} of {found[0].model} is not ready yet")
+            raise LaunchRefusedError(f"the {self.name} has died", "coldstart template stop")
+        warm = ready[0]
 
         def judge() -> None:
             if (reason := template_pool.obstacle(warm, start.plan)) is not None:
@@ -142,17 +148,6 @@ class TemplateMode(StartMode):
             template_pool.discard(warm)
             raise LaunchRefusedError(str(error), "coldstart template status") from error
         return await_ready(start, launched)
-
-    def _ready(self, start: ServerStart) -> Warm:
-        found = self._templates(start)
-        for warm in found:
-            if warm.ready:
-                return warm
-        if not found:
-            raise LaunchRefusedError(f"the {self.name} has exited", "coldstart template status")
-        if found[0].pid:
-            raise LaunchRefusedError(f"the {self.name} of {found[0].model} is not ready yet")
-        raise LaunchRefusedError(f"the {self.name} of {found[0].model} has died", "coldstart template stop")
 
     def _templates(self, start: ServerStart) -> list[Warm]:
         """Return the templates that fit this start, ready or not, in the order of `levels`."""

@@ -57,7 +57,6 @@ class ServeRequest:
       otherwise only the bundle's code is ignored.
     - `weights_from`: source of the weights, None for the model's own directory. `weights_pace` limits the rate.
     - `defer_capture`: capture most CUDA graphs after the server is ready.
-    - `fetch_rest`: fetch the weights that this node's pipeline ranks do not need in the background.
     - `templates`: directory of additional templates.
     - `observe`: called with the PID of each server process that the start creates.
     - `on_progress`: called with each report of a server about the progress of its start.
@@ -74,7 +73,6 @@ class ServeRequest:
     weights_from: str | None = None
     weights_pace: PacedFetch | None = None
     defer_capture: bool = False
-    fetch_rest: bool = False
     templates: Path | None = None
     observe: Callable[[int], None] = lambda pid: None
     on_progress: start_progress.Report = start_progress.ignore

@@ -1,7 +1,7 @@
-"""Prepare the fastest start mode that this machine allows for a launch plan: a template, else the frozen runtime.
+"""Prepare the fastest start mode that this machine allows for a launch plan: a template of a level that starts here.
 
 A failed preparation raises only where each start with these arguments fails. Otherwise its reason is returned, and the next
-slower preparation is tried.
+slower one is tried.
 
 All stores of a user share templates. The store whose `up` started a template owns it, and ends it. A template that a user
 started has no owner.
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.template_levels import ENGINE, LEVELS, RUNTIME, SLEEP_LEVELS
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
-from coldstart.launch import runtime_snapshot, template_pool, up_records
-from coldstart.launch.modes import LADDER, RUNTIME_SNAPSHOT, TemplateMode
+from coldstart.launch import template_pool, up_records
+from coldstart.launch.modes import LADDER, TemplateMode
 from coldstart.launch.template_pool import Warm
 from coldstart.models.inspection import Lookup
 from coldstart.system.paths import Cache
-from coldstart.system.snapshot import runtime_image
 
 Phase = Callable[[str], AbstractContextManager[Any]]
 TIMEOUT_S = 600.0
@@ -33,14 +31,19 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Preparation:
-    """The prepared start mode, None without one, and why each faster mode is not prepared.
+    """The template that was prepared, None without one, and why each faster mode is not prepared.
 
     `is_new` is false if an earlier preparation was found.
     """
 
-    mode: str | None
+    template: Warm | None
     is_new: bool
     failures: tuple[Fallback, ...]
+
+    @property
+    def mode(self) -> str | None:
+        """Name of the prepared start mode."""
+        return None if self.template is None else find_mode(self.template.level).name
 
 
 def prepare_fastest(
@@ -51,15 +54,16 @@ def prepare_fastest(
     Raises CommandFailedError if no start of this plan can succeed, for example because of invalid arguments.
     """
     failures: list[Fallback] = []
-    for mode, prepare in _list_steps(lookup, plan, phase, timeout_s or TIMEOUT_S):
+    for level in (ENGINE, RUNTIME):
         try:
-            return Preparation(mode, prepare(), tuple(failures))
+            warm, is_new = _prepare_template(level, lookup, plan, phase, timeout_s or TIMEOUT_S)
+            return Preparation(warm, is_new, tuple(failures))
         except ColdstartError as error:
             if isinstance(error, CommandFailedError) and error.is_final:
                 raise
-            failures.append(Fallback(mode, _explain(error), error.hint))
+            failures.append(Fallback(find_mode(level).name, _explain(error), error.hint))
         except OSError as error:
-            failures.append(Fallback(mode, str(error)))
+            failures.append(Fallback(find_mode(level).name, str(error)))
     return Preparation(None, False, tuple(failures))
 
 
@@ -70,38 +74,27 @@ def _explain(error: ColdstartError) -> str:
     return error.message.replace("\n", " ")
 
 
-def find_template(lookup: Lookup, prepared: Preparation) -> Warm | None:
-    """Return the template of a preparation, None if it prepared another mode or if the template has ended."""
-    levels = [level for level in (ENGINE, RUNTIME) if find_mode(level).name == prepared.mode]
-    return template_pool.find(levels[0], lookup.key.digest) if levels else None
-
-
 def list_prepared(cache: Cache) -> Iterator[Warm]:
     """Yield the templates that `prepare_fastest` started for this store. Their owner has the name and the path of the model."""
     own = up_records.identify_store(cache)
     return (warm for warm in template_pool.listed() if own in warm.owner[:1])
 
 
-def _list_steps(
-    lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float
-) -> Iterator[tuple[str, Callable[[], bool]]]:
-    for level in (ENGINE, RUNTIME):
-        mode = find_mode(level).name
-        yield mode, partial(_prepare_template, level, lookup, plan, phase, timeout_s)
-    yield RUNTIME_SNAPSHOT.name, partial(_prepare_runtime, lookup, phase, timeout_s)
-
-
-def _prepare_template(level: str, lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float) -> bool:
-    """Return whether a template was started, False if a usable one runs. Raises ColdstartError."""
-    # Another store may prepare the same template now.
-    with template_pool.locked(level, plan.key):
-        if _find_usable(level, lookup, plan) is not None:
-            return False
-        store = up_records.identify_store(lookup.cache)
+def _prepare_template(
+    level: str, lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float
+) -> tuple[Warm, bool]:
+    """Return the template that runs or was started, and whether it was started. Raises ColdstartError."""
+    if (usable := _find_usable(level, lookup, plan)) is not None:
+        return usable, False
+    owner = (up_records.identify_store(lookup.cache), lookup.model.argument, str(lookup.model.path))
+    try:
         with phase(f"start a template ({level})"):
-            owner = (store, lookup.model.argument, str(lookup.model.path))
-            start_template(level, plan, lookup.model.name, timeout_s, owner=owner)
-    return True
+            return start_template(level, plan, lookup.model.name, timeout_s, owner=owner), True
+    except UsageError:
+        # Another store may have started the same template meanwhile.
+        if (usable := _find_usable(level, lookup, plan)) is None:
+            raise
+        return usable, False
 
 
 def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> Warm | None:
@@ -118,15 +111,6 @@ def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> Warm | None:
         return warm
     template_pool.stop(warm)
     return None
-
-
-def _prepare_runtime(lookup: Lookup, phase: Phase, timeout_s: float) -> bool:
-    """Return whether the runtime was frozen, False if a usable image exists. Raises ColdstartError."""
-    if RUNTIME_SNAPSHOT.unavailable() is None and find_frozen_runtime(lookup.cache):
-        return False
-    with phase("freeze the imported runtime"):
-        freeze_runtime(lookup.cache, timeout_s)
-    return True
 
 
 def find_mode(level: str) -> TemplateMode:
@@ -159,18 +143,3 @@ def start_template(
             hint=f"pass it to every command: coldstart template start {model} --level asleep-1 -- --enable-sleep-mode",
         )
     return template_pool.start(level, plan, model, timeout, root, owner)
-
-
-def find_frozen_runtime(cache: Cache) -> Path | None:
-    """Return the directory of the frozen runtime that this interpreter can thaw, None if there is none."""
-    image = runtime_snapshot.find_image(cache)
-    if image is None or runtime_image.described(image).obstacle is not None:
-        return None
-    return image
-
-
-def freeze_runtime(cache: Cache, timeout: float) -> Path:
-    """Freeze the imported runtime and return its directory. Raises CommandFailedError if this machine cannot."""
-    if why := RUNTIME_SNAPSHOT.unavailable():
-        raise CommandFailedError(f"cannot freeze the runtime: {why.reason}", hint=why.hint)
-    return runtime_snapshot.freeze(cache, timeout)

@@ -18,8 +18,11 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from coldstart.artifacts import canonical, ownership
@@ -28,22 +31,18 @@ from coldstart.artifacts.files import locked
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, LaunchRefusedError
 from coldstart.launch import template_environment, template_pool
-from coldstart.system import fingerprint, paths
+from coldstart.system import fingerprint, paths, runtime
 from coldstart.system.paths import Cache
 from coldstart.system.proc import locked_directory, processes
 from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
 from coldstart.system.trust.unpacked import unpacked
 
-ABOUT = "snapshot.json"
+ABOUT = runtime_image.ABOUT
 _PREFIX, _GATE = "thawed-", "thawed.lock"
 _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap", "-v1"]
 # A private mount gives every thawed template its own socket directory under the frozen path.
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
-
-
-def _list_options() -> list[str]:
-    return [*_OPTIONS, *criu.list_options()]
 
 
 class SnapshotUnusableError(LaunchRefusedError):
@@ -75,7 +74,9 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
         try:
             (template,) = processes.children(process.pid)
             fingerprint.write(template, meeting / fingerprint.MODULES, out)
-            done = criu.run("dump", "-t", str(template), "-D", str(out), "-o", "dump.log", *_list_options())
+            done = criu.run(
+                "dump", "-t", str(template), "-D", str(out), "-o", "dump.log", *_OPTIONS, *criu.list_options()
+            )
         finally:
             _end(process)
             _clear(meeting)
@@ -84,7 +85,9 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
             f"cannot freeze the {level} with CRIU: {first_error(out / 'dump.log')}", hint="coldstart doctor"
         )
     read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
-    about = {"criu": criu.version(), "environment": read, "meeting": str(meeting)}
+    _, vllm = runtime.vllm_distribution() or ("", "")
+    about = {"criu": criu.version(), "environment": read, "meeting": str(meeting), "vllm": vllm}
+    about |= {"python": sys.executable, "made": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
     (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
     try:
         criu_memory.move(out, meeting / criu_memory.MEMORY)
@@ -159,7 +162,13 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed
     if (reason := runtime_image.obstacle(images)) is not None:
         raise SnapshotUnusableError(reason)
     if bundle.has("compile"):
-        _unpack_kernels(bundle, images, trust)
+        try:
+            # The image maps the kernels at this path.
+            unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
+        except OSError as error:
+            raise SnapshotUnusableError(
+                f"the kernels that the snapshot maps cannot be unpacked: {error}"
+            ) from error
     return restored(images, plan)
 
 
@@ -178,16 +187,6 @@ def _meeting(images: Path) -> Path:
     if (reason := ownership.private(meeting.parent)) is not None:
         raise SnapshotUnusableError(f"the snapshot was frozen at {meeting.parent}, and {reason}")
     return meeting
-
-
-def _unpack_kernels(bundle: Bundle, images: Path, trust: Trust) -> None:
-    # The image maps the kernels at this path.
-    try:
-        unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
-    except OSError as error:
-        raise SnapshotUnusableError(
-            f"the kernels that the snapshot maps cannot be unpacked: {error}"
-        ) from error
 
 
 def check(images: Path, plan: LaunchPlan) -> None:
@@ -213,8 +212,8 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     """
     meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
-    runtime, stack = paths.runtime_dir(), ExitStack()
-    own = stack.enter_context(locked_directory.owned(runtime, runtime / _GATE, _PREFIX))
+    base, stack = paths.runtime_dir(), ExitStack()
+    own = stack.enter_context(locked_directory.owned(base, base / _GATE, _PREFIX))
     if (images / criu_memory.MEMORY).exists():
         (own / criu_memory.MEMORY).symlink_to(images.absolute() / criu_memory.MEMORY)
     os.mkfifo(own / "resumed")
@@ -239,8 +238,8 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
 
 def sweep() -> None:
     """Remove the directories of thawed templates whose supervisor was killed. Raises OSError."""
-    runtime = paths.runtime_dir()
-    locked_directory.sweep(runtime, runtime / _GATE, _PREFIX)
+    base = paths.runtime_dir()
+    locked_directory.sweep(base, base / _GATE, _PREFIX)
 
 
 def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
@@ -260,7 +259,8 @@ def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
         str(own),
         "-o",
         "restore.log",
-        *_list_options(),
+        *_OPTIONS,
+        *criu.list_options(),
     ]
     return subprocess.Popen(
         [*namespaces, str(own), str(meeting), *restore, "--action-script", str(acknowledge)],
@@ -269,12 +269,8 @@ def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         # The parent's death ends it, without a lease: unshare kills its child, and with it the pid namespace.
-        preexec_fn=_die_with_us,  # noqa: PLW1509 - only prctl, and this process has no other thread
+        preexec_fn=partial(die_with_parent, signal.SIGKILL),  # noqa: PLW1509 - only prctl, and this process has no other thread
     )
-
-
-def _die_with_us() -> None:
-    die_with_parent(signal.SIGKILL)
 
 
 def meeting_dir() -> Path:

@@ -7,9 +7,6 @@ environment, working directory and descriptors with the request, as from a runni
 
 from __future__ import annotations
 
-import json
-import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 from coldstart.contract.arguments import Arguments
@@ -18,7 +15,6 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch import prepare, process_snapshot
 from coldstart.launch.process_snapshot import SnapshotUnusableError, Thawed
 from coldstart.models import tiny
-from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import criu, runtime_image
 
@@ -42,19 +38,12 @@ def freeze(cache: Cache, timeout: float) -> Path:
     try:
         with runtime_image.published(image) as partial:
             process_snapshot.freeze(plan, partial, timeout, level="runtime")
-            (partial / runtime_image.ABOUT).write_text(json.dumps(_about()))
     except OSError as error:
         raise CommandFailedError(
             f"cannot write the image below {cache.runtimes}: {error.strerror or error}",
             hint="free space with coldstart prune, or use another disk with --cache-dir DIR",
         ) from error
     return image
-
-
-def _about() -> dict[str, str]:
-    _, vllm = runtime.vllm_distribution() or ("", "")
-    made = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"python": sys.executable, "vllm": vllm, "made": made}
 
 
 def find_image(cache: Cache) -> Path | None:

@@ -36,7 +36,11 @@ def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
     """Check a scheduler choice. Raises UsageError if `vllm_args` select another scheduler or a setting is wrong."""
     if choice == STOCK:
         return
-    _require_valid(choice)
+    try:
+        choice.check_command_line()
+        SchedulerSettings.read(choice.additional_config())
+    except ValueError as problem:
+        raise UsageError(f"invalid scheduler settings: {problem}", hint="coldstart serve --help") from problem
     copies = _COPIES if choice.host_bytes else ()
     ours = {FCFS: copies, DEADLINE: _DEADLINE + copies}.get(choice.policy, _OURS)
     if taken := [name for name in ours if vllm_args.gives(name)]:
@@ -54,7 +58,8 @@ def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *,
 
     ranks, fallbacks = plan.vllm_args.ranks_per_node(), list[Fallback]()
     if choice.policy == FCFS:
-        flags = [*_batch_cap(choice.batch), *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
+        cap = [] if choice.batch is None else ["--max-num-active-seqs", str(choice.batch)]
+        flags = [*cap, *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
     else:
         profile, fallbacks = _profile(bundle)
         host_bytes = choice.host_bytes or (_host_bytes(bundle) if choice.policy == MLFQ else None)
@@ -65,19 +70,6 @@ def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *,
         env=plan.env | (reserve_cores(ranks) if on_cpu and _COPIES_FLAG in flags else {}),
         fallbacks=[*plan.fallbacks, *fallbacks],
     )
-
-
-def _require_valid(choice: SchedulerSettings) -> None:
-    """Check the settings. Raises UsageError for settings that the server would reject."""
-    try:
-        choice.check_command_line()
-        SchedulerSettings.read(choice.additional_config())
-    except ValueError as problem:
-        raise UsageError(f"invalid scheduler settings: {problem}", hint="coldstart serve --help") from problem
-
-
-def _batch_cap(batch: int | None) -> list[str]:
-    return [] if batch is None else ["--max-num-active-seqs", str(batch)]
 
 
 def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[Fallback]]:

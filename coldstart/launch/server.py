@@ -5,7 +5,6 @@ Nothing but `stay`, which serves the command line, installs a signal handler.
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import threading
@@ -21,17 +20,13 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.launch import listening
-from coldstart.launch.server_process import Running, ServerProcess
+from coldstart.launch.server_process import SIGNAL_CHECK_S, Running, ServerProcess
 from coldstart.system.proc import scratch
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from coldstart.weights.prefetch.client import Attached
-
 STOP_TIMEOUT_S = 30.0
-# This fallback does not make the start slower.
-FETCH_REST = "fetch-rest"
 
 
 @dataclass
@@ -57,7 +52,7 @@ class Server:
         running: Its process, and its report of readiness.
         account: Start modes that were not used.
         began: Begin of the start, in seconds on CLOCK_MONOTONIC.
-        rest, ahead: Weight fetches that still run; they end with this object.
+        ahead: Weight fetch that may still run; it ends with this object.
     """
 
     mode: str
@@ -65,7 +60,6 @@ class Server:
     running: Running
     account: Account
     began: float = 0.0
-    rest: Attached | None = None
     ahead: ExitStack | None = None
     _ending: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _code: int | None = field(default=None, init=False, repr=False)
@@ -100,7 +94,7 @@ class Server:
             "ready_s": round(self.ready_s, 4),
             "first_token_s": round(self.ready_s, 4),
             "fast_path": {
-                "mode": all(one.stage == FETCH_REST for one in self.account.fallbacks),
+                "mode": not self.account.fallbacks,
                 **report.get("fast_path", {}),
             },
             "fallbacks": [*fallback.encode(self.account.fallbacks), *report.get("fallbacks", [])],
@@ -189,11 +183,9 @@ def stay(process: ServerProcess) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forward)
-    with _woken() as reader:
-        ended, watched = process.fileno(), [process.fileno(), reader]
-        while ended not in select.select(watched, [], [])[0]:
-            with suppress(BlockingIOError):
-                os.read(reader, 512)
+    # Python handles a signal that arrives just before the wait only after it.
+    while not has_ended(process, SIGNAL_CHECK_S):
+        pass
     _reap(process)
     return 128 + caught[0] if caught else 1
 
@@ -210,22 +202,8 @@ def _reap(process: ServerProcess) -> int:
     return code
 
 
-@contextmanager
-def _woken() -> Iterator[int]:
-    """Yield a descriptor that becomes readable after a signal, including one that arrives just before a wait begins."""
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(reader)
-        os.close(writer)
-
-
 def _sweep(process: ServerProcess) -> None:
     with suppress(OSError, UsageError):
-        resident = Path(
-            f"/proc/{process.pid}"
-        ).exists()  # an engine that went back to sleep keeps its directory
+        # An engine that went back to sleep keeps its directory.
+        resident = Path(f"/proc/{process.pid}").exists()
         scratch.sweep(None if resident else process.pid)  # a killed server leaves its directory

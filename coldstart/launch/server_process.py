@@ -29,6 +29,8 @@ from coldstart.vllm.engine.rejection import Failure
 
 # Time in seconds in which a template must answer; a fork of a large engine takes less than one.
 TEMPLATE_ANSWER_S = 10.0
+# Longest time in seconds after which a wait for readiness handles a signal.
+SIGNAL_CHECK_S = 0.5
 
 
 class ServerProcess(Protocol):
@@ -36,11 +38,8 @@ class ServerProcess(Protocol):
 
     pid: int
 
-    def poll(self) -> int | None:
-        """Return the exit code (128 + n after signal n), or None while the process runs."""
-
     def wait(self) -> int:
-        """Block until the process has exited, and return the exit code."""
+        """Block until the process has exited, and return the exit code (128 + n after signal n)."""
 
     def signal(self, number: int) -> None:
         """Send SIGTERM, SIGINT or SIGKILL to the process."""
@@ -88,17 +87,13 @@ class Child:
         """Return the process's pidfd."""
         return self._pidfd
 
-    def poll(self) -> int | None:
-        """Return the exit code, as specified by ServerProcess."""
-        return _exit_code(self.process.poll())
-
     def wait(self) -> int:
         """Wait as specified by ServerProcess, and kill the rest of the session (worker processes of vLLM's executors)."""
         if self.process.returncode is None:
             select.select([self._pidfd], [], [])
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # not yet reaped, so its PID is not reused
-        return _exit_code(self.process.wait()) or 0
+        return _exit_code(self.process.wait())
 
     def signal(self, number: int) -> None:
         """Send the signal, as specified by ServerProcess."""
@@ -117,21 +112,21 @@ class Leased:
         answer = next(self._replies, {})
         if "pid" not in answer:
             raise peers.PeerError(answer.get("error", "the template closed the connection"))
-        self.pid = _pid_here(int(answer["pid"]), guardian)
+        self.pid = int(answer["pid"])
+        if guardian is not None:
+            try:
+                self.pid = processes.outer_pid(guardian.pid, self.pid)
+            except OSError as error:
+                raise peers.PeerError(f"the forked server has already exited: {error}") from error
 
     def fileno(self) -> int:
         """Return the descriptor of the connection."""
         return self.connection.fileno()
 
-    def poll(self) -> int | None:
-        """Return the exit code, as specified by ServerProcess."""
-        ready, _, _ = select.select([self.connection], [], [], 0) if self._code is None else ([], [], [])
-        return self.wait() if ready else self._code
-
     def wait(self) -> int:
         """Wait as specified by ServerProcess. Return 1 if the template disconnected without reporting an exit code."""
         if self._code is None:
-            self._code = next((_exit_code(int(m["exit"])) or 0 for m in self._replies if "exit" in m), 1)
+            self._code = next((_exit_code(int(m["exit"])) for m in self._replies if "exit" in m), 1)
             if self.guardian is not None:
                 self.guardian.end()
         return self._code
@@ -142,17 +137,8 @@ class Leased:
             self.connection.send({"signal": int(number)})
 
 
-def _pid_here(pid: int, guardian: Guardian | None) -> int:
-    if guardian is None:
-        return pid
-    try:
-        return processes.outer_pid(guardian.pid, pid)
-    except OSError as error:
-        raise peers.PeerError(f"the forked server has already exited: {error}") from error
-
-
-def _exit_code(code: int | None) -> int | None:
-    return code if code is None or code >= 0 else 128 - code
+def _exit_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
 
 
 def spawn(
@@ -292,9 +278,11 @@ def acknowledged(
     cause: Failure | None = None
     with os.fdopen(reader):
         while report is None:
-            left = None if deadline is None else max(0.0, deadline - timeline.now())
-            ready, _, _ = select.select([reader], [], [], left)
-            if not ready:
+            left = SIGNAL_CHECK_S if deadline is None else max(0.0, deadline - timeline.now())
+            # Python handles a signal that arrives just before the call only after it.
+            if not select.select([reader], [], [], min(left, SIGNAL_CHECK_S))[0]:
+                if left >= SIGNAL_CHECK_S:
+                    continue
                 process.signal(signal.SIGKILL)
                 raise CommandFailedError(
                     f"the server was not ready within {timeout:g} s and was killed",

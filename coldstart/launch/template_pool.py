@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -111,14 +110,14 @@ def start(
     root: Path | None = None,
     owner: Sequence[str] = (),
 ) -> Warm:
-    """Start a template and wait until it listens.
+    """Start a template and wait until it listens. A start of the same one by another process ends before.
 
     Raises:
-        UsageError: A template of this level and key already runs or starts.
+        UsageError: A template of this level and key already runs.
         CommandFailedError: The template exits, or is not ready in `timeout` seconds.
     """
-    directory = _choose_directory(_name(level, plan.key), root)
-    with _alone(directory, f"A template of level {level} for {model} is already starting."):
+    directory = _choose_directory(f"{level}-{plan.key.removeprefix('sha256:')[:12]}", root)
+    with files.locked(_lock(directory)):
         if any(warm.directory == directory and warm.pid for warm in listed(root)):
             raise UsageError(
                 f"a template of level {level} for {model} already runs", hint="coldstart template status"
@@ -148,13 +147,6 @@ def _describe(process: subprocess.Popen[bytes], started: Warm, plan: LaunchPlan)
     return warm
 
 
-@contextmanager
-def locked(level: str, key: str) -> Iterator[None]:
-    """Hold a lock under which one process finds or starts the template for `key` at `level`; others wait."""
-    with files.locked(_root() / f"{_name(level, '' if level == RUNTIME else key)}.prepare.lock"):
-        yield
-
-
 def sweep() -> None:
     """Remove what a killed process left of a template that it was starting."""
     for directory in _root().iterdir():
@@ -162,10 +154,6 @@ def sweep() -> None:
             if not (directory / "about.json").exists():
                 shutil.rmtree(directory, ignore_errors=True)
             os.close(lock)
-
-
-def _name(level: str, key: str) -> str:
-    return f"{level}-{key.removeprefix('sha256:')[:12]}"
 
 
 def _lock(directory: Path) -> Path:
@@ -181,17 +169,6 @@ def _choose_directory(name: str, root: Path | None) -> Path:
     alive = [warm for warm in listed(root) if warm.pid]
     retained = {one.directory for one in alive if (root and not one.ready) or one.python != sys.executable}
     return next(path for one in names if (path := _root(root) / one) not in retained)
-
-
-@contextmanager
-def _alone(directory: Path, otherwise: str) -> Iterator[None]:
-    lock = files.try_lock(_lock(directory))
-    if lock is None:
-        raise UsageError(otherwise, hint="wait, then run coldstart template status")
-    try:
-        yield
-    finally:
-        os.close(lock)
 
 
 def _spawn_logged(
@@ -248,7 +225,13 @@ def spawn(
         cwd="/",
     )
     try:
-        _await(reader, timeout)
+        if not select.select([reader], [], [], timeout)[0]:
+            raise CommandFailedError(
+                f"the template was not ready within {timeout:g} s",
+                hint="allow more time with --ready-timeout SECONDS",
+            )
+        if os.read(reader, 1) == b"":
+            raise TemplateExitedError("the template exited before it was ready")
     except BaseException as error:  # Ctrl-C included: otherwise an unlisted template would remain
         code = _kill(process)
         if isinstance(error, TemplateExitedError):
@@ -264,16 +247,6 @@ def _kill(process: subprocess.Popen[bytes]) -> int:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)  # not yet reaped, so its PID is not reused
     return process.wait()
-
-
-def _await(reader: int, timeout: float) -> None:
-    if not select.select([reader], [], [], timeout)[0]:
-        raise CommandFailedError(
-            f"the template was not ready within {timeout:g} s",
-            hint="allow more time with --ready-timeout SECONDS",
-        )
-    if os.read(reader, 1) == b"":
-        raise TemplateExitedError("the template exited before it was ready")
 
 
 def stop(warm: Warm, *, force: bool = False) -> None:

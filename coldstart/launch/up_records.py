@@ -1,41 +1,41 @@
-"""Records of the servers that `coldstart up` started: one directory per model and key, with the record and a log.
+"""Records of the servers that `coldstart up` started: one directory per model, with the record and a log.
+
+The process that brings a model up, and then the one that supervises its server, holds the lock beside the directory. The
+kernel releases it with the last of them, so a record whose lock is free belongs to a process that has ended.
 
 The runtime directory is the user's, whatever store they use. The name of a record's directory therefore begins with the
-digest of the store and of the state directory that the server uses: a command sees only the servers of the same store. The
-digest of the model follows: its servers start under one lock.
-
-The record names the process that supervises the server, by PID and birth. A record of a process that has ended counts as none.
+digest of the store and of the state directory that the server uses: a command sees only the servers of the same store.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import os
 import re
+import secrets as randomness
+import shutil
+import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from coldstart.artifacts import canonical, files
 from coldstart.contract.arguments import group_words
 from coldstart.contract.environment import VLLM_API_KEY
-from coldstart.launch import template_environment
-from coldstart.models import inspection
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.models.inspection import Lookup
-from coldstart.system import paths, secrets
+from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 
 STOP_TIMEOUT_S = 30.0
 API_KEY = "API key"
 """Name of the setting that clients need, from --api-key, or from VLLM_API_KEY without it."""
-_ADDRESS, _UNTRUSTED = ("host", "port"), "--untrusted"
+_ADDRESS = ("host", "port")
 _RECORD = "record.json"
 _VERSION = re.compile(r":v\d+$|@sha256:[0-9a-f]+$")
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,8 @@ class UpRecord:
     """A supervised server. `url` and `mode` are None while it is prepared or starts.
 
     `planned_url` is known as soon as the port is chosen. `host` is the address at which it listens, which `url` may not show.
-    `log` is the path of its log, None in the foreground.
-    `argument` and `path` name the model on a command line, `pid` and `birth` identify the supervisor. `vllm_args` are for
-    the user alone: their secrets are hidden. `settings` are those of `digest_settings`.
+    `log` is the path of its log, None in the foreground. `argument` and `path` name the model on a command line, `pid` and
+    `birth` identify the supervisor. `settings` are those of `digest_settings` with `salt`.
     """
 
     argument: str
@@ -53,23 +52,18 @@ class UpRecord:
     key: str
     pid: int
     birth: str | None
+    salt: str
     url: str | None = None
     mode: str | None = None
-    vllm_args: tuple[str, ...] = ()
     host: str | None = None
     planned_url: str | None = None
     log: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def is_alive(self) -> bool:
-        """Return whether the supervisor still runs."""
-        return processes.is_alive(self.pid, self.birth)
-
 
 @dataclass(frozen=True)
 class UpDirectory:
-    """Files of one model and key."""
+    """Files of one model."""
 
     path: Path
 
@@ -80,12 +74,19 @@ class UpDirectory:
 
     def read(self) -> UpRecord | None:
         """Return the record of a supervisor that runs, None without one."""
+        if (handle := files.try_lock(self._lock)) is not None:
+            os.close(handle)
+            return None
+        # Another command may hold the lock for a moment, to look whether a supervisor does.
         record = self.read_last()
-        return record if record is not None and record.is_alive else None
+        return record if record is not None and processes.is_alive(record.pid, record.birth) else None
 
     def read_last(self) -> UpRecord | None:
-        """Return the record, also of a supervisor that was killed and could not remove it."""
-        return _parse(self.path / _RECORD)
+        """Return the record, also of a supervisor that has ended."""
+        try:
+            return UpRecord(**canonical.read(self.path / _RECORD))
+        except (OSError, ValueError, TypeError):
+            return None
 
     def write(self, record: UpRecord) -> None:
         """Replace the record. Raises OSError."""
@@ -93,34 +94,34 @@ class UpDirectory:
         files.write_atomic(self.path / _RECORD, json.dumps(asdict(record)).encode(), mode=0o600)
 
     def end(self) -> None:
-        """Remove the record unless another process that runs supervises the server, and retain the log."""
-        if (running := self.read()) is None or running.pid == os.getpid():
-            (self.path / _RECORD).unlink(missing_ok=True)
+        """Remove the record of a supervisor that ends, and retain the log."""
+        (self.path / _RECORD).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove record and log, unless a process starts a server of this model now."""
+        """Remove record and log unless a supervisor runs."""
         if (handle := files.try_lock(self._lock)) is not None:
-            if self.read() is None:
-                for file in (self.path / _RECORD, self.log):
-                    file.unlink(missing_ok=True)
-                with suppress(OSError):  # a file that is not of `up` lies in it, or it is gone
-                    self.path.rmdir()
+            shutil.rmtree(self.path, ignore_errors=True)
             os.close(handle)
 
-    def lock(self, stack: ExitStack, await_other: Callable[[], None]) -> None:
-        """Hold the lock under which a server of this model starts, until `stack` is closed.
+    def claim(self, await_other: Callable[[], None]) -> UpRecord | int:
+        """Return the record of the server that is up, or else the lock of the model, for the process that starts one.
 
-        Call `await_other` before waiting for another start of the model.
+        Wait for another start of the model, after a call of `await_other`. The lock is a descriptor.
         """
-        if (handle := files.try_lock(self._lock)) is None:
-            await_other()
-            stack.enter_context(files.locked(self._lock))
-        else:
-            stack.callback(os.close, handle)
+        waits = False
+        while (handle := files.try_lock(self._lock)) is None:
+            record = self.read()
+            if record is not None and record.url is not None:
+                return record
+            if not waits:
+                await_other()
+                waits = True
+            time.sleep(_POLL_S)
+        return handle
 
     @property
     def _lock(self) -> Path:
-        return self.path.with_name(f"{self.path.name.rpartition('-')[0]}.lock")
+        return self.path.with_suffix(".lock")
 
 
 def identify_store(cache: Cache) -> str:
@@ -130,55 +131,43 @@ def identify_store(cache: Cache) -> str:
 
 
 def find_directory(lookup: Lookup) -> UpDirectory:
-    """Return the directory of the lookup's model and key. Raises UsageError if `paths.runtime_dir` does."""
-    names = (str(lookup.model.path), lookup.key.digest)
-    model, own = (hashlib.sha256(text.encode()).hexdigest()[:8] for text in names)
-    return UpDirectory(_root() / f"{identify_store(lookup.cache)}-{model}-{own}")
-
-
-def find_others(lookup: Lookup) -> list[UpRecord]:
-    """Return the records of servers of the lookup's model that run or start under another key."""
-    own = find_directory(lookup)
-    beside = sorted(own.path.parent.glob(f"{own.path.name.rpartition('-')[0]}-*"))
-    return [
-        record for path in beside if path != own.path and (record := UpDirectory(path).read()) is not None
-    ]
+    """Return the directory of the lookup's model. Raises UsageError if `paths.runtime_dir` does."""
+    model = hashlib.sha256(str(lookup.model.path or lookup.model.argument).encode()).hexdigest()[:8]
+    return UpDirectory(_root() / f"{identify_store(lookup.cache)}-{model}")
 
 
 def describe_own(lookup: Lookup, planned_url: str | None = None) -> UpRecord:
     """Return the record of this process as the supervisor of the lookup's server, before it starts."""
-    pid, model, shown = os.getpid(), lookup.model, secrets.arguments(lookup.vllm_args)
-    own = UpRecord(model.argument, str(model.path), lookup.key.digest, pid, processes.birth(pid))
-    settings = digest_settings(lookup, os.environ)
-    return replace(own, vllm_args=tuple(shown), planned_url=planned_url, settings=settings)
+    pid, model, salt = os.getpid(), lookup.model, randomness.token_hex()
+    return UpRecord(
+        model.argument,
+        str(model.path),
+        lookup.key.digest,
+        pid,
+        processes.birth(pid),
+        salt,
+        planned_url=planned_url,
+        settings=digest_settings(lookup, salt),
+    )
 
 
-def digest_settings(lookup: Lookup, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a digest of each setting of a server: an option with dashes, a variable that its libraries read, or `API_KEY`.
-
-    Secrets are among the settings, and a record must not help to guess them: the digests need a key.
-    """
-    relevant = template_environment.select_relevant(environment)
-    settings = {name: [value] for name, value in relevant.items()}
+def digest_settings(lookup: Lookup, salt: str) -> dict[str, str]:
+    """Return a salted digest of each setting of a server: an option with dashes, or `API_KEY`. Secrets are among them."""
+    settings: dict[str, list[str]] = {}
     for name, words in group_words(lookup.vllm_args):
         if name not in _ADDRESS:
             settings.setdefault(f"--{name.replace('_', '-')}", []).extend(words)
-    if any(keys := settings.pop("--api-key", [VLLM_API_KEY.read(environment)])):
+    if any(keys := settings.pop("--api-key", [VLLM_API_KEY.read()])):
         settings[API_KEY] = keys
-    if lookup.accepts is not None and lookup.bundle is not None and not inspection.trust(lookup.bundle).ok:
-        settings[_UNTRUSTED] = []
-    path = paths.runtime_dir() / "up.key"
-    if not path.exists():
-        files.create_once(path, os.urandom(32), 0o600)
-    key = files.read_regular(path)
-    texts = {name: f"{name}\0{json.dumps(value)}" for name, value in settings.items()}
-    return {name: hmac.new(key, text.encode(), "sha256").hexdigest() for name, text in texts.items()}
+    texts = {name: json.dumps([salt, name, value]) for name, value in settings.items()}
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
-def list_differences(running: Mapping[str, str], asked: Mapping[str, str]) -> list[str]:
-    """Return the names of the settings in which a running server differs from what is asked. A permission need not be used."""
-    names = {name for name in {*running, *asked} if running.get(name) != asked.get(name)}
-    return sorted(names if _UNTRUSTED in running else names - {_UNTRUSTED})
+def list_differences(running: UpRecord, lookup: Lookup) -> list[str]:
+    """Return the names of the settings in which a running server differs from what the lookup asks for."""
+    asked = digest_settings(lookup, running.salt)
+    every = {*running.settings, *asked}
+    return sorted(name for name in every if running.settings.get(name) != asked.get(name))
 
 
 def list_directories(cache: Cache) -> list[UpDirectory]:
@@ -208,11 +197,3 @@ def _root() -> Path:
     root = paths.runtime_dir() / "up"
     root.mkdir(mode=0o700, exist_ok=True)
     return root
-
-
-def _parse(path: Path) -> UpRecord | None:
-    try:
-        record = UpRecord(**canonical.read(path))
-        return replace(record, vllm_args=tuple(record.vllm_args), settings=dict(record.settings))
-    except (OSError, ValueError, TypeError):
-        return None

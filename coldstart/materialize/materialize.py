@@ -12,7 +12,6 @@ from pathlib import Path
 
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.draft import Draft
 from coldstart.errors import CommandFailedError
 from coldstart.launch import fetch, prepare, process_snapshot
 from coldstart.launch.modes import SNAPSHOT
@@ -73,16 +72,11 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
         with phase("publish"), lookup.store.begin(lookup.key) as draft:
             for name in options.sections:
                 assembly.add(draft, name)
-            if lookup.bundle is not None:
-                _take_over(draft, lookup.bundle, set(SECTIONS) - set(options.sections))
+            # With `only`, the next version must not hide the other sections of the last one.
+            for name in sorted(set(SECTIONS) - set(options.sections)):
+                if lookup.bundle is not None and lookup.bundle.has(name):
+                    draft.keep(lookup.bundle, name)
             return draft.publish(assembly.provenance(), signer=sign.host_key(paths.state_dir()))
-
-
-def _take_over(draft: Draft, earlier: Bundle, names: set[str]) -> None:
-    """Retain the other sections of the last version: with `only`, the next version must not hide them."""
-    for name in sorted(names):
-        if earlier.has(name):
-            draft.keep(earlier, name)
 
 
 def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:

@@ -1,4 +1,4 @@
-"""Record the timeline of one server, whose processes all append to one events file.
+"""Record the timeline of one server, whose processes all append to one events file, and draw it as bars of text.
 
 Invariant: the timeline is written once the server is ready, and again after it has ended. A server that outlives its recorder
 continues without a recording.
@@ -8,34 +8,31 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 
 from coldstart.system.proc import scratch
-from coldstart.system.timeline import EVENTS_VARIABLE, Timeline, emit, now
+from coldstart.system.timeline import EVENTS_VARIABLE, Span, Timeline, emit, now
 
-_RUNNING: ContextVar[TimelineRecording | None] = ContextVar("recording", default=None)
+MIN_WIDTH = 40
 
 
 class TimelineRecording:
-    """Timeline as of the last read, empty before the first. `events` is the file of spans, `save_to` the destination."""
+    """Timeline as of the last read, empty before the first; `directory` contains the file `events` unless another names it."""
 
-    def __init__(self, events: str, save_to: Path | None, *, temporary: bool) -> None:
+    def __init__(self, events: str, directory: Path, save_to: Path | None) -> None:
         self.timeline = Timeline()
-        self._events: str | None = events
-        self._save_to, self._temporary = save_to, temporary
+        self._events, self._directory, self._save_to = events, directory, save_to
 
     def save(self) -> None:
-        """Read the current spans and write them to `save_to`, if set.
+        """Read the current spans and write them to the file to save to.
 
         Raises:
             OSError, ValueError: They cannot be read or written. Without a file to save to, the timeline remains as it was:
                 spans that a full disk has cut do not end a server.
         """
-        if self._events is None:
-            return
         try:
             self.timeline = Timeline.read(self._events)
         except (OSError, ValueError):
@@ -47,41 +44,68 @@ class TimelineRecording:
     def started(self) -> None:
         """Save the start of a ready server. End the recording without a file to save to. Raises the errors of `save`."""
         self.save()
-        if self._save_to is None and self._temporary and self._events is not None:
-            shutil.rmtree(Path(self._events).parent, ignore_errors=True)
-            self._events = None
+        if self._save_to is None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
 
 @contextmanager
 def recording(save_to: Path | None = None) -> Iterator[TimelineRecording]:
     """Record the processes started in the block, and write Chrome trace-event JSON to `save_to`, if set.
 
-    Where the environment names an events file, it is used, and retained. A block within another one adds to its recording.
+    Where the environment names an events file, it is used, and retained.
 
     Raises:
         OSError, ValueError: As `TimelineRecording.save`.
         UsageError: No private directory can be created.
     """
-    if save_to is None and (running := _RUNNING.get()) is not None:
-        yield running
-        return
     outside = os.environ.get(EVENTS_VARIABLE)
     with scratch.private_directory(scratch.RECORDING) as directory:
-        events = outside or str(directory / "events")
-        os.environ[EVENTS_VARIABLE] = events
-        timeline_recording = TimelineRecording(events, save_to, temporary=outside is None)
+        events = os.environ[EVENTS_VARIABLE] = outside or str(directory / "events")
         emit("coldstart", process_started(), now(), track="command")
-        token = _RUNNING.set(timeline_recording)
+        recorded = TimelineRecording(events, directory, save_to)
         try:
-            yield timeline_recording
+            yield recorded
         finally:
-            _RUNNING.reset(token)
             if outside is None:
                 del os.environ[EVENTS_VARIABLE]
-        timeline_recording.save()
+        if save_to is not None:
+            recorded.save()
 
 
 def process_started() -> float:
     """Return the start time of this process on CLOCK_MONOTONIC in seconds, with the resolution of the kernel's tick."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def draw(timeline: Timeline, width: int = 80, *, encoding: str | None = None) -> str:
+    """Return bars by track as plain text, no line longer than `width` columns (at least MIN_WIDTH).
+
+    Bars use block characters if `encoding` (default: stdout's) has them, ASCII otherwise. Without spans the text is empty.
+    """
+    spans = sorted(timeline.spans, key=lambda span: span.start_s)
+    if not spans:
+        return ""
+    encoding = encoding or sys.stdout.encoding or "ascii"
+    block, ellipsis = "█…" if "█…".encode(encoding, "replace").decode(encoding) == "█…" else "#~"
+    label_width = min(max(len(span.name) + 2 for span in spans), max(width, MIN_WIDTH) // 3)
+    bar_width = max(width, MIN_WIDTH) - label_width - 12
+    total_s = max(span.end_s for span in spans) - timeline.origin_s
+
+    def clip(text: str, columns: int) -> str:
+        text = text.encode(encoding, "replace").decode(encoding)
+        return text if len(text) <= columns else text[: columns - 1] + ellipsis
+
+    def format_line(span: Span) -> str:
+        scale = bar_width / total_s if total_s else 0.0
+        left = min(int((span.start_s - timeline.origin_s) * scale), bar_width - 1)
+        bar = " " * left + block * max(1, min(round(span.duration_s * scale), bar_width - left))
+        label = clip("  " + span.name, label_width)
+        return f"{label:{label_width}} {bar:{bar_width}} {span.duration_s:8.3f} s"
+
+    lines = []
+    for track in dict.fromkeys(span.track for span in spans):
+        lines.append(clip(track, label_width + bar_width))
+        lines.extend(format_line(span) for span in spans if span.track == track)
+    lines.append(f"{'':{label_width}} 0{'':{bar_width - 1}} {total_s:8.3f} s")
+    return "\n".join(lines)

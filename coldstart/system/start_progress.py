@@ -2,18 +2,14 @@
 
 A line is {"progress": {phase, done, total, unit}}; only a phase with a counter has figures. A process reports if it, or a
 process that forked it, has called `begin`: in a spawned process the descriptor belongs to another file.
-Invariant: a report never blocks or fails a start. A reader that does not keep up misses reports, and the pipe retains space
-for the report of readiness.
+Invariant: a report never blocks or fails a start. A reader that does not keep up misses reports.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
-import struct
-import termios
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,8 +21,6 @@ from coldstart.system import timeline
 
 INTERVAL_S = 0.2
 """Shortest time in seconds between two figures of one phase, besides its first and its last one."""
-MAX_UNREAD = 1 << 14
-"""Bytes of unread reports above which none is added, a quarter of a pipe's default size."""
 BYTES = "bytes"
 KEY = "progress"
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -64,7 +58,7 @@ class StartProgress:
         return asdict(self) | {"text": self.describe()}
 
 
-Report = Callable[[StartProgress], None]
+Report = Callable[[StartProgress], object]
 
 
 class ProgressText(str):
@@ -147,12 +141,10 @@ def report(progress: StartProgress) -> None:
 
 
 def write(descriptor: int, progress: StartProgress) -> bool:
-    """Write the progress to a pipe that does not block, unless much is unread. Return whether the pipe has a reader."""
+    """Write the progress to a pipe that does not block, unless it is full. Return whether the pipe has a reader."""
     line = (json.dumps({KEY: asdict(progress)}) + "\n").encode()
     try:
-        unread = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0]
-        # A longer line could be written in part.
-        if unread < MAX_UNREAD and len(line) <= select.PIPE_BUF:
+        if len(line) <= select.PIPE_BUF:  # a longer line could be written in part
             os.write(descriptor, line)
     except BlockingIOError:
         return True

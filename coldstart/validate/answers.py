@@ -9,7 +9,7 @@ from pathlib import Path
 from coldstart.artifacts import files
 from coldstart.errors import UsageError, describe
 from coldstart.validate.completions import Completion, CompletionClient
-from coldstart.validate.launch import HOST, LaunchedServer, Launcher, read_readiness, serving
+from coldstart.validate.launch import HOST, Launcher, serving
 from coldstart.validate.tokens import ALONE, Answer, Answers
 
 PROMPTS_HINT = "write one prompt per line"
@@ -52,22 +52,15 @@ def collect_answers(launcher: Launcher, directory: Path, settings: PromptSetting
 
     Raises ServerDiedError, or CommandFailedError where it gave no token in time or did not answer a request.
     """
+    prompts, max_tokens = settings.prompts, settings.max_tokens
     with serving(launcher, directory) as server:
         client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
-        _wait_for_token(client, server, settings)
-        readiness = read_readiness(launcher, server)
-        return ServerAnswers(_ask(client, settings), readiness)
-
-
-def _wait_for_token(client: CompletionClient, server: LaunchedServer, settings: PromptSettings) -> None:
-    deadline_s = server.launched_s + settings.ready_timeout_s
-    client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
-
-
-def _ask(client: CompletionClient, settings: PromptSettings) -> Answers:
-    prompts, max_tokens = settings.prompts, settings.max_tokens
-    alone = {ALONE: ask_alone(client, prompts, max_tokens)}
-    return alone | {count: ask_crowd(client, prompts, max_tokens, count) for count in settings.crowds}
+        deadline_s = server.launched_s + settings.ready_timeout_s
+        client.first_token(prompts[0], deadline_s=deadline_s, check=server.check)
+        readiness = server.read_readiness()
+        answers = {ALONE: ask_alone(client, prompts, max_tokens)}
+        answers |= {count: ask_crowd(client, prompts, max_tokens, count) for count in settings.crowds}
+        return ServerAnswers(answers, readiness)
 
 
 def ask_alone(client: CompletionClient, prompts: Sequence[str], max_tokens: int) -> list[Answer]:

@@ -9,9 +9,9 @@ depend on the machine and are never compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from coldstart.artifacts.bundle import Bundle
@@ -26,7 +26,6 @@ SEVERITIES: tuple[FailLevel, ...] = ("note", "warning", "error")
 Scalar = str | int | float | bool | None
 GROUPS = ("hardware", "runtime")
 CODE = "CS-KEY-MISMATCH"
-StartCheck = Callable[[Bundle, Level], list[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +45,10 @@ def check_bundle(
     bundle: Bundle,
     level: Level = "checksum",
     fingerprint: Mapping[str, Scalar] | None = None,
-    start: StartCheck | None = None,
 ) -> ValidationReport:
-    """Check a bundle up to `level`. An error of the bundle is a finding; any other error is raised.
+    """Check a bundle up to `level`, without a start. An error of the bundle is a finding; any other error is raised.
 
-    Its key is compared with `fingerprint`, a machine. `start` checks a bundle that has passed the levels before `load`.
+    Its key is compared with `fingerprint`, a machine.
     """
     findings = check(bundle, "manifest" if level == "manifest" else "checksum")
     ref = bundle.digest
@@ -58,10 +56,7 @@ def check_bundle(
         ref = bundle.ref
         if fingerprint is not None:
             findings += compare_machine(bundle.key.fields, fingerprint, bundle.name)
-    report = ValidationReport(ref, level, tuple(findings))
-    if start is None or level not in STARTING or report.fails("error"):
-        return report
-    return replace(report, findings=(*findings, *start(bundle, level)))
+    return ValidationReport(ref, level, tuple(findings))
 
 
 def describe_machine() -> dict[str, Scalar]:

@@ -81,19 +81,16 @@ class Command:
 
 
 class Launcher(Protocol):
-    """One way of starting a server."""
+    """One way of starting a server. `tells_readiness`: the server writes `RunFiles.ready` once it is ready."""
 
     @property
     def mode(self) -> str: ...
 
     @property
-    def tells_readiness(self) -> bool:
-        """Return whether the server writes `RunFiles.ready` once it is ready."""
-        ...
+    def tells_readiness(self) -> bool: ...
 
     def prepare(self) -> None:
         """Create what every run needs. Raises ModeUnavailableError, CommandFailedError, NoBundleError."""
-        ...
 
     def command(self, files: RunFiles) -> Command:
         """Return the command that starts one server on HOST:files.port."""
@@ -101,18 +98,21 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End what `prepare` started. Do nothing if it was not called."""
-        ...
 
 
 @dataclass
 class LaunchedServer:
     """A started server. `before` contains all processes just before the launch."""
 
-    mode: str
+    launcher: Launcher
     files: RunFiles
     process: subprocess.Popen[bytes]
     launched_s: float
     before: process_tree.Snapshot
+
+    @property
+    def mode(self) -> str:
+        return self.launcher.mode
 
     def check(self) -> None:
         """Raise ServerDiedError if the launched process ended with an error.
@@ -127,12 +127,13 @@ class LaunchedServer:
         """Return the end of the server's output."""
         return logs.end(self.files.log)
 
-    def readiness(self, deadline_s: float) -> dict[str, object]:
-        """Wait for the ready file and parse it.
+    def read_readiness(self) -> Mapping[str, object]:
+        """Return the content of the ready file, empty for a launcher that writes none.
 
-        Raises ServerDiedError, or CommandFailedError where it is missing at `deadline_s`.
+        Raises ServerDiedError, or CommandFailedError if the file is missing after READY_PATIENCE_S.
         """
-        while not self.files.ready.exists():
+        deadline_s = time.monotonic() + READY_PATIENCE_S
+        while self.launcher.tells_readiness and not self.files.ready.exists():
             self.check()
             if time.monotonic() > deadline_s:
                 raise CommandFailedError(
@@ -140,7 +141,7 @@ class LaunchedServer:
                     hint="coldstart doctor",
                 )
             time.sleep(0.01)
-        return _object(self.files.ready)
+        return _object(self.files.ready) if self.launcher.tells_readiness else {}
 
     def processes(self) -> list[process_tree.ProcessSample]:
         """Return the processes that this start created and that still run."""
@@ -157,11 +158,11 @@ class LaunchedServer:
         if self.process.poll() is None:
             self.process.terminate()
             self._wait(STOP_S, lambda: self.process.poll() is None)
-        self._signal(signal.SIGTERM)
-        self._wait(LEFTOVER_S, lambda: bool(self.processes()))
-        self._signal(signal.SIGKILL)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self.processes():
+                process_tree.send_signal(process.pid, number)
+            self._wait(LEFTOVER_S, lambda: bool(self.processes()))
         self.process.wait()
-        self._wait(LEFTOVER_S, lambda: bool(self.processes()))
         process_tree.reap_orphans(self.before)
 
     def _wait(self, seconds: float, busy: Callable[[], bool]) -> None:
@@ -169,10 +170,6 @@ class LaunchedServer:
         while busy() and time.monotonic() < deadline_s:
             process_tree.reap_orphans(self.before, keep=self.process.pid)
             time.sleep(0.02)
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self.processes():
-            process_tree.send_signal(process.pid, number)
 
     def _served(self) -> list[int]:
         pid = _object(self.files.ready).get("pid") if self.files.ready.exists() else None
@@ -197,7 +194,7 @@ def launch(launcher: Launcher, files: RunFiles, sockets: Path) -> LaunchedServer
             env=environment,
             start_new_session=True,
         )
-    return LaunchedServer(launcher.mode, files, process, launched_s, before)
+    return LaunchedServer(launcher, files, process, launched_s, before)
 
 
 @contextmanager
@@ -221,16 +218,6 @@ def serving(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
             ) from error
         finally:
             server.stop()
-
-
-def read_readiness(launcher: Launcher, server: LaunchedServer) -> Mapping[str, object]:
-    """Return the content of the ready file, empty for a launcher that writes none.
-
-    Raises ServerDiedError, or CommandFailedError if the file is missing after READY_PATIENCE_S.
-    """
-    if not launcher.tells_readiness:
-        return {}
-    return server.readiness(time.monotonic() + READY_PATIENCE_S)
 
 
 def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:

@@ -195,10 +195,7 @@ def cache_variables(root: Path) -> Mapping[str, str]:
     directories = {variable: root / name for variable, name in names.items()}
     for directory in directories.values():
         directory.mkdir(parents=True, exist_ok=True)
-    return {"HF_HOME": str(hub_home())} | {variable: str(path) for variable, path in directories.items()}
-
-
-def hub_home() -> Path:
-    """Return the directory of the hub's downloads, as set before XDG_CACHE_HOME is changed."""
+    # As set before XDG_CACHE_HOME is changed.
     cache = Path(environment.XDG_CACHE_HOME.read() or paths.expand("~/.cache"))
-    return Path(environment.HF_HOME.read() or cache / "huggingface")
+    hub = environment.HF_HOME.read() or cache / "huggingface"
+    return {"HF_HOME": str(hub)} | {variable: str(path) for variable, path in directories.items()}

@@ -2,19 +2,27 @@
 
 The bench uses the same launchers, so that the validated server is the measured one. Sampling is greedy: a bundle that changes
 one token changes what the model computes.
+
+A CUDA graph is replayed if a server on this machine restored it and its outputs have the hashes of the proof. Without a GPU no
+graph can be replayed, and a finding reports that: a graph that was not replayed is never reported as valid.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.verify import Finding
+from coldstart.contract.graphs import CANARY
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.models import inspection
+from coldstart.system.devices import nvml
 from coldstart.validate import process_tree, tokens
 from coldstart.validate.answers import PromptSettings, ServerAnswers, collect_answers
 from coldstart.validate.checks import Level
@@ -23,91 +31,120 @@ from coldstart.validate.launch import Launcher, ModeUnavailableError, explain_sl
 from coldstart.validate.launchers import FRESH, ServeLauncher, Subject, VllmLauncher
 
 REPLAY = PromptSettings(crowds=(8,))
-Pair = tuple[Launcher, Launcher]
+GRAPHS = "graphs"
 HINT = "coldstart materialize {} --force"
 # The materialization has tried, and would come to the same result.
 _ABSENT = "build the bundle with arguments with which vLLM compiles this model; with these, the start has no more to restore"
 
 
-@dataclass(frozen=True)
-class Starts:
-    """A check that starts servers.
+def check_start(
+    bundle: Bundle, level: Level, subject: Subject, settings: PromptSettings = REPLAY
+) -> list[Finding]:
+    """Return the findings of `level`, for which servers of `subject` start; `settings` are the requests of a replay.
 
-    `pair` returns the launchers of coldstart and of vLLM for a bundle and an empty directory. `settings` are the requests of
-    a replay to both.
+    Raises UsageError for prompts that every server rejects.
     """
-
-    pair: Callable[[Bundle, Path], Pair]
-    settings: PromptSettings = REPLAY
-
-    def __call__(self, bundle: Bundle, level: Level) -> list[Finding]:
-        """Return the findings of `level`. Raises UsageError for prompts that every server rejects."""
-        with (
-            process_tree.adopting_orphans(),
-            tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name,
-        ):
-            bundled, plain = self.pair(bundle, Path(name))
-            started = self._start(bundled, Path(name) / "bundle", "CS-LOAD", bundle, level)
-            if isinstance(started, Finding):
-                return [started]
-            findings = _fallbacks(started, bundle)
-            return (
-                [*findings, *self._replay(started, plain, Path(name), bundle)]
-                if level == "replay"
-                else findings
-            )
-
-    def _replay(
-        self, bundled: ServerAnswers, plain: Launcher, directory: Path, bundle: Bundle
-    ) -> list[Finding]:
-        reference = self._start(plain, directory / "vllm", "CS-REFERENCE-START", bundle, "replay")
+    findings = check_tables(bundle, level) if bundle.has(GRAPHS) else []
+    if any(finding.severity == "error" for finding in findings):
+        return findings
+    with (
+        process_tree.adopting_orphans(),
+        tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name,
+        _replay_every_graph(level),
+    ):
+        bundled, plain = pair_launchers(subject, Path(name))
+        started = _start(bundled, Path(name) / "bundle", "CS-LOAD", bundle, level, settings)
+        if isinstance(started, Finding):
+            return [*findings, started]
+        findings += [
+            _judge_fallback(reason, bundle, level) for reason in explain_slow_path(started.readiness)
+        ]
+        if level != "replay":
+            return findings
+        reference = _start(plain, Path(name) / "vllm", "CS-REFERENCE-START", bundle, level, settings)
         if isinstance(reference, Finding):
-            return [reference]
-        return tokens.compare(self.settings.prompts, bundled.answers, reference.answers, bundle.name)
-
-    def _start(
-        self, launcher: Launcher, directory: Path, code: str, bundle: Bundle, level: Level
-    ) -> ServerAnswers | Finding:
-        one_token = replace(self.settings, prompts=self.settings.prompts[:1], max_tokens=1, crowds=())
-        settings = self.settings if level == "replay" else one_token
-        try:
-            launcher.prepare()
-            return collect_answers(launcher, directory, settings)
-        except (CommandFailedError, ModeUnavailableError) as error:
-            if isinstance(error.__cause__, RequestRefusedError):
-                raise UsageError(
-                    f"the server rejected a prompt: {error.__cause__}",
-                    hint="other prompts (--prompts FILE), fewer tokens (--max-tokens N)",
-                ) from error
-            message = error.message if isinstance(error, ColdstartError) else str(error)
-            return Finding(code, "error", message, HINT.format(bundle.name), launcher.mode)
-        finally:
-            launcher.close()
+            return [*findings, reference]
+        return [
+            *findings,
+            *tokens.compare(settings.prompts, started.answers, reference.answers, bundle.name),
+        ]
 
 
-def pair_launchers(subject: Subject) -> Callable[[Bundle, Path], Pair]:
-    """Pair coldstart's fresh start with an ordinary start of vLLM with empty caches."""
-
-    def pair(bundle: Bundle, directory: Path) -> Pair:
-        plain = VllmLauncher(subject, directory / "vllm" / "caches", warm=False)
-        return ServeLauncher(subject, FRESH, directory / "run"), plain
-
-    return pair
+def pair_launchers(subject: Subject, directory: Path) -> tuple[Launcher, Launcher]:
+    """Return the launchers of coldstart's fresh start, and of an ordinary start of vLLM with empty caches."""
+    plain = VllmLauncher(subject, directory / "vllm" / "caches", warm=False)
+    return ServeLauncher(subject, FRESH, directory / "run"), plain
 
 
-def _fallbacks(started: ServerAnswers, bundle: Bundle) -> list[Finding]:
-    absent = tuple(
-        f"{section}: the bundle has none: {why}"
-        for section, why in inspection.list_missing_sections(bundle).items()
-        if not why.startswith(inspection.PROOF_FAILED)
-    )
-    return [_name_fallback(reason, absent, bundle) for reason in explain_slow_path(started.readiness)]
+def _start(
+    launcher: Launcher, directory: Path, code: str, bundle: Bundle, level: Level, settings: PromptSettings
+) -> ServerAnswers | Finding:
+    if level != "replay":
+        settings = replace(settings, prompts=settings.prompts[:1], max_tokens=1, crowds=())
+    try:
+        launcher.prepare()
+        return collect_answers(launcher, directory, settings)
+    except (CommandFailedError, ModeUnavailableError) as error:
+        if isinstance(error.__cause__, RequestRefusedError):
+            raise UsageError(
+                f"the server rejected a prompt: {error.__cause__}",
+                hint="other prompts (--prompts FILE), fewer tokens (--max-tokens N)",
+            ) from error
+        message = error.message if isinstance(error, ColdstartError) else str(error)
+        return Finding(code, "error", message, HINT.format(bundle.name), launcher.mode)
+    finally:
+        launcher.close()
 
 
-def _name_fallback(reason: str, absent: tuple[str, ...], bundle: Bundle) -> Finding:
+def _judge_fallback(reason: str, bundle: Bundle, level: Level) -> Finding:
+    """Return the finding for a fallback of the bundle's start. One of the graphs is an error of a replay."""
+    hint = HINT.format(bundle.name)
     if reason.startswith("canary: "):
         # The weights were compared before.
         message = f"{reason.removeprefix('canary: ')}, though it has the bundle's weights"
-        return Finding("CS-CANARY", "error", message, HINT.format(bundle.name), "serve")
-    hint = _ABSENT if reason.startswith(absent) else HINT.format(bundle.name)
-    return Finding("CS-FALLBACK", "warning", f"not used: {reason}", hint, "serve")
+        return Finding("CS-CANARY", "error", message, hint, "serve")
+    message = f"not used: {reason}"
+    if level == "replay" and bundle.has(GRAPHS) and f"{GRAPHS}:" in message:
+        return Finding("CS-GRAPHS-REPLAY", "error", message, hint, GRAPHS)
+    missing = inspection.list_missing_sections(bundle).items()
+    absent = tuple(
+        f"{section}: the bundle has none: {why}"
+        for section, why in missing
+        if not why.startswith(inspection.PROOF_FAILED)
+    )
+    return Finding("CS-FALLBACK", "warning", message, _ABSENT if reason.startswith(absent) else hint, "serve")
+
+
+def check_tables(bundle: Bundle, level: Level) -> list[Finding]:
+    """Check that the graphs' tables are unchanged since they were sealed, that their proof is readable, and who can replay."""
+    from coldstart.graphs.errors import GraphError
+    from coldstart.graphs.overview import extract
+    from coldstart.graphs.prove import read_proof
+    from coldstart.graphs.tables import load
+
+    try:
+        with extract(bundle) as directory:
+            load(directory)
+            read_proof(directory)
+    except (GraphError, BundleError) as error:
+        message = error.message if isinstance(error, BundleError) else str(error)
+        return [Finding(error.code, "error", message, HINT.format(bundle.name), GRAPHS)]
+    if level != "replay" or nvml.query():
+        return []
+    message = "cannot replay the CUDA graphs: no NVIDIA device responds on this machine; their outputs were not checked"
+    hint = f"on a GPU: coldstart validate {bundle.name} --level replay"
+    return [Finding("CS-GRAPHS-NOT-REPLAYED", "warning", message, hint, GRAPHS)]
+
+
+@contextmanager
+def _replay_every_graph(level: Level) -> Iterator[None]:
+    """Make servers that start in the block replay every graph before they are ready, at the level `replay`."""
+    before = os.environ.get(CANARY)
+    if level == "replay":
+        os.environ[CANARY] = "all"
+    try:
+        yield
+    finally:
+        os.environ.pop(CANARY, None)
+        if before is not None:
+            os.environ[CANARY] = before

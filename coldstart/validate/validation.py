@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.verify import Finding
 from coldstart.errors import UsageError
 from coldstart.models import resolver
-from coldstart.validate import answers, checks, subject
+from coldstart.validate import answers, checks, start, subject
 from coldstart.validate.answers import PromptSettings
-from coldstart.validate.start import REPLAY, Starts, pair_launchers
 from coldstart.validate.subject import Source
 
 THIS_MACHINE = "this"
@@ -31,51 +30,35 @@ class ValidationRequest:
     level: checks.Level = "checksum"
     against: str | None = None
     source: Source = field(default_factory=Source)
-    replay: PromptSettings = REPLAY
+    replay: PromptSettings = start.REPLAY
 
 
 def run(request: ValidationRequest) -> list[checks.ValidationReport]:
     """Return one report per word.
 
-    Raises BundleNotFoundError and NoBundleError for a word that names no bundle, UsageError for another machine than "this" or
-    prompts that every server rejects, and the errors of `resolution.resolve`.
+    Raises BundleNotFoundError and NoBundleError for a word that names no bundle, UsageError for options that contradict each
+    other or prompts that every server rejects, and the errors of `resolution.resolve`.
     """
-    fingerprint = _fingerprint(request.against)
+    _check_request(request)
+    machine = checks.describe_machine() if request.against is not None else None
     found = [(word, subject.find_bundle(word, request.source)) for word in request.words]
-    return [
-        checks.check_bundle(bundle, request.level, fingerprint, _starter(word, request))
-        for word, bundle in found
-    ]
+    reports = []
+    for word, bundle in found:
+        report = checks.check_bundle(bundle, request.level, machine)
+        if request.level in checks.STARTING and not report.fails("error"):
+            report = replace(report, findings=(*report.findings, *_check_start(bundle, word, request)))
+        reports.append(report)
+    return reports
 
 
-def _fingerprint(wanted: str | None) -> dict[str, checks.Scalar] | None:
-    if wanted is None:
-        return None
-    if wanted != THIS_MACHINE:
-        raise UsageError(
-            f"invalid machine {wanted!r} to validate against: the only one is {THIS_MACHINE!r}",
-            hint="validate on the machine that serves",
-        )
-    return checks.describe_machine()
-
-
-def _starter(word: str, request: ValidationRequest) -> checks.StartCheck | None:
-    if request.level not in checks.STARTING:
-        return None
-    from coldstart.validate.graphs import check_graphs
-
-    def check(bundle: Bundle, level: checks.Level) -> list[Finding]:
-        lookup = subject.look_up_bundle(bundle, word, request.source)
-        if others := subject.explain_not_served(bundle, lookup, word, level, request.source):
-            return others  # a server would use another bundle
-        lookup = subject.ensure_files(lookup)
-        if others := subject.explain_other_weights(bundle, lookup):
-            return others  # its tokens would say nothing about the bundle
-        return check_graphs(Starts(pair_launchers(subject.prepare_subject(lookup)), request.replay))(
-            bundle, level
-        )
-
-    return check
+def _check_start(bundle: Bundle, word: str, request: ValidationRequest) -> list[Finding]:
+    lookup = subject.look_up_bundle(bundle, word, request.source)
+    if others := subject.explain_not_served(bundle, lookup, word, request.level, request.source):
+        return others  # a server would use another bundle
+    lookup = subject.ensure_files(lookup)
+    if others := subject.explain_other_weights(bundle, lookup):
+        return others  # its tokens would say nothing about the bundle
+    return start.check_start(bundle, request.level, subject.prepare_subject(lookup), request.replay)
 
 
 def parse_replay(file: Path | None, concurrency: str, max_tokens: int) -> PromptSettings:
@@ -96,8 +79,12 @@ def parse_replay(file: Path | None, concurrency: str, max_tokens: int) -> Prompt
     return PromptSettings(asked, max_tokens, crowds=[count for count in counts if count > 1])
 
 
-def check_request(request: ValidationRequest) -> None:
-    """Raise UsageError for options that contradict each other."""
+def _check_request(request: ValidationRequest) -> None:
+    if request.against not in (None, THIS_MACHINE):
+        raise UsageError(
+            f"invalid machine {request.against!r} to validate against: the only one is {THIS_MACHINE!r}",
+            hint="validate on the machine that serves",
+        )
     if request.level in checks.STARTING:
         return
     pinned = [word for word in request.words if not resolver.names_model(word)]

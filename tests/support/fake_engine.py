@@ -116,12 +116,28 @@ def template(arguments: list[str]) -> None:
     real.main(arguments)
 
 
+def command(arguments: list[str]) -> None:
+    """Report a ready server as `coldstart serve` does, and end at SIGTERM."""
+    if BEHAVIOUR == "dies":
+        sys.exit('{"error": "no memory for the engine", "hint": "use less", "exit_code": 1}')
+    host, port = (arguments[arguments.index(name) + 1] for name in ("--host", "--port"))
+    report = {"url": f"http://{host}:{port}", "pid": os.getpid(), "mode": "fresh", "ready_s": 0.1}
+    report |= {"fallbacks": [], "absent": [], "tokens": [1], "longest_phase": None, "words": arguments}
+    os.write(1, b"to stdout\n")
+    os.write(2, b"to stderr\n")
+    if BEHAVIOUR != "never-ready":
+        os.write(int(os.environ["COLDSTART_READY_FD"]), (json.dumps(report) + "\n").encode())
+    signal.pause()
+
+
 def main() -> None:
     from coldstart.contract.plan import LaunchPlan
 
     _, module, *arguments = sys.argv[sys.argv.index("-m") :]
     if module == "coldstart.vllm.engine.template":
         template(arguments)
+    elif module == "coldstart.commands.cli":
+        command(arguments)
     else:
         sys.exit(serve(LaunchPlan.parse(Path(arguments[0]).read_text())))
 

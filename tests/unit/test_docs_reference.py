@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from coldstart import errors
-from coldstart.contract.template_levels import ENGINE, RUNTIME
 from coldstart.fleet.live.status import FIGURES, PREFIX
 from coldstart.fleet.sizing import Costs
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
@@ -134,17 +133,3 @@ def test_exit_code_page_names_every_code() -> None:
         130,
         143,
     }
-
-
-def test_page_of_starts_explains_every_phase_that_a_chart_shows() -> None:
-    text = (ROOT / "docs/explanation/starts.md").read_text(encoding="utf-8")
-    table = text.partition("<!-- phases -->")[2].partition("<!-- /phases -->")[0]
-    steps = re.findall(
-        r'(?:phase|timeline\.measure)\(f?"([^"]+)"',
-        "".join(
-            (ROOT / file).read_text(encoding="utf-8")
-            for file in ("coldstart/launch/preparation.py", "commands/up.py")
-        ),
-    )
-    prepared = {step.replace("{level}", level) for step in steps for level in (ENGINE, RUNTIME)}
-    assert len(steps) == 3 and prepared <= rows(table)

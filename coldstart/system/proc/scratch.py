@@ -46,11 +46,17 @@ def scratch() -> Iterator[Path]:
         UsageError: No private directory can be created.
     """
     with private_directory(PREFIX) as own:
-        before = _use(own)
+        directory, names = tempfile.tempdir, ("TMPDIR", SOCKETS_VARIABLE)
+        before = {name: os.environ[name] for name in names if name in os.environ}
+        tempfile.tempdir = os.environ["TMPDIR"] = str(own)
+        os.environ.setdefault(SOCKETS_VARIABLE, str(own))
         try:
             yield own
         finally:
-            _put_back(before)
+            tempfile.tempdir = directory
+            for name in names:
+                os.environ.pop(name, None)
+            os.environ.update(before)
 
 
 def sweep(ended: int | None = None) -> None:
@@ -67,23 +73,6 @@ def sweep(ended: int | None = None) -> None:
         if str(ended) not in owners or time.monotonic() > deadline_s:
             return
         time.sleep(0.05)
-
-
-def _use(own: Path) -> tuple[str | None, dict[str, str | None]]:
-    """Set the directory and return the previous state: tempfile's directory, and the variables."""
-    before = tempfile.tempdir, {name: os.environ.get(name) for name in ("TMPDIR", SOCKETS_VARIABLE)}
-    tempfile.tempdir = os.environ["TMPDIR"] = str(own)
-    os.environ.setdefault(SOCKETS_VARIABLE, str(own))
-    return before
-
-
-def _put_back(before: tuple[str | None, dict[str, str | None]]) -> None:
-    tempfile.tempdir, variables = before
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def _base() -> Path:

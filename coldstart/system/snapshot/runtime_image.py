@@ -23,7 +23,7 @@ from coldstart.system import fingerprint, runtime
 from coldstart.system.trust import directory_fingerprint
 
 FORMAT = 1
-ABOUT = "image.json"
+ABOUT = "snapshot.json"
 _KIND = "frozen"
 LOCK, PARTIAL = ".lock", ".partial"
 

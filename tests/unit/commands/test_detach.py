@@ -3,70 +3,90 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from coldstart.commands._detach import Announce, start_detached
+from coldstart.artifacts import files
+from coldstart.commands._detach import start_detached
+from support.engines import fake_engine, home
 from support.waiting import wait_until
 
+from coldstart.errors import CommandFailedError
 from coldstart.system.proc import processes
+from coldstart.system.start_progress import ignore
+
+__all__ = ["fake_engine", "home"]
+WORDS = ("tiny", "--host", "127.0.0.1", "--port", "7")
+FakeEngine = Callable[[str], None]
 
 
-def test_the_process_outlives_the_command_in_its_own_session(tmp_path: Path) -> None:
-    def run(announce: Announce) -> int:
-        announce({"pid": os.getpid(), "session": os.getsid(0), "long": "x" * 100_000})
-        os.write(1, b"to stdout\n")
-        os.write(2, b"to stderr\n")
-        signal.pause()
-        return 0
+@pytest.fixture
+def lock(home: Path, tmp_path: Path) -> int:
+    handle = files.try_lock(tmp_path / "lock")
+    assert handle is not None
+    return handle
 
+
+def is_held(tmp_path: Path) -> bool:
+    if (handle := files.try_lock(tmp_path / "lock")) is not None:
+        os.close(handle)
+    return handle is None
+
+
+def test_the_process_outlives_the_command_in_its_own_session_and_holds_the_lock(
+    lock: int, tmp_path: Path, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_engine("serves")
+    started: list[int] = []
     log = tmp_path / "log"
-    report = start_detached(log, run)
+    words = (*WORDS, "x" * 100_000)  # more than a pipe holds
+    report = start_detached(words, log, lock, started.append, ignore)
+    os.close(lock)
     pid = report["pid"]
     try:
-        assert pid != os.getpid() and report["session"] == pid and len(report["long"]) == 100_000
+        assert started == [pid] and os.getsid(pid) == pid != os.getpid() and is_held(tmp_path)
+        assert report["url"] == "http://127.0.0.1:7" and report["words"][-1] == words[-1]
         wait_until(lambda: log.read_text() == "to stdout\nto stderr\n")
         assert log.stat().st_mode & 0o777 == 0o600
     finally:
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    wait_until(lambda: not is_held(tmp_path))
 
 
-def test_an_interrupted_command_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pids, waits, wait = tmp_path / "pid", threading.Event(), select.select
-
-    def note(*given: Any) -> Any:
-        waits.set()
-        return wait(*given)
-
-    def run(announce: Announce) -> int:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        pids.write_text(f"{os.getpid()}\n")
-        signal.pause()
-        return 0
+def test_an_interrupted_command_ends_the_process(lock: int, tmp_path: Path, fake_engine: FakeEngine) -> None:
+    fake_engine("never-ready")
+    started: list[int] = []
+    log = tmp_path / "log"
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
     def send() -> None:
-        wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"))
-        # Python drops an exception that a handler raises in a hook of os.fork.
-        waits.wait()
-        # To this thread: the kernel interrupts no read of the command, as with a signal just before the read.
+        wait_until(lambda: log.exists() and "to stderr" in log.read_text())
+        # To this thread: the kernel interrupts no wait of the command, as with a signal just before the wait.
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
     sender = threading.Thread(target=send)
     before = signal.signal(signal.SIGUSR1, interrupt)
-    monkeypatch.setattr(select, "select", note)
     sender.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            start_detached(tmp_path / "log", run)
+            start_detached(WORDS, log, lock, started.append, ignore)
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, before)
-    assert processes.birth(int(pids.read_text())) is None
+    os.close(lock)
+    assert processes.birth(started[0]) is None and not is_held(tmp_path)
+
+
+def test_the_error_of_the_process_is_that_of_the_command(
+    lock: int, tmp_path: Path, fake_engine: FakeEngine
+) -> None:
+    fake_engine("dies")
+    with pytest.raises(CommandFailedError) as caught:
+        start_detached(WORDS, tmp_path / "log", lock, lambda pid: None, ignore)
+    os.close(lock)
+    assert caught.value.lines[0] == "no memory for the engine" and caught.value.hint == "use less"

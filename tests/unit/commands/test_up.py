@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,6 @@ from tools.bundles import key
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError
 from coldstart.launch import preparation, template_pool, up_records
-from coldstart.launch.planning import ServeRequest
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.ipc.addresses import free_port
@@ -50,13 +48,15 @@ def common(lookup: Lookup) -> Common:
 
 @pytest.fixture
 def supervisor(lookup: Lookup) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is recorded as the supervisor of the model."""
-    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
-        own = up_records.describe_own(lookup)
-        record = replace(
-            own, pid=process.pid, birth=processes.birth(process.pid), url="http://x:1", mode="fresh"
-        )
-        up_records.find_directory(lookup).write(record)
+    """A process that holds the model's lock and is recorded as its supervisor."""
+    directory = up_records.find_directory(lookup)
+    lock = directory.claim(lambda: None)
+    assert isinstance(lock, int)
+    code = "import signal; signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], pass_fds=(lock,)) as process:
+        os.close(lock)
+        own = replace(up_records.describe_own(lookup), pid=process.pid, birth=processes.birth(process.pid))
+        directory.write(replace(own, url="http://x:1", mode="fresh"))
         yield process
         process.kill()
 
@@ -111,7 +111,7 @@ def test_down_retains_the_servers_of_another_store(
 ) -> None:
     monkeypatch.setenv(variable, str(tmp_path / "other"))
     elsewhere = replace(lookup, cache=Cache.at())
-    assert up_records.find_directory(elsewhere).read() is None and up_records.find_others(elsewhere) == []
+    assert up_records.find_directory(elsewhere).read() is None
     down(*(str(lookup.model.path) for _ in words))
     assert "is up\n" in capsys.readouterr().out and supervisor.poll() is None
     monkeypatch.undo()
@@ -122,7 +122,7 @@ def test_up_reports_that_down_ended_it(
 ) -> None:
     def end(*_: object) -> Lookup:
         assert (record := up_records.find_directory(lookup).read()) is not None
-        assert record.planned_url == f"http://127.0.0.1:{port}"
+        assert record.pid == os.getpid() and record.planned_url == f"http://127.0.0.1:{port}"
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("SIGTERM ends the command")
 
@@ -159,29 +159,19 @@ def test_down_stops_the_template_unless_it_is_to_be_kept(
     assert ("next coldstart up prepares the template again" in err) != keeps
 
 
-def bring_one_up(lookup: Lookup, common: Common, out: Output) -> None:
-    """Start a server of the look-up in the background, as `up` does after its preparation."""
-    request = ServeRequest(lookup, ("--host", "127.0.0.1", "--port", str(free_port())), without_bundle=True)
-    prepared, directory = preparation.Preparation(None, False, ()), up_records.find_directory(lookup)
-    directory.write(up_records.describe_own(lookup))
-    common = replace(common, out=out)
-    start = up._Start(common, False, directory, request, lambda: None, True, prepared)
-    assert up._bring_up(start) == 0
-
-
-@pytest.mark.parametrize(
-    ("how", "shows"), [({}, True), ({"quiet": True}, False), ({"format": "json"}, False)]
-)
+@pytest.mark.parametrize(("how", "shows"), [([], True), (["--quiet"], False), (["--format", "json"], False)])
 def test_up_names_a_request_that_works(
-    how: dict[str, Any],
+    how: list[str],
     shows: bool,
     lookup: Lookup,
-    common: Common,
     fake_engine: Callable[[str], None],
+    prepared: None,
+    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     fake_engine("serves")
-    bring_one_up(lookup, common, Output(**how))
+    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
+    assert run_up(str(lookup.model.path), "--detach", "--port", "0", *how) == 0
     found = re.findall(r"^Try: (.*)$", capfd.readouterr().err, re.M)
     assert bool(found) == shows
     if shows:
@@ -202,6 +192,20 @@ API_KEYS = (("--api-key", "PLANTED-one"), ("--api-key", "PLANTED-two"))
 
 
 @pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepare nothing and build no bundle, in commands that show both steps."""
+
+    def prepare(
+        _lookup: object, _plan: object, phase: preparation.Phase, *_: object
+    ) -> preparation.Preparation:
+        with phase("start a template (engine)"):
+            return preparation.Preparation(None, False, ())
+
+    monkeypatch.setattr(preparation, "prepare_fastest", prepare)
+    monkeypatch.setattr(up, "_ensure_bundle", lambda _, lookup: lookup)
+
+
+@pytest.fixture
 def reach(
     lookup: Lookup, supervisor: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., int | str | None]:
@@ -217,7 +221,7 @@ def reach(
         record = directory.read()
         assert record is not None
         own = up_records.describe_own(replace(lookup, vllm_args=Arguments(running)))
-        directory.write(replace(record, vllm_args=own.vllm_args, settings=own.settings))
+        directory.write(replace(record, salt=own.salt, settings=own.settings))
         between()
         now = replace(lookup, vllm_args=Arguments(asked or ()))
         monkeypatch.setattr(_serving, "find", lambda *_, **__: now)
@@ -291,14 +295,9 @@ def test_up_finds_a_running_server_whose_arguments_are_spelt_otherwise(
         ("VLLM_API_KEY", "", "PLANTED-two", 1, "API key"),
         ("VLLM_API_KEY", "PLANTED-one", "", 0, "API key"),
         ("VLLM_API_KEY", "PLANTED-one", "PLANTED-one", 0, ""),
-        ("OMP_NUM_THREADS", "2", "3", 0, "OMP_NUM_THREADS"),
-        ("VLLM_CPU_KVCACHE_SPACE", "2", "", 0, "VLLM_CPU_KVCACHE_SPACE"),
-        ("VLLM_LOGGING_LEVEL", "INFO", "DEBUG", 0, ""),
-        ("HF_TOKEN", "PLANTED-one", "PLANTED-two", 0, ""),
-        ("EDITOR", "vi", "ed", 0, ""),
     ],
 )
-def test_up_names_the_variables_that_a_running_server_does_not_have(
+def test_up_fails_if_a_running_server_requires_another_key_than_the_environment_has(
     name: str,
     running: str,
     asked: str,
@@ -328,23 +327,13 @@ def bring_up(lookup: Lookup, barrier: Any, directory: Path, words: tuple[str, ..
 
 @pytest.fixture
 def bring_two_up(
-    lookup: Lookup, fake_engine: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lookup: Lookup, fake_engine: Callable[[str], None], prepared: None, tmp_path: Path
 ) -> Iterator[Callable[..., list[Path]]]:
     """Return bring_two_up(round, *words), which runs `up` twice at one moment with other arguments on fake engines.
 
     `lookups` are those of the two commands, and `codes` their exit codes in ascending order.
     """
     fake_engine("serves")
-    ready = preparation.Preparation("runtime", False, ())
-
-    def prepare(
-        _lookup: object, _plan: object, phase: preparation.Phase, *_: object
-    ) -> preparation.Preparation:
-        with phase("start a template (engine)"):
-            return ready
-
-    monkeypatch.setattr(preparation, "prepare_fastest", prepare)
-    monkeypatch.setattr(up, "_ensure_bundle", lambda _, lookup: lookup)
     other = replace(lookup, vllm_args=Arguments(("--max-model-len", "64")), key=key(max_model_len=64))
     fork = multiprocessing.get_context("fork")
 
@@ -381,11 +370,11 @@ def test_two_commands_at_one_moment_start_one_server(
         (record,) = filter(
             None, [directory.read() for directory in up_records.list_directories(lookup.cache)]
         )
-        assert record.host == "127.0.0.1"
+        assert record.url == record.planned_url and record.url.startswith("http://127.0.0.1:")
         down("--format", "json")
         (server,) = json.loads(capsys.readouterr().out)["servers"]
         (began,) = [one for one in reports if not one.get("already_up")]
-        assert began["preparation"]["mode"] == "runtime" and began["preparation"]["seconds"] >= 0
+        assert began["preparation"]["mode"] is None and began["preparation"]["seconds"] >= 0
         (known,) = [one for one in reports if one.get("already_up")]
         assert known["pid"] == server["pid"]
         assert known["log"] == began["log"] == record.log
@@ -399,11 +388,10 @@ def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
     claimed = fork.Event()
 
     def claim() -> None:
-        with ExitStack() as lock:
-            directory.lock(lock, lambda: None)
-            directory.write(up_records.describe_own(replace(lookup, vllm_args=Arguments(API_KEYS[0]))))
-            claimed.set()
-            signal.pause()
+        directory.claim(lambda: None)
+        directory.write(up_records.describe_own(replace(lookup, vllm_args=Arguments(API_KEYS[0]))))
+        claimed.set()
+        signal.pause()
 
     killed = fork.Process(target=claim)
     killed.start()

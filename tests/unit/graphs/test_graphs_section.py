@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
+from coldstart.validate import start
+from coldstart.validate.answers import ServerAnswers
 from coldstart.validate.checks import Level
-from coldstart.validate.graphs import check_graphs
+from coldstart.validate.launchers import Subject
 from coldstart.vllm.engine.readiness import graph_fallbacks
 from coldstart.vllm.graphs import kv_plan
 
@@ -170,29 +173,41 @@ def test_each_captured_graph_is_named() -> None:
 # --- validate ---
 
 
-def _start(found: list[Finding]) -> Any:
-    def start(bundle: Bundle, level: Level) -> list[Finding]:
-        assert (os.environ.get(CANARY) == "all") is (level == "replay")
-        return found
+@pytest.fixture
+def validate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
+    """Return validate(bundle, level, *fallbacks), which checks the bundle with servers that report these fallbacks."""
 
-    return start
+    def check(bundle: Bundle, level: Level, *fallbacks: tuple[str, str]) -> list[Finding]:
+        def collect(*_: object) -> ServerAnswers:
+            assert (os.environ.get(CANARY) == "all") is (level == "replay")
+            listed = [{"section": section, "reason": reason} for section, reason in fallbacks]
+            return ServerAnswers({}, {"fast_path": {"graphs": not listed}, "fallbacks": listed})
+
+        monkeypatch.setattr(start, "collect_answers", collect)
+        return start.check_start(bundle, level, Subject("m", "/m"))
+
+    return check
 
 
-def test_validation_reports_graphs_that_cannot_be_replayed_here(place: Path, rounds_bundle: Path) -> None:
+def test_validation_reports_graphs_that_cannot_be_replayed_here(
+    place: Path, rounds_bundle: Path, validate: Callable[..., list[Finding]]
+) -> None:
     bundle = publish(place, rounds_bundle)
-    (finding,) = check_graphs(_start([]))(bundle, "replay")
+    (finding,) = validate(bundle, "replay")
     assert (finding.code, finding.severity) == ("CS-GRAPHS-NOT-REPLAYED", "warning")
     assert "cannot replay the CUDA graphs" in finding.message and finding.hint.startswith("on a GPU")
-    assert check_graphs(_start([]))(bundle, "load") == [] and CANARY not in os.environ
+    assert validate(bundle, "load") == [] and CANARY not in os.environ
 
 
 def test_on_a_gpu_a_graph_that_was_captured_is_wrong(
-    place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path,
+    rounds_bundle: Path,
+    validate: Callable[..., list[Finding]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nvml, "query", lambda: ["a device"])
-    slow = Finding("CS-FALLBACK", "warning", "not used: graphs: all: the canary failed", "", "serve")
-    other = Finding("CS-FALLBACK", "warning", "not used: kv: too little memory", "", "serve")
-    found = check_graphs(_start([slow, other]))(publish(place, rounds_bundle), "replay")
+    slow, other = ("graphs", "all: the canary failed"), ("kv", "too little memory")
+    found = validate(publish(place, rounds_bundle), "replay", slow, other)
     assert [(f.code, f.severity) for f in found] == [
         ("CS-GRAPHS-REPLAY", "error"),
         ("CS-FALLBACK", "warning"),
@@ -203,9 +218,9 @@ def test_on_a_gpu_a_graph_that_was_captured_is_wrong(
     ("name", "code"), [("tables.npz", "CS-GRAPH-ALTERED"), ("proof.json", "CS-GRAPH-UNPROVEN")]
 )
 def test_altered_or_unproven_tables_are_errors(
-    place: Path, rounds_bundle: Path, name: str, code: str
+    place: Path, rounds_bundle: Path, validate: Callable[..., list[Finding]], name: str, code: str
 ) -> None:
     copy = Path(shutil.copytree(rounds_bundle, place / "copy"))
     (copy / name).write_bytes(b"{}")
-    found = check_graphs(_start([]))(publish(place, copy), "load")
+    found = validate(publish(place, copy), "load")
     assert [f.code for f in found] == [code] and found[0].severity == "error"

@@ -13,7 +13,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import ladder
 from coldstart.launch.planning import ServeRequest
-from coldstart.launch.server import Server
+from coldstart.launch.server import Server, has_ended
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
@@ -50,6 +50,6 @@ def start_server(lookup: Lookup, fake_engine: Callable[[str], None]) -> Iterator
 
     yield start
     for one in started:
-        if one.running.process.poll() is None:
+        if not has_ended(one.running.process, 0):
             one.running.process.signal(signal.SIGKILL)
             one.running.process.wait()

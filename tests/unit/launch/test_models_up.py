@@ -1,7 +1,8 @@
-"""Records of servers that are up: only a supervisor that runs is trusted, and each model has one."""
+"""Records of servers that are up: one counts while its supervisor holds the lock, and each model has one."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -21,9 +22,13 @@ STUBBORN = (
 
 
 @pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends at SIGTERM."""
-    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as one:
+def process(lookup: Lookup) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the lock of the model and ends at SIGTERM."""
+    lock = up_records.find_directory(lookup).claim(lambda: None)
+    assert isinstance(lock, int)
+    code = "import signal; signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], pass_fds=(lock,)) as one:
+        os.close(lock)
         yield one
         one.kill()
 
@@ -37,19 +42,20 @@ def test_record_is_read_while_the_supervisor_runs(lookup: Lookup, process: subpr
     assert directory.read() is None
     record = replace(read_record(lookup, process.pid), url="http://127.0.0.1:1", mode="fresh")
     directory.write(record)
+    assert directory.read() == directory.claim(lambda: None) == record
+    directory.remove()
     assert directory.read() == record
     up_records.stop(record)
     process.wait()
     assert process.returncode == -signal.SIGTERM and directory.read() is None
+    assert directory.read_last() == record
     up_records.stop(record)  # it has ended
+    directory.remove()
+    assert directory.read_last() is None
 
 
-def test_record_of_a_reused_pid_is_not_trusted(lookup: Lookup, process: subprocess.Popen[bytes]) -> None:
-    directory = up_records.find_directory(lookup)
-    stale = replace(read_record(lookup, process.pid), birth="the boot before:17")
-    directory.write(stale)
-    assert directory.read() is None
-    up_records.stop(stale)
+def test_a_process_with_a_reused_pid_is_not_ended(lookup: Lookup, process: subprocess.Popen[bytes]) -> None:
+    up_records.stop(replace(read_record(lookup, process.pid), birth="the boot before:17"))
     assert process.poll() is None
 
 
@@ -59,7 +65,7 @@ def test_damaged_record_counts_as_none_and_is_removed(lookup: Lookup, content: b
     directory.write(up_records.describe_own(lookup))
     (record,) = directory.path.iterdir()
     record.write_bytes(content)
-    assert directory.read() is None
+    assert directory.read_last() is None
     directory.remove()
     assert up_records.list_directories(lookup.cache) == []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.launch import preparation, runtime_snapshot, template_pool
+from coldstart.launch import preparation, template_pool
 from coldstart.launch.preparation import prepare_fastest
 from coldstart.models.inspection import Lookup
 from coldstart.system.paths import Cache
@@ -28,11 +28,6 @@ def templates(home: Path) -> Iterator[None]:
     yield
     for warm in template_pool.listed():
         template_pool.stop(warm, force=True)
-
-
-@pytest.fixture
-def no_template(monkeypatch: pytest.MonkeyPatch, fake_engine: FakeEngine) -> None:
-    fake_engine("dies")
 
 
 @pytest.fixture
@@ -106,18 +101,12 @@ def test_the_template_of_another_model_with_this_key_is_retained(
     assert template_pool.find("engine", plan.key) == other
 
 
-def test_the_runtime_is_frozen_where_no_template_starts(
-    lookup: Lookup, plan: LaunchPlan, no_template: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_each_level_that_does_not_start_is_reported(
+    lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine
 ) -> None:
-    made: list[float] = []
-
-    def freeze(cache: object, timeout: float) -> Path:
-        made.append(timeout)
-        return tmp_path
-
-    monkeypatch.setattr(runtime_snapshot, "freeze", freeze)
+    fake_engine("dies")
     prepared = prepare(lookup, plan)
-    assert (prepared.mode, prepared.is_new, made) == ("runtime-snapshot", True, [20])
+    assert prepared.mode is None
     assert [one.stage for one in prepared.failures] == ["template-engine", "template-runtime"]
     assert all("no memory for the template" in one.reason for one in prepared.failures)
 
@@ -126,7 +115,6 @@ def test_a_full_disk_prevents_no_start(
     lookup: Lookup, plan: LaunchPlan, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine("serves")
-    monkeypatch.setenv("COLDSTART_CRIU", "/nonexistent/criu")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

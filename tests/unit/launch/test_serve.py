@@ -26,7 +26,7 @@ from coldstart.launch import (
     template_pool,
 )
 from coldstart.launch.planning import ServeRequest
-from coldstart.launch.server import Server
+from coldstart.launch.server import Server, has_ended
 from coldstart.models.inspection import Lookup
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.proc import processes
@@ -41,8 +41,8 @@ PLAN = LaunchPlan(Arguments(["serves", "--port", "7"]), canary=CANARY)
 def started(start_server: Callable[..., Server]) -> Callable[..., Server]:
     """Return started(mode, **changes of the plan), which starts a server that is stopped afterwards."""
 
-    def start(mode: str, *, fetch_rest: bool = False, **changes: object) -> Server:
-        return start_server(replace(PLAN, **changes), mode, fetch_rest=fetch_rest)  # type: ignore[arg-type]
+    def start(mode: str, **changes: object) -> Server:
+        return start_server(replace(PLAN, **changes), mode)  # type: ignore[arg-type]
 
     return start
 
@@ -185,7 +185,7 @@ def test_wrong_canary_causes_a_fresh_start(started: Started, template: Template,
     (fallback,) = one.document()["fallbacks"]
     assert fallback["section"] == "canary" and mode in fallback["reason"]
     assert one.mode == "fresh" and one.document()["canary"] is None
-    assert one.running.process.poll() is None
+    assert not has_ended(one.running.process, 0)
 
 
 @pytest.mark.parametrize("mode", ["template-engine", "template-runtime"])
@@ -194,7 +194,7 @@ def test_start_falls_back_when_a_forked_server_dies(started: Started, template: 
     for asked in (mode, "auto"):
         one = started(asked, vllm_args=Arguments(["dies-forked"]))
         (step,) = one.document()["fallbacks"]
-        assert one.mode == "fresh" and one.running.process.poll() is None
+        assert one.mode == "fresh" and not has_ended(one.running.process, 0)
         assert step["section"] == mode and "exit code 7 before it was ready" in step["reason"]
         assert one.document()["fast_path"]["mode"] is False
 
@@ -204,16 +204,6 @@ def test_start_falls_back_when_a_thawed_server_dies(started: Started, thawed: Fa
     (step,) = one.document()["fallbacks"]
     assert one.mode == "fresh" and step["section"] == "snapshot" and "exit code 7" in step["reason"]
     assert thawed.ends == 1 and thawed.process.poll() is not None
-
-
-def test_a_rest_that_is_not_fetched_is_a_fallback(started: Started) -> None:
-    one = started("fresh", fetch_rest=True)
-    (fallback,) = one.document()["fallbacks"]
-    assert (
-        fallback["section"] == "fetch-rest" and "pass their source with --weights-from" in fallback["reason"]
-    )
-    assert one.document()["fast_path"]["mode"] is True  # the fallback did not slow the start
-    assert one.mode == "fresh" and one.rest is None and one.running.process.poll() is None
 
 
 def test_an_interrupted_start_ends_its_server(
@@ -229,7 +219,7 @@ def test_an_interrupted_start_ends_its_server(
     monkeypatch.setattr(server_process, "acknowledged", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ladder.start(ServeRequest(lookup), PLAN)
-    assert caught[0].poll() == 143
+    assert caught[0].wait() == 143
 
 
 class Fake:
@@ -256,9 +246,6 @@ class Fake:
 
     def __exit__(self, *_: object) -> None:
         os.close(self.alive)
-
-    def poll(self) -> int | None:
-        return None
 
     def wait(self) -> int:
         return self.code

@@ -212,14 +212,6 @@ def test_local_files_are_read_ahead_from_a_size_on(local: Path, monkeypatch: pyt
     assert reader.ended
 
 
-def test_rest_is_all_tensors_that_the_node_does_not_need(streaming: LaunchPlan, use: Use) -> None:
-    prefetcher = use()
-    first = replace(streaming, vllm_args=OURS.append("-pp", "2", "--nnodes", "2"))
-    lease: object = fetch.rest(first, LLAMA)
-    assert lease is prefetcher and prefetcher.closed == 0
-    assert prefetcher.asked == [(SOURCE, planned(), NAMES[4:], {"background": True, "start": False})]
-
-
 def _planned(found: Lookup) -> LaunchPlan:
     return planning.plan(ServeRequest(found, without_bundle=True, weights_from=SOURCE))
 

@@ -18,7 +18,7 @@ from tools.bundles import key, provenance, write_tree
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError
-from coldstart.launch import process_snapshot, server_process, template_environment
+from coldstart.launch import process_snapshot, template_environment
 from coldstart.models import inspection
 from coldstart.system import fingerprint, paths
 from coldstart.system.paths import Cache
@@ -194,6 +194,5 @@ def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     thawed = process_snapshot.Thawed(own, process, own.rmdir)
-    guardian: server_process.Guardian = thawed
-    guardian.end()
+    thawed.end()
     assert process.poll() is not None and not own.exists() and thawed.socket == own / "socket"

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import psutil
 import pytest
+from coldstart.artifacts import files
 from support.waiting import wait_until
 
 from coldstart.contract.plan import LaunchPlan
@@ -68,21 +69,28 @@ def test_a_second_start_is_refused(fake_engine: FakeEngine) -> None:
     template_pool.stop(warm)
 
 
-def test_a_second_start_is_refused_while_the_first_is_under_way(
-    fake_engine: FakeEngine, tmp_path: Path
-) -> None:
+def test_a_second_start_waits_for_the_first_and_is_refused(fake_engine: FakeEngine, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     fake_engine(f"waits-for:{gate}")
-    first: list[template_pool.Warm] = []
-    thread = threading.Thread(target=lambda: first.append(template_pool.start("engine", PLAN, "tiny", 60)))
-    thread.start()
+    started: list[template_pool.Warm] = []
+    refused: list[str] = []
+
+    def start() -> None:
+        try:
+            started.append(template_pool.start("engine", PLAN, "tiny", 60))
+        except UsageError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
     wait_until(lambda: list(template_pool._root().glob("*/log")))
-    with pytest.raises(UsageError, match="for tiny is already starting"):
-        template_pool.start("engine", PLAN, "tiny", 20)
     gate.touch()
-    thread.join()
-    assert list(template_pool.listed()) == first
-    template_pool.stop(first[0])
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 1 and "for tiny already runs" in refused[0]
+    assert list(template_pool.listed()) == started
+    template_pool.stop(started[0])
 
 
 def test_a_template_that_is_not_ready_in_time_is_ended(fake_engine: FakeEngine) -> None:
@@ -115,7 +123,7 @@ def test_sweep_removes_a_directory_without_a_start(fake_engine: FakeEngine) -> N
     warm = template_pool.start("engine", PLAN, "tiny", 20)
     unfinished = warm.directory.with_name("engine-0123")
     unfinished.mkdir()
-    with template_pool._alone(unfinished, ""):
+    with files.locked(unfinished.with_name("engine-0123.lock")):
         template_pool.sweep()
         assert unfinished.exists()
     template_pool.sweep()

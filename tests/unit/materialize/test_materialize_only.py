@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tools.bundles import key
@@ -18,36 +17,32 @@ from coldstart.system.paths import Cache
 from coldstart.weights import weights_plan as weights
 
 
-class _Draft:
-    def __init__(self) -> None:
-        self.kept: list[str] = []
+@pytest.fixture
+def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
+    """Look up a model whose engine run writes the section `kv` and whose proof does nothing."""
 
-    def keep(self, bundle: Any, name: str) -> None:
-        self.kept.append(name)
-
-
-class _Earlier:
-    def has(self, name: str) -> bool:
-        return name != "iterations"
-
-
-def test_the_other_sections_are_taken_over_where_the_last_version_has_them() -> None:
-    draft = _Draft()
-    materialize._take_over(draft, _Earlier(), {"kv", "iterations", "compile"})  # type: ignore[arg-type]
-    assert draft.kept == ["compile", "kv"]
-
-
-def test_the_first_start_does_not_hash_the_weights_that_materialize_has_hashed(
-    model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def offline(self: Assembly) -> None:
         (self.out / "modelinfo.json").write_text("{}")
+        (self.out / "kv.json").write_text('{"bytes": 1}')
 
     monkeypatch.setattr(Assembly, "offline", offline)
     monkeypatch.setattr(Assembly, "prove", lambda self: None)
-    cache = Cache(home / "cache")
-    lookup = Lookup(model, Arguments(), cache, key(seed=1))
+    return Lookup(model, Arguments(), Cache(home / "cache"), key(seed=1))
+
+
+def test_the_other_sections_are_taken_over_where_the_last_version_has_them(lookup: Lookup) -> None:
+    first = materialize.materialize(lookup, Options(), no_progress)
+    second = materialize.materialize(lookup, Options(only=("weights",), force=True), no_progress)
+    assert (first.version, second.version) == (1, 2)
+    assert second.json("kv") == {"bytes": 1} and second.entry("kv") == first.entry("kv")
+    assert not second.has("iterations")
+
+
+def test_the_first_start_does_not_hash_the_weights_that_materialize_has_hashed(
+    lookup: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = materialize.materialize(lookup, Options(), no_progress)
     monkeypatch.setattr(weights, "plan", lambda *_: pytest.fail("hashed again"))
-    assert model.path is not None
-    assert weights.identity(model.path, cache.weights) == made.json("modelinfo")["weights"]
+    assert lookup.model.path is not None
+    found = weights.identity(lookup.model.path, lookup.cache.weights)
+    assert found == made.json("modelinfo")["weights"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.system import drawing, timeline
+from coldstart.system import recording, timeline
 from coldstart.system.timeline import Span, Timeline
 
 
@@ -85,9 +85,9 @@ def test_spans_of_one_thread_nest_or_are_apart(members: list[Span]) -> None:
 
 
 def test_the_drawing_shows_when_and_how_long() -> None:
-    lines = drawing.draw(sample(), 60, encoding="utf-8").splitlines()
+    lines = recording.draw(sample(), 60, encoding="utf-8").splitlines()
     imports, weights = (next(line for line in lines if name in line) for name in ("imports", "weights"))
     assert imports.index("█") < weights.index("█")
     assert imports.count("█") > weights.count("█") > 0
     assert imports.endswith("2.000 s")
-    assert "█" not in drawing.draw(sample(), 60, encoding="ascii")
+    assert "█" not in recording.draw(sample(), 60, encoding="ascii")

@@ -22,7 +22,8 @@ from coldstart.models import keys, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths
 from coldstart.system.paths import Cache
-from coldstart.validate import subject, validation
+from coldstart.validate import start, subject, validation
+from coldstart.validate.launchers import Subject
 from coldstart.validate.subject import Source
 from coldstart.validate.validation import ValidationRequest
 from coldstart.weights import weights_plan as weights
@@ -163,11 +164,11 @@ def test_a_bundle_is_validated_with_its_own_weights(
 ) -> None:
     started: list[str] = []
 
-    def pair(bundle: Bundle, directory: Path) -> tuple[FakeLauncher, FakeLauncher]:
-        started.append(bundle.name)
+    def pair(of: Subject, directory: Path) -> tuple[FakeLauncher, FakeLauncher]:
+        started.append(of.model)
         return FakeLauncher("fresh"), FakeLauncher("vllm-cold")
 
-    monkeypatch.setattr(validation, "pair_launchers", lambda _: pair)
+    monkeypatch.setattr(start, "pair_launchers", pair)
     cache = materialized.source.cache
     before(materialized.directory)
     with Store(cache.bundles).begin(materialized.bundle.key) as draft:
@@ -180,7 +181,7 @@ def test_a_bundle_is_validated_with_its_own_weights(
     source = replace(materialized.source, model=str(other))
     (report,) = validation.run(ValidationRequest(["my-model"], level="load", source=source))
     assert [finding.code for finding in report.findings] == expected
-    assert started == ([] if expected else ["my-model"])
+    assert started == ([] if expected else [str(other)])
     if expected == ["CS-OTHER-WEIGHTS"]:
         (finding,) = report.findings
         assert f"coldstart materialize {other} --force -- --max-model-len 512" in finding.hint

@@ -17,6 +17,7 @@ from support.shortage import busy_s, exhaust_descriptors
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import server_process, template_pool
+from coldstart.launch.server import has_ended
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.validate import process_tree
@@ -117,7 +118,7 @@ def test_the_end_of_the_lease_ends_the_server_and_not_the_template(warm: templat
     with raw(warm, "serves") as (_, pid):
         assert not exit_check(pid)()
     assert eventually(exit_check(pid))
-    assert start(warm, "serves").process.poll() is None
+    assert not has_ended(start(warm, "serves").process, 0)
 
 
 def test_client_that_disconnects_at_once_leaves_no_server(warm: template_pool.Warm) -> None:
@@ -129,7 +130,7 @@ def test_client_that_disconnects_at_once_leaves_no_server(warm: template_pool.Wa
         os.close(reader)
         os.close(writer)
     assert eventually(lambda: children(warm) == 0)
-    assert start(warm, "serves").process.poll() is None
+    assert not has_ended(start(warm, "serves").process, 0)
 
 
 def test_malformed_request_is_answered_with_an_error(warm: template_pool.Warm) -> None:
@@ -141,7 +142,7 @@ def test_malformed_request_is_answered_with_an_error(warm: template_pool.Warm) -
             assert "JSON" in answer["error"] or "truncated" in answer["error"]
     with peers.connect(warm.socket):
         pass
-    assert start(warm, "serves").process.poll() is None
+    assert not has_ended(start(warm, "serves").process, 0)
 
 
 def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: template_pool.Warm) -> None:
@@ -155,7 +156,7 @@ def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: templ
             send_request(client, request)
             answers = list(client.replies())
             assert answers[-1] == {"exit": 1}
-    assert start(warm, "serves").process.poll() is None
+    assert not has_ended(start(warm, "serves").process, 0)
 
 
 def test_template_without_descriptors_reports_an_error_without_spinning(warm: template_pool.Warm) -> None:
@@ -169,7 +170,7 @@ def test_template_without_descriptors_reports_an_error_without_spinning(warm: te
         waiting = [peers.connect(warm.socket) for _ in range(5)]
         assert busy_s(warm.pid, 0.5) < 0.25
         assert [one.recv(1) for one in waiting] == [b""] * 5
-    assert start(warm, "serves").process.poll() is None
+    assert not has_ended(start(warm, "serves").process, 0)
 
 
 def test_sigterm_stops_the_template_and_its_servers(warm: template_pool.Warm) -> None:
