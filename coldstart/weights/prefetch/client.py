@@ -63,8 +63,6 @@ def attach(
     plan: Mapping[str, Any],
     *,
     names: Collection[str] | None = None,
-    background: bool = False,
-    start: bool = True,
     pace: PacedFetch | None = None,
     directory: Path | None = None,
 ) -> Attached:
@@ -77,27 +75,25 @@ def attach(
         source: Local directory, http(s)://..., s3://bucket/prefix or hf://repo@revision.
         plan: Weights plan with digests.
         names: Tensors to fetch; None means all bytes of all files, in order.
-        background: Fetch them only while no foreground request of any lease is unfinished.
-        start: Start a prefetcher if none runs.
         pace: Name and rate of the fetch, which `set_pace` can change.
         directory: Directory of the prefetcher's socket (default: the user's runtime directory).
 
     Raises:
         PrefetchRefusedError: The plan is invalid or exceeds the memory budget.
-        PrefetchLostError: No prefetcher runs and `start` is false, or the prefetcher ended.
+        PrefetchLostError: The prefetcher ended.
     """
     plan_layout = layout.read(plan)
     wanted, began = plan_layout.select(names), monotonic()
 
     def ask() -> Attached:
-        channel = _ask(source, plan, names, directory, start=start, background=background, pace=pace)
+        channel = _ask(source, plan, names, directory, pace)
         try:
             return Attached(channel, plan_layout, wanted, normalise(source))
         except BaseException:
             channel.close()
             raise
 
-    for _ in range(_TRIES - 1 if start else 0):
+    for _ in range(_TRIES - 1):
         # A prefetcher that is being killed may still accept a connection but not answer on it.
         with suppress(PrefetchLostError):
             return ask()
@@ -122,7 +118,7 @@ def start_early(
     This function returns within milliseconds. The request ends when its bytes are fetched and another client
     has attached, on `Channel.close()`, or with this process. Raises PrefetchError if no process can be started.
     """
-    return _ask(source, plan, names, directory, start=True, background=False, pace=pace, early=True)
+    return _ask(source, plan, names, directory, pace, early=True)
 
 
 def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
@@ -204,18 +200,15 @@ def _ask(
     plan: Mapping[str, Any],
     names: Collection[str] | None,
     directory: Path | None,
-    *,
-    start: bool,
-    background: bool,
     pace: PacedFetch | None,
-    **more: Any,
+    *,
+    early: bool = False,
 ) -> Channel:
     environment = {key: value for key, value in os.environ.items() if key.startswith(_HANDED_ON)}
-    message = {"op": "attach", "source": normalise(source), "environment": environment, **more}
-    message["background"] = background or (pace is not None and pace.background)
+    message = {"op": "attach", "source": normalise(source), "environment": environment, "early": early}
     message["pace"] = None if pace is None else asdict(pace)
     message["events"] = os.environ.get(EVENTS_VARIABLE)
-    channel = Channel(_connect(_place(source, plan, directory), start=start))
+    channel = Channel(_connect(_place(source, plan, directory)))
     body = sealed(json.dumps(None if names is None else list(names)).encode(), _encode(plan))
     try:
         channel.send(message, (body,))
@@ -227,19 +220,12 @@ def _ask(
     return channel
 
 
-def _connect(path: Path, *, start: bool) -> socket.socket:
-    """Return a connection to the prefetcher at `path`, without waiting for one that is started.
-
-    Raises:
-        PrefetchLostError: No prefetcher runs and `start` is false.
-        PrefetchError: No prefetcher can be started.
-    """
+def _connect(path: Path) -> socket.socket:
+    """Return a connection to the prefetcher at `path`; one that is started is not waited for. Raises PrefetchError."""
     try:
         return peers.connect(path)
-    except peers.PeerError as error:
-        if not start:
-            raise PrefetchLostError("no prefetcher runs") from error
-    return _spawn(path)
+    except peers.PeerError:
+        return _spawn(path)
 
 
 def _spawn(path: Path) -> socket.socket:

@@ -52,7 +52,6 @@ class _Attach(msgspec.Struct):
     source: str
     environment: dict[str, str] = {}
     pace: PacedFetch | None = None
-    background: bool = False
     early: bool = False
     events: str | None = None
 
@@ -202,7 +201,7 @@ class Service:
         )
         ready, wanted = join(model.board.list_ready()), model.layout.select(wanted_names)
         model.want(wanted, asked.environment, self.budget)
-        client.lease = Lease(wanted, background=asked.background)
+        client.lease = Lease(wanted, background=asked.pace is not None and asked.pace.background)
         if asked.pace is not None:
             client.pace = self._paces.setdefault(asked.pace.name, FetchPace(asked.pace.rate))
         client.early, self._taken = asked.early, self._taken or not asked.early

@@ -91,12 +91,6 @@ def test_a_killed_prefetcher_is_noticed_at_once_and_replaced(
     assert {path.suffix for path in runtime.iterdir()} == {".socket", ".lock", ".log"}
 
 
-def test_attach_starts_no_prefetcher_when_disabled(weights: Weights, runtime: Path) -> None:
-    with pytest.raises(client.PrefetchLostError, match="no prefetcher runs"):
-        client.attach("/nowhere", weights.plan, start=False, directory=runtime)
-    assert list(runtime.iterdir()) == []
-
-
 def test_too_little_memory_is_refused(
     weights: Weights, server: RangeServer, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
