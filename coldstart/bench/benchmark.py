@@ -15,9 +15,8 @@ from typing import cast
 from coldstart.bench import compare, result, run_order
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench, BenchRuns, Progress
-from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
-from coldstart.models import options, resolution
+from coldstart.models import resolution
 from coldstart.system.paths import Cache
 from coldstart.validate.answers import PROMPTS
 from coldstart.validate.launchers import Subject, create_launchers
@@ -73,7 +72,6 @@ def subject(request: BenchRequest) -> Subject:
 
     Raises UsageError for invalid arguments of vLLM: the first start with them must not follow minutes of other starts.
     """
-    options.check(Arguments(request.vllm_args))
     model = resolution.resolve(
         request.model, revision=request.revision, offline=request.offline, cache=request.cache
     )

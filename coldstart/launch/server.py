@@ -24,7 +24,7 @@ from coldstart.launch.server_process import SIGNAL_CHECK_S, Running, ServerProce
 from coldstart.system.proc import scratch
 
 if TYPE_CHECKING:
-    from coldstart.launch import fetch
+    from contextlib import ExitStack
 
 STOP_TIMEOUT_S = 30.0
 
@@ -60,7 +60,7 @@ class Server:
     running: Running
     account: Account
     began: float = 0.0
-    ahead: fetch.Ahead | None = None
+    ahead: ExitStack | None = None
     _ending: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _code: int | None = field(default=None, init=False, repr=False)
 

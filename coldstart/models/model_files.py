@@ -17,14 +17,8 @@ from coldstart.artifacts.limits import LIMITS
 from coldstart.errors import UsageError, describe
 
 AGAIN = "fetch the model again"
-# What a file without its content begins with, the program whose pointer that is, and git's command that fetches the content.
-_POINTERS = (
-    (b"version https://git-lfs.github.com/spec/", "Git LFS", "lfs pull"),
-    (b"/annex/objects/", "git-annex", "annex get ."),
-    (b".git/annex/objects/", "git-annex", "annex get ."),
-    (b"# xet version ", "Xet", None),
-)
-_LONGEST = max(len(start) for start, _, _ in _POINTERS)
+_POINTER = b"version https://git-lfs.github.com/spec/"
+"""What a file without its content begins with in a clone of a repository."""
 
 
 def require(path: Path) -> Path:
@@ -44,14 +38,12 @@ def open_file(path: Path) -> BufferedReader:
         raise
     except OSError as error:
         raise UsageError(f"cannot read {path}: {describe(error)}", hint=AGAIN) from error
-    content = file.peek(_LONGEST)
-    for start, program, fetch in _POINTERS:
-        if content.startswith(start):
-            file.close()
-            raise UsageError(
-                f"{path} is a {program} pointer, without the content",
-                hint=f"git -C {shlex.quote(str(path.parent))} {fetch}" if fetch else AGAIN,
-            )
+    if file.peek(len(_POINTER)).startswith(_POINTER):
+        file.close()
+        raise UsageError(
+            f"{path} is a Git LFS pointer, without the content",
+            hint=f"git -C {shlex.quote(str(path.parent))} lfs pull",
+        )
     return file
 
 

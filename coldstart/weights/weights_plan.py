@@ -13,9 +13,11 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from coldstart.artifacts import canonical
 from coldstart.artifacts.files import open_regular, replacing, write_atomic
@@ -93,18 +95,11 @@ def identity(directory: Path, records: Path) -> str:
         directory: Model directory.
         records: Directory of the recorded digests.
     """
-    if known := find_recorded(directory, records):
-        return known
-    return "" if is_dry_run() else digest(plan(directory, records))
-
-
-def find_recorded(directory: Path, records: Path) -> str | None:
-    """Return the recorded digest of a model directory, "" if its files have changed since, None without a record."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no record, or not one of this release
         known = canonical.read(_record(directory, records))
-        return str(known["digest"]) if known["stamp"] == _stamp(directory) else ""
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # The record is missing or from another release.
+        if known["stamp"] == _stamp(directory):
+            return str(known["digest"])
+    return "" if is_dry_run() else digest(plan(directory, records))
 
 
 def _record(directory: Path, records: Path) -> Path:
@@ -124,7 +119,7 @@ def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
     digests, chunks, whole = dict[str, str](), list[str](), hashlib.sha256()
     # A long tensor and its chunks are hashed at the same time; hashlib does not hold the interpreter's lock.
     with open_regular(path) as file, ThreadPoolExecutor(1) as beside:
-        bare = CheckpointFile(path.name, os.fstat(file.fileno()).st_size, None, tuple(tensors))
+        bare = CheckpointFile(path.name, os.fstat(file.fileno()).st_size, tuple(tensors))
         for start, end, tensor in bare.spans(CHUNK):
             data = file.read(end - start)
             is_part = tensor is not None and end - start < tensor.size
@@ -144,11 +139,11 @@ def headers(paths: Iterable[Path]) -> dict[str, Any]:
     """Return a plan without digests from the headers of the safetensors files of one directory. Raises the errors of `plan`."""
     files = list(paths)
     index = checkpoint_files.read_index(files[0].parent) if files else {}
-    listed = (CheckpointFile(p.name, p.stat().st_size, None, tuple(_checked(p, index))) for p in files)
+    listed = (CheckpointFile(p.name, p.stat().st_size, tuple(_checked(p, index))) for p in files)
     return Checkpoint(CHUNK, tuple(listed)).document()
 
 
 def _checked(path: Path, index: Mapping[str, str]) -> list[Tensor]:
     entries = checkpoint_files.entries(path, index)
     safetensors.require_complete(path, entries)
-    return [Tensor(e.name, path.name, e.offset, e.size, e.dtype, e.shape) for e in entries]
+    return [Tensor(e.name, e.dtype, e.shape, e.offset, e.size) for e in entries]

@@ -52,7 +52,8 @@ def test_the_key_is_read_from_the_variable_that_the_examples_name() -> None:
     named = {word for text in texts for word in re.findall(r"COLDSTART_[A-Z_]+", text)} - {name}
     up = load("fleet").commands["up"]
     assert {"api_key", "admin_key"} <= {parameter.name for parameter in up.params}
-    assert named == {environment.CACHE_DIR, "COLDSTART_FLEET_UP_API_KEY", "COLDSTART_FLEET_UP_ADMIN_KEY"}
+    keys = {"COLDSTART_FLEET_UP_API_KEY", "COLDSTART_FLEET_UP_ADMIN_KEY"}
+    assert named == {environment.CACHE_DIR, environment.PREFETCH_IDLE_S} | keys
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)

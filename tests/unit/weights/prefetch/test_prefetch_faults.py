@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from prefetching import CHUNK, Weights, check_tensors, check_whole
-from support.range_server import RangeServer
-from support.range_settings import FOREVER
+from support.range_server import FOREVER, RangeServer
 from support.waiting import wait_until
 
 from coldstart.system.proc import processes
@@ -90,12 +89,6 @@ def test_a_killed_prefetcher_is_noticed_at_once_and_replaced(
     with client.attach(server.url, weights.plan, directory=runtime) as again:
         check_whole(again, weights)
     assert {path.suffix for path in runtime.iterdir()} == {".socket", ".lock", ".log"}
-
-
-def test_attach_starts_no_prefetcher_when_disabled(weights: Weights, runtime: Path) -> None:
-    with pytest.raises(client.PrefetchLostError, match="no prefetcher runs"):
-        client.attach("/nowhere", weights.plan, start=False, directory=runtime)
-    assert list(runtime.iterdir()) == []
 
 
 def test_too_little_memory_is_refused(

@@ -13,6 +13,7 @@ import pytest
 from prefetching import Weights, check_tensors, check_whole
 from support.range_server import RangeServer
 
+from coldstart.contract.weights import PacedFetch
 from coldstart.weights.prefetch import client
 
 
@@ -50,8 +51,9 @@ def test_the_foreground_of_one_comes_before_the_background_of_another(
 ) -> None:
     server.settings.rate = 4e6
     later, now = weights.names("a."), weights.names("b.")
+    pace = PacedFetch("later", background=True)
     with (
-        client.attach(server.url, weights.plan, names=later, background=True, directory=runtime) as behind,
+        client.attach(server.url, weights.plan, names=later, pace=pace, directory=runtime) as behind,
         client.attach(server.url, weights.plan, names=now, directory=runtime) as ahead,
     ):
         begun = len(server.sent)
