@@ -63,21 +63,6 @@ OnMissing = Annotated[
         "--on-miss", metavar="fail|warn", help="Without a bundle: fail, or start stock vLLM with a warning."
     ),
 ]
-Baseline = Annotated[
-    Path | None,
-    typer.Option("--baseline", metavar="FILE", help="JSON result of an earlier run to compare with."),
-]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="Random seed of arrivals, models and prompts.")
-]
-Gaps = Annotated[
-    float,
-    typer.Option(
-        "--cv",
-        metavar="CV",
-        help="Coefficient of variation of the gaps between arrivals of --rate; 1 is Poisson.",
-    ),
-]
 READY_TIMEOUT = typer.Option(
     "--ready-timeout", metavar="SECONDS", help="Abort a start that takes longer, in seconds."
 )

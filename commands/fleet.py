@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 from coldstart.commands._fleet_live import register
-from coldstart.commands._options import Common, Gaps, Seed, group
+from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
 
 app = group(__doc__)
@@ -38,16 +38,21 @@ def simulate(
     common: Common,
     file: Annotated[Path, _FILE],
     rate: Annotated[float, typer.Option("--rate", help="Number of requests per second.")] = 1.0,
-    cv: Gaps = 1.0,
+    cv: Annotated[
+        float,
+        typer.Option("--cv", help="Coefficient of variation of the gaps between arrivals; 1 is Poisson."),
+    ] = 1.0,
     duration: Annotated[
         float, typer.Option("--duration", help="How long requests keep arriving, in seconds.")
     ] = 3600.0,
     tokens: Annotated[
         int, typer.Option("--tokens", min=1, help="Number of output tokens per request.")
     ] = 128,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of arrivals and models.")] = 0,
 ) -> None:
     """Print the result of the simulation."""
+    from coldstart.commands._export import format_report
+
     from coldstart.fleet import specification
     from coldstart.lab import plan, records
     from coldstart.lab.fleet import simulate
@@ -58,7 +63,7 @@ def simulate(
         rows = plan.generate([*costs], rate, cv, duration, tokens, seed)
         done = simulate(plan.time_requests(rows, None, costs), known.servers, known.models, known.settings)
         found = records.report("simulated fleet", done, records.tabulate(done.records), {})
-    common.out.result(found, lambda: records.format_text(found))
+    common.out.result(found, lambda: format_report(records.list_tables(found), records.list_rates(found)))
 
 
 register(app)

@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coldstart.bench.report import svg
-from coldstart.bench.report.report import html_section, html_table
-from coldstart.lab.records import METRICS, MODEL_COLUMNS, list_models
+from coldstart.bench.report.report import html_section
+from coldstart.lab.records import METRICS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-BINS = 600
+BINS, TINY_S = 600, 1e-9
 SHARES = np.linspace(0.0, 1.0, 201)
 MOST_MODELS = 7
 """Number of models whose distributions are drawn: those with the most requests."""
 Series = dict[str, Any]
 
 
-def render_parts(found: Mapping[str, Any], frame: DataFrame) -> Iterator[str]:
-    """Yield the table of models and the plots of the page of a live or simulated replay, as HTML."""
-    if models := list_models(found):
-        yield html_table(MODEL_COLUMNS, models)
+def plot(found: Mapping[str, Any], frame: DataFrame) -> Iterator[str]:
+    """Yield the plots of the page of a live or simulated replay, as HTML."""
     loads = measure_load(frame, found["duration_s"])
     drawn = [svg.lines(series, "time (s)", unit, step=True) for unit, series in loads.items()]
     if drawn:
@@ -65,12 +63,8 @@ def measure_load(frame: DataFrame, duration_s: float) -> dict[str, Series]:
     )
     length, more = last - first, known["output_tokens"].to_numpy() - 1
     # Tokens that arrived all at once count at the time of the first.
-    rate = np.divide(more, length, out=np.zeros_like(length), where=length > 0)
     later = [
-        float(
-            (np.where(length > 0, rate * (np.clip(edge, first, last) - first), more * (first <= edge))).sum()
-        )
-        for edge in edges
+        float((more * np.clip((edge - first + TINY_S) / (length + TINY_S), 0, 1)).sum()) for edge in edges
     ]
     width = edges[1]
     return {

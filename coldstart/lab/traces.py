@@ -123,8 +123,6 @@ def read_trace(
         TraceError: The file cannot be read, a column is missing, or a row is malformed and `strict` is true.
             Otherwise malformed rows are skipped and noted in `report`.
     """
-    if trace_format not in FORMATS:
-        raise TraceError(f"unknown trace format {trace_format!r}", hint=f"use one of: {', '.join(FORMATS)}")
     named = columns or FORMATS[trace_format]
     if named is None:
         raise TraceError(

@@ -64,11 +64,12 @@ class Report:
             return out.getvalue()
         if form == "markdown":
             title, notes = f"# {_cell(self.title)}", [f"- {_cell(note)}" for note in self.notes]
-            tables = [line for shown in self._shown() for line in (*markdown_table(*shown), "")]
+            tables = [line for shown in self.tables() for line in (*markdown_table(*shown), "")]
             return "\n".join([title, "", *tables, *notes, ""])
         return self._page()
 
-    def _shown(self) -> Sequence[Shown]:
+    def tables(self) -> Sequence[Shown]:
+        """Return the tables for people."""
         if self.shown is not None:
             return self.shown()
         return [([*self.columns], [[_text(row.get(name)) for name in self.columns] for row in self.rows()])]
@@ -79,7 +80,7 @@ class Report:
         document = json.dumps(self.document, default=str).replace("<", "\\u003c")
         embedded = f'<script type="application/json" id="document">{document}</script>'
         notes = [html_items(self.notes)] if self.notes else []
-        tables = [html_table(*shown) for shown in self._shown()]
+        tables = [html_table(*shown) for shown in self.tables()]
         body = "\n".join([f"<h1>{title}</h1>", *notes, *tables, *self.parts(), embedded])
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
