@@ -4,16 +4,14 @@ Every round runs each mode once. Exit code 1 if tokens differ, a fast path was n
 shows a regression. The files of --export are written after each run. Arguments after -- go to vLLM in all modes.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
-from coldstart.commands._export import Exports, give
-from coldstart.commands._options import READY_TIMEOUT, Baseline, Common, Model, Revision
+from coldstart.commands._export import Exports, give_measurement
+from coldstart.commands._options import READY_TIMEOUT, Common, Model, Revision
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import table
 
 from coldstart.bench import run_order
 from coldstart.bench.benchmark import BenchRequest, run
@@ -45,7 +43,10 @@ def command(
         typer.Option("--steady/--no-steady", help="Also measure latency and throughput after the start."),
     ] = True,
     ready_timeout: Annotated[float, READY_TIMEOUT] = 900,
-    baseline: Baseline = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="FILE", help="JSON result of an earlier run to compare with."),
+    ] = None,
     max_regress: Annotated[
         float,
         typer.Option("--max-regress", metavar="PCT", help="Permitted slowdown over --baseline, in percent."),
@@ -70,18 +71,7 @@ def command(
     with common.out.phase("measure cold starts") as step:
         request = replace(request, command_line=_command_line(request))
         document = run(request, step, lambda document: exports.keep(starts.report(document)))
-    # One line, so that the last line of a log is the whole result.
-    text = json.dumps(document) if common.out.format == "json" else _text(document)
-    out = replace(common.out, format="text")
-    _judge(document, common, give(out, exports, starts.report(document), text))
-
-
-def _text(document: Mapping[str, Any]) -> str:
-    tables = [table(*shown) for shown in starts.tabulate(document)]
-    return "\n".join(["\n\n".join(tables), "", *starts.list_notes(document)])
-
-
-def _judge(document: Mapping[str, Any], common: Common, files: list[str]) -> None:
+    files = give_measurement(common.out, exports, starts.report(document))
     if document["failures"]:
         raise CommandFailedError("; ".join(document["failures"]), hint="coldstart doctor")
     where = ", ".join(files) or None

@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 from coldstart.bench import compare, result, run_order
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench, BenchRuns, Progress
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import UsageError
 from coldstart.models import options, resolution
 from coldstart.system.paths import Cache
 from coldstart.validate.answers import PROMPTS
@@ -53,14 +51,11 @@ def run(
     `keep` receives the incomplete document after each run.
 
     Raises:
-        UsageError: The request is invalid.
+        UsageError: A mode is unknown, or the baseline is not a result.
         NoBundleError: A mode finds no bundle. Resolution of the model may raise other errors.
     """
     modes = list(request.modes or run_order.MODES)
-    try:
-        run_order.check(modes, request.runs)
-    except ValueError as error:
-        raise UsageError(f"{error}", hint="coldstart bench --help") from error
+    run_order.check(modes)
     # Read the baseline first: a wrong file name must not cost an hour.
     then = compare.load(request.baseline) if request.baseline else None
     document = _measure(request, subject(request), modes, progress, keep)
@@ -97,7 +92,7 @@ def _measure(
 
     def keep_incomplete(measured: BenchRuns) -> None:
         document = build(measured)
-        document["failures"] = [*cast("list[str]", document["failures"]), INCOMPLETE]
+        document["failures"].append(INCOMPLETE)
         keep(document)
 
     settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
@@ -109,8 +104,6 @@ def _measure(
 
 def _judge(document: result.Document, request: BenchRequest, then: result.Document | None) -> None:
     failures, modes = document["failures"], document["modes"]
-    if not isinstance(failures, list) or not isinstance(modes, dict):
-        raise TypeError("a bench document holds a list of failures and an object of modes")
     for mode in request.modes or ():
         if "unavailable" in modes[mode] and not any(why.startswith(f"{mode}:") for why in failures):
             failures.append(f"{mode}: requested, but {modes[mode]['unavailable']}")

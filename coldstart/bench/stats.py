@@ -7,12 +7,11 @@ cancels in the ratio. Resampling is seeded: the same samples give the same inter
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TypedDict, TypeVar
+from typing import TypedDict
 
-T = TypeVar("T")
+import numpy as np
 
 RESAMPLES = 2000
 MIN_SAMPLES = 3
@@ -35,38 +34,34 @@ def summarize(samples: Sequence[float]) -> Summary:
 
 
 def paired_ratio(
-    numerator: dict[int, float], denominator: dict[int, float]
+    numerator: Mapping[int, float], denominator: Mapping[int, float]
 ) -> tuple[float, tuple[float, float]] | None:
     """Return median(numerator) / median(denominator) over the common rounds, with its 95 % interval.
 
     The arguments are samples by round. None if they have no common round.
     """
-    pairs = [(numerator[key], denominator[key]) for key in sorted(numerator.keys() & denominator.keys())]
-    if not pairs:
+    rounds = sorted(numerator.keys() & denominator.keys())
+    if not rounds:
         return None
-    return _ratio(pairs), _interval(lambda draw: _ratio(draw(pairs)))
+    top, bottom = ([of[number] for number in rounds] for of in (numerator, denominator))
+    drawn = _draw(len(rounds), np.random.default_rng(0))
+    return median(top) / median(bottom), _interval(top, drawn, bottom, drawn)
 
 
 def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % interval of the ratio of medians of two independent samples."""
-    return _interval(lambda draw: median(draw(numerator)) / median(draw(denominator)))
+    random = np.random.default_rng(0)
+    return _interval(numerator, _draw(len(numerator), random), denominator, _draw(len(denominator), random))
 
 
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return median(top for top, _ in pairs) / median(bottom for _, bottom in pairs)
+def _draw(count: int, random: np.random.Generator) -> np.ndarray:
+    """Return the indices of RESAMPLES resamples, one in each row."""
+    return random.integers(count, size=(RESAMPLES, count))
 
 
-def _interval(statistic: Callable[[_Draw], float]) -> tuple[float, float]:
-    draw = _Draw()
-    values = sorted(statistic(draw) for _ in range(RESAMPLES))
-    return values[int(0.025 * RESAMPLES)], values[int(0.975 * RESAMPLES) - 1]
-
-
-class _Draw:
-    """Seeded resampling with replacement, of the same size."""
-
-    def __init__(self) -> None:
-        self._random = random.Random(0)
-
-    def __call__(self, samples: Sequence[T]) -> list[T]:
-        return self._random.choices(samples, k=len(samples))
+def _interval(
+    top: Sequence[float], of_top: np.ndarray, bottom: Sequence[float], of_bottom: np.ndarray
+) -> tuple[float, float]:
+    ratios = np.median(np.array(top)[of_top], axis=1) / np.median(np.array(bottom)[of_bottom], axis=1)
+    low, high = np.percentile(ratios, (2.5, 97.5))
+    return float(low), float(high)

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from coldstart.bench import benchmark, floor, measure, result
-from coldstart.bench.measure import RunSettings
+from coldstart.bench.measure import RunSettings, Steady
 from coldstart.bench.runner import Bench
-from coldstart.bench.steady import Steady
 from coldstart.errors import NoBundleError
 from coldstart.validate.completions import CompletionClient, NoAnswerError
 from coldstart.validate.launch import Launcher
