@@ -15,7 +15,7 @@ from coldstart.lab.records import METRICS
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-BINS, TINY_S = 600, 1e-9
+BINS = 600
 SHARES = np.linspace(0.0, 1.0, 201)
 MOST_MODELS = 7
 """Number of models whose distributions are drawn: those with the most requests."""
@@ -48,32 +48,19 @@ def _distributions(rows: DataFrame, metric: str) -> Series:
 
 
 def measure_load(frame: DataFrame, duration_s: float) -> dict[str, Series]:
-    """Return requests and rates over time, by unit; nothing if no request got a token.
-
-    A request's first token counts when it came, and the others are spread evenly until its end.
-    """
+    """Return requests and arrivals over time, by unit; nothing if no request got a token."""
     known = frame.dropna(subset=["first_token_s"])
     if known.empty or duration_s <= 0:
         return {}
     edges = np.linspace(0.0, duration_s, BINS + 1)
-    first, last = known["first_token_s"].to_numpy(), known["finished_s"].fillna(inf).to_numpy()
-    due, begun, ended = (
-        np.searchsorted(np.sort(values), edges, side="right")
-        for values in (known["due_s"].to_numpy(), first, last)
-    )
-    length, more = last - first, known["output_tokens"].to_numpy() - 1
-    # Tokens that arrived all at once count at the time of the first.
-    later = [
-        float((more * np.clip((edge - first + TINY_S) / (length + TINY_S), 0, 1)).sum()) for edge in edges
-    ]
-    width = edges[1]
+    times = known["due_s"], known["first_token_s"], known["finished_s"].fillna(inf)
+    due, begun, ended = (np.searchsorted(np.sort(values), edges, side="right") for values in times)
     return {
         "requests": {
             "waiting for a token": zip(edges, due - begun, strict=True),
             "being answered": zip(edges, begun - ended, strict=True),
         },
-        "tokens per second": {"output tokens": zip(edges[1:], np.diff(begun + later) / width, strict=True)},
-        "requests per second": {"arrivals": zip(edges[1:], np.diff(due) / width, strict=True)},
+        "requests per second": {"arrivals": zip(edges[1:], np.diff(due) / edges[1], strict=True)},
     }
 
 

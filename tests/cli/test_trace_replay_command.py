@@ -47,7 +47,7 @@ def test_simulated_replay_writes_every_report(run: Run, trace: Path, home: Path)
     assert (found["kind"], found["ended"], found["completed"]) == ("simulated", "complete", 10)
     assert found["rows"]["bad_rows"][0]["line"] == 11 and "line 11 skipped" in done.stderr
     assert len((home / "out.csv").read_text().splitlines()) == 11
-    assert len(pages.plots((home / "out.html").read_text())) >= 3 + 4
+    assert len(pages.plots((home / "out.html").read_text())) >= 2 + 4
     assert "| TTFT |" in (home / "out.markdown").read_text()
 
 
@@ -186,7 +186,7 @@ def test_host_simulation_of_two_models_that_do_not_fit_together(run: Run, trace:
     assert "policy iam, starts" in run(*given, *reports).stdout
     page = (home / "host.html").read_text()
     pages.check(page)
-    assert len(pages.plots(page)) >= 3 + 4 and "large" in page
+    assert len(pages.plots(page)) >= 2 + 4 and "large" in page
     lines = (home / "host.csv").read_text().splitlines()
     assert len(lines) == 11 and lines[0].startswith("number,model,target,due_s,sent_s")
 

@@ -76,12 +76,9 @@ class Report:
 
     def _page(self) -> str:
         title = escape(self.title)
-        # "</script>" in a text would end the element.
-        document = json.dumps(self.document, default=str).replace("<", "\\u003c")
-        embedded = f'<script type="application/json" id="document">{document}</script>'
         notes = [html_items(self.notes)] if self.notes else []
         tables = [html_table(*shown) for shown in self.tables()]
-        body = "\n".join([f"<h1>{title}</h1>", *notes, *tables, *self.parts(), embedded])
+        body = "\n".join([f"<h1>{title}</h1>", *notes, *tables, *self.parts()])
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"

@@ -39,10 +39,8 @@ class _Scale:
 
     def at(self, value: float) -> float:
         """Return the position of a value."""
-        if self.log:
-            value, low, high = (math.log(max(one, self.low)) for one in (value, self.low, self.high))
-        else:
-            low, high = self.low, self.high
+        given = value, self.low, self.high
+        value, low, high = (math.log(max(one, self.low)) for one in given) if self.log else given
         return round(self.begin + (value - low) / (high - low) * (self.end - self.begin), 1)
 
     def ticks(self) -> list[float]:
@@ -55,19 +53,17 @@ class _Scale:
         return [step * number for number in range(math.floor(self.high / step) + 1)]
 
 
-def ranges(entries: Mapping[str, Mapping[str, Any]], label: str, notes: Mapping[str, str]) -> str:
+def ranges(entries: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a plot with one row per entry: a bar from `min` to `max`, and its `median` as a circle, in seconds."""
-    names, found = list(entries), list(entries.values())
-    ends = [one[end] for one in found for end in ("min", "max")]
-    x = _Scale.over(ends, _left(names), WIDTH - RIGHT, may_be_log=True)
-    marks = []
+    ends = [one[end] for one in entries.values() for end in ("min", "max")]
+    x, marks = _Scale.over(ends, _left(entries), WIDTH - RIGHT, may_be_log=True), []
     for number, (name, one) in enumerate(entries.items()):
         y, low, high = ROW * (number + 0.5), one["min"], one["max"]
-        text = f"{name}: median {one['median']:.3f} s, {low:.3f} to {high:.3f} s {notes.get(name, '')}"
+        text = f"{name}: median {one['median']:.3f} s, {low:.3f} to {high:.3f} s"
         bar = _tag("line", x1=x.at(low), x2=x.at(high), y1=y, y2=y, stroke="#808080", stroke_width=3)
         dot = _tag("circle", cx=x.at(one["median"]), cy=y, r=5, fill=colour(number))
         marks.append(_tag("g", _title(text) + bar + dot))
-    return _rows(names, marks, x, f"{label} (s)")
+    return _rows([*entries], marks, x, "from launch to the first token (s)")
 
 
 def timeline(spans: Sequence[Mapping[str, Any]]) -> str:

@@ -45,13 +45,12 @@ def test_failures_count_as_misses_and_not_as_latencies() -> None:
 def test_a_page_has_load_and_distributions() -> None:
     records = tabulate([FAILED, record(0, 2.0, 4.0, 5)])
     found = pages.plots("".join(plot(summarize(records, {}, 4.0), records)))
-    assert len(found) == 3 + 5
+    assert len(found) == 2 + 5
     labels = set[str]().union(*map(pages.axis_labels, found))
-    assert {"requests", "tokens per second", "requests per second", "TTFT (s)", "time (s)"} <= labels
+    assert {"requests", "requests per second", "TTFT (s)", "time (s)"} <= labels
 
 
 def test_the_load_over_time_adds_up() -> None:
-    # 1.0 due; tokens 2.0 to 6.0, one of five at once and one a second; another one's three all at 4.0.
     records = tabulate([record(0, 2.0, 6.0, 5), record(1, 4.0, 4.0, 3), FAILED])
     load = {
         name: dict(points)
@@ -61,8 +60,6 @@ def test_the_load_over_time_adds_up() -> None:
     assert [load["waiting for a token"][float(time)] for time in range(6)] == [0, 2, 1, 1, 0, 0]
     assert [load["being answered"][float(time)] for time in range(8)] == [0, 0, 1, 1, 1, 1, 0, 0]
     assert [load["arrivals"][float(time)] for time in (1, 2)] == [2, 0]
-    tokens = [load["output tokens"][float(time)] for time in range(1, 8)]
-    assert tokens == pytest.approx([0, 1, 1, 1 + 3, 1, 1, 0])
     assert measure_load(tabulate([FAILED]), 1.0) == {}
 
 
