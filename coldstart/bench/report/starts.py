@@ -58,7 +58,7 @@ def report(document: Document) -> Report:
     )
 
 
-def _flatten(found: Document, path: str = "") -> Iterator[tuple[str, object]]:
+def _flatten(found: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, object]]:
     """Yield each single value of a mode with its path in the JSON, such as first_token_s.median and ratio_ci95.0."""
     for name, value in found.items():
         inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
