@@ -1,7 +1,7 @@
 """Replay a request trace on running servers or on the simulated engine, and report the latencies.
 
-Requests are sent on time, even if the server is slow; delays of the client are reported. After Ctrl-C or the end of the
-target, the report covers what was measured.
+Requests are sent on time, even if the server is slow; delays of the client are reported. On servers, the report covers what
+was measured until Ctrl-C or the end of the target.
 """
 
 import shlex

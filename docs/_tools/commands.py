@@ -43,8 +43,7 @@ def pages() -> dict[str, str]:
 def index(context: Any) -> str:
     """Return the page that lists the commands and the options that all of them have."""
     lines = [INDEX]
-    for heading in cli.HEADINGS:
-        rows = [(name, about) for name, (_, about, place) in cli.COMMANDS.items() if place == heading]
+    for heading, rows in ((heading, list(group.items())) for heading, group in cli.HEADINGS.items()):
         lines += [f"## {heading}\n", "| Command | Purpose |", "|---|---|"]
         lines += [f"| [`coldstart {name}`](commands/{name}.md) | {escape(about)} |" for name, about in rows]
         lines += [""]
