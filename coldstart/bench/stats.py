@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TypedDict
 
-import numpy as np
-
 RESAMPLES = 2000
 MIN_SAMPLES = 3
 
@@ -44,24 +42,21 @@ def paired_ratio(
     if not rounds:
         return None
     top, bottom = ([of[number] for number in rounds] for of in (numerator, denominator))
-    drawn = _draw(len(rounds), np.random.default_rng(0))
-    return median(top) / median(bottom), _interval(top, drawn, bottom, drawn)
+    return median(top) / median(bottom), _interval(top, bottom, paired=True)
 
 
 def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % interval of the ratio of medians of two independent samples."""
+    return _interval(numerator, denominator, paired=False)
+
+
+def _interval(top: Sequence[float], bottom: Sequence[float], *, paired: bool) -> tuple[float, float]:
+    # The help of a command imports this module, and numpy takes longer than all of it.
+    import numpy as np
+
     random = np.random.default_rng(0)
-    return _interval(numerator, _draw(len(numerator), random), denominator, _draw(len(denominator), random))
-
-
-def _draw(count: int, random: np.random.Generator) -> np.ndarray:
-    """Return the indices of RESAMPLES resamples, one in each row."""
-    return random.integers(count, size=(RESAMPLES, count))
-
-
-def _interval(
-    top: Sequence[float], of_top: np.ndarray, bottom: Sequence[float], of_bottom: np.ndarray
-) -> tuple[float, float]:
+    of_top = random.integers(len(top), size=(RESAMPLES, len(top)))
+    of_bottom = of_top if paired else random.integers(len(bottom), size=(RESAMPLES, len(bottom)))
     ratios = np.median(np.array(top)[of_top], axis=1) / np.median(np.array(bottom)[of_bottom], axis=1)
     low, high = np.percentile(ratios, (2.5, 97.5))
     return float(low), float(high)
