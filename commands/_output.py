@@ -95,6 +95,8 @@ class Output:
     verbose: bool = False
     progress: Progress = "auto"
     started: float = field(default_factory=time.monotonic)
+    # Results and lines that `gather` holds back.
+    _gathered: tuple[list[str], list[str]] | None = None
 
     def result(
         self, data: Mapping[str, object], text: str | Callable[[], str], *, brief: str | None = None
@@ -118,15 +120,32 @@ class Output:
     def note(self, message: str) -> None:
         """Print a line on stderr unless -q is given."""
         if not self.quiet:
-            _err(message)
+            self._print(message)
 
     def warn(self, message: str, *more: str) -> None:
         """Print a warning on stderr, also with -q; `more` are further lines."""
-        _err(f"warning: {message}", *(f"  {line}" for line in more))
+        self._print(f"warning: {message}", *(f"  {line}" for line in more))
 
     def detail(self, *lines: str) -> None:
         """Print lines on stderr if -v is given."""
         if self.verbose and not self.quiet:
+            self._print(*lines)
+
+    @contextmanager
+    def gather(self) -> Iterator[None]:
+        """Print the output of the block at its end: the result, then all other lines at once.
+
+        The log of a server goes to the same terminal and would separate the lines while they are computed.
+        """
+        results: list[str] = []
+        lines: list[str] = []
+        self._gathered = results, lines
+        try:
+            yield
+        finally:
+            self._gathered = None
+            for text in results:
+                self._write(text)
             _err(*lines)
 
     @contextmanager
@@ -167,7 +186,16 @@ class Output:
             return "bar" if sys.stderr.isatty() and environment.TERM.read() != "dumb" else "plain"
         return self.progress
 
+    def _print(self, *lines: str) -> None:
+        if self._gathered is None:
+            _err(*lines)
+        else:
+            self._gathered[1].extend(lines)
+
     def _write(self, text: str) -> None:
+        if self._gathered is not None:
+            self._gathered[0].append(text)
+            return
         text = secrets.text(text)
         if self.out_file is None:
             sys.stdout.write(text.rstrip("\n") + "\n")

@@ -92,8 +92,9 @@ def run(
     def announce_report(server: "Server", recorded: "Timeline") -> None:
         hide.close()
         report = server.document() | {"longest_phase": recorded.find_longest(server.began)}
-        announce(report, draw(recorded))
-        advise(common, request, plan, report)
+        with common.out.gather():
+            announce(report, draw(recorded))
+            advise(common, request, plan, report)
 
     with ExitStack() as hide:
         show = on_progress or hide.enter_context(show_start(common))

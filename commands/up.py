@@ -200,9 +200,10 @@ def _bring_up(start: _Start) -> int:
     log = start.directory.log
     with _serving.show_start(common, detached=True) as show:
         report = start_detached(log, lambda announce: _serve(start, plan, announce, announce.show), show)
-    announce_whole(report | {"log": str(log)})
-    common.out.note(f"The log of the server is {log}")
-    _serving.advise(common, request, plan, report)
+    with common.out.gather():
+        announce_whole(report | {"log": str(log)})
+        common.out.note(f"The log of the server is {log}")
+        _serving.advise(common, request, plan, report)
     return 0
 
 

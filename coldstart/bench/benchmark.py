@@ -15,6 +15,7 @@ from coldstart.bench import compare, result, run_order
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.runner import Bench, BenchRuns, Progress
 from coldstart.contract.arguments import Arguments
+from coldstart.errors import UsageError
 from coldstart.models import options, resolution
 from coldstart.system.paths import Cache
 from coldstart.validate.answers import PROMPTS
@@ -55,7 +56,11 @@ def run(
         NoBundleError: A mode finds no bundle. Resolution of the model may raise other errors.
     """
     modes = list(request.modes or run_order.MODES)
-    run_order.check(modes)
+    if unknown := [mode for mode in modes if mode not in run_order.MODES]:
+        hint = f"--modes with some of {','.join(run_order.MODES)}"
+        raise UsageError(f"unknown mode {unknown[0]!r}", hint=hint)
+    if len(set(modes)) != len(modes):
+        raise UsageError(f"a mode is repeated in {','.join(modes)}", hint="name each mode once")
     # Read the baseline first: a wrong file name must not cost an hour.
     then = compare.load(request.baseline) if request.baseline else None
     document = _measure(request, subject(request), modes, progress, keep)

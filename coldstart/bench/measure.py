@@ -83,7 +83,6 @@ def _measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, 
     memory = {process.pid: processes.rss_bytes(process.pid) for process in server.processes()}
     pss = processes.pss_bytes(memory)
     readiness = read_readiness(launcher, server)
-    pid = readiness.get("pid")
     listening = Span(LISTENING, server.launched_s, first.listening_s, HARNESS)
     harness = Timeline([listening, Span(ANSWERING, first.listening_s, first.token_s, HARNESS)])
     reported = _reported(server)
@@ -91,7 +90,7 @@ def _measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, 
         mode=launcher.mode,
         round=index,
         first_token_s=first.token_s - server.launched_s,
-        cpu_s=cpu_between(server.before, after, pid if isinstance(pid, int) else None),
+        cpu_s=cpu_between(server.before, after, readiness.get("pid")),
         pss_bytes=pss,
         rss_bytes=max(memory.values(), default=0),
         phases=harness.phases() | reported.phases(),
@@ -119,9 +118,7 @@ def sample(client: CompletionClient, prompts: Sequence[str], max_tokens: int) ->
     return Steady(median(alone), median(short), client.tokens_per_s(asked, max_tokens, CONCURRENCY))
 
 
-def cpu_between(
-    before: process_tree.Snapshot, after: process_tree.Snapshot, served: int | None = None
-) -> float:
+def cpu_between(before: process_tree.Snapshot, after: process_tree.Snapshot, served: object = None) -> float:
     """Return the CPU seconds of this process's descendants, and of the served process and its parent.
 
     The time of a process moves to its parent's `reaped_s` when the parent waits for it, so the sum loses nothing. A server
@@ -130,7 +127,12 @@ def cpu_between(
     """
     me = os.getpid()
     pids = process_tree.tree(after, [me])
-    if served in after and served not in pids and process_tree.find_earlier(before, after[served]) is None:
+    if (
+        isinstance(served, int)
+        and served in after
+        and served not in pids
+        and process_tree.find_earlier(before, after[served]) is None
+    ):
         pids |= process_tree.tree(after, [served]) | {after[served].parent}
     spent = after[me].reaped_s - before[me].reaped_s
     for pid in pids - {me, 0, 1}:

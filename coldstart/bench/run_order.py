@@ -6,9 +6,6 @@ that no mode always runs after the same other mode (its page cache, its heat).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from coldstart.errors import UsageError
 from coldstart.launch import modes
 from coldstart.validate.launchers import FRESH as FRESH
 from coldstart.validate.launchers import VLLM_COLD as VLLM_COLD
@@ -19,17 +16,6 @@ TEMPLATE_ENGINE, SNAPSHOT = modes.TEMPLATE_ENGINE.name, modes.SNAPSHOT.name
 MODES = (VLLM_COLD, VLLM_WARM, *reversed(modes.repeatable_names()))
 BASELINES = (VLLM_COLD, VLLM_WARM)
 REFERENCE = VLLM_WARM
-
-
-def check(modes: Sequence[str]) -> None:
-    """Raise UsageError if a mode is unknown or repeated, or none is named."""
-    if unknown := [mode for mode in modes if mode not in MODES]:
-        reason = f"unknown mode {unknown[0]!r}; the modes are {', '.join(MODES)}"
-    elif len(set(modes)) != len(modes) or not modes:
-        reason = "name at least one mode, and each mode once"
-    else:
-        return
-    raise UsageError(reason, hint="coldstart bench --help")
 
 
 def count_warmups(mode: str, wanted: int, *, cold_first: bool) -> int:
