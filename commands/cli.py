@@ -5,6 +5,7 @@ torch, vllm nor pandas. A module in COMMANDS offers ``command`` (a function) or 
 subcommands).
 """
 
+import difflib
 import errno
 import importlib
 import itertools
@@ -21,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import coldstart
 from coldstart.contract import environment, service_variables
-from coldstart.errors import ERROR, ColdstartError
+from coldstart.errors import ERROR, ColdstartError, UsageError
 from coldstart.system import paths
 
 # heading: {name: help in one line}
@@ -72,6 +73,7 @@ _HINTS: Mapping[int, str] = {
     errno.EROFS: "use a disk that can be written: --cache-dir DIR",
     errno.ENOSPC: "free space with coldstart prune, or use another disk: --cache-dir DIR",
 }
+PASSED = "[-- VLLM_ARGUMENTS]"
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
 
 
@@ -87,18 +89,15 @@ class LazyGroup(TyperGroup):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            # The class is private to typer; other errors of an option name one that exists.
-            if type(error).__name__ != "NoSuchOption":
+            option = _find_unknown_option(error)
+            if option is None:
                 raise
-            option = error.option_name  # type: ignore[attr-defined]
             ctx.fail(f"No such option: {option}. Options follow the command: coldstart COMMAND {option}")
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         """Load one command; an unknown name is a usage error with the most similar name."""
         name = ALIASES.get(cmd_name, cmd_name)
         if name not in COMMANDS:
-            import difflib
-
             near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return load(name)
@@ -118,6 +117,33 @@ class LazyGroup(TyperGroup):
                 formatter.write_dl(list(group.items()))
 
 
+class PassingCommand(TyperCommand):
+    """Command that passes the arguments after `--` to vLLM; the parser does not read them."""
+
+    def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """Return the words of the usage line after the command's name."""
+        return [*super().collect_usage_pieces(ctx), PASSED]
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Parse the arguments. Raises UsageError for an option that may be one of vLLM."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            own = [flag for one in self.get_params(ctx) for flag in (*one.opts, *one.secondary_opts)]
+            name = _find_unknown_option(error)
+            if name is None or difflib.get_close_matches(name, own, cutoff=0.8):
+                raise
+            raise UsageError(
+                f"No such option of {ctx.info_name}: {name}",
+                hint=f"put options of vLLM after --: {ctx.command_path} ... -- {name}",
+            ) from error
+
+
+def _find_unknown_option(error: Exception) -> str | None:
+    # The class is private to typer; other errors of an option name one that exists.
+    return getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None
+
+
 def place_of(name: str) -> str:
     """Return the module of a command."""
     return f"coldstart.commands.{'transfer' if name in _TRANSFERS else name.replace('-', '_')}"
@@ -135,7 +161,8 @@ def load(name: str) -> Any:
         command = getattr(module, _TRANSFERS.get(name, "command"))
         app.command(name, help=command.__doc__ if name in _TRANSFERS else module.__doc__)(command)
     for registered in app.registered_commands:
-        registered.cls = _command_class(registered.callback)
+        passes = getattr(registered.callback, "takes_vllm_args", False)
+        registered.cls = PassingCommand if passes else TyperCommand
     loaded = typer.main.get_command(app)
     loaded.name = name
     _examples.add(loaded, name)
@@ -144,14 +171,6 @@ def load(name: str) -> Any:
     loaded.context_settings["auto_envvar_prefix"] = prefix
     bind_variables(loaded, prefix)
     return loaded
-
-
-def _command_class(command: Any) -> type[TyperCommand]:
-    if not command.takes_vllm_args:
-        return TyperCommand
-    from coldstart.commands._misplaced import PassingCommand
-
-    return PassingCommand
 
 
 app = typer.Typer(

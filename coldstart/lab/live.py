@@ -62,28 +62,33 @@ class ReplaySettings:
 class _Run:
     def __init__(self, targets: Sequence[Target], settings: ReplaySettings, session: ClientSession) -> None:
         self.targets, self.settings, self.session, self.replay = targets, settings, session, Replay()
-        self.stop, self.refused = asyncio.Event(), 0
-        self.start = time.perf_counter()
+        self.refused, self.start = 0, time.perf_counter()
+        self._task: asyncio.Task[None] | None = None
 
     def clock(self) -> float:
         return time.perf_counter() - self.start
 
-    async def go(self, trace: Iterable[TraceRequest]) -> Replay:
-        running: set[asyncio.Task[None]] = set()
-        for number, row in enumerate(trace):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.stop.wait(), max(0.0, row.arrival_s - self.clock()))
-            if self.stop.is_set():
-                break
-            task = asyncio.create_task(self._one(number, row))
-            running.add(task)
-            task.add_done_callback(running.discard)
-        await self._drain(running)
+    async def run(self, trace: Iterable[TraceRequest]) -> Replay:
+        self._task = asyncio.create_task(self._send_all(trace))
+        with suppress(asyncio.CancelledError):  # by `end`
+            await self._task
         self.replay.duration_s = self.clock()
         self.replay.records.sort(key=lambda record: record.number)
         return self.replay
 
-    async def _one(self, number: int, row: TraceRequest) -> None:
+    def end(self, reason: str) -> None:
+        """Send no further request and cancel the running ones. The first reason counts."""
+        if self._task is not None and not self._task.cancelling():
+            self.replay.ended = reason
+            self._task.cancel()
+
+    async def _send_all(self, trace: Iterable[TraceRequest]) -> None:
+        async with asyncio.TaskGroup() as running:
+            for number, row in enumerate(trace):
+                await asyncio.sleep(max(0.0, row.arrival_s - self.clock()))
+                running.create_task(self._send_one(number, row))
+
+    async def _send_one(self, number: int, row: TraceRequest) -> None:
         record = RequestRecord(number, row.arrival_s, row.prompt_tokens, row.output_tokens, row.model)
         prompt = prompt_tokens(row, number, self.settings.seed, self.settings.vocabulary)
         connected = True
@@ -92,8 +97,7 @@ class _Run:
             connected = await self._send(self.targets[number % len(self.targets)], prompt, record)
         except asyncio.CancelledError:
             record.error = "not finished when the replay ended"
-        finally:
-            self.replay.records.append(record)
+        self.replay.records.append(record)
         self.replay.error = record.error or self.replay.error
         self.refused = 0 if connected else self.refused + 1
         if self.refused >= DEAD_AFTER:
@@ -148,21 +152,6 @@ class _Run:
         record.output_tokens = event.usage.get("completion_tokens", record.output_tokens)
         record.prompt_tokens = event.usage.get("prompt_tokens", record.prompt_tokens)
 
-    def end(self, why: str) -> None:
-        if not self.stop.is_set():
-            self.replay.ended = why
-            self.stop.set()
-
-    async def _drain(self, running: set[asyncio.Task[None]]) -> None:
-        """Wait for outstanding answers, unless the replay was stopped."""
-        stopped = asyncio.create_task(self.stop.wait())
-        while running and not self.stop.is_set():
-            await asyncio.wait({stopped, *running}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        for task in list(running):
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-
 
 def _on_sigint(stop: Callable[[], None]) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
@@ -191,6 +180,6 @@ def replay(
         async with ClientSession(connector=connector, timeout=never, read_bufsize=MAX_LINE) as session:
             running = _Run(targets, settings, session)
             interrupts(lambda: running.end("interrupted"))
-            return await running.go(trace)
+            return await running.run(trace)
 
     return asyncio.run(run())
