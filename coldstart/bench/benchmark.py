@@ -17,6 +17,7 @@ from coldstart.bench.runner import Bench, BenchRuns, Progress
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.models import options, resolution
+from coldstart.scheduling.declaration import list_settings, setting
 from coldstart.system.paths import Cache
 from coldstart.validate.answers import PROMPTS
 from coldstart.validate.launchers import Subject, create_launchers
@@ -27,21 +28,60 @@ INCOMPLETE = "the benchmark was cut off before its last run"
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """Request for a benchmark. `modes` None means all; a mode that is requested by name must run, or the benchmark fails."""
+    """Request for a benchmark. A mode that is requested by name must run, or the benchmark fails.
+
+    Raises UsageError if a setting is out of range, or a mode is unknown.
+    """
 
     model: str
     vllm_args: Sequence[str] = ()
-    modes: Sequence[str] | None = None
-    runs: int = 5
-    warmup: int = 1
-    steady: bool = True
-    ready_timeout_s: float = 900.0
-    baseline: Path | None = None
-    max_regress_pct: float = 10.0
-    revision: str | None = None
+    runs: int = setting(5, "Number of measured runs per mode, after the warm-up.", "--runs", least=1)
+    warmup: int = setting(1, "Number of warm-up runs per mode, which are not counted.", "--warmup", least=0)
+    modes: str | None = setting(
+        None, f"Modes to measure, of {', '.join(run_order.MODES)}; default: all.", "--modes", "M,..."
+    )
+    steady: bool = setting(
+        True, "Also measure latency and throughput after the start.", "--steady/--no-steady"
+    )
+    ready_timeout_s: float = setting(
+        900.0, "Abort a start that takes longer, in seconds.", "--ready-timeout", "SECONDS", above=0
+    )
+    baseline: Path | None = setting(  # noqa: RUF009 - a field
+        None, "JSON result of an earlier run to compare with.", "--baseline", "FILE"
+    )
+    max_regress_pct: float = setting(
+        10.0, "Permitted slowdown over --baseline, in percent.", "--max-regress", "PCT"
+    )
+    revision: str | None = setting(
+        None, "Commit, branch or tag of a hub model; default: the newest commit.", "--revision", "REV"
+    )
     offline: bool = False
     cache: Cache = field(default_factory=Cache.at)
-    command_line: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        try:
+            for name, one in list_settings(self):
+                one.require(name, getattr(self, name))
+        except ValueError as error:
+            raise UsageError(str(error), hint="coldstart bench --help") from error
+        if unknown := [mode for mode in self.names if mode not in run_order.MODES]:
+            hint = f"--modes with some of {','.join(run_order.MODES)}"
+            raise UsageError(f"unknown mode {unknown[0]!r}", hint=hint)
+        if len(set(self.names)) != len(self.names):
+            raise UsageError(f"--modes {self.modes}: a mode is repeated", hint="name each mode once")
+
+    @property
+    def names(self) -> list[str]:
+        """Return the modes to measure."""
+        return self.modes.split(",") if self.modes else list(run_order.MODES)
+
+    @property
+    def command_line(self) -> list[str]:
+        """Return the command that measures the same."""
+        line = ["coldstart", "bench", self.model, "--runs", str(self.runs), "--warmup", str(self.warmup)]
+        line += ["--modes", self.modes] if self.modes else []
+        line += [] if self.steady else ["--no-steady"]
+        return [*line, "--", *self.vllm_args] if self.vllm_args else line
 
 
 def run(
@@ -52,18 +92,12 @@ def run(
     `keep` receives the incomplete document after each run.
 
     Raises:
-        UsageError: A mode is unknown, or the baseline is not a result.
+        UsageError: The baseline is not a result, or an argument of vLLM is invalid.
         NoBundleError: A mode finds no bundle. Resolution of the model may raise other errors.
     """
-    modes = list(request.modes or run_order.MODES)
-    if unknown := [mode for mode in modes if mode not in run_order.MODES]:
-        hint = f"--modes with some of {','.join(run_order.MODES)}"
-        raise UsageError(f"unknown mode {unknown[0]!r}", hint=hint)
-    if len(set(modes)) != len(modes):
-        raise UsageError(f"a mode is repeated in {','.join(modes)}", hint="name each mode once")
     # Read the baseline first: a wrong file name must not cost an hour.
     then = compare.load(request.baseline) if request.baseline else None
-    document = _measure(request, subject(request), modes, progress, keep)
+    document = _measure(request, subject(request), progress, keep)
     _judge(document, request, then)
     return document
 
@@ -87,7 +121,6 @@ def subject(request: BenchRequest) -> Subject:
 def _measure(
     request: BenchRequest,
     about: Subject,
-    modes: Sequence[str],
     progress: Progress,
     keep: Callable[[result.Document], None],
 ) -> result.Document:
@@ -102,14 +135,14 @@ def _measure(
 
     settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
     with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
-        starters = create_launchers(about, modes, Path(name))
+        starters = create_launchers(about, request.names, Path(name))
         bench = Bench(starters, settings, Path(name), progress, keep=keep_incomplete)
         return build(bench.measure(request.runs, request.warmup))
 
 
 def _judge(document: result.Document, request: BenchRequest, then: result.Document | None) -> None:
     failures, modes = document["failures"], document["modes"]
-    for mode in request.modes or ():
+    for mode in request.names if request.modes else ():
         if "unavailable" in modes[mode] and not any(why.startswith(f"{mode}:") for why in failures):
             failures.append(f"{mode}: requested, but {modes[mode]['unavailable']}")
     if then is not None:

@@ -136,7 +136,7 @@ def test_benchmark_that_is_cut_off_keeps_its_runs(
     monkeypatch.setattr(benchmark, "subject", lambda _: None)
     monkeypatch.setattr(benchmark, "create_launchers", lambda *_: launchers)
     monkeypatch.setattr(benchmark, "RunSettings", lambda *_, **__: settings)
-    request = benchmark.BenchRequest("tiny", modes=("vllm-warm", "fresh"), runs=2, warmup=0, steady=False)
+    request = benchmark.BenchRequest("tiny", modes="vllm-warm,fresh", runs=2, warmup=0, steady=False)
     with pytest.raises(KeyboardInterrupt):
         benchmark.run(request, lambda _: None, keep)
     assert benchmark.INCOMPLETE in kept[-1]["failures"]
