@@ -9,7 +9,7 @@ goodput = requests within the SLO per second of replay.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -70,25 +70,6 @@ class RequestRecord:
     def latency_s(self) -> float | None:
         return None if self.finished_s is None else self.finished_s - self.due_s
 
-    @property
-    def tpot_s(self) -> float | None:
-        """Return the time per output token after the first; None for responses of one token."""
-        if self.finished_s is None or self.first_token_s is None or self.output_tokens < 2:
-            return None
-        return (self.finished_s - self.first_token_s) / (self.output_tokens - 1)
-
-    @property
-    def normalized_s(self) -> float | None:
-        """Return the end-to-end latency per output token (FastServe, section 6.1)."""
-        return (
-            None if self.latency_s is None or not self.output_tokens else self.latency_s / self.output_tokens
-        )
-
-    @property
-    def wait_s(self) -> float | None:
-        """Return the time until the request was sent: the client's delay, or in a simulation the wait for its model."""
-        return None if self.sent_s is None else self.sent_s - self.due_s
-
 
 Limits = Mapping[str | None, Mapping[str, float]]
 """An SLO: limits in seconds by metric for each model; None: for all others."""
@@ -130,18 +111,28 @@ class ModelRequest:
 
 
 def tabulate(records: Iterable[RequestRecord]) -> DataFrame:
-    """Return one row for each record, with `ok` and all metrics."""
+    """Return one row for each record, with `ok` and all metrics.
+
+    The time per output token after the first (TPOT) is unknown for a response of one token. The normalized latency is that
+    of FastServe, section 6.1. `wait_s` is the client's delay, or in a simulation the wait for the model.
+    """
     from pandas import DataFrame
 
-    names = [*COLUMNS, "wait_s", "ok"]
+    names = ["ok", "ttft_s", "latency_s", *(one.name for one in fields(RequestRecord))]
     frame = DataFrame([[getattr(one, name) for name in names] for one in records], columns=names)
     times = [name for name in names if name.endswith("_s")]
-    return frame.astype(dict.fromkeys(times, float) | {"ok": bool})
+    frame = frame.astype(dict.fromkeys(times, float) | {"ok": bool, "output_tokens": int})
+    tokens = frame["output_tokens"]
+    later = (frame["finished_s"] - frame["first_token_s"]) / (tokens - 1)
+    frame["tpot_s"] = later.where(tokens > 1)
+    frame["normalized_s"] = (frame["latency_s"] / tokens).where(tokens > 0)
+    frame["wait_s"] = frame["sent_s"] - frame["due_s"]
+    return frame
 
 
 def list_records(frame: DataFrame) -> list[dict[str, object]]:
     """Return the rows of the exported table; an unknown value is None."""
-    cells = frame.astype(object)
+    cells = frame[[*COLUMNS]].astype(object)
     return [dict(row) for row in cells.where(cells.notna(), None).to_dict("records")]
 
 

@@ -23,9 +23,15 @@ FAILED = RequestRecord(9, 1.0, 10, 5, sent_s=1.0, error="OSError: gone")
 
 
 def test_the_definitions() -> None:
-    one = record(0, first=2.0, end=4.0, tokens=5)
-    assert (one.ttft_s, one.tpot_s, one.normalized_s, one.latency_s, one.wait_s) == (1.0, 0.5, 0.6, 3.0, 0.5)
-    assert record(1, 2.0, 2.0, 1).tpot_s is None
+    rows = tabulate([record(0, first=2.0, end=4.0, tokens=5), record(1, 2.0, 2.0, 1), FAILED])
+    found = rows[["ttft_s", "tpot_s", "normalized_s", "latency_s", "wait_s"]]
+    assert found.iloc[0].tolist() == [1.0, 0.5, 0.6, 3.0, 0.5]
+    assert rows["tpot_s"].isna().tolist() == [False, True, True] and rows["ok"].tolist() == [
+        True,
+        True,
+        False,
+    ]
+    assert tabulate([]).empty
 
 
 def test_failures_count_as_misses_and_not_as_latencies() -> None:
