@@ -68,12 +68,7 @@ BESIDE = [
     ("engine", "--model-mapping zipf", "--model-mapping has no effect without --models"),
     ("servers", "--model m --models a,b", "--model has no effect with --models"),
     ("fleet", "--max-prompt 9", "--max-prompt has no effect in a replay on a simulated fleet (--fleet) without"),
-    *(("engine", f"{option} --scheduler {name}", f"cannot use {option.split()[0]} with {name}")
-      for option in ("--quantum 1", "--eta 2", "--alpha 1") for name in ("fcfs",)),
-    *(("engine", option, f"cannot use {option.split()[0]} with fcfs")
-      for option in ("--oldest-share 0.5", "--reserve 0.5", "--kv-strategy reactive")),
-    ("engine", f"{MLFQ} --reserve 0.5 --kv-strategy reactive", "cannot use --reserve with --kv-strategy reactive"),
-    ("engine", f"{MLFQ} --kv-host-memory 9 --kv-strategy recompute", "cannot use --kv-host-memory with --kv-strategy"),
+    ("engine", "--quantum 1 --scheduler fcfs", "cannot use --quantum with fcfs"),
 ]  # fmt: skip
 
 
