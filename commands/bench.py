@@ -10,8 +10,9 @@ from coldstart.commands._export import Exports, give_measurement
 from coldstart.commands._options import Common, Model
 from coldstart.commands._options import command as declare
 
-from coldstart.bench.benchmark import BenchRequest, run
+from coldstart.bench.benchmark import run
 from coldstart.bench.report import starts
+from coldstart.bench.run_order import BenchRequest
 from coldstart.errors import CommandFailedError
 
 
