@@ -8,25 +8,11 @@ from coldstart.commands._options import Common, Model, Untrusted, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
-from coldstart.units import parse_size
-
 app = group(__doc__)
 _SOURCE = typer.Option(
     "--weights-from",
     metavar="SOURCE",
     help="Source: http(s)://..., s3://..., hf://REPO@REV or a directory; default: the model's repository.",
-)
-_TENSOR = typer.Option("--tensor", metavar="NAME", help="Fetch only this tensor; repeatable.")
-_MEMORY = typer.Option(
-    "--memory",
-    metavar="SIZE",
-    help="Maximum memory for this model, such as 60GiB; default: half of the available memory.",
-)
-_STREAMS = typer.Option("--streams", help="Number of parallel connections; default: 4.")
-_IDLE = typer.Option(
-    "--idle",
-    metavar="SECONDS",
-    help="Exit after this many seconds without a client; default: 600.",
 )
 
 
@@ -36,17 +22,11 @@ def start(
     common: Common,
     model: Model,
     weights_from: Annotated[str | None, _SOURCE] = None,
-    tensor: Annotated[list[str] | None, _TENSOR] = None,
-    memory: Annotated[str | None, _MEMORY] = None,
-    streams: Annotated[int | None, _STREAMS] = None,
-    idle: Annotated[float | None, _IDLE] = None,
     untrusted: Untrusted = False,
 ) -> None:
     """Fetch the weights and wait until they are in memory."""
-    from coldstart.contract import environment
     from coldstart.weights.prefetch import ask
 
-    limit = None if memory is None else parse_size(memory)
     common.require_network(weights_from or "")
     with common.out.phase("look up"):
         wanted = ask.resolve(
@@ -59,14 +39,9 @@ def start(
         )
     for note in wanted.notes:
         common.out.warn(note)
-    settings = {
-        environment.PREFETCH_MEMORY_BYTES: limit,
-        environment.PREFETCH_STREAMS: streams,
-        environment.PREFETCH_IDLE_S: idle,
-    }
     common.require_network(wanted.source)
     with common.out.phase("fetch"):
-        stats = ask.fetch_all(wanted, tensor or None, settings)
+        stats = ask.fetch_all(wanted)
     text = (
         f"{wanted.model}: {human_bytes(stats['ready_bytes'])} of {human_bytes(stats['wanted_bytes'])} ready"
     )

@@ -14,8 +14,7 @@ from coldstart.bench import compare, result
 from coldstart.bench.measure import RunSettings
 from coldstart.bench.run_order import BenchRequest
 from coldstart.bench.runner import Bench, BenchRuns, Progress
-from coldstart.contract.arguments import Arguments
-from coldstart.models import options, resolution
+from coldstart.models import resolution
 from coldstart.validate.answers import PROMPTS
 from coldstart.validate.launchers import Subject, create_launchers
 
@@ -46,7 +45,6 @@ def subject(request: BenchRequest) -> Subject:
 
     Raises UsageError for invalid arguments of vLLM: the first start with them must not follow minutes of other starts.
     """
-    options.check(Arguments(request.vllm_args))
     model = resolution.resolve(
         request.model, revision=request.revision, offline=request.offline, cache=request.cache
     )

@@ -10,7 +10,7 @@ import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import MutableMapping
 
 # The patterns are text, which `re` compiles at the first use: few environments have a name that one must match.
 _ADDRESS = r"(?i:tcp|udp|sctp)://\S+"
@@ -33,18 +33,13 @@ def is_injected(name: str, value: str) -> bool:
     return any(re.fullmatch(names, name) and re.fullmatch(form, value) for names, form in _FORMS)
 
 
-def find_injected(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the injected variables whose names begin with `prefix`."""
-    return {
-        name: value
+def drop_injected(environment: MutableMapping[str, str], prefix: str) -> list[str]:
+    """Remove the injected variables whose names begin with `prefix`, and return their names."""
+    dropped = [
+        name
         for name, value in sorted(environment.items())
         if name.startswith(prefix) and is_injected(name, value)
-    }
-
-
-def drop_injected(environment: MutableMapping[str, str], prefix: str) -> dict[str, str]:
-    """Remove the injected variables whose names begin with `prefix`, and return them."""
-    dropped = find_injected(environment, prefix)
+    ]
     for name in dropped:
         del environment[name]
     return dropped

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +29,6 @@ from coldstart.system import runtime
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import tensors
-from coldstart.weights.prefetch.range_source import is_local, normalise
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle
@@ -93,18 +92,14 @@ def choose(
         CommandFailedError: The bundle has no weights plan, or the weights are not safetensors.
     """
     donor = lookup.weights_donor if source is not None else None
-    known = plan = None if donor is None else _weights_plan(donor)
-    fallbacks = list[Fallback]()
-    if source is not None and known is not None:
-        _names(known)  # an invalid plan is compared with nothing
-        plan, fallbacks = _fit_source(source, known, lookup.model)
+    plan = None if donor is None else _weights_plan(donor)
     ensure = resolution.ensure_weights if plan is None else resolution.ensure_tokenizer
     model, given = ensure(lookup.model, offline=lookup.offline), lookup.vllm_args
     own = loading(given, model) if plan is None else _streaming(given, model, plan)
-    request, identity = None, ""
-    if source is not None and known is not None and plan is not None:
+    request, identity, fallbacks = None, "", list[Fallback]()
+    if source is not None and plan is not None:
         request = WeightsRequest(source, weights.keep(plan, lookup.cache.weights / "plans"), pace)
-        identity = weights.digest(known)
+        identity = weights.digest(plan)
     elif lookup.bundle is not None and model.path is not None:
         identity = weights.identity(model.path, lookup.cache.weights)
     if source is not None and donor is None:
@@ -112,38 +107,6 @@ def choose(
         fallbacks = [Fallback("weights", reason)]
     arguments = given.prepend_model(str(model.path), model.name).prepend(*own).append(*listen)
     return Weights(model, arguments, identity, request, fallbacks)
-
-
-def _fit_source(
-    source: str, plan: Mapping[str, Any], model: ResolvedModel
-) -> tuple[Mapping[str, Any] | None, list[Fallback]]:
-    """Return the plan for a source; None, for the files in the model's own directory, if it lacks a file of the bundle.
-
-    The bytes are verified while the server starts.
-
-    Raises:
-        CommandFailedError: Neither the source nor the model's directory has the weights.
-    """
-    differs = _find_difference(Path(normalise(source)), plan) if is_local(source) else None
-    if differs is None:
-        return plan, []
-    if not model.weight_files:
-        raise CommandFailedError(
-            f"cannot load the weights from {source}: {differs}",
-            hint="pass --weights-from a source that has the weights of the bundle",
-        )
-    return None, [Fallback("weights", f"{differs}: the model's own directory is read")]
-
-
-def _find_difference(directory: Path, plan: Mapping[str, Any]) -> str | None:
-    """Return which file of the plan the directory does not have in its size, None if it has all."""
-    for file in plan["files"]:
-        path = directory / file["name"]
-        if not path.is_file():
-            return f"{path} does not exist"
-        if (size := path.stat().st_size) != file["size"]:
-            return f"{path} has {size} bytes, the bundle's file has {file['size']}"
-    return None
 
 
 def _streaming(given: Arguments, model: ResolvedModel, plan: Mapping[str, Any]) -> list[str]:
@@ -181,50 +144,25 @@ def _untied(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -
     return ["--hf-overrides", json.dumps({"tie_word_embeddings": False})]
 
 
-class Ahead:
-    """Weight fetch that runs ahead of a server's start, until `close`."""
-
-    def __init__(self, close: Callable[[], None] = lambda: None, *, headless: bool = False) -> None:
-        self._close, self._headless, self._lasts = close, headless, False
-
-    def started(self) -> None:
-        """Keep the fetch running if this is a later node of a pipeline: it reports readiness before it loads its weights."""
-        self._lasts = self._headless
-
-    def end(self) -> None:
-        """Close the fetch, unless a started server still needs it."""
-        if not self._lasts:
-            self._close()
-
-
 @contextmanager
-def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[Ahead]:
+def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitStack]:
     """Fetch or page in the weights early, while the block starts a server that loads them itself.
 
-    The fetch outlives the block for a server that has `started` and loads its weights later, while the result is referenced.
+    A fetch ends with the block. The caller retains it with `pop_all` for a server that loads its weights later, and must then
+    reference the result.
     """
-    given = plan.vllm_args
-    if given.value("load_format") != LOAD_FORMAT:
-        yield Ahead()
-        return
-    if asked := plan.weights_from:
+    given, early, reading = plan.vllm_args, ExitStack(), None
+    if given.value("load_format") == LOAD_FORMAT and (asked := plan.weights_from):
         from coldstart.weights.prefetch import client
 
-        try:
+        with suppress(client.PrefetchError):  # the loader repeats the fetch and logs the error
             names = _node_names(asked.read(), config, given)
-            early = client.start_early(asked.source, asked.read(), names, pace=asked.pace)
-        except client.PrefetchError:
-            yield Ahead()  # the loader repeats the fetch and logs the error
-            return
-        ahead = Ahead(early.close, headless=given.gives("headless"))
-        try:
-            yield ahead
-        finally:
-            ahead.end()
-        return
-    reading = _page_in(Path(str(given.value("model", ""))), config, given)
+            early.callback(client.start_early(asked.source, asked.read(), names, pace=asked.pace).close)
+    elif given.value("load_format") == LOAD_FORMAT:
+        reading = _page_in(Path(str(given.value("model", ""))), config, given)
     try:
-        yield Ahead()
+        with early:
+            yield early
     finally:
         if reading is not None:
             reading.end()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,9 +86,11 @@ def _attempt(mode: StartMode, one: ServerStart, account: Account) -> Server | No
             listed = account.unavailable if one.request.mode == modes.AUTO else account.fallbacks
             listed += [_name_model(mode, one, why)]
             return None
-        with _weights_ahead(mode, one) as ahead:
+        plan, config = one.plan, one.request.lookup.model.config
+        with fetch.start_early(plan, config) if mode.loads_weights else ExitStack() as early:
             running = mode.launch(one)
-            ahead.started()
+            # A later node of a pipeline reports readiness before it loads its weights.
+            ahead = early.pop_all() if plan.vllm_args.gives("headless") else None
     except ServerExitedError as died:
         if one.plan.weights_from is not None and LOST in died.message:
             return _start_fresh(_without_source(one, died, account), account)
@@ -103,12 +105,6 @@ def _attempt(mode: StartMode, one: ServerStart, account: Account) -> Server | No
         return Server(mode.name, one.plan, running, account, began=one.began, ahead=ahead)
     running.process.wait()
     return _start_fresh(_without_bundle_state(mode.name, one, account), account)
-
-
-def _weights_ahead(mode: StartMode, one: ServerStart) -> AbstractContextManager[fetch.Ahead]:
-    if not mode.loads_weights:
-        return nullcontext(fetch.Ahead())
-    return fetch.start_early(one.plan, one.request.lookup.model.config)
 
 
 def _start_fresh(one: ServerStart, account: Account) -> Server:
@@ -159,7 +155,7 @@ def _without_bundle_state(mode: str, one: ServerStart, account: Account) -> Serv
 
 
 def _fetch_rest(started: Server, request: ServeRequest) -> Server:
-    from coldstart.weights.prefetch.errors import PrefetchError
+    from coldstart.weights.prefetch import PrefetchError
 
     try:
         started.rest = fetch.rest(started.plan, request.lookup.model.config)

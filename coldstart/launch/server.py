@@ -25,7 +25,8 @@ from coldstart.launch.server_process import Running, ServerProcess
 from coldstart.system.proc import scratch
 
 if TYPE_CHECKING:
-    from coldstart.launch import fetch
+    from contextlib import ExitStack
+
     from coldstart.weights.prefetch.client import Attached
 
 STOP_TIMEOUT_S = 30.0
@@ -65,7 +66,7 @@ class Server:
     account: Account
     began: float = 0.0
     rest: Attached | None = None
-    ahead: fetch.Ahead | None = None
+    ahead: ExitStack | None = None
     _ending: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _code: int | None = field(default=None, init=False, repr=False)
 

@@ -17,7 +17,7 @@ from coldstart.artifacts.key import Key, Mismatch
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError, NoBundleError
-from coldstart.models import keys, options, resolution
+from coldstart.models import keys, resolution
 from coldstart.models.aliases import NAMES
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths, secrets
@@ -135,10 +135,9 @@ def look_up(
 ) -> Lookup:
     """Compose the key of the model ``word`` on this machine and look it up among accepted bundles.
 
-    Raises the errors of `resolution.resolve`, and UsageError for an argument that `options.check` refuses.
+    Raises the errors of `resolution.resolve`.
     """
     cache, given = cache or Cache.at(), Arguments(vllm_args)
-    options.check(given)
     model = resolution.resolve(word, revision=revision, offline=offline, cache=cache)
     return Lookup(model, given, cache, keys.compose(model, given), offline=offline, accepts=accepts).refresh()
 

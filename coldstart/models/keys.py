@@ -3,20 +3,57 @@
 key = hardware.* + model.* + runtime.* + engine.*. Two machines that would produce the same artifacts compose the same key; any
 difference that could make an artifact wrong composes another key. No path, host name or environment variable is a
 field. This module imports neither torch nor vllm.
+
+The model is identified by its configuration, the layout of its weights, and its tokenizer. A hub commit determines all
+three. If the commit is known, it replaces the digests of layout and tokenizer, so the key is the same before and after the
+weights are downloaded.
 """
 
+import hashlib
+import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from coldstart.artifacts.key import Key
 from coldstart.contract.arguments import Arguments
-from coldstart.models import identity, relevance
-from coldstart.models.resolution import ResolvedModel
+from coldstart.models import checkpoint_files, model_files, relevance
+from coldstart.models.resolution import ResolvedModel, weight_files
 from coldstart.system import runtime
 from coldstart.system.devices import hardware
 
 ENGINE = "engine."
 """Prefix of the fields that come from vLLM's arguments."""
 Scalar = str | int | float | bool | None
+
+# Members of config.json that record its writer and its path, not the model.
+_INCIDENTAL = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+# Files with a model's own code or the settings of its inputs and weights. Most models have none, so no key field.
+_PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "image_processor_config.json",
+    "feature_extractor_config.json",
+    "quantize_config.json",
+    "quantization_config.json",
+    "hf_quant_config.json",
+    "adapter_config.json",
+    "params.json",
+)
 
 
 def compose(model: ResolvedModel, vllm_args: Arguments) -> Key:
@@ -28,7 +65,7 @@ def compose(model: ResolvedModel, vllm_args: Arguments) -> Key:
     """
     groups: dict[str, Mapping[str, Scalar]] = {
         "hardware": hardware_fields(on_cpu=runtime.targets_cpu()),
-        "model": identity.fields(model),
+        "model": model_fields(model),
         "runtime": runtime.fields(),
         "engine": relevance.engine_fields(vllm_args.normal),
     }
@@ -52,3 +89,66 @@ def hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
     """
     cpu = hardware.cpu()
     return cpu if on_cpu else {"cpu.machine": cpu["cpu.machine"], **hardware.gpu()}
+
+
+def model_fields(model: ResolvedModel) -> dict[str, Scalar]:
+    """Return the model.* fields without prefix: architecture, revision, digests of config, weights and tokenizer."""
+    local = model.path if model.revision is None else None
+    return {
+        "architecture": ",".join(model.config.get("architectures") or []) or None,
+        "config": config_digest(model.config),
+        "revision": model.revision,
+        "weights": layout_digest(local) if local else None,
+        "tokenizer": files_digest(local) if local else None,
+        **(_extra(local) if local else {}),
+    }
+
+
+def _extra(directory: Path) -> dict[str, Scalar]:
+    """Return digests of a model's own code, and of its processor and quantization settings, if it has any."""
+    code = sorted(path for path in directory.rglob("*.py") if path.is_file())
+    settings = [path for name in _PROCESSOR_FILES if os.path.lexists(path := directory / name)]
+    groups = {"code": code, "processor": settings}
+    return {name: _contents(directory, paths) for name, paths in groups.items() if paths}
+
+
+def _contents(directory: Path, paths: list[Path]) -> str:
+    return _digest({str(p.relative_to(directory)): model_files.hash_file(p) for p in paths})
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """Return the digest of the configuration without incidental top-level members."""
+    return _digest({name: value for name, value in config.items() if name not in _INCIDENTAL})
+
+
+def layout_digest(directory: Path) -> str | None:
+    """Return the digest of {tensor: (dtype, shape)} of all safetensors files, or of names and sizes for other formats.
+
+    Return None for a directory without weights. The values are not read: they do not change the compiled code.
+    """
+    files = weight_files(directory)
+    if not files:
+        return None
+    if files[0].suffix != ".safetensors":
+        return _digest({file.name: file.stat().st_size for file in files})
+    layout: dict[str, Any] = {}
+    index = checkpoint_files.read_index(directory)
+    for file in files:
+        layout.update(
+            {entry.name: (entry.dtype, entry.shape) for entry in checkpoint_files.entries(file, index)}
+        )
+    return _digest(layout)
+
+
+def files_digest(directory: Path) -> str:
+    """Return the digest of the tokenizer and generation files in the directory.
+
+    Raises the errors of `model_files.open_file`.
+    """
+    held = (directory / name for name in _TOKENIZER_FILES)
+    return _digest({f.name: model_files.hash_file(f) for f in held if os.path.lexists(f)})
+
+
+def _digest(value: object) -> str:
+    data = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    return "sha256:" + hashlib.sha256(data).hexdigest()

@@ -8,7 +8,6 @@ change of summation order, which comparisons of tokens rely on.
 import math
 import os
 import random
-import shutil
 import subprocess
 import sys
 import zlib
@@ -21,11 +20,14 @@ from coldstart.artifacts import files
 from coldstart.errors import ColdstartError, UsageError
 from coldstart.models import aliases
 from coldstart.system.dry_run import find_directory
+from coldstart.system.proc import locked_directory
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_supervisor
 
 GENERATION = 1
 NAMES = aliases.TINY
 
+# Drafts of models, and the lock of all of them.
+_DRAFT, _GATE = ".draft-", ".draft.lock"
 _SEED = 20240607
 _VOCAB = 2048
 _HIDDEN = 256
@@ -56,35 +58,21 @@ def build(name: str, models: Path) -> Path:
     if (temporary := find_directory()) is not None:
         final = temporary / final.relative_to(models)
     final.parent.mkdir(parents=True, exist_ok=True)
-    with files.locked(_place_lock(final)):
+    with files.locked(final.with_name(f".{name}.lock")):
         if not final.is_dir():
-            draft = _place_draft(final)
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir()
-            try:
+            with locked_directory.owned(final.parent, final.parent / _GATE, _DRAFT) as own:
+                draft = own / name
+                draft.mkdir()
                 _run_child(name, draft)
                 draft.rename(final)
-            finally:
-                shutil.rmtree(draft, ignore_errors=True)
     return final
 
 
 def sweep(models: Path) -> None:
     """Remove the drafts of builds that were killed."""
-    for final in (path / name for path in models.glob("tiny-v*") for name in NAMES):
-        # A build in progress holds the lock; a cache may be read-only.
-        with suppress(OSError):
-            if _place_draft(final).is_dir() and (lock := files.try_lock(_place_lock(final))) is not None:
-                shutil.rmtree(_place_draft(final), ignore_errors=True)
-                os.close(lock)
-
-
-def _place_lock(final: Path) -> Path:
-    return final.with_name(f".{final.name}.lock")
-
-
-def _place_draft(final: Path) -> Path:
-    return final.with_name(f".{final.name}.partial")
+    for place in models.glob("tiny-v*"):
+        with suppress(OSError):  # a cache may be read-only
+            locked_directory.sweep(place, place / _GATE, _DRAFT)
 
 
 def _run_child(name: str, draft: Path) -> None:

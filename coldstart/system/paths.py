@@ -155,8 +155,7 @@ def describe_other_runtime_dir() -> str | None:
     for wanted in _list_xdg():
         with suppress(UsageError):  # where a socket is needed, the error has the reasons
             if (place := runtime_dir()).parent != wanted.parent:
-                reason = _find_obstacle(wanted, 0) or ownership.private(wanted)
-                return f"XDG_RUNTIME_DIR is not used: {reason}. Sockets are in {place}."
+                return f"XDG_RUNTIME_DIR is not used: {_claim(wanted)}. Sockets are in {place}."
     return None
 
 
@@ -166,7 +165,10 @@ def frozen_dir() -> Path:
     A frozen process refers to its files by absolute path, so this path depends on neither HOME nor the cache root.
     Raises UsageError where another user has the name.
     """
-    return _private(_name_frozen_dir())
+    place = _name_frozen_dir()
+    if (reason := _claim(place)) is not None:
+        raise UsageError(f"cannot create a private directory: {reason}", hint=f"rm -r {place}")
+    return place
 
 
 def replacement_dir() -> Path:
@@ -198,11 +200,8 @@ def _choose(places: Sequence[Path], below: int) -> Path:
     """Return the first of `places` that is or can become private. Raises UsageError."""
     reasons = list[str]()
     for place in places:
-        if (reason := _find_obstacle(place, below)) is None:
-            try:
-                return _private(place)
-            except UsageError as error:
-                reason = error.message
+        if (reason := _claim(place, below)) is None:
+            return place
         reasons.append(reason)
     raise UsageError(
         ["cannot create a private directory for sockets:", *reasons],
@@ -210,28 +209,18 @@ def _choose(places: Sequence[Path], below: int) -> Path:
     )
 
 
-def _find_obstacle(place: Path, below: int) -> str | None:
-    """Return why a private directory cannot be at `place`, without creating it: its length, or its parent."""
-    if (reason := _find_excess(place, below) or ownership.fault(place.parent)) is not None:
+def _claim(place: Path, below: int = 0) -> str | None:
+    """Create `place` as a private directory if it is missing. Return why it cannot be one, None if it is."""
+    if below and len(os.fsencode(place)) + below > LONGEST_PATH:
+        return f"{place} is too long for a unix socket"
+    if (reason := ownership.fault(place.parent)) is not None:
         return reason
     nearest = _find_nearest(place.parent)
-    return None if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} cannot be written"
-
-
-def _find_excess(place: Path, below: int) -> str | None:
-    fits = below == 0 or len(os.fsencode(place)) + below <= LONGEST_PATH
-    return None if fits else f"{place} is too long for a unix socket"
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return f"{nearest} cannot be written"
+    return ownership.private(place)
 
 
 def _find_nearest(place: Path) -> Path:
     """Return `place`, or the nearest of its parents that exists as far as this user can see."""
     return next(one for one in (place, *place.parents) if os.path.exists(one))  # noqa: PTH110 - never raises
-
-
-def _private(place: Path) -> Path:
-    if (reason := ownership.private(place)) is not None:
-        raise UsageError(
-            f"cannot create a private directory: {reason}",
-            hint=f"rm -r {place}" if ownership.fault(place.parent) is None else None,
-        )
-    return place

@@ -13,9 +13,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from coldstart.artifacts import canonical
 from coldstart.artifacts.files import open_regular, replacing, write_atomic
@@ -124,7 +125,7 @@ def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
     digests, chunks, whole = dict[str, str](), list[str](), hashlib.sha256()
     # A long tensor and its chunks are hashed at the same time; hashlib does not hold the interpreter's lock.
     with open_regular(path) as file, ThreadPoolExecutor(1) as beside:
-        bare = CheckpointFile(path.name, os.fstat(file.fileno()).st_size, None, tuple(tensors))
+        bare = CheckpointFile(path.name, os.fstat(file.fileno()).st_size, tuple(tensors))
         for start, end, tensor in bare.spans(CHUNK):
             data = file.read(end - start)
             is_part = tensor is not None and end - start < tensor.size
@@ -144,11 +145,11 @@ def headers(paths: Iterable[Path]) -> dict[str, Any]:
     """Return a plan without digests from the headers of the safetensors files of one directory. Raises the errors of `plan`."""
     files = list(paths)
     index = checkpoint_files.read_index(files[0].parent) if files else {}
-    listed = (CheckpointFile(p.name, p.stat().st_size, None, tuple(_checked(p, index))) for p in files)
+    listed = (CheckpointFile(p.name, p.stat().st_size, tuple(_checked(p, index))) for p in files)
     return Checkpoint(CHUNK, tuple(listed)).document()
 
 
 def _checked(path: Path, index: Mapping[str, str]) -> list[Tensor]:
     entries = checkpoint_files.entries(path, index)
     safetensors.require_complete(path, entries)
-    return [Tensor(e.name, path.name, e.offset, e.size, e.dtype, e.shape) for e in entries]
+    return [Tensor(e.name, e.dtype, e.shape, e.offset, e.size) for e in entries]

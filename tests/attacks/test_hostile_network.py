@@ -23,8 +23,8 @@ from coldstart.artifacts.verify import check
 from tools.bundles import publish
 from tools.raw_server import Asked, answer, answering, dribble, flood
 
-from coldstart.weights.prefetch import http_source
-from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError
+from coldstart.weights.prefetch.http_source import HttpSource, headers
+from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError
 
 SECRET = "hunter2-of-the-origin"
 LOGIN = base64.b64encode(f"me:{SECRET}".encode()).decode()
@@ -216,8 +216,8 @@ def test_a_hostile_weights_server(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(PATIENCE_VARIABLE, "0.5")
     into = memoryview(bytearray(4096))
     with answering(WEIGHTS[name]) as server:
-        given = http_source.headers(server.url.replace("//", f"//me:{SECRET}@"), {})
-        source, began = http_source.HttpSource(server.url, given), time.monotonic()
+        given = headers(server.url.replace("//", f"//me:{SECRET}@"), {})
+        source, began = HttpSource(server.url, given), time.monotonic()
         with _Watch() as watch, suppress(SourceUnavailableError, SourceUnusableError):
             got = source.read("f", 4096, 0, into, lambda _: None)
             assert 0 < got <= 4096  # whose digest decides

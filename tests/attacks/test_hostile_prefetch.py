@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-import random
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,36 +15,27 @@ import pytest
 from support.range_server import RangeServer, serving
 from support.shortage import busy_s, exhaust_descriptors
 from support.waiting import wait_until
+from weights_tools import FILE, checkpoint
 
 from coldstart.system.ipc import json_lines
-from coldstart.weights import weights_plan as engine_weights
-from coldstart.weights.prefetch import client, spawning
-from coldstart.weights.prefetch.model import open_model
-
-FILE = "model.safetensors"
+from coldstart.weights.prefetch import client
+from coldstart.weights.prefetch.model import PrefetchedModel
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("weights")
-    header = json.dumps(
-        {
-            n: {"dtype": "U8", "shape": [5000], "data_offsets": [5000 * i, 5000 * i + 5000]}
-            for i, n in enumerate("abc")
-        }
-    ).encode()
-    (made / FILE).write_bytes(struct.pack("<Q", len(header)) + header + random.Random(1).randbytes(15000))
     (made.parent / "secret").write_bytes(b"not yours")
     return made
 
 
 @pytest.fixture(scope="module")
 def plan(directory: Path) -> dict[str, Any]:
-    return engine_weights.plan(directory)
+    return checkpoint(directory, tensors=3, size=5000)
 
 
 @pytest.fixture(scope="module")
-def server(directory: Path) -> Iterator[RangeServer]:
+def server(directory: Path, plan: dict[str, Any]) -> Iterator[RangeServer]:
     with serving(directory) as running:
         yield running
 
@@ -65,15 +54,15 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtime: Path) -> Iterator[int]:
     """Yield the prefetcher's pid; another client is served before and after the attack."""
-    with client.attach(server.url, plan, names=["a"], directory=runtime) as attached:
-        attached.complete(["a"])
+    with client.attach(server.url, plan, names=["t0"], directory=runtime) as attached:
+        attached.complete(["t0"])
         pid = int(_status(runtime)["pid"])
         before = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
         yield pid
-        (entry,) = [tensor for tensor in plan["files"][0]["tensors"] if tensor["name"] == "b"]
+        (entry,) = [tensor for tensor in plan["files"][0]["tensors"] if tensor["name"] == "t1"]
         data = (directory / FILE).read_bytes()[entry["offset"] :][: entry["size"]]
-        with client.attach(server.url, plan, names=["b"], directory=runtime) as other:
-            other.complete(["b"])
+        with client.attach(server.url, plan, names=["t1"], directory=runtime) as other:
+            other.complete(["t1"])
             assert other.file(FILE)[entry["offset"] :][: entry["size"]] == data
         assert _status(runtime)["pid"] == pid
         # The prefetcher drops a closed connection only after it has read what its client sent.
@@ -88,7 +77,7 @@ def _status(runtime: Path) -> dict[str, Any]:
 
 def _raw(runtime: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    (path,) = spawning.list_sockets(runtime)
+    (path,) = client.list_sockets(runtime)
     connection.connect(str(path))
     connection.settimeout(10)
     return connection
@@ -189,7 +178,7 @@ HOSTILE: list[Callable[[dict[str, Any]], Any]] = [
     lambda plan: _tensor(plan, offset=-5),
     lambda plan: _tensor(plan, size=1 << 40),
     lambda plan: _tensor(plan, offset=plan["files"][0]["tensors"][0]["offset"] + 1),
-    lambda plan: _tensor(plan, name="a"),
+    lambda plan: _tensor(plan, name="t0"),
     lambda plan: _tensor(plan, digest="md5:0"),
     lambda plan: {**plan, "chunk": 0},
     lambda plan: {**plan, "chunk": 1 << 40},
@@ -221,14 +210,14 @@ def test_a_hostile_plan_is_refused_by_both_sides(
         client.attach(server.url, spoilt, directory=runtime)
     assert "another source or plan" in _refusal(server, runtime, None, spoilt)
     with pytest.raises(client.PrefetchRefusedError, match="plan"):
-        open_model(server.url, json.dumps(spoilt).encode(), {})
+        PrefetchedModel(server.url, json.dumps(spoilt).encode())
 
 
 @pytest.mark.usefixtures("bystander")
 def test_ranges_outside_of_what_is_wanted_are_refused(
     server: RangeServer, plan: dict[str, Any], runtime: Path
 ) -> None:
-    with client.attach(server.url, plan, names=["c"], directory=runtime) as attached:
+    with client.attach(server.url, plan, names=["t2"], directory=runtime) as attached:
         for offset, size in ((-8, 16), (0, 8), (10_000, 1 << 40), (0, -5)):
             with pytest.raises(client.PrefetchRefusedError):
                 attached.wait(FILE, offset, size)
@@ -241,7 +230,7 @@ def test_client_cannot_change_memory_of_other_clients(
     server: RangeServer, plan: dict[str, Any], runtime: Path
 ) -> None:
     connection = json_lines.Channel(_raw(runtime))
-    body = json_lines.sealed(b'["a"]', json.dumps(plan, sort_keys=True, separators=(",", ":")).encode())
+    body = json_lines.sealed(b'["t0"]', json.dumps(plan, sort_keys=True, separators=(",", ":")).encode())
     socket.send_fds(connection.socket, [json_lines.encode({"op": "attach", "source": server.url})], [body])
     os.close(body)
     assert "attached" in next(connection.replies())
@@ -251,7 +240,7 @@ def test_client_cannot_change_memory_of_other_clients(
             harm()
     os.close(descriptor)
     connection.close()
-    with client.attach(server.url, plan, names=["a"], directory=runtime) as attached:
+    with client.attach(server.url, plan, names=["t0"], directory=runtime) as attached:
         attached.file(FILE)[0:4] = b"mine"
-        with client.attach(server.url, plan, names=["a"], directory=runtime) as other:
+        with client.attach(server.url, plan, names=["t0"], directory=runtime) as other:
             assert other.file(FILE)[0:4] != b"mine"

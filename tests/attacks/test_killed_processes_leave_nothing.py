@@ -97,15 +97,16 @@ def test_killed_start_of_a_template_leaves_no_file(home: Path) -> None:
 
 
 def _draft(models: Path) -> Path:
-    draft = models / f"tiny-v{tiny.GENERATION}" / ".tiny-llama.partial"
+    draft = models / f"tiny-v{tiny.GENERATION}" / ".draft-x"
     draft.mkdir(parents=True)
+    (draft / "lock").touch()
     (draft / "model.safetensors").write_text("part")
     return draft
 
 
 def test_draft_of_a_killed_build_is_removed_by_prune_but_not_a_running_one(run: Run, home: Path) -> None:
     draft = _draft(Cache.at().models)
-    with files.locked(draft.parent / ".tiny-llama.lock"):
+    with files.locked(draft / "lock"):
         run("prune")
         assert draft.is_dir()
     run("prune")

@@ -40,8 +40,7 @@ from coldstart.system.paths import Cache
 from coldstart.system.trust import directory_fingerprint, trusted_keys
 from coldstart.system.trust.unpacked import unpacked
 from coldstart.validate import answers
-from coldstart.weights.prefetch.backends import open_source
-from coldstart.weights.prefetch.range_source import SourceUnusableError
+from coldstart.weights.prefetch.sources import SourceUnusableError, open_source
 
 _PATIENCE_S = 60.0
 

@@ -35,14 +35,14 @@ def model(home: Path) -> Iterator[Path]:
 def test_start_status_stop(run: Run, model: Path) -> None:
     size = (model / "model.safetensors").stat().st_size
     with serving(model) as server:
-        done = run("prefetch", "start", str(model), "--weights-from", server.url, "--memory", "1MB")
+        done = run("prefetch", "start", str(model), "--weights-from", server.url)
         assert done.stdout.startswith("mine: ") and "Next: coldstart prefetch status" in done.stderr
         assert server.total() == size
         again = run("prefetch", "start", str(model), "--weights-from", server.url, "--format", "json")
         assert json.loads(again.stdout)["fetched_bytes"] == size == server.total()
     status = json.loads(run("prefetch", "status", "--format", "json").stdout)
     (one,) = status["prefetchers"]
-    assert status["running"] and one["budget_bytes"] == 1_000_000 and one["memory_bytes"] >= size
+    assert status["running"] and one["budget_bytes"] >= one["memory_bytes"] >= size
     assert (one["source"], one["ready_bytes"], one["leases"]) == (server.url, size, 0)
     assert f"{one['pid']}" in run("prefetch", "status").stdout
     assert run("prefetch", "stop").stdout == f"stopped {one['pid']}\n"
@@ -50,23 +50,14 @@ def test_start_status_stop(run: Run, model: Path) -> None:
     assert json.loads(run("prefetch", "status", "--format", "json").stdout)["running"] is False
 
 
-@pytest.mark.slow
-def test_start_fetches_only_the_named_tensors(run: Run, model: Path) -> None:
-    with serving(model) as server:
-        run("prefetch", "start", str(model), "--weights-from", server.url, "--tensor", "b")
-        assert server.total() == BYTES // 2
-        failed = run("prefetch", "start", str(model), "--weights-from", server.url, "--tensor", "zz", code=1)
-        assert "no tensor 'zz'" in failed.stderr
-
-
 def test_start_reports_invalid_requests(run: Run, model: Path) -> None:
     with serving(model) as server:
-        short = run("prefetch", "start", str(model), "--weights-from", server.url, "--memory", "9", code=1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", "9")
+            short = run("prefetch", "start", str(model), "--weights-from", server.url, code=1)
         assert "the prefetcher may hold 9" in short.stderr
         offline = ("--weights-from", server.url, "--offline")
         assert "--offline is set" in run("prefetch", "start", str(model), *offline, code=4).stderr
     client.request("stop")
-    assert "invalid size 'lots'" in run("prefetch", "start", str(model), "--memory", "lots", code=2).stderr
-    assert "STREAMS" in run("prefetch", "start", str(model), "--streams", "0", code=2).stderr
     (model / "model.safetensors").unlink()
     assert "--weights-from" in run("prefetch", "start", str(model), code=2).stderr

@@ -1,4 +1,4 @@
-"""A threaded HTTP/1.1 file server for tests: ranges, one shared rate, faults, exact accounting.
+"""A threaded HTTP/1.1 file server for tests: ranges, one shared rate, wrong bytes, exact accounting.
 
 Invariant: every body byte that the kernel took from this server is in exactly one entry of `sent`, also when
 the connection broke midway. All connections together never exceed `rate` bytes/s by more than one burst.
@@ -9,36 +9,53 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
-
-from support.range_settings import Bucket, Sent, Settings
+from urllib.parse import unquote, urlsplit
 
 HOST = "127.0.0.1"
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+FOREVER = -1
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+_UNLIMITED_CHUNK, _BURST_S = 4 << 20, 0.01
+
+
+@dataclass
+class Sent:
+    """One response body: the first byte of the requested range, and the number of bytes sent."""
+
+    file: str
+    first: int
+    bytes: int
+
+
+@dataclass
+class Settings:
+    """Settings that take effect with the next response (`rate`: at once)."""
+
+    rate: float | None = None
+    """Bytes per second of all connections together; None is unlimited."""
+    flips: list[tuple[str, int, int]] = field(default_factory=list)
+    """(file, offset, times): the byte arrives inverted in the next `times` responses that hold it; FOREVER does not end."""
 
 
 class RangeServer:
-    """The files below `directory` on a port of `host` that stays the same through `down` and `up`."""
+    """The files below `directory` on a port that stays the same through `down` and `up`."""
 
-    def __init__(
-        self, directory: Path, rate: float | None = None, port: int = 0, *, host: str = HOST
-    ) -> None:
-        self.directory, self.settings, self.host = directory.resolve(), Settings(rate), host
-        self.bucket, self.lock = Bucket(self.settings), threading.Condition()
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.settings = directory.resolve(), Settings()
+        self.lock, self._due_s = threading.Condition(), 0.0
         # Bound all the time, so that no other process takes the port while this server is down.
-        self._reserved = _bound(host, port)
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind((HOST, 0))
         self._port, self._sent = int(self._reserved.getsockname()[1]), list[Sent]()
         self._listener: _Listener | None = None
         self.up()
@@ -46,7 +63,7 @@ class RangeServer:
     @property
     def url(self) -> str:
         """Return the base of every file's URL, without a trailing slash."""
-        return f"http://{self.host}:{self._port}"
+        return f"http://{HOST}:{self._port}"
 
     @property
     def sent(self) -> list[Sent]:
@@ -76,6 +93,26 @@ class RangeServer:
             end = max(end, past)
         return again
 
+    def take_piece(self, count: int) -> int:
+        """Block until a piece of at most `count` bytes may be sent, in the order of the calls; return its size."""
+        if (rate := self.settings.rate) is None:
+            return min(count, _UNLIMITED_CHUNK)
+        count = min(count, max(4096, min(1 << 20, int(rate / 200))))
+        with self.lock:
+            now_s = time.monotonic()
+            self._due_s = max(self._due_s, now_s - _BURST_S) + count / rate
+            wait_s = self._due_s - now_s
+        time.sleep(max(0.0, wait_s))
+        return count
+
+    def flipped(self, file: str, first: int, last: int) -> list[int]:
+        """Return the offsets to invert in a response of bytes first..last of `file`; count them down."""
+        with self.lock:
+            hits = [f for f in self.settings.flips if f[0] == file and first <= f[1] <= last and f[2]]
+            rest = [f for f in self.settings.flips if f not in hits]
+            self.settings.flips = rest + [(f, o, times - (times > 0)) for f, o, times in hits]
+        return [offset for _, offset, _ in hits]
+
     def down(self) -> None:
         """Close all connections and refuse new ones. Does nothing while down."""
         if self._listener is not None:
@@ -93,13 +130,6 @@ class RangeServer:
         self._reserved.close()
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind((host, port))
-    return reserved
-
-
 class _Listener(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
@@ -107,7 +137,7 @@ class _Listener(ThreadingHTTPServer):
 
     def __init__(self, owner: RangeServer, port: int) -> None:
         self.owner, self.connections = owner, set[socket.socket]()
-        super().__init__((owner.host, port), _Handler)
+        super().__init__((HOST, port), _Handler)
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -132,86 +162,56 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: _Listener
 
-    def setup(self) -> None:
-        super().setup()
-        self.owner = self.server.owner
-
     def handle(self) -> None:
         # A client that disconnects is not an error of the server.
         with suppress(OSError):
             super().handle()
 
     def finish(self) -> None:
-        with self.owner.lock:
+        with self.server.owner.lock:
             self.server.connections.discard(self.request)
-            self.owner.lock.notify_all()
+            self.server.owner.lock.notify_all()
         with suppress(OSError):
             super().finish()
 
     def log_message(self, format: str, *args: object) -> None:
         """Silent."""
 
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
     def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, body: bool) -> None:
-        settings, asked = self.owner.settings, urlsplit(self.path)
-        time.sleep(settings.latency_s)
-        if settings.take_one("refusals"):
-            return self._head(settings.refusal, 0)
-        path = (self.owner.directory / unquote(asked.path).lstrip("/")).resolve()
-        if not path.is_relative_to(self.owner.directory):
-            return self._head(404, 0)
-        if "list-type" in (query := parse_qs(asked.query)):
-            return self._list(path, query)
-        return self._file(path, body) if path.is_file() else self._head(404, 0)
-
-    def _file(self, path: Path, body: bool) -> None:
-        found, wanted = path.stat(), None if self.owner.settings.ignore_range else self.headers["Range"]
-        span = _span(wanted, found.st_size)
-        if span is None:
-            return self._head(416, 0, {"Content-Range": f"bytes */{found.st_size}"})
-        first, last = span
-        extra = {
-            "Accept-Ranges": "bytes",
-            "ETag": f'"{found.st_size:x}-{found.st_mtime_ns:x}{self.owner.settings.version}"',
+        root, wanted = self.server.owner.directory, _RANGE.fullmatch(self.headers["Range"] or "")
+        path = (root / unquote(urlsplit(self.path).path).lstrip("/")).resolve()
+        if not path.is_relative_to(root) or not path.is_file() or wanted is None:
+            return self.send_error(404)
+        found, first = path.stat(), int(wanted[1])
+        last = min(int(wanted[2]), found.st_size - 1)
+        self.send_response(206)
+        for name, value in {
+            "Content-Length": str(last + 1 - first),
+            "Content-Range": f"bytes {first}-{last}/{found.st_size}",
+            "ETag": f'"{found.st_size:x}-{found.st_mtime_ns:x}"',
             "Last-Modified": formatdate(found.st_mtime, usegmt=True),
-        }
-        partial = wanted is not None and _RANGE.fullmatch(wanted) is not None
-        if partial:
-            extra["Content-Range"] = f"bytes {first}-{last}/{found.st_size}"
-        self._head(206 if partial else 200, last + 1 - first, extra)
-        return self._body(path, first, last) if body else None
-
-    def _head(self, status: int, length: int, extra: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(length), **(extra or {})}.items():
+        }.items():
             self.send_header(name, value)
         self.end_headers()
+        return self._body(path, first, last)
 
     def _body(self, path: Path, first: int, last: int) -> None:
-        name, settings = str(path.relative_to(self.owner.directory)), self.owner.settings
-        flips, end = settings.flipped(name, first, last), last + 1
-        if end - first > settings.cut_after and settings.take_one("cuts"):
-            end, self.close_connection = first + settings.cut_after, True
+        owner = self.server.owner
+        name = str(path.relative_to(owner.directory))
+        flips = owner.flipped(name, first, last)
         with path.open("rb") as file:
-            at = self._copy(file.fileno(), first, end - 1, flips)
+            at = self._copy(file.fileno(), first, last, flips)
             # Counted before the last byte is sent: a client with the complete body finds it counted.
-            entry = Sent(name, first, last, at - first + (at == end - 1), self.headers["User-Agent"] or "")
-            self.owner.account(entry)
-            if at == end - 1 and self._copy(file.fileno(), at, end, flips) == at:
+            entry = Sent(name, first, at - first + (at == last))
+            owner.account(entry)
+            if at == last and self._copy(file.fileno(), at, last + 1, flips) == at:
                 entry.bytes -= 1
 
     def _copy(self, file: int, at: int, end: int, flips: list[int]) -> int:
         """Send the bytes from `at` to `end` and return the position reached."""
         with suppress(OSError):
             while at < end:
-                count = min(self.owner.bucket.chunk, end - at)
-                self.owner.bucket.take(count)
-                at += self._send(file, at, count, flips)
+                at += self._send(file, at, self.server.owner.take_piece(end - at), flips)
         self.close_connection |= at < end
         return at
 
@@ -224,51 +224,13 @@ class _Handler(BaseHTTPRequestHandler):
             data[position] ^= 0xFF
         return self.connection.send(data)
 
-    def _list(self, folder: Path, query: dict[str, list[str]]) -> None:
-        prefix = query.get("prefix", [""])[0]
-        files = sorted((str(p.relative_to(folder)), p) for p in folder.rglob("*") if p.is_file())
-        rows = "".join(_row(key, p.stat()) for key, p in files if key.startswith(prefix))
-        page = "<IsTruncated>false</IsTruncated>" + rows
-        data = f'<?xml version="1.0"?><ListBucketResult>{page}</ListBucketResult>'.encode()
-        self._head(200, len(data), {"Content-Type": "application/xml"})
-        self.wfile.write(data)
-
-
-def _row(key: str, found: os.stat_result) -> str:
-    when = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(found.st_mtime))
-    tags = f"<LastModified>{when}</LastModified><ETag>&quot;{found.st_mtime_ns:x}&quot;</ETag>"
-    return f"<Contents><Key>{escape(key)}</Key>{tags}<Size>{found.st_size}</Size></Contents>"
-
-
-def _span(wanted: str | None, size: int) -> tuple[int, int] | None:
-    """(first, last) of a Range header, all of the file without (a usable) one; None is unsatisfiable."""
-    match = _RANGE.fullmatch(wanted or "")
-    if match is None or match.group() == "bytes=-":
-        return 0, size - 1
-    first, last = match.groups()
-    if not first:
-        return max(0, size - int(last)), size - 1
-    span = int(first), min(int(last or size), size - 1)
-    return span if span[0] <= span[1] else None
-
 
 @contextmanager
-def serving(directory: Path, rate: float | None = None, port: int = 0) -> Iterator[RangeServer]:
+def serving(directory: Path, rate: float | None = None) -> Iterator[RangeServer]:
     """Run a server in this process until the block ends."""
-    server = RangeServer(directory, rate, port)
+    server = RangeServer(directory)
+    server.settings.rate = rate
     try:
         yield server
     finally:
         server.close()
-
-
-def main(directory: str, host: str, port: str) -> None:
-    """Print the URL and serve until SIGTERM."""
-    server = RangeServer(Path(directory), port=int(port), host=host)
-    print(server.url, flush=True)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    signal.sigwait({signal.SIGTERM})
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -67,16 +67,12 @@ def usable_threads() -> int:
 def gpu() -> dict[str, Scalar]:
     """Return the gpu.* fields of the first device, empty without a device. The number of devices is an engine argument.
 
-    If CUDA's first device cannot be determined, the only field is `gpu.name` with the names of all candidates.
-
     Raises:
         ColdstartError: A driver is there, but the first device cannot be read: the key would fit every GPU.
     """
     from coldstart.system.devices import nvml
 
     state = nvml.machine()
-    if state.undecided:
-        return {"gpu.name": " or ".join(state.undecided)}
     if not state.devices and state.problems:
         raise ColdstartError(f"cannot read the GPU: {'; '.join(state.problems)}", hint="coldstart doctor")
     return _gpu_fields(state.devices[0]) if state.devices else {}

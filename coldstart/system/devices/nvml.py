@@ -45,13 +45,9 @@ class Gpu:
 
 @dataclass
 class Machine:
-    """Devices of this process in CUDA's order, free bytes of each, and problems while reading them.
-
-    `undecided` are the device names if it cannot be determined which of them is CUDA's first.
-    """
+    """Devices of this process in CUDA's order, free bytes of each, and problems while reading them."""
 
     devices: list[Gpu] = field(default_factory=list)
-    undecided: tuple[str, ...] = ()
     free: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -145,8 +141,17 @@ def _visible(library: Any, state: Machine) -> Iterator[Any]:
     physical = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
     wanted = os.environ.get(VISIBLE)
     words = [str(i) for i in range(len(physical))] if wanted is None else wanted.split(",")
-    if any(word.strip().isdigit() for word in words):
-        _check_order(library, physical, state)
+    if any(word.strip().isdigit() for word in words) and os.environ.get(ORDER) != "PCI_BUS_ID":
+        names = set()
+        for handle in physical:
+            with suppress(library.NVMLError):  # the error is reported when the device is read
+                names.add(library.nvmlDeviceGetName(handle))
+        if len(names) > 1:
+            kinds = " and ".join(sorted(names))
+            state.problems.append(
+                f"{kinds} are numbered by speed, which NVML does not report: set {ORDER}=PCI_BUS_ID"
+            )
+            return
     for word in words:
         handle = _named(library, physical, word.strip())
         if handle is None:
@@ -154,18 +159,6 @@ def _visible(library: Any, state: Machine) -> Iterator[Any]:
                 state.problems.append(f"{VISIBLE} names {word.strip()}, but no such device exists")
             return
         yield handle
-
-
-def _check_order(library: Any, physical: list[Any], state: Machine) -> None:
-    kinds = set()
-    for handle in physical:
-        with suppress(library.NVMLError):  # the error is reported when the device is read
-            kinds.add(library.nvmlDeviceGetName(handle))
-    if len(kinds) > 1 and os.environ.get(ORDER) != "PCI_BUS_ID":
-        state.undecided = tuple(sorted(kinds))
-        state.problems.append(
-            f"{' and '.join(sorted(kinds))} are numbered by speed, which NVML does not report: set {ORDER}=PCI_BUS_ID"
-        )
 
 
 def _named(library: Any, physical: list[Any], word: str) -> Any:

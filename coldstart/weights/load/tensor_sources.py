@@ -59,7 +59,7 @@ class PrefetchSource(TensorSource):
 
     def get_bytes(self, tensor: Tensor) -> memoryview:
         """Block until the bytes are fetched and verified."""
-        from coldstart.weights.prefetch.errors import PrefetchError
+        from coldstart.weights.prefetch import PrefetchError
 
         try:
             self.attached.wait(tensor.file, tensor.offset, tensor.size)
@@ -73,7 +73,7 @@ class PrefetchSource(TensorSource):
 
     def get_fetch_stats(self) -> dict[str, Any]:
         """Return the prefetcher's statistics of this model, summed over all clients."""
-        from coldstart.weights.prefetch.errors import PrefetchError
+        from coldstart.weights.prefetch import PrefetchError
 
         try:
             return self.attached.stats()

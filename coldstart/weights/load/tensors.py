@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from coldstart.models.checkpoint_files import make_natural_key
 from coldstart.weights import checkpoint
 from coldstart.weights.checkpoint import Tensor
 
-__all__ = ["Tensor", "UnreadableWeightsError", "list_tensors", "make_natural_key", "select_tensors"]
+__all__ = ["Tensor", "UnreadableWeightsError", "list_tensors", "select_tensors"]
 
 
 class UnreadableWeightsError(ValueError):
@@ -32,7 +34,7 @@ def list_tensors(plan: Mapping[str, Any]) -> list[Tensor]:
         raise UnreadableWeightsError(str(error)) from error
     if bare := [file.name for file in files if not file.tensors]:
         raise UnreadableWeightsError(f"{bare[0]} has no safetensors tensors")
-    return [tensor for file in files for tensor in file.tensors]
+    return [replace(tensor, file=file.name) for file in files for tensor in file.tensors]
 
 
 def select_tensors(tensors: list[Tensor], names: Collection[str]) -> list[Tensor]:

@@ -6,14 +6,12 @@ bundle, the plan is built from local files, which hashes them once.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coldstart.artifacts.bundle import Trust
-from coldstart.contract.environment import Variable
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.models import inspection, resolver
 from coldstart.models.inspection import Lookup
@@ -21,7 +19,7 @@ from coldstart.models.resolution import weight_files
 from coldstart.system.paths import Cache
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.prefetch import client
-from coldstart.weights.prefetch.range_source import is_local
+from coldstart.weights.prefetch.sources import is_local
 
 
 @dataclass(frozen=True)
@@ -80,57 +78,24 @@ def _plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
     raise inspection.miss(lookup)
 
 
-def fetch_all(
-    wanted: Wanted,
-    names: Collection[str] | None,
-    settings: Mapping[Variable[float], float | None],
-    directory: Path | None = None,
-) -> dict[str, Any]:
-    """Start a prefetcher with `settings` if none runs, fetch the tensors `names`, and return the lease's statistics.
-
-    Args:
-        wanted: Source and plan of the model.
-        names: Tensors to fetch; None means all bytes of all files.
-        settings: Variables of a new prefetcher; None leaves one as it is.
-        directory: Directory of the prefetcher's socket (default: the user's runtime directory).
-
-    Raises:
-        UsageError: A setting is invalid, or a prefetcher with its own settings runs.
-        CommandFailedError: The fetch failed.
-    """
-    given = {str(variable): str(value) for variable, value in settings.items() if value is not None}
+def fetch_all(wanted: Wanted) -> dict[str, Any]:
+    """Start a prefetcher if none runs, fetch all files, and return the lease's statistics. Raises CommandFailedError."""
     try:
-        for variable in settings:
-            variable.read(given)
-    except ValueError as error:
-        raise UsageError(f"{error}") from error
-    _settle(wanted, given, directory)
-    try:
-        with client.attach(wanted.source, wanted.plan, names=names, directory=directory) as attached:
-            attached.complete(names)
+        with client.attach(wanted.source, wanted.plan) as attached:
+            attached.complete()
             return attached.stats()
     except client.PrefetchError as error:
         raise CommandFailedError(str(error), hint="coldstart prefetch status") from error
 
 
-def _settle(wanted: Wanted, settings: Mapping[str, str], directory: Path | None) -> None:
-    name = client.name_request(wanted.source, wanted.plan)
-    if settings and any(one.get("key") == name for one in list_prefetchers(directory)):
-        raise UsageError(
-            f"cannot apply the settings: a prefetcher of {wanted.model} already runs with other settings",
-            hint="coldstart prefetch stop",
-        )
-    os.environ.update(settings)
-
-
-def list_prefetchers(directory: Path | None = None) -> list[dict[str, Any]]:
+def list_prefetchers() -> list[dict[str, Any]]:
     """Return the status of each running prefetcher."""
     try:
-        return client.request("status", directory=directory)
+        return client.request("status")
     except client.PrefetchError:
         return []
 
 
-def stop(directory: Path | None = None) -> list[int]:
+def stop() -> list[int]:
     """Stop all prefetchers, wait for their end and return their PIDs. Raises client.PrefetchLostError if none runs."""
-    return [int(answer["stopped"]) for answer in client.request("stop", directory=directory)]
+    return [int(answer["stopped"]) for answer in client.request("stop")]

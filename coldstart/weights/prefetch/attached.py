@@ -5,13 +5,13 @@ Files are slices of a private mapping of the shared region, or mapped local file
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import select
 import signal
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -19,16 +19,11 @@ from typing import Any
 
 from coldstart.artifacts import files
 from coldstart.system.ipc import peers
-from coldstart.system.ipc.json_lines import Channel, sealed
+from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.proc import processes
-from coldstart.weights.prefetch import region_layout
-from coldstart.weights.prefetch.byte_ranges import Ranges
-from coldstart.weights.prefetch.errors import (
-    PrefetchFailedError,
-    PrefetchLostError,
-    PrefetchRefusedError,
-)
-from coldstart.weights.prefetch.range_source import is_local
+from coldstart.weights.prefetch import PrefetchFailedError, PrefetchLostError, PrefetchRefusedError
+from coldstart.weights.prefetch.layout import RegionLayout
+from coldstart.weights.prefetch.sources import is_local
 
 # A prefetcher that is stopped or overloaded must not keep its clients from their next source.
 ANSWER_S = 30.0
@@ -41,12 +36,9 @@ _FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE; mmap defines it from Python
 class Attached:
     """Lease on the weights of one plan: a context manager, for one thread."""
 
-    def __init__(
-        self, channel: Channel, layout: region_layout.RegionLayout, wanted: list[Ranges], source: str
-    ) -> None:
-        self._channel, self._layout, self._wanted = channel, layout, wanted
-        self._ready = [Ranges() for _ in layout.files]
-        self._failed: list[tuple[int, int, int, str]] = []
+    def __init__(self, channel: Channel, layout: RegionLayout, wanted: Iterable[int], source: str) -> None:
+        self._channel, self._layout, self._wanted = channel, layout, frozenset(wanted)
+        self._ready, self._failed = set[int](), dict[int, str]()
         self._answers: dict[str, list[dict[str, Any]]] = {"attached": [], "stats": []}
         self._refused: str | None = None
         self._end_reason = "The prefetcher has ended or does not answer."
@@ -64,7 +56,7 @@ class Attached:
             OSError: The file of a local source cannot be mapped.
             ValueError: The file of a local source is shorter than in the plan.
         """
-        file = self._layout.files[self._layout.numbers[name]]
+        file = self._layout.files[name]
         if name not in self._views:
             if self._region is not None:
                 self._views[name] = self._region[file.base : file.base + file.size]
@@ -82,16 +74,18 @@ class Attached:
             PrefetchFailedError: The prefetcher stopped trying to fetch some of the bytes.
             PrefetchRefusedError: This lease did not request all of the bytes.
         """
-        number, end = self._layout.numbers[file], offset + size
-        if size < 0 or not self._wanted[number].covers(offset, end):
+        end, fits = offset + size, 0 <= offset <= offset + size <= self._layout.files[file].size
+        if not fits or not self._wanted.issuperset(numbers := self._layout.cover(file, offset, size)):
             raise PrefetchRefusedError(f"this client did not request bytes {offset} to {end} of {file}")
-        self._until(lambda: self._there(number, offset, end))
+        self._until(lambda: self._has(numbers))
 
     def complete(self, names: Collection[str] | None = None) -> None:
         """Block until all bytes of the tensors (None: of all files) are available. Raises the errors of `wait`."""
-        for file, ranges in zip(self._layout.files, self._layout.wanted(names), strict=True):
-            for start, end in ranges:
-                self.wait(file.name, start, end - start)
+        numbers = self._layout.select(names)
+        if not self._wanted.issuperset(numbers):
+            raise PrefetchRefusedError("this client did not request all of the tensors")
+        for number in numbers:
+            self._until(partial(self._has, (number,)))
 
     def stats(self) -> dict[str, Any]:
         """Return {"fetched_bytes", "wanted_bytes", "ready_bytes", "refetched", "streams", "began", "ended", "errors"}.
@@ -117,12 +111,11 @@ class Attached:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _there(self, number: int, start: int, end: int) -> bool:
-        if self._ready[number].covers(start, end):
+    def _has(self, numbers: Collection[int]) -> bool:
+        if self._ready.issuperset(numbers):
             return True
-        for file, a, b, reason in self._failed:
-            if file == number and a < end and start < b:
-                raise PrefetchFailedError(reason)
+        if failed := self._failed.keys() & set(numbers) - self._ready:
+            raise PrefetchFailedError(self._failed[min(failed)])
         return False
 
     def _take(self, kind: str) -> dict[str, Any]:
@@ -156,9 +149,10 @@ class Attached:
 
     def _learn(self, messages: Iterable[dict[str, Any]]) -> None:
         for message in messages:
-            for file, start, end in message.get("ready", ()):
-                self._ready[file].add(start, end)
-            self._failed += [(*span, message["reason"]) for span in message.get("failed", ())]
+            for first, end in message.get("ready", ()):
+                self._ready.update(range(first, end))
+            for first, end in message.get("failed", ()):
+                self._failed |= dict.fromkeys(range(first, end), str(message["reason"]))
             for kind in self._answers.keys() & message.keys():
                 self._answers[kind].append(message)
             if "refused" in message:
@@ -168,21 +162,5 @@ class Attached:
 def _map(descriptor: int, size: int) -> mmap.mmap:
     try:
         return mmap.mmap(descriptor, size, flags=_FLAGS)
-    finally:
-        os.close(descriptor)
-
-
-def names_part(names: Collection[str] | None) -> bytes:
-    """Return the names as the first part of a request's body."""
-    return json.dumps(None if names is None else list(names)).encode()
-
-
-def send(channel: Channel, message: dict[str, Any], *parts: bytes) -> None:
-    """Send a message with its body. Raises PrefetchLostError."""
-    descriptor = sealed(*parts)
-    try:
-        channel.send(message, (descriptor,))
-    except OSError as error:
-        raise PrefetchLostError("the prefetcher has ended") from error
     finally:
         os.close(descriptor)

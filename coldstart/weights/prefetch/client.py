@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -17,19 +21,21 @@ from typing import Any
 
 from coldstart.contract import environment
 from coldstart.contract.weights import PacedFetch
+from coldstart.errors import ColdstartError
+from coldstart.system import paths
 from coldstart.system.ipc import peers
-from coldstart.system.ipc.json_lines import Channel
+from coldstart.system.ipc.json_lines import Channel, sealed
 from coldstart.system.timeline import EVENTS_VARIABLE
-from coldstart.weights.prefetch import region_layout, spawning
-from coldstart.weights.prefetch.attached import ANSWER_S, Attached, names_part, send
-from coldstart.weights.prefetch.errors import (
+from coldstart.weights.prefetch import (
     PrefetchError,
     PrefetchFailedError,
     PrefetchLostError,
     PrefetchRefusedError,
+    layout,
 )
+from coldstart.weights.prefetch.attached import ANSWER_S, Attached
 from coldstart.weights.prefetch.model import name_weights
-from coldstart.weights.prefetch.range_source import normalise
+from coldstart.weights.prefetch.sources import normalise
 
 __all__ = [
     "Attached",
@@ -38,7 +44,7 @@ __all__ = [
     "PrefetchLostError",
     "PrefetchRefusedError",
     "attach",
-    "name_request",
+    "list_sockets",
     "request",
     "set_pace",
     "start_early",
@@ -48,6 +54,8 @@ __all__ = [
 _HANDED_ON = ("AWS_", "HF_", environment.PREFETCH_TOKEN)
 # A prefetcher that exits because it is idle may close a connection without reading from it.
 _TRIES = 3
+# The shell exits at once, so the prefetcher is not a child of the client and leaves no zombie there.
+_DETACH = '"$@" &'
 
 
 def attach(
@@ -78,39 +86,27 @@ def attach(
         PrefetchRefusedError: The plan is invalid or exceeds the memory budget.
         PrefetchLostError: No prefetcher runs and `start` is false, or the prefetcher ended.
     """
-    layout = region_layout.read(plan)
-    wanted = layout.wanted(names)
-    name, began = name_request(source, plan), monotonic()
-    for attempt in range(_TRIES):
-        channel = None
+    plan_layout = layout.read(plan)
+    wanted, began = plan_layout.select(names), monotonic()
+
+    def ask() -> Attached:
+        channel = _ask(source, plan, names, directory, start=start, background=background, pace=pace)
         try:
-            # A prefetcher that is being killed may still accept a connection but not answer on it.
-            channel = _ask(source, plan, names, directory, start=start, background=background, pace=pace)
-            return Attached(channel, layout, wanted, normalise(source))
-        except PrefetchLostError as error:
-            if channel is None and not start:
-                raise
-            _closed(channel)
-            if attempt + 1 == _TRIES or monotonic() - began > ANSWER_S:
-                raise PrefetchLostError(f"{error}{spawning.last_words(directory, name)}") from error
+            return Attached(channel, plan_layout, wanted, normalise(source))
         except BaseException:
-            _closed(channel)
+            channel.close()
             raise
-    raise AssertionError("the last attempt returns or raises")
 
-
-def name_request(source: str, plan: Mapping[str, Any]) -> str:
-    """Return the name of the weights of a source and a plan, for which one prefetcher runs."""
-    return name_weights(normalise(source), _encode(plan))
-
-
-def _encode(plan: Mapping[str, Any]) -> bytes:
-    return json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _closed(channel: Channel | None) -> None:
-    if channel is not None:
-        channel.close()
+    for _ in range(_TRIES - 1 if start else 0):
+        # A prefetcher that is being killed may still accept a connection but not answer on it.
+        with suppress(PrefetchLostError):
+            return ask()
+        if monotonic() - began > ANSWER_S:
+            break
+    try:
+        return ask()
+    except PrefetchLostError as error:
+        raise PrefetchLostError(f"{error}{_read_log(_place(source, plan, directory))}") from error
 
 
 def start_early(
@@ -155,7 +151,7 @@ def request(operation: str, *, directory: Path | None = None, **more: Any) -> li
         PrefetchLostError: No prefetcher runs, or one did not answer within ANSWER_S seconds.
     """
     answers, error = list[dict[str, Any]](), PrefetchLostError("no prefetcher runs")
-    for path in spawning.list_sockets(directory):
+    for path in list_sockets(directory):
         try:
             answers.append(_request(path, operation, more))
         except PrefetchLostError as lost:
@@ -184,6 +180,25 @@ def _request(path: Path, operation: str, more: Mapping[str, Any]) -> dict[str, A
     return dict(answers[0].get("status", answers[0]))
 
 
+def list_sockets(directory: Path | None = None) -> list[Path]:
+    """Return the sockets of all prefetchers of this user."""
+    return sorted((directory or paths.runtime_dir()).glob("prefetch-*.socket"))
+
+
+def _encode(plan: Mapping[str, Any]) -> bytes:
+    return json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _place(source: str, plan: Mapping[str, Any], directory: Path | None) -> Path:
+    """Return the path of the socket of the prefetcher of these weights. Raises PrefetchError."""
+    try:
+        return (
+            directory or paths.runtime_dir()
+        ) / f"prefetch-{name_weights(normalise(source), _encode(plan))}.socket"
+    except (ColdstartError, OSError) as error:
+        raise PrefetchError(f"cannot find a directory for the prefetcher's socket: {error}") from error
+
+
 def _ask(
     source: str,
     plan: Mapping[str, Any],
@@ -200,11 +215,61 @@ def _ask(
     message["background"] = background or (pace is not None and pace.background)
     message["pace"] = None if pace is None else asdict(pace)
     message["events"] = os.environ.get(EVENTS_VARIABLE)
-    text = _encode(plan)
-    channel = Channel(spawning.connection(directory, name_weights(normalise(source), text), start=start))
+    channel = Channel(_connect(_place(source, plan, directory), start=start))
+    body = sealed(json.dumps(None if names is None else list(names)).encode(), _encode(plan))
     try:
-        send(channel, message, names_part(names), text)
-    except BaseException:
+        channel.send(message, (body,))
+    except OSError as error:
         channel.close()
-        raise
+        raise PrefetchLostError("the prefetcher has ended") from error
+    finally:
+        os.close(body)
     return channel
+
+
+def _connect(path: Path, *, start: bool) -> socket.socket:
+    """Return a connection to the prefetcher at `path`, without waiting for one that is started.
+
+    Raises:
+        PrefetchLostError: No prefetcher runs and `start` is false.
+        PrefetchError: No prefetcher can be started.
+    """
+    try:
+        return peers.connect(path)
+    except peers.PeerError as error:
+        if not start:
+            raise PrefetchLostError("no prefetcher runs") from error
+    return _spawn(path)
+
+
+def _spawn(path: Path) -> socket.socket:
+    # The process gets one end of a socket pair, and reads the request after its start. If another prefetcher started first, the
+    # new process closes the socket, and the client connects again.
+    parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    command = [sys.executable, "-m", "coldstart.weights.prefetch.daemon", str(path), str(child.fileno())]
+    try:
+        with path.with_suffix(".log").open("wb") as log:
+            subprocess.run(
+                ["/bin/sh", "-c", _DETACH, "sh", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(child.fileno(),),
+                cwd="/",
+                start_new_session=True,
+                check=True,
+            )
+    except (OSError, subprocess.CalledProcessError) as error:
+        parent.close()
+        raise PrefetchError(f"cannot start the prefetcher: {error}") from error
+    finally:
+        child.close()
+    return parent
+
+
+def _read_log(path: Path) -> str:
+    """Return the last line of the ended prefetcher's log to append to an error; "" if the log is empty."""
+    with suppress(OSError):
+        if lines := path.with_suffix(".log").read_text(errors="replace").splitlines():
+            return f"; its log ends: {lines[-1]}"
+    return ""

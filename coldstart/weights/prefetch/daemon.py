@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from coldstart.artifacts import files
@@ -60,20 +61,21 @@ def _is_served(path: Path) -> bool:
 
 
 def _serve(path: Path, client: socket.socket) -> None:
-    listener = peers.Listener(path)
+    failed = True
     try:
-        service = Service(listener)
+        service = Service(peers.Listener(path))
         signal.signal(signal.SIGTERM, lambda *_: service.stop())
         service.adopt(client)
         service.run()
+        failed = False
+    except Exception:  # noqa: BLE001 - the log explains the error to the client
+        traceback.print_exc()
     finally:
         sys.stderr.flush()
-        if sys.exc_info()[0] is None:
-            path.with_suffix(".log").unlink(missing_ok=True)  # else it explains the error to the client
-        path.unlink(missing_ok=True)
-        path.with_suffix(".lock").unlink(missing_ok=True)
+        for suffix in (".socket", ".lock") if failed else (".log", ".socket", ".lock"):
+            path.with_suffix(suffix).unlink(missing_ok=True)
     # Exit without joining the streams: they may block in a read from a server.
-    os._exit(0)
+    os._exit(failed)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
-"""Byte ranges over HTTP(S), read directly into the caller's buffer (RFC 9110, section 14).
+"""Byte ranges over HTTP(S), read into the caller's buffer (RFC 9110, section 14): HTTP servers and the Hugging Face Hub.
 
-A server that supports ranges answers 206 with the requested Content-Range; any other response is not accepted
-as weights. Credentials go only to the origin that they belong to: never to the target of a redirect, and
-never in clear text.
+Credentials go only to the origin that they belong to: never to the target of a redirect, and never in clear text.
 """
 
 from __future__ import annotations
@@ -11,16 +9,11 @@ import base64
 from collections.abc import Callable, Mapping
 from urllib.parse import quote, unquote, urlsplit
 
-from coldstart.artifacts.net import http_client, origin
-from coldstart.artifacts.net.http_client import (
-    Answer,
-    ForbiddenError,
-    HttpClient,
-    RemoteUnreachableError,
-    Secret,
-)
-from coldstart.contract.environment import PREFETCH_TOKEN
-from coldstart.weights.prefetch.range_source import (
+from coldstart.artifacts.net import http_client
+from coldstart.artifacts.net.http_client import ForbiddenError, RemoteUnreachableError
+from coldstart.artifacts.net.origin import parse_origin
+from coldstart.contract.environment import HF_ENDPOINT, HF_TOKEN, PREFETCH_TOKEN
+from coldstart.weights.prefetch.sources import (
     Count,
     SourceTooSlowError,
     SourceUnavailableError,
@@ -28,9 +21,24 @@ from coldstart.weights.prefetch.range_source import (
     redact,
 )
 
-TOKEN_VARIABLE = PREFETCH_TOKEN
-_MAX_REDIRECTS = 5
+_HUB = "https://huggingface.co"
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
+
+
+def open_http(address: str, environment: Mapping[str, str]) -> HttpSource:
+    """Open http(s)://... or hf://owner/name@revision; `environment` has the credentials. Raises SourceUnusableError."""
+    if not address.startswith("hf://"):
+        return HttpSource(address, headers(address, environment))
+    from huggingface_hub import get_token, hf_hub_url
+
+    repository, _, revision = address.partition("://")[2].partition("@")
+    endpoint, token = HF_ENDPOINT.read(environment) or None, HF_TOKEN.read(environment) or get_token()
+    safe = parse_origin(endpoint or _HUB).may_hear_secrets
+    return HttpSource(
+        address,
+        {"Authorization": f"Bearer {token}"} if token and safe else {},
+        lambda name: hf_hub_url(repository, name, revision=revision or None, endpoint=endpoint),
+    )
 
 
 def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -43,7 +51,7 @@ def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
         SourceUnusableError: A password would be sent over plain HTTP.
     """
     parts = urlsplit(address)
-    safe = origin.parse_origin(address).may_hear_secrets
+    safe = parse_origin(address).may_hear_secrets
     if parts.username:
         if not safe:
             raise SourceUnusableError(
@@ -51,12 +59,15 @@ def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
             )
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
-    token = environment.get(TOKEN_VARIABLE)
+    token = environment.get(PREFETCH_TOKEN)
     return {"Authorization": f"Bearer {token}"} if token and safe else {}
 
 
 class HttpSource:
-    """Files below a base address."""
+    """Files below a base address, or at the address that `locate` returns (RFC 9110, section 14).
+
+    A server that supports ranges answers 206 with the requested Content-Range; any other response is not accepted as weights.
+    """
 
     def __init__(
         self, base: str, given: Mapping[str, str], locate: Callable[[str], str] | None = None
@@ -66,81 +77,61 @@ class HttpSource:
         self._locate = locate or (lambda name: f"{path.rstrip('/')}/{quote(name)}{mark}{query}")
         self._headers = dict(given)
         self._moved: dict[str, str] = {}
-        self._client = HttpClient()
+        self._client = http_client.HttpClient()
 
     def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
         """Implement RangeSource."""
+        first, filled = self._locate(name), 0
         try:
-            with self._range(name, size, start, start + len(buffer)) as answer:
-                return _fill(answer, buffer, count)
+            with self._ask(name, first, start, start + len(buffer)) as answer:
+                if wrong := _find_fault(answer.headers, size, start, start + len(buffer)):
+                    raise SourceUnusableError(f"{redact(answer.url)} {wrong}")
+                while filled < len(buffer) and (got := answer.readinto(buffer[filled:])):
+                    filled += got
+                    count(got)
         except http_client.SlowServerError as error:
-            raise SourceTooSlowError(f"{redact(self._locate(name))}: {error.message}") from error
+            raise SourceTooSlowError(f"{redact(first)}: {error.message}") from error
         except RemoteUnreachableError as error:
-            raise SourceUnavailableError(f"{redact(self._locate(name))}: {error.message}") from error
+            if not filled:
+                raise SourceUnavailableError(f"{redact(first)}: {error.message}") from error
         except ForbiddenError as error:
             raise SourceUnusableError(error.message) from error
+        if not filled:
+            raise SourceUnavailableError(f"{redact(first)}: the response is empty")
+        return filled
 
     def close(self) -> None:
         """Implement RangeSource."""
         self._client.close()
 
-    def _range(self, name: str, size: int, start: int, end: int) -> Answer:
-        first = self._locate(name)
-        url = self._moved.get(name, first)
+    def _ask(self, name: str, first: str, start: int, end: int) -> http_client.Answer:
+        """Request bytes [start, end) and return the response with status 206; later requests skip its redirects."""
+        secret = http_client.Secret(parse_origin(first), self._headers) if self._headers else None
         wanted = {"Range": f"bytes={start}-{end - 1}"}
-        secret = Secret(origin.parse_origin(first), self._headers) if self._headers else None
-        for _ in range(_MAX_REDIRECTS):
-            answer = self._client.ask("GET", url, headers=wanted, secret=secret, redirects=False)
-            if answer.status == 206:
-                _check(answer, redact(url), size, start, end)
-                return answer
-            answer.close()
-            url = self._elsewhere(answer, name, url, first)
-            self._moved[name] = url
-        raise SourceUnusableError(f"{redact(first)} exceeds {_MAX_REDIRECTS} redirects")
-
-    def _elsewhere(self, answer: Answer, name: str, url: str, first: str) -> str:
-        status, location = answer.status, answer.headers.get("Location")
-        if status in http_client.REDIRECTS and location:
-            return http_client.redirected(url, location)
+        answer = self._client.ask("GET", self._moved.get(name, first), headers=wanted, secret=secret)
+        if answer.status == 206:
+            self._moved[name] = answer.url
+            return answer
+        answer.close()
+        known, status = self._moved.pop(name, first), answer.status
         # A signed address expires: ask its origin for a new one.
-        if self._moved.pop(name, None) is not None or status in _PASSING:
+        if known != first or status in _PASSING:
             raise SourceUnavailableError(f"{redact(first)} answers {status}")
         if status == 200:
             raise SourceUnusableError(
                 f"{redact(first)} does not serve byte ranges (it answers 200 to a range request)"
             )
-        unsent = not self._headers and not origin.parse_origin(first).may_hear_secrets
-        hint = f"; over plain HTTP no {TOKEN_VARIABLE} is sent" if unsent and status in (401, 403) else ""
+        unsent = not self._headers and not parse_origin(first).may_hear_secrets and status in (401, 403)
+        hint = f"; over plain HTTP no {PREFETCH_TOKEN} is sent" if unsent else ""
         raise SourceUnusableError(f"{redact(first)} answers {status} {answer.reason}{hint}")
 
 
-def _fill(answer: Answer, buffer: memoryview, count: Count) -> int:
-    filled = 0
-    try:
-        while filled < len(buffer) and (got := answer.readinto(buffer[filled:])):
-            filled += got
-            count(got)
-    except http_client.SlowServerError:
-        raise
-    except RemoteUnreachableError:
-        if not filled:
-            raise
-    if not filled:
-        raise RemoteUnreachableError("the response is empty")
-    return filled
-
-
-def _check(answer: Answer, url: str, size: int, start: int, end: int) -> None:
-    unit, _, rest = answer.headers.get("Content-Range", "").partition(" ")
+def _find_fault(given: Mapping[str, str], size: int, start: int, end: int) -> str:
+    """Return why the headers of a response with status 206 are not those of bytes [start, end) of a file; "" if they are."""
+    unit, _, rest = given.get("Content-Range", "").partition(" ")
     span, _, total = rest.partition("/")
-    wrong = ""
     if unit != "bytes" or span != f"{start}-{end - 1}":
-        wrong = f"answers with {unit[:40]} {rest[:80]!r} to a request for bytes {start}-{end - 1}"
-    elif total not in ("*", str(size)):
-        wrong = f"has {total[:40]} bytes, but the weights plan has {size}"
-    elif answer.headers.get("Content-Encoding", "identity") != "identity":
-        wrong = "has a Content-Encoding"
-    if wrong:
-        answer.close()
-        raise SourceUnusableError(f"{url} {wrong}")
+        return f"answers with {unit[:40]} {rest[:80]!r} to a request for bytes {start}-{end - 1}"
+    if total not in ("*", str(size)):
+        return f"has {total[:40]} bytes, but the weights plan has {size}"
+    return "has a Content-Encoding" if given.get("Content-Encoding", "identity") != "identity" else ""

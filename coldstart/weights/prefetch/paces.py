@@ -70,9 +70,9 @@ class FetchPace:
             self._bucket.change(rate, monotonic())
             self._changed.notify_all()
 
-    def take(self, size: int) -> float:
-        """Take tokens for `size` received bytes and wait for the rate limit; return the time in seconds."""
-        began = now = monotonic()
+    def take(self, size: int) -> None:
+        """Take tokens for `size` received bytes and wait for the rate limit."""
+        now = monotonic()
         with self._changed:
             self._first = self._first or now
             self._bytes, self._last = self._bytes + size, now
@@ -81,7 +81,6 @@ class FetchPace:
             while wait_s := self._bucket.wait_s(now):
                 self._changed.wait(wait_s)
                 now = monotonic()
-        return now - began
 
     def document(self) -> dict[str, Any]:
         """Return the rate, the bytes, and the time in seconds from the first to the last byte."""

@@ -10,6 +10,8 @@ import os
 import selectors
 import socket
 from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
@@ -26,23 +28,24 @@ from coldstart.system import timeline
 from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.peers import Listener, trusted
 from coldstart.system.proc import processes
-from coldstart.weights.prefetch.connections import ClientConnection
-from coldstart.weights.prefetch.errors import PrefetchRefusedError
-from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel, name_weights, open_model
+from coldstart.weights.prefetch import PrefetchRefusedError
+from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel, name_weights
 from coldstart.weights.prefetch.paces import FetchPace
-from coldstart.weights.prefetch.range_source import (
+from coldstart.weights.prefetch.schedule import CheckState, Lease, join
+from coldstart.weights.prefetch.sources import (
     SourceUnavailableError,
     SourceUnusableError,
     normalise,
     redact,
 )
-from coldstart.weights.prefetch.schedule import Lease, UnitEntry, UnitState, pick
-from coldstart.weights.prefetch.streams import FetchJob, NoMemoryError, Streams, WrongBytesError
+from coldstart.weights.prefetch.streams import FetchJob, NoMemoryError, WrongBytesError, fetch
 
 # Each rate limit, and the fetches without one, has its own streams, so that a slow fetch delays no other.
 MAX_JOBS = 64
 # Each worker copies the weights, and needs at least as much memory as the prefetcher.
 SHARE = 0.5
+# Drop a client that does not read its messages before they fill the daemon's memory.
+_MAX_UNSENT = 16 << 20
 
 
 class _Attach(msgspec.Struct):
@@ -52,6 +55,50 @@ class _Attach(msgspec.Struct):
     background: bool = False
     early: bool = False
     events: str | None = None
+
+
+class ClientConnection:
+    """Connection of one client, with its lease and rate limit; it never blocks, and `gone` is True when it must be dropped."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.channel = json_lines.Channel(connection)
+        self.lease: Lease | None = None
+        self.pace: FetchPace | None = None
+        self.early = self.gone = False
+        self.events: str | None = None
+        self.began = timeline.now()
+        self.unsent = bytearray()
+        self._descriptor: int | None = None
+
+    def say(self, message: dict[str, Any], descriptor: int | None = None) -> None:
+        """Send a message and a descriptor, which is closed after it is sent."""
+        self._descriptor = self._descriptor if descriptor is None else descriptor
+        self.unsent += json_lines.encode(message)
+        self.flush()
+        self.gone = self.gone or len(self.unsent) > _MAX_UNSENT
+
+    def flush(self) -> None:
+        """Send as many bytes as the socket accepts now."""
+        try:
+            while self.unsent:
+                beside = () if self._descriptor is None else (self._descriptor,)
+                del self.unsent[: json_lines.send_some(self.channel.socket, self.unsent, beside)]
+                self._close_descriptor()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.gone = True
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._close_descriptor()
+        self.channel.close()
+
+    def _close_descriptor(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class Service:
@@ -64,25 +111,19 @@ class Service:
         self.streams, self.stopping = int(PREFETCH_STREAMS.read()), False
         self.idle_s, self.patience_s = PREFETCH_IDLE_S.read(), PREFETCH_PATIENCE_S.read()
         memory = int(PREFETCH_MEMORY_BYTES.read())
-        self._budget = memory if memory >= 0 else None
+        self.budget = memory if memory >= 0 else int(SHARE * processes.available_memory())
         self.model: PrefetchedModel | None = None
-        self._paces = dict[str, FetchPace]()  # by the name of the fetch
         self.clients: dict[ClientConnection, None] = {}
-        self._streams = Streams(self.streams, self._done)
-        self._ended: deque[FetchJob] = deque()
+        self._paces = dict[str, FetchPace]()  # by the name of the fetch
+        self._taken = False  # whether a client has attached that is not early
+        self._drawn = set[str]()  # timeline files that have a span of this fetch
+        self._pool, self._jobs, self._ended = ThreadPoolExecutor(MAX_JOBS), set[FetchJob](), deque[FetchJob]()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._quiet_since = monotonic()
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
-
-    @property
-    def budget(self) -> int:
-        """Return the bytes that may be held: by default SHARE of the memory that is available at the first call."""
-        if self._budget is None:
-            self._budget = int(SHARE * processes.available_memory())
-        return self._budget
+        self._selector.register(self._wake, selectors.EVENT_READ, lambda: os.eventfd_read(self._wake))
 
     def run(self) -> None:
         """Run the loop until the service is stopped or idle."""
@@ -97,7 +138,7 @@ class Service:
     def stop(self) -> None:
         """End the loop soon; a signal handler may call this."""
         self.stopping = True
-        self._notify()
+        os.eventfd_write(self._wake, 1)
 
     def adopt(self, connection: socket.socket) -> None:
         """Accept a connection; a connection of another user is closed."""
@@ -123,8 +164,7 @@ class Service:
     # Messages from clients.
 
     def _heard(self, client: ClientConnection) -> None:
-        if client.has_unsent:
-            client.flush()
+        client.flush()
         try:
             messages = client.channel.receive()
             if messages is None:
@@ -139,8 +179,8 @@ class Service:
         operation = message.get("op")
         if operation == "attach":
             self._attach(client, message)
-        elif operation == "stats" and client.model is not None:
-            client.say({"stats": {**client.model.stats(), "streams": self.streams}})
+        elif operation == "stats" and client.lease is not None and self.model is not None:
+            client.say({"stats": {**self.model.stats(), "streams": self.streams}})
         elif operation == "pace":
             client.say({"pace": self._paced(msgspec.convert(message, PacedFetch))})
         elif operation == "status":
@@ -153,29 +193,29 @@ class Service:
 
     def _attach(self, client: ClientConnection, message: dict[str, Any]) -> None:
         names, plan = json_lines.body(client.channel.take())
-        if client.model is not None:
+        if client.lease is not None:
             raise json_lines.MalformedMessageError("a second attach message")
         asked = msgspec.convert(message, _Attach)
-        wanted_names = msgspec.json.decode(names, type=list[str] | None)
-        model = client.model = self._find(asked.source, plan, asked.environment)
+        model, wanted_names = (
+            self._find(asked.source, plan),
+            msgspec.json.decode(names, type=list[str] | None),
+        )
+        ready, wanted = join(model.board.list_ready()), model.layout.select(wanted_names)
+        model.want(wanted, asked.environment, self.budget)
+        client.lease = Lease(wanted, background=asked.background)
         if asked.pace is not None:
             client.pace = self._paces.setdefault(asked.pace.name, FetchPace(asked.pace.rate))
-        client.early, client.began = asked.early, timeline.now()
+        client.early, self._taken = asked.early, self._taken or not asked.early
         client.events = asked.events if asked.events and os.path.isabs(asked.events) else None  # noqa: PTH117
-        model.taken = model.taken or not client.early
-        known = [[number, *span] for number, ranges in enumerate(model.board.ready) for span in ranges]
-        entries = model.want(model.layout.wanted(wanted_names), self.budget)
-        client.lease = Lease(model.board, entries, background=asked.background)
         region = model.region.reader() if model.region is not None else None
-        client.say({"attached": model.key, "pid": os.getpid(), "ready": known}, region)
+        client.say({"attached": model.key, "pid": os.getpid(), "ready": ready}, region)
 
-    def _find(self, source: str, plan: bytes, environment: dict[str, str]) -> PrefetchedModel:
+    def _find(self, source: str, plan: bytes) -> PrefetchedModel:
         address = normalise(source)
         if self.model is None:
-            self.model = open_model(address, plan, environment)
+            self.model = PrefetchedModel(address, plan)
         if self.model.key != name_weights(address, plan):
             raise PrefetchRefusedError("this prefetcher fetches the weights of another source or plan")
-        self.model.update_environment(environment)
         return self.model
 
     def _paced(self, asked: PacedFetch) -> dict[str, Any] | None:
@@ -183,69 +223,20 @@ class Service:
         if (pace := self._paces.get(asked.name)) is None:
             return None
         pace.change(asked.rate)
-        waits = any(lease_waits(client) for client in self.clients if client.pace is pace)
+        waits = any(self._waits(client) for client in self.clients if client.pace is pace)
         return {**pace.document(), "ended": pace.served and not waits}
 
-    # Reports of streams.
+    def _waits(self, client: ClientConnection) -> bool:
+        return (
+            self.model is not None
+            and client.lease is not None
+            and self.model.board.is_unfinished(client.lease)
+        )
 
-    def _done(self, job: FetchJob) -> None:
-        self._ended.append(job)
-        self._notify()
-
-    def _notify(self) -> None:
-        os.eventfd_write(self._wake, 1)
-
-    def _woken(self) -> None:
-        os.eventfd_read(self._wake)
-
-    def _settle(self, job: FetchJob) -> None:
-        self._streams.jobs.discard(job)
-        model, entry, error = job.model, job.entry, job.error
-        model.fetched += job.received
-        model.refetched += job.received if error is not None else 0
-        if error is None:
-            model.record_arrival()
-            model.board.publish(entry)
-            self._tell([entry])
-        elif job.generation != model.generation:
-            model.board.requeue(entry)
-        elif isinstance(error, SourceUnavailableError) and model.delay_retry(self.patience_s):
-            model.note(str(error))
-            model.board.requeue(entry)
-        elif isinstance(error, WrongBytesError) and entry.wrong + 1 < MAX_WRONG:
-            entry.wrong += 1
-            model.note(f"{error}; fetched again")
-            model.board.requeue(entry)
-        else:
-            self._record_failure(model, entry, error)
-
-    def _record_failure(self, model: PrefetchedModel, entry: UnitEntry, error: Exception) -> None:
-        reason = f"{redact(model.address)}: {error}"
-        if isinstance(error, WrongBytesError):
-            reason = f"{error}, {MAX_WRONG} times, from {redact(model.address)}"
-        if isinstance(error, NoMemoryError):
-            reason = str(error)
-        model.note(reason)
-        entry.state, entry.reason = UnitState.FAILED, reason
-        failed = [entry]
-        if isinstance(error, SourceUnavailableError):
-            failed += model.board.fail_rest(None, reason)
-            model.abort()
-        elif isinstance(error, NoMemoryError):
-            failed += model.board.fail_rest(None, reason)
-        elif isinstance(error, SourceUnusableError | OSError):
-            failed += model.board.fail_rest(entry.unit.file, reason)
-        self._tell(failed)
-
-    def _tell(self, entries: list[UnitEntry]) -> None:
-        for client in self.clients:
-            if client.model is not None:
-                client.tell(entries)
-
-    # Scheduling and cleanup.
+    # Scheduling, and the results of streams.
 
     def _dispatch(self) -> None:
-        model, jobs = self.model, self._streams.jobs
+        model, jobs = self.model, self._jobs
         if model is None or model.retry_at > monotonic():
             return
         paces = {client.lease: client.pace for client in self.clients if client.lease}
@@ -253,49 +244,95 @@ class Service:
         def available(lease: Lease) -> bool:
             return sum(job.pace is paces[lease] for job in jobs) < self.streams
 
-        while len(jobs) < MAX_JOBS and (chosen := pick(paces, available)) is not None:
-            lease, entry = chosen
-            model.start(entry)
-            self._streams.submit(FetchJob(model, entry, model.generation, paces[lease]))
+        while len(jobs) < MAX_JOBS and (chosen := model.board.pick(paces, available)) is not None:
+            lease, run = chosen
+            model.board.mark(run, CheckState.BUSY)
+            model.began = model.began or monotonic()
+            job = FetchJob(model, run, model.requests, paces[lease])
+            jobs.add(job)
+            self._pool.submit(self._fetch, job)
+
+    def _fetch(self, job: FetchJob) -> None:
+        fetch(job)
+        self._ended.append(job)
+        os.eventfd_write(self._wake, 1)
+
+    def _settle(self, job: FetchJob) -> None:
+        self._jobs.discard(job)
+        model, error = job.model, job.error
+        model.fetched += job.received
+        model.board.mark(job.run, CheckState.READY if error is None else CheckState.IDLE)
+        if error is None:
+            model.record_arrival()
+            self._tell({"ready": join(job.run)})
+            return
+        model.refetched += job.received
+        if job.request != model.requests:
+            return  # a client has attached since, perhaps with other credentials
+        if isinstance(error, SourceUnavailableError) and model.delay_retry(self.patience_s):
+            model.note(str(error))
+        elif isinstance(error, WrongBytesError):
+            model.wrong[error.number] += 1
+            if model.wrong[error.number] < MAX_WRONG:
+                model.note(f"{error}; fetched again")
+            else:
+                self._fail([error.number], f"{error}, {MAX_WRONG} times, from {redact(model.address)}")
+        elif isinstance(error, NoMemoryError):
+            self._fail(model.board.list_idle(), str(error))
+        else:
+            numbers: Iterable[int] = job.run
+            if isinstance(error, SourceUnavailableError):
+                numbers = model.board.list_idle()
+            elif isinstance(error, SourceUnusableError | OSError):
+                numbers = model.board.list_idle(model.layout.checks[job.run.start].file.checks)
+            self._fail(numbers, f"{redact(model.address)}: {error}")
+
+    def _fail(self, numbers: Iterable[int], reason: str) -> None:
+        assert self.model is not None
+        self.model.note(reason)
+        self.model.board.mark(numbers, CheckState.FAILED)
+        self._tell({"failed": join(numbers), "reason": reason})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        for client in self.clients:
+            if client.lease is not None:
+                client.say(message)
+
+    # Ends of leases and connections.
 
     def _look_after(self) -> None:
         for client in list(self.clients):
-            self._report(client)
+            if client.lease is not None and not self._waits(client):
+                self._complete(client)
             if client.gone:
                 self._drop(client)
             else:
-                self._mind_sending(client)
+                mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
+                key = self._selector.get_key(client.channel)
+                if key.events != mask:
+                    self._selector.modify(client.channel, mask, key.data)
         idle_s = 0.0 if self.model is None else self.idle_s
         if not self.clients and monotonic() - self._quiet_since >= idle_s:
             self.stopping = True
 
-    def _report(self, client: ClientConnection) -> None:
+    def _complete(self, client: ClientConnection) -> None:
         """Write the span of a client whose requests are complete, and end an early lease after another client attached."""
-        lease, model = client.lease, client.model
-        if lease is None or model is None or lease.has_unfinished():
-            return
         if client.pace is not None:
             client.pace.served = True
-        if client.events is not None:
-            self._draw(client, model, client.events)
-            client.events = None
-        client.gone = client.gone or (client.early and model.taken)
-
-    def _draw(self, client: ClientConnection, model: PrefetchedModel, path: str) -> None:
-        if path in model.reported:  # the early lease has written the span
-            return
-        model.reported.add(path)
-        span = timeline.Span("fetch weights", client.began, timeline.now(), "prefetch", model.brief())
-        try:
-            timeline.append(path, span)
-        except OSError as error:
-            model.note(f"timeline events: {error}")
-
-    def _mind_sending(self, client: ClientConnection) -> None:
-        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.has_unsent else 0)
-        key = self._selector.get_key(client.channel)
-        if key.events != mask:
-            self._selector.modify(client.channel, mask, key.data)
+        path, client.events = client.events, None
+        if (
+            path is not None and self.model is not None and path not in self._drawn
+        ):  # an early lease may have written it
+            self._drawn.add(path)
+            figures = self.model.document()
+            brief = {name: figures[name] for name in ("source", "fetched_bytes", "ready_bytes")}
+            try:
+                timeline.append(
+                    path, timeline.Span("fetch weights", client.began, timeline.now(), "prefetch", brief)
+                )
+            except OSError as error:
+                self.model.note(f"timeline events: {error}")
+        client.gone = client.gone or (client.early and self._taken)
 
     def _drop(self, client: ClientConnection) -> None:
         self._selector.unregister(client.channel)
@@ -310,12 +347,7 @@ class Service:
             "streams": self.streams,
             "idle_s": self.idle_s,
             "clients": len(self.clients),
-            "leases": sum(client.model is not None for client in self.clients),
+            "leases": sum(client.lease is not None for client in self.clients),
             "budget_bytes": self.budget,
             **(self.model.document() if self.model is not None else {}),
         }
-
-
-def lease_waits(client: ClientConnection) -> bool:
-    """Return whether the request of the client is unfinished."""
-    return client.lease is not None and client.lease.has_unfinished()

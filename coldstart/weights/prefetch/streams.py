@@ -1,51 +1,56 @@
-"""Streams: threads that fetch one unit at a time, verify it and write it to the shared memory.
+"""Fetch of consecutive checks by a thread: it reads their bytes, verifies them and writes them to the shared memory.
 
-Unverified bytes stay in the stream's own buffer and never reach the shared memory. Buffers are reused, so
-that their pages are touched for the first time once.
+Unverified bytes stay in the thread's own buffer and never reach the shared memory. A buffer is reused, so that its
+pages are touched for the first time once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from queue import SimpleQueue
-from time import monotonic
 
-from coldstart.artifacts.net import http_client
-from coldstart.weights.prefetch.backends import open_source
-from coldstart.weights.prefetch.byte_ranges import Range
+from coldstart.weights.prefetch.layout import Check, RegionFile
 from coldstart.weights.prefetch.model import PrefetchedModel
 from coldstart.weights.prefetch.paces import FetchPace
-from coldstart.weights.prefetch.range_source import (
+from coldstart.weights.prefetch.sources import (
     RangeSource,
     SourceTooSlowError,
     SourceUnavailableError,
+    open_source,
 )
-from coldstart.weights.prefetch.region import SharedRegion
-from coldstart.weights.prefetch.region_layout import Check, RegionFile
-from coldstart.weights.prefetch.schedule import Unit, UnitEntry
 
-_BOUNDS = http_client.read_bounds()
+MAX_READS = 64
+"""Maximum number of requests for one run of checks."""
 
 
 class WrongBytesError(Exception):
-    """Fetched bytes do not match the plan; the message names the file and the tensor, or the range of bytes."""
+    """Fetched bytes of the check `number` do not match the plan; the message names the file, and the tensor or the bytes."""
+
+    def __init__(self, number: int, check: Check) -> None:
+        what = f"there are wrong bytes in bytes {check.start} to {check.end}"
+        if check.tensor is not None:
+            what = f"tensor {check.tensor.name!r} at offset {check.tensor.offset} has wrong bytes"
+        super().__init__(f"{check.file.name}: {what}")
+        self.number = number
+
+
+class NoMemoryError(RuntimeError):
+    """The machine has too little memory for the fetched bytes; the source works."""
 
 
 @dataclass(eq=False)
 class FetchJob:
-    """Fetch of one unit; `error` is None after a successful fetch.
+    """Fetch of the checks `run`, which follow each other in one file; `error` is None after a successful fetch.
 
-    `received` is the number of received bytes, `paused_s` the time in seconds that the job waited for its rate limit.
+    `request` is the number of the model's requests before it, and `received` the number of received bytes.
     """
 
     model: PrefetchedModel
-    entry: UnitEntry
-    generation: int
+    run: range
+    request: int
     pace: FetchPace | None = None
-    paused_s: float = 0.0
     received: int = 0
     error: Exception | None = None
 
@@ -53,119 +58,72 @@ class FetchJob:
         """Count `size` received bytes, and wait for the rate limit."""
         self.received += size
         if self.pace is not None:
-            self.paused_s += self.pace.take(size)
+            self.pace.take(size)
 
 
-class Streams:
-    """Threads that run jobs, one each; a thread calls `done` when its job has ended.
+class _Stream(threading.local):
+    """Buffer and open source of one thread."""
 
-    The caller of `submit` limits the number of jobs. `number` threads are retained for later jobs, with their
-    buffers and connections.
-    """
-
-    def __init__(self, number: int, done: Callable[[FetchJob], None]) -> None:
-        self.number = number
-        self.jobs: set[FetchJob] = set()
-        self._done = done
-        self._jobs: SimpleQueue[FetchJob] = SimpleQueue()
-        self._threads = 0
-        self._lock = threading.Lock()
-
-    def submit(self, job: FetchJob) -> None:
-        """Run a job in a thread."""
-        self.jobs.add(job)
-        with self._lock:
-            self._jobs.put(job)
-            if self._threads < len(self.jobs):
-                self._threads += 1
-                threading.Thread(target=self._run, name="stream", daemon=True).start()
-
-    def _run(self) -> None:
-        stream = _Stream()
-        while True:
-            job = self._jobs.get()
-            try:
-                stream.fetch(job, job.entry.unit)
-            except Exception as error:  # noqa: BLE001 - no error may end the stream's thread
-                job.error = error
-            self._done(job)
-            with self._lock:
-                if self._threads > self.number and self._jobs.empty():
-                    self._threads -= 1
-                    break
-        stream.close()
-
-
-class _Stream:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._source: tuple[Mapping[str, str], RangeSource] | None = None
 
-    def close(self) -> None:
-        if self._source is not None:
-            self._source[1].close()
-            self._source = None
-
-    def fetch(self, job: FetchJob, unit: Unit) -> None:
-        model = job.model
-        source, buffer, at = self._open(model), self._space(unit.size), 0
-        pieces: dict[Range, memoryview] = {}
-        for start, end in unit.pieces:
-            pieces[start, end] = buffer[at : at + end - start]
-            self._fill(job, source, start, pieces[start, end])
-            at += end - start
-        file = model.layout.files[unit.file]
-        for check in unit.checks:
-            _verify(file, check, pieces)
-        if model.region is not None:
-            for (start, _), data in pieces.items():
-                _keep(model.region, file, start, data)
-
-    def _fill(self, job: FetchJob, source: RangeSource, start: int, buffer: memoryview) -> None:
-        number = job.entry.unit.file
-        file, filled, idle, began = job.model.layout.files[number], 0, 0, monotonic() - job.paused_s
-        while filled < len(buffer):
-            try:
-                filled += source.read(file.name, file.size, start + filled, buffer[filled:], job.count)
-                idle = 0
-            except SourceTooSlowError:
-                raise
-            except SourceUnavailableError:
-                # Retry once at once: the server may have closed a reused connection.
-                idle += 1
-                if idle > 1:
-                    raise
-            took_s = monotonic() - began - job.paused_s
-            if took_s > _BOUNDS.window_s + filled / _BOUNDS.floor:
-                raise SourceTooSlowError(f"{file.name} arrives too slowly: {filled} bytes in {took_s:.0f} s")
-
-    def _space(self, size: int) -> memoryview:
+    def space(self, size: int) -> memoryview:
+        """Return `size` bytes of the buffer."""
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
         return memoryview(self._buffer)[:size]
 
-    def _open(self, model: PrefetchedModel) -> RangeSource:
+    def open(self, model: PrefetchedModel) -> RangeSource:
+        """Return the source of the model with its present credentials."""
         if self._source is None or self._source[0] != model.environment:
-            self.close()
+            if self._source is not None:
+                self._source[1].close()
             self._source = (model.environment, open_source(model.address, model.environment))
         return self._source[1]
 
 
-def _verify(file: RegionFile, check: Check, pieces: Mapping[Range, memoryview]) -> None:
-    first, data = next((start, data) for (start, end), data in pieces.items() if start <= check.start < end)
-    if hashlib.sha256(data[check.start - first : check.end - first]).hexdigest() != check.digest:
-        if check.tensor is None:
-            raise WrongBytesError(f"{file.name}: there are wrong bytes in bytes {check.start} to {check.end}")
-        place = f"tensor {check.tensor.name!r} at offset {check.tensor.offset}"
-        raise WrongBytesError(f"{file.name}: {place} has wrong bytes")
+_stream = _Stream()
 
 
-class NoMemoryError(RuntimeError):
-    """The machine has too little memory for the fetched bytes; the source works."""
-
-
-def _keep(region: SharedRegion, file: RegionFile, start: int, data: memoryview) -> None:
+def fetch(job: FetchJob) -> None:
+    """Fetch, verify and write the bytes of a job; its `error` has the reason of a failure."""
     try:
-        region.write(file.base + start, data)
-    except OSError as error:
-        raise NoMemoryError(f"no memory for {file.name} at {start}: {error.strerror}") from error
+        _fetch(job)
+    except Exception as error:  # noqa: BLE001 - the main thread decides about every error
+        job.error = error
+
+
+def _fetch(job: FetchJob) -> None:
+    model, checks = job.model, job.model.layout.checks[job.run.start : job.run.stop]
+    file, start = checks[0].file, checks[0].start
+    data = _stream.space(checks[-1].end - start)
+    _fill(job, file, start, data)
+    for number, check in zip(job.run, checks, strict=True):
+        if hashlib.sha256(data[check.start - start : check.end - start]).hexdigest() != check.digest:
+            raise WrongBytesError(number, check)
+    if model.region is not None:
+        try:
+            model.region.write(file.base + start, data)
+        except OSError as error:
+            raise NoMemoryError(f"no memory for {file.name} at {start}: {error.strerror}") from error
+
+
+def _fill(job: FetchJob, file: RegionFile, start: int, buffer: memoryview) -> None:
+    source, filled, reads, idle = _stream.open(job.model), 0, 0, 0
+    while filled < len(buffer):
+        # Each connection may end after a byte, which its own limit of time does not notice.
+        if (reads := reads + 1) > MAX_READS:
+            raise SourceTooSlowError(
+                f"{file.name} arrives too slowly: {filled} bytes in {MAX_READS} requests"
+            )
+        try:
+            filled += source.read(file.name, file.size, start + filled, buffer[filled:], job.count)
+            idle = 0
+        except SourceTooSlowError:
+            raise
+        except SourceUnavailableError:
+            # Retry once at once: the server may have closed a reused connection.
+            idle += 1
+            if idle > 1:
+                raise

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from coldstart.errors import UsageError
-from coldstart.models import identity
+from coldstart.models import keys
 
 
 def test_values_and_sharding_do_not_count_but_shapes_do(tmp_path: Path) -> None:
@@ -20,8 +20,8 @@ def test_values_and_sharding_do_not_count_but_shapes_do(tmp_path: Path) -> None:
     save_file({"a": a + 1}, two / "model-1.safetensors")
     save_file({"b": b + 1}, two / "model-2.safetensors")
     save_file({"a": a, "b": b.astype(np.float16)}, other / "model.safetensors")
-    assert identity.layout_digest(one) == identity.layout_digest(two)
-    assert identity.layout_digest(one) != identity.layout_digest(other)
+    assert keys.layout_digest(one) == keys.layout_digest(two)
+    assert keys.layout_digest(one) != keys.layout_digest(other)
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_values_and_sharding_do_not_count_but_shapes_do(tmp_path: Path) -> None:
 def test_a_broken_file_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(UsageError, match=r"model\.safetensors"):
-        identity.layout_digest(tmp_path)
+        keys.layout_digest(tmp_path)

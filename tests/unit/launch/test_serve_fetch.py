@@ -18,7 +18,6 @@ from tools.bundles import key
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
-from coldstart.errors import CommandFailedError
 from coldstart.launch import fetch, planning
 from coldstart.launch.planning import ServeRequest
 from coldstart.models.inspection import Lookup
@@ -156,14 +155,13 @@ def test_a_later_node_of_a_pipeline_loads_after_it_is_up_and_has_its_weights_on_
     prefetcher = use()
     words = ["--pipeline-parallel-size", "2", "--nnodes", "2", "--node-rank", "1"]
     later = replace(streaming, vllm_args=Arguments([*OURS, *words, "--headless"]))
-    with fetch.start_early(later, LLAMA) as ahead:
-        ahead.started()
+    with fetch.start_early(later, LLAMA) as early:
+        retained = early.pop_all()
     assert prefetcher.closed == 0
     with fetch.start_early(later, LLAMA):
         pass  # the server did not start
     assert prefetcher.closed == 1
-    with fetch.start_early(streaming, LLAMA) as ahead:
-        ahead.started()
+    retained.close()
     assert prefetcher.closed == 2
 
 
@@ -252,45 +250,3 @@ def test_a_directory_without_weights_starts_from_the_bundle(publish: Publish, mo
     made = _planned(_missed(model, bundle, ABSENT).drop_weights())
     assert made.key == bundle.key_digest and made.compile_dir is not None
     assert "bundle" not in {step.stage for step in made.fallbacks}
-
-
-def _saved(directory: Path, files: dict[str, dict[str, float]]) -> Path:
-    directory.mkdir()
-    for name, values in files.items():
-        save_file({key: np.full(4, value, np.float32) for key, value in values.items()}, directory / name)
-    return directory
-
-
-@pytest.fixture
-def sharded(tmp_path: Path) -> tuple[dict[str, Any], Path]:
-    """The plan of two files, and their directory."""
-    parts = {"model-00001-of-00002.safetensors": {"a": 1.0}, "model-00002-of-00002.safetensors": {"b": 2.0}}
-    place = _saved(tmp_path / "two", parts)
-    return weights.plan(place), place
-
-
-def _model(directory: Path | None) -> ResolvedModel:
-    return ResolvedModel("m", directory, None, None, {})
-
-
-def _fit(source: str | Path, plan: dict[str, Any], model: ResolvedModel, root: Path) -> fetch.Weights:
-    return chosen(plan, model, root, source=str(source))
-
-
-def test_a_source_with_other_files_is_named_and_the_models_directory_read(
-    sharded: tuple[dict[str, Any], Path], tmp_path: Path, home: Path
-) -> None:
-    plan, own = sharded
-    source = _saved(tmp_path / "one", {"model.safetensors": {"a": 1.0, "b": 2.0}})
-    found = _fit(source, plan, _model(own), home)
-    assert found.request is None and "the model's own directory is read" in found.fallbacks[0].reason
-    remote = _fit("https://weights.example/m", plan, _model(home), home)
-    assert remote.request is not None and remote.request.read() == plan and remote.fallbacks == []
-
-
-def test_a_source_without_the_files_of_the_bundle_is_refused(
-    sharded: tuple[dict[str, Any], Path], home: Path
-) -> None:
-    plan, source = sharded
-    with pytest.raises(CommandFailedError, match=r"model-00001-of-00002.safetensors does not exist"):
-        _fit(source.parent / "no-such", plan, _model(home), home)

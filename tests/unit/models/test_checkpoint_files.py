@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from coldstart.errors import UsageError
-from coldstart.models import identity, resolution
+from coldstart.models import keys, resolution
 from coldstart.weights import weights_plan
 from coldstart.weights.load import tensors
 
@@ -71,4 +71,4 @@ def test_the_index_decides_when_a_tensor_is_in_two_files(sharded: Path, tmp_path
     planned = weights_plan.plan(same)
     digests = [{t.name: t.digest for t in tensors.list_tensors(plan)} for plan in (clean, planned)]
     assert digests[0] == digests[1] and [t.name for t in tensors.list_tensors(planned)] == ["a", "b"]
-    assert identity.layout_digest(same) == identity.layout_digest(sharded)
+    assert keys.layout_digest(same) == keys.layout_digest(sharded)

@@ -109,10 +109,10 @@ def _cache(home: Path, repository: str, copy: str) -> Path:
 
 
 def _start(
-    home: Path, cases: list[tuple[str, str]], endpoint: str, at_once: int = 4
+    home: Path, cases: list[tuple[str, str]], endpoint: str, at_once: int = 4, **more: str
 ) -> tuple[list[dict[str, Any]], str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    env = inherited | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "NO_PROXY": "*"}
+    env = inherited | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "NO_PROXY": "*", **more}
     asked = json.dumps([(f"acme/{repository}", revision) for repository, revision in cases])
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(at_once)], env=env, input=asked, capture_output=True, text=True, check=True,
@@ -197,3 +197,15 @@ def test_a_branch_is_recorded_for_a_start_without_the_hub(tmp_path: Path) -> Non
         (snapshot.parent / OTHER / name).write_bytes(b"\2\0\0\0\0\0\0\0{}")
     outcomes, said = _start(tmp_path, [("new", "main")], "http://127.0.0.1:9")
     assert outcomes == [{"path": str(snapshot.parent / OTHER)}] and "does not answer" in said
+
+
+def test_no_hub_is_asked_when_a_start_is_offline(tmp_path: Path) -> None:
+    asked: list[str] = []
+    complete = _cache(tmp_path, "whole", "complete")
+    _cache(tmp_path, "part", "incomplete")
+    cases = [(name, revision) for name in ("whole", "part") for revision in ("main", COMMIT)]
+    with raw_server.answering(lambda _, question: asked.append(question.path)) as server:
+        outcomes, _ = _start(tmp_path, cases, server.url, HF_HUB_OFFLINE="1")
+    assert outcomes[:2] == [{"path": str(complete)}] * 2 and asked == []
+    for outcome in outcomes[2:]:
+        assert outcome["code"] == 4 and f"lacks {SHARD}" in outcome["message"]

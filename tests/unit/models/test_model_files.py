@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coldstart.errors import UsageError
-from coldstart.models import identity, resolution
+from coldstart.models import keys, resolution
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 123\n" % (b"0" * 64)
 EMPTY_SHARD = struct.pack("<Q", 2) + b"{}"
@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def _look_up(model: Path) -> dict[str, object]:
-    return dict(identity.fields(resolution.resolve(str(model))))
+    return dict(keys.model_fields(resolution.resolve(str(model))))
 
 
 def _refused(model: Path) -> UsageError:

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tools.examples import examples
 
-from coldstart.errors import UsageError
 from coldstart.weights import weights_plan as weights
 
 SIZES = st.lists(st.integers(0, 5000), max_size=6)
@@ -103,23 +102,3 @@ def test_a_change_in_place_is_seen_though_the_files_time_is_kept(tmp_path: Path)
     now = path.stat()
     assert (now.st_size, now.st_mtime_ns, now.st_ino) == (before.st_size, before.st_mtime_ns, before.st_ino)
     assert weights.identity(tmp_path, tmp_path / "cache") != known
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\1\0",
-        struct.pack("<Q", 1 << 60),
-        struct.pack("<Q", 2) + b"no",
-        struct.pack("<Q", 2) + b"[]",
-        struct.pack("<Q", 8) + b'{"a": 1}',
-        struct.pack("<Q", 9) + b'{"a": {}}',
-        struct.pack("<Q", 7) + b"\xff" * 7,
-    ],
-)
-def test_damaged_file_is_named_with_a_hint(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(UsageError, match=r"model\.safetensors is not a valid safetensors file") as caught:
-        weights.plan(tmp_path)
-    assert caught.value.hint == "fetch the model again"

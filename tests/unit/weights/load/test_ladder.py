@@ -19,7 +19,7 @@ from coldstart.weights.load.ladder import NoLoaderLeftError, load_tensors
 from coldstart.weights.load.report import LoadReport
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
 from coldstart.weights.load.tensors import Tensor, UnreadableWeightsError
-from coldstart.weights.prefetch.errors import PrefetchError, PrefetchFailedError, PrefetchLostError
+from coldstart.weights.prefetch import PrefetchError, PrefetchFailedError, PrefetchLostError
 
 
 class FakeAttached:

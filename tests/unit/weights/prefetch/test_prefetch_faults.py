@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from prefetching import CHUNK, Weights, check_tensors, check_whole
-from support.range_server import RangeServer
-from support.range_settings import FOREVER
+from support.range_server import FOREVER, RangeServer
 from support.waiting import wait_until
 
 from coldstart.system.proc import processes

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prefetching import Weights, check_whole
 from support.range_server import serving
 
-from coldstart.weights.prefetch import backends, client, http_source
-from coldstart.weights.prefetch.range_source import SourceUnavailableError, SourceUnusableError, redact
+from coldstart.weights.prefetch import client, http_source, sources
+from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError, redact
 
 
 class _Scripted(BaseHTTPRequestHandler):
@@ -115,7 +115,7 @@ def test_redirect_is_cached_and_renewed_when_expired() -> None:
         ((404, {}, b""), "404"),
         ((401, {}, b""), "401"),
         ((302, {}, b""), "302"),
-        ((302, {"Location": "/f"}, b""), "exceeds 5 redirects"),
+        ((302, {"Location": "/f"}, b""), "redirects too many times"),
         ((302, {"Location": "ftp://127.0.0.1/f"}, b""), "ftp"),
         ((206, {}, b"data"), "to a request for bytes 0-3"),
         ((206, {"Content-Range": "bytes 4-7/100"}, b"data"), "4-7/100"),
@@ -190,11 +190,11 @@ def test_an_s3_compatible_store(
 
 def test_truncated_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"1234")
-    source = backends.LocalSource(tmp_path)
+    source = sources.LocalSource(tmp_path)
     try:
         assert source.read("f", 4, 0, memoryview(bytearray(4)), lambda _: None) == 4
         (tmp_path / "f").write_bytes(b"12")
-        with pytest.raises(SourceUnusableError, match="became shorter"):
+        with pytest.raises(SourceUnusableError, match="has 2 bytes, but the weights plan has 4"):
             source.read("f", 4, 2, memoryview(bytearray(2)), lambda _: None)
     finally:
         source.close()

@@ -1,0 +1,115 @@
+"""Layout of a checkpoint in the shared region: the offset of each file, and all checks.
+
+A check is a range of bytes of one file with a digest. Checks are numbered in the order of files and bytes, and client and
+prefetcher name bytes by these numbers. Invariant: every byte belongs to one check, and each tensor consists of complete checks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coldstart.weights import checkpoint
+from coldstart.weights.checkpoint import Tensor
+from coldstart.weights.prefetch import PrefetchRefusedError
+
+# Alignment of files in the region in bytes, so that a huge page holds bytes of one file only.
+ALIGN = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RegionFile:
+    """One file of `size` bytes: its offset `base` in the region, the numbers of its checks, and its tensors' names."""
+
+    name: str
+    size: int
+    base: int
+    checks: range
+    tensors: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Bytes [start, end) of a file with their SHA-256; `tensor` is their tensor, if they have one."""
+
+    file: RegionFile
+    start: int
+    end: int
+    digest: str
+    tensor: Tensor | None
+
+
+@dataclass(frozen=True)
+class RegionLayout:
+    """Layout of a valid plan; `total` is the size of the region in bytes, `tensors` has the numbers of a tensor's checks."""
+
+    chunk: int
+    files: Mapping[str, RegionFile]
+    checks: tuple[Check, ...]
+    tensors: Mapping[str, range]
+    total: int
+
+    def select(self, names: Collection[str] | None) -> list[int]:
+        """Return the numbers of the checks of the tensors `names`, in order; None means all.
+
+        A file whose tensors are all requested is included with its header. Raises PrefetchRefusedError if the
+        plan lacks a tensor.
+        """
+        if names is None:
+            return list(range(len(self.checks)))
+        if unknown := sorted(map(str, set(names) - self.tensors.keys())):
+            raise PrefetchRefusedError(f"the plan has no tensor {unknown[0]!r}")
+        chosen = {number for name in names for number in self.tensors[name]}
+        for file in self.files.values():
+            if file.tensors and file.tensors <= set(names):
+                chosen.update(file.checks)
+        return sorted(chosen)
+
+    def cover(self, file: str, offset: int, size: int) -> range:
+        """Return the numbers of the checks with any of the bytes [offset, offset + size) of a file."""
+        numbers, end = self.files[file].checks, offset + size
+        if size == 0:
+            return range(0)
+        first = bisect_right(self.checks, offset, numbers.start, numbers.stop, key=_start) - 1
+        return range(first, bisect_left(self.checks, end, numbers.start, numbers.stop, key=_start))
+
+    def size(self, numbers: Iterable[int]) -> int:
+        """Return the number of bytes of these checks."""
+        return sum(self.checks[number].end - self.checks[number].start for number in numbers)
+
+
+def _start(check: Check) -> int:
+    return check.start
+
+
+def read(document: Mapping[str, Any]) -> RegionLayout:
+    """Return the layout of a plan that `coldstart.weights.weights_plan.plan` built.
+
+    Raises:
+        PrefetchRefusedError: The plan is malformed, empty or without digests.
+    """
+    try:
+        plan = checkpoint.parse(document)
+    except checkpoint.InvalidWeightsPlanError as error:
+        raise PrefetchRefusedError(f"the weights plan is malformed: {error}") from error
+    total, checks, files, tensors = 0, list[Check](), dict[str, RegionFile](), dict[str, range]()
+    for file in plan.files:
+        if file.chunks is None:
+            raise PrefetchRefusedError(f"the weights plan has no digests for {file.name}")
+        numbers = range(len(checks), len(checks) + len(file.chunks))
+        names = frozenset(tensor.name for tensor in file.tensors)
+        files[file.name] = placed = RegionFile(file.name, file.size, total, numbers, names)
+        tensors |= dict.fromkeys(names, range(0))
+        for (start, end, tensor), digest in zip(file.spans(plan.chunk), file.chunks, strict=True):
+            if tensor is not None:
+                before = tensors[tensor.name] or range(len(checks), 0)
+                tensors[tensor.name] = range(before.start, len(checks) + 1)
+            checks.append(Check(placed, start, end, digest, tensor))
+        total += -(-file.size // ALIGN) * ALIGN
+    if not 0 < total <= checkpoint.MAX_BYTES:
+        raise PrefetchRefusedError(
+            f"the weights plan describes {total} bytes, expected 1 to {checkpoint.MAX_BYTES}"
+        )
+    return RegionLayout(plan.chunk, files, tuple(checks), tensors, total)

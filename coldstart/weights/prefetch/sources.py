@@ -1,0 +1,157 @@
+"""Sources of weights, which read byte ranges of named files: directory, HTTP server, Hugging Face Hub, S3-compatible store.
+
+Each stream opens its own source, so a source need not be thread-safe. SourceUnavailableError is temporary and the read is
+retried; SourceUnusableError is permanent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from coldstart.artifacts import files
+from coldstart.artifacts.net.origin import parse_origin, redact_url
+from coldstart.contract.environment import AWS_ENDPOINT, AWS_ENDPOINT_URL
+from coldstart.system import paths
+
+SCHEMES = ("http", "https", "s3", "hf")
+Count = Callable[[int], None]
+
+
+class SourceUnavailableError(Exception):
+    """The source did not answer or closed the connection; a retry may succeed."""
+
+
+class SourceTooSlowError(SourceUnavailableError):
+    """The source sends fewer bytes per second than the minimum; it is not retried at once."""
+
+
+class SourceUnusableError(Exception):
+    """The source answers with a permanent error: no such file, no byte ranges, another size or no permission."""
+
+
+class RangeSource(Protocol):
+    """Source of byte ranges of files."""
+
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
+        """Fill `buffer` from byte `start` of file `name`; return how many bytes arrived before the connection ended.
+
+        Args:
+            name: File name.
+            size: Size of the file in bytes.
+            start: Offset of the first byte.
+            buffer: Memory for the bytes.
+            count: Called with each number of received bytes.
+
+        Raises:
+            SourceUnavailableError: No byte arrived.
+            SourceUnusableError: The source cannot provide the range.
+        """
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+def is_local(address: str) -> bool:
+    """Return whether the address is a directory of this machine."""
+    return address.partition("://")[0] not in SCHEMES
+
+
+def normalise(address: str) -> str:
+    """Return the address in the prefetcher's form: absolute for a directory, otherwise without a trailing slash."""
+    return str(paths.expand(address).absolute()) if is_local(address) else address.rstrip("/")
+
+
+def redact(address: str) -> str:
+    """Return the address for messages: without a login, and without the query, which may be a signature."""
+    return address if is_local(address) else redact_url(address)
+
+
+def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
+    """Open a source for one stream; `environment` has the client's credentials. Raises SourceUnusableError."""
+    scheme = address.partition("://")[0]
+    if scheme == "s3":
+        return ObjectSource(address, environment)
+    if scheme not in SCHEMES:
+        return LocalSource(Path(address))
+    from coldstart.weights.prefetch import http_source  # clients, which need no HTTP, import this module too
+
+    return http_source.open_http(address, environment)
+
+
+class LocalSource:
+    """Local directory, read into the page cache, which is the copy that all clients map."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._open: dict[str, int] = {}
+
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
+        """Implement RangeSource."""
+        path = self.directory / name
+        try:
+            if name not in self._open:
+                self._open[name] = files.open_descriptor(path)
+            descriptor = self._open[name]
+            if (actual := os.fstat(descriptor).st_size) != size:
+                raise SourceUnusableError(f"{path} has {actual} bytes, but the weights plan has {size}")
+            # Ask the disk for the full range at once: the kernel's readahead would send many short requests.
+            os.posix_fadvise(descriptor, start, len(buffer), os.POSIX_FADV_WILLNEED)
+            got = os.preadv(descriptor, [buffer], start)
+        except OSError as error:
+            raise SourceUnusableError(f"{path}: {error.strerror}") from error
+        if not got:
+            raise SourceUnusableError(f"{path} became shorter while it was read")
+        count(got)
+        return got
+
+    def close(self) -> None:
+        """Implement RangeSource."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+class ObjectSource:
+    """Objects below s3://bucket/prefix; the client's AWS variables set endpoint, region and credentials."""
+
+    def __init__(self, address: str, environment: Mapping[str, str]) -> None:
+        try:
+            from obstore.store import S3Store
+        except ImportError as error:
+            raise SourceUnusableError(f"{address} needs obstore: coldstart install s3") from error
+        bucket, _, self._prefix = address.partition("://")[2].partition("/")
+        config: Any = {key: value for key, value in environment.items() if key.startswith("AWS_")}
+        endpoint = AWS_ENDPOINT_URL.read(config) or AWS_ENDPOINT.read(config)
+        plain = endpoint.startswith("http://")
+        # A signed request does not contain the key, but contains the session token.
+        if plain and "AWS_SESSION_TOKEN" in config and not parse_origin(endpoint).may_hear_secrets:
+            raise SourceUnusableError(
+                f"cannot send AWS_SESSION_TOKEN to {parse_origin(endpoint)} without TLS"
+            )
+        # The daemon retries, so that a retry does not keep a stream from other requests.
+        self._store = S3Store(
+            bucket, config=config, client_options={"allow_http": plain}, retry_config={"max_retries": 0}
+        )
+
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
+        """Implement RangeSource."""
+        import obstore
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+        path = f"{self._prefix}/{name}".lstrip("/")
+        try:
+            data = memoryview(obstore.get_range(self._store, path, start=start, length=len(buffer)))
+        except (FileNotFoundError, PermissionError, PermissionDeniedError, UnauthenticatedError) as error:
+            raise SourceUnusableError(f"{path}: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # any other error of obstore: the network or the server
+            raise SourceUnavailableError(f"{path}: {str(error).splitlines()[0]}") from error
+        count(len(data))
+        if len(data) != len(buffer):
+            raise SourceUnusableError(f"{path} ends before byte {start + len(buffer)} of {size}")
+        buffer[:] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Implement RangeSource; the store closes its connections itself."""

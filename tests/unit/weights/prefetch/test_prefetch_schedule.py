@@ -1,0 +1,116 @@
+"""Schedule of a fetch: exactly the wanted bytes, each verified, without a deadlock."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from itertools import pairwise
+from typing import Any
+
+from coldstart.weights.prefetch import layout
+from coldstart.weights.prefetch.layout import RegionLayout
+from coldstart.weights.prefetch.schedule import Board, CheckState, Lease
+
+CHUNK = 100
+# Cheap, and each finds what others do not: all of them, in one case.
+SEEDS = range(300)
+
+
+def _tensor(name: str, offset: int, data: bytes) -> dict[str, Any]:
+    digest = "sha256:" + hashlib.sha256(data).hexdigest()
+    place = {"offset": offset, "size": len(data)}
+    return {"name": name, "dtype": "U8", "shape": [len(data)], **place, "digest": digest}
+
+
+def _made(chance: random.Random) -> tuple[RegionLayout, dict[str, tuple[int, int]], bytes]:
+    """Return a file of random tensors after a header, in the layout of safetensors, with offset and size of each."""
+    at = header = chance.randrange(1, 2 * CHUNK)
+    sizes = [
+        chance.choice([0, 1, 7, CHUNK, chance.randrange(5 * CHUNK)]) for _ in range(chance.randrange(1, 9))
+    ]
+    data = chance.randbytes(header + sum(sizes))
+    tensors: list[dict[str, Any]] = []
+    for number, size in enumerate(sizes):
+        tensors.append(_tensor(f"t{number}", at, data[at : at + size]))
+        at += size
+    borders = [0, *(tensor["offset"] for tensor in tensors), len(data)]
+    starts = [i for start, stop in pairwise(borders) for i in range(start, stop, CHUNK)]
+    chunks = [hashlib.sha256(data[a:b]).hexdigest() for a, b in pairwise([*starts, len(data)])]
+    file = {"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}
+    places = {tensor["name"]: (tensor["offset"], tensor["size"]) for tensor in tensors}
+    return layout.read({"chunk": CHUNK, "files": [file]}), places, data
+
+
+def _fetch_all(board: Board, lease: Lease, data: bytes) -> int:
+    """Run a lease like the service, check all verified bytes, and return the number of fetched bytes."""
+    fetched = 0
+    while chosen := board.pick([lease], lambda _: True):
+        run = chosen[1]
+        checks = board.layout.checks[run.start : run.stop]
+        assert checks[-1].end - checks[0].start == board.layout.size(run) <= CHUNK
+        for check in checks:
+            assert hashlib.sha256(data[check.start : check.end]).hexdigest() == check.digest
+        fetched += board.layout.size(run)
+        board.mark(run, CheckState.READY)
+    assert not board.is_unfinished(lease)
+    return fetched
+
+
+def _want(board: Board, names: list[str] | None, *, background: bool = False) -> Lease:
+    wanted = board.layout.select(names)
+    board.want(wanted)
+    return Lease(wanted, background=background)
+
+
+def _has(board: Board, offset: int, size: int) -> bool:
+    return set(board.layout.cover("f", offset, size)) <= set(board.list_ready())
+
+
+def test_wants_are_met_exactly_and_everything_is_checked() -> None:
+    for seed in SEEDS:
+        _meets_wants(seed)
+
+
+def _meets_wants(seed: int) -> None:
+    chance = random.Random(seed)
+    made, places, data = _made(chance)
+    board = Board(made)
+    first = [name for name in places if chance.random() < 0.5]
+    rest = [name for name in places if name not in first]
+    lease = _want(board, first)
+    own = sum(places[name][1] for name in first)
+    assert _fetch_all(board, lease, data) == (len(data) if len(first) == len(places) else own)
+    lease = _want(board, rest, background=chance.random() < 0.5)
+    _fetch_all(board, lease, data)
+    assert all(_has(board, *place) for place in places.values())
+    left = len(data) - board.ready_bytes
+    lease = _want(board, None)
+    assert _fetch_all(board, lease, data) == left
+    assert _has(board, 0, len(data)) and board.ready_bytes == board.wanted_bytes == len(data)
+
+
+def test_bytes_are_covered_by_the_checks_that_contain_any_of_them() -> None:
+    for seed in SEEDS:
+        chance = random.Random(seed)
+        made, _, data = _made(chance)
+        offset = chance.randrange(len(data))
+        size = chance.randrange(len(data) - offset + 1)
+        numbers = [
+            n for n, check in enumerate(made.checks) if check.start < offset + size and offset < check.end
+        ]
+        assert list(made.cover("f", offset, size)) == (numbers if size else [])
+
+
+def test_checks_of_a_released_lease_are_fetched_for_a_later_one() -> None:
+    for seed in SEEDS:
+        chance = random.Random(seed)
+        made, places, data = _made(chance)
+        board = Board(made)
+        gone = _want(board, None)
+        kept = _want(board, [name for name in places if chance.random() < 0.4])
+        if chosen := board.pick([gone], lambda _: True):
+            board.mark(chosen[1], CheckState.IDLE if chance.random() < 0.5 else CheckState.FAILED)
+        kept = _want(board, [made.checks[n].tensor.name for n in kept.wanted if made.checks[n].tensor])
+        fetched = _fetch_all(board, kept, data)
+        assert fetched == made.size(kept.wanted) == board.ready_bytes
+        assert _fetch_all(board, _want(board, None), data) == len(data) - fetched
