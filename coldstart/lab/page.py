@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 BINS = 600
 SHARES = np.linspace(0.0, 1.0, 201)
-MOST_MODELS = 7
-"""Number of models whose distributions are drawn: those with the most requests."""
 Series = dict[str, Any]
 
 
@@ -30,21 +28,12 @@ def plot(found: Mapping[str, Any], frame: DataFrame) -> Iterator[str]:
         yield html_section("Over time", "".join(drawn))
     known = {name: frame.loc[frame["ok"] | (name == "wait_s")].dropna(subset=[name]) for name in METRICS}
     drawn = [
-        svg.lines(_distributions(rows, name), f"{METRICS[name]} (s)", "share of requests (%)")
+        svg.lines({METRICS[name]: _quantiles(rows[name])}, f"{METRICS[name]} (s)", "share of requests (%)")
         for name, rows in known.items()
         if rows[name].gt(0).any()
     ]
     if drawn:
         yield html_section("Distributions", "".join(drawn))
-
-
-def _distributions(rows: DataFrame, metric: str) -> Series:
-    """Return the quantiles of all requests, and of each model if there are several."""
-    often = rows["model"].value_counts().index[:MOST_MODELS]
-    found = {METRICS[metric]: _quantiles(rows[metric])}
-    if len(often) > 1:
-        found |= {str(name): _quantiles(rows.loc[rows["model"] == name, metric]) for name in often}
-    return found
 
 
 def measure_load(frame: DataFrame, duration_s: float) -> dict[str, Series]:

@@ -76,7 +76,7 @@ class Report:
 
     def _page(self) -> str:
         title = escape(self.title)
-        notes = [html_items(self.notes)] if self.notes else []
+        notes = ["<ul>", *(f"<li>{escape(note)}</li>" for note in self.notes), "</ul>"] if self.notes else []
         tables = [html_table(*shown) for shown in self.tables()]
         body = "\n".join([f"<h1>{title}</h1>", *notes, *tables, *self.parts()])
         return (
@@ -93,11 +93,6 @@ def html_table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     start = '<div class="scroll" tabindex="0" role="region" aria-label="Table">'
     return f"{start}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
-def html_items(texts: Iterable[str]) -> str:
-    """Return a list of text as HTML."""
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
 
 
 def html_section(title: str, content: str, level: int = 2) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from coldstart.bench.report import svg
-from coldstart.bench.report.report import Report, Shown, html_items, html_section
+from coldstart.bench.report.report import Report, Shown, html_section
 from coldstart.bench.stages import STAGES
 
 Document = Mapping[str, Any]
@@ -120,5 +120,3 @@ def _plots(document: Document) -> Iterator[str]:
         yield html_section("From launch to the first token", svg.ranges(first))
         drawn = (html_section(mode, svg.timeline(found["timeline"]), 3) for mode, found in measured.items())
         yield html_section("Timelines", "".join(drawn))
-    method = document["floor"]["method"].items()
-    yield html_section("The floor", html_items(f"{name}: {text}" for name, text in method))

@@ -91,15 +91,14 @@ def lines(series: Mapping[str, Iterable[Point]], x_label: str, y_label: str, *, 
     marks = [_tag("text", escape(y_label), class_="label", x=0, y=-2)]
     for tick in y.ticks():
         marks += [
-            _grid(MARGIN, WIDTH - RIGHT, y.at(tick), y.at(tick)),
+            _tag("line", class_="grid", x1=MARGIN, x2=WIDTH - RIGHT, y1=y.at(tick), y2=y.at(tick)),
             _text("y", MARGIN - 4, y.at(tick) + 4, f"{tick:g}"),
         ]
     for number, (name, found) in enumerate(points.items()):
         places = [(x.at(a), y.at(b)) for a, b in found]
         path = "".join(f"H{a}V{b}" if step else f"L{a} {b}" for a, b in places[1:])
         begin = "M{} {}".format(*places[0]) if places else ""
-        dash = (0, 6, 2, 12)[number // len(COLOURS) % 4]
-        drawn = {"fill": "none", "stroke": colour(number), "stroke_width": 1.5, "stroke_dasharray": dash}
+        drawn = {"fill": "none", "stroke": colour(number), "stroke_width": 1.5}
         marks.append(_tag("path", _title(name), d=begin + path, **drawn))
     return _draw(TALL, marks, x, x_label, {name: colour(number) for number, name in enumerate(points)})
 
@@ -121,7 +120,8 @@ def _rows(
 def _draw(height: float, marks: Sequence[str], x: _Scale, label: str, legend: Mapping[str, str]) -> str:
     axis = [_text("x label", (x.begin + x.end) / 2, height + 30, label)]
     for tick in x.ticks():
-        axis += [_grid(x.at(tick), x.at(tick), 0, height), _text("x", x.at(tick), height + 14, f"{tick:g}")]
+        axis.append(_tag("line", class_="grid", x1=x.at(tick), x2=x.at(tick), y1=0, y2=height))
+        axis.append(_text("x", x.at(tick), height + 14, f"{tick:g}"))
     size = f"0 -12 {WIDTH} {height + 48}"
     drawn = _tag("svg", "".join([*axis, *marks]), viewBox=size, role="img", aria_label=label)
     keys = [
@@ -139,10 +139,6 @@ def _tag(name: str, content: str = "", **given: object) -> str:
 
 def _title(text: str) -> str:
     return _tag("title", escape(text.strip()))
-
-
-def _grid(x1: float, x2: float, y1: float, y2: float) -> str:
-    return _tag("line", class_="grid", x1=x1, x2=x2, y1=y1, y2=y2)
 
 
 def _text(kind: str, x: float, y: float, text: str) -> str:
