@@ -50,16 +50,11 @@ def main(arguments: list[str]) -> None:
         paper, _, number = arguments[0].partition("-")
         arguments = [paper, *filter(None, [number]), *arguments[1:]]
     name = "tables" if arguments[0] == "tables" else resolve(arguments[0])
-    if {"-h", "--help"} & set(arguments[1:]) and not _parses_arguments(name):
+    if {"-h", "--help"} & set(arguments[1:]):
         print(_docstring(HERE / f"{name}.py"))
         return
     sys.argv = [name, *arguments[1:]]
     runpy.run_module(f"benchmarks.{name.replace('/', '.')}", run_name="__main__", alter_sys=True)
-
-
-def _parses_arguments(name: str) -> bool:
-    """Return whether a benchmark answers --help itself; one that ignores its arguments would run."""
-    return "parse_args(" in (HERE / f"{name}.py").read_text(encoding="utf-8")
 
 
 def _docstring(path: Path) -> str:

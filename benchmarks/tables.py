@@ -87,20 +87,9 @@ def met(holds: bool) -> str:
     return "met" if holds else "**not met**"
 
 
-def yes(holds: bool) -> str:
-    """Return the verdict on a target in a table cell."""
-    return "yes" if holds else "**no**"
-
-
 def listed(values: Iterable[object]) -> str:
     """Return the values separated by commas."""
     return ", ".join(map(str, values))
-
-
-def span(values: Iterable[float], form: str = ".2f", unit: str = "x") -> str:
-    """Return the least and the largest value."""
-    known = list(values)
-    return f"{min(known):{form}}{unit} to {max(known):{form}}{unit}"
 
 
 def replace(text: str, mark: str, content: str) -> str:

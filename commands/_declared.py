@@ -52,7 +52,7 @@ def declare_optional(kind: type) -> list[inspect.Parameter]:
     return [declare(name, one) for name, one in list_settings(kind) if one.flag]
 
 
-def take_settings(kind: type, given: dict[str, Any]) -> dict[str, Any]:
+def take_settings(kind: object, given: dict[str, Any]) -> dict[str, Any]:
     """Remove the options of a dataclass with declared settings from `given`; return those that have a value, by field."""
     named = ((name, given.pop(one.option)) for name, one in list_settings(kind) if one.flag)
     return {name: value for name, value in named if value is not None}

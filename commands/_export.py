@@ -4,14 +4,15 @@ Invariant: an unknown form and a missing directory are reported before the comma
 as it was before.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coldstart.artifacts.files import replacing
-from coldstart.commands._output import Output, Verbatim
+from coldstart.commands._output import Output, Verbatim, table
 
-from coldstart.bench.report.report import FORMS, Report
+from coldstart.bench.report.report import FORMS, Report, Shown
 from coldstart.errors import UsageError
 
 
@@ -68,6 +69,20 @@ def give(
     else:
         out.result(report.document, text, brief=brief)
     return files
+
+
+def give_measurement(out: Output, exports: Exports, report: Report) -> list[str]:
+    """Do the same with the report's tables and notes. Its JSON is one line: the last line of a log is the whole result."""
+    if out.format == "json":
+        return give(
+            replace(out, format="text"), exports, report, Verbatim(json.dumps(report.document, default=str))
+        )
+    return give(out, exports, report, lambda: format_report(report.tables(), report.notes))
+
+
+def format_report(tables: Sequence[Shown], notes: Sequence[str]) -> str:
+    """Return tables and the notes below them as text."""
+    return "\n".join(["\n\n".join(table(*shown) for shown in tables), "", *notes])
 
 
 def _check(form: str, file: str) -> None:

@@ -31,10 +31,8 @@ from coldstart.system.paths import Cache
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle, Trust
     from coldstart.artifacts.store import Store
-    from coldstart.commands._export import Exports
 
     from coldstart.models.inspection import Lookup
-    from coldstart.scheduling.settings import SchedulerSettings
 
 Model = Annotated[
     str,
@@ -61,21 +59,6 @@ OnMissing = Annotated[
     str,
     typer.Option(
         "--on-miss", metavar="fail|warn", help="Without a bundle: fail, or start stock vLLM with a warning."
-    ),
-]
-Baseline = Annotated[
-    Path | None,
-    typer.Option("--baseline", metavar="FILE", help="JSON result of an earlier run to compare with."),
-]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="Random seed of arrivals, models and prompts.")
-]
-Gaps = Annotated[
-    float,
-    typer.Option(
-        "--cv",
-        metavar="CV",
-        help="Coefficient of variation of the gaps between arrivals of --rate; 1 is Poisson.",
     ),
 ]
 READY_TIMEOUT = typer.Option(
@@ -264,57 +247,46 @@ def command(
                 common[0].note(notice)
             _keys.resolve(ctx, given, common[0])
             if chooses_scheduler:
-                given["choice"] = _choice(given)
+                from coldstart.scheduling.settings import SchedulerSettings, options
+
+                given["choice"] = SchedulerSettings(
+                    **{name: given.pop(one.option) for name, one in options()}
+                )
             if exports:
-                given["exports"] = _exports(given.pop("export"))
+                from coldstart.commands._export import Exports
+
+                given["exports"] = Exports.parse(given.pop("export") or [])
             if listens:
                 from coldstart.commands import _listen
 
                 given["endpoint"] = _listen.create_endpoint(given, common[0])
             if sets is not None:
-                given["settings"] = take_settings(sets if isinstance(sets, type) else type(sets), given)
+                given["settings"] = take_settings(sets, given)
             with dry_run() if given.get("dry_run") else nullcontext():
                 function(Common(*common, rest, ctx.obj is not None, typed), **given)
 
         own = [one for one in list_parameters(function) if one.name not in _GIVEN]
-        own += _setting_options(sets) if sets is not None else []
-        own += _endpoint_options() if listens else []
+        if sets is not None:
+            own += (
+                declare_optional(sets)
+                if isinstance(sets, type)
+                else declare_settings(sets, list_settings(sets))
+            )
+        if listens:
+            from coldstart.commands import _listen
+
+            own += _listen.list_options()
         own = _keys.add_file_options(own)
-        scheduling = _scheduler_options() if chooses_scheduler else []
-        exporting = list_parameters(_exporting) if exports else []
-        _declare(run, [*own, *scheduling, *exporting, *list_parameters(_common)])
+        if chooses_scheduler:
+            from coldstart.scheduling import settings
+
+            own += declare_settings(settings.SchedulerSettings(), settings.options(), policy=settings.AUTO)
+        own += list_parameters(_exporting) if exports else []
+        _declare(run, [*own, *list_parameters(_common)])
         run.__dict__["takes_vllm_args"] = takes_vllm_args
         return run
 
     return decorate
-
-
-def _setting_options(sets: object) -> list[inspect.Parameter]:
-    return declare_optional(sets) if isinstance(sets, type) else declare_settings(sets, list_settings(sets))
-
-
-def _endpoint_options() -> list[inspect.Parameter]:
-    from coldstart.commands import _listen
-
-    return _listen.list_options()
-
-
-def _scheduler_options() -> list[inspect.Parameter]:
-    from coldstart.scheduling import settings
-
-    return declare_settings(settings.SchedulerSettings(), settings.options(), policy=settings.AUTO)
-
-
-def _choice(given: dict[str, Any]) -> "SchedulerSettings":
-    from coldstart.scheduling.settings import SchedulerSettings, options
-
-    return SchedulerSettings(**{name: given.pop(one.option) for name, one in options()})
-
-
-def _exports(given: list[str] | None) -> "Exports":
-    from coldstart.commands._export import Exports
-
-    return Exports.parse(given or [])
 
 
 def _declare(run: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:

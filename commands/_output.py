@@ -34,55 +34,73 @@ Progress = Literal["auto", "plain", "none", "json"]
 
 
 @dataclass
-class PhaseProgress:
-    """State of a phase: its name, and the last step that it reported."""
+class _Phase:
+    """A phase that runs: its name, the form in which it is shown, and the last step that it reported."""
 
     name: str
+    mode: Literal["bar", "plain", "none", "json"]
     step: str = ""
+    began: float = field(default_factory=time.monotonic)
 
-    def describe(self, seconds: float) -> str:
-        """Return the state after `seconds` in one line."""
+    def describe(self) -> str:
+        """Return the state in one line."""
         label = "now" if isinstance(self.step, ProgressText) else "last"
         step = f"; {label}: {self.step}" if self.step else ""
-        return f"{self.name}: {seconds:.0f} s{step}"
+        return f"{self.name}: {time.monotonic() - self.began:.0f} s{step}"
 
+    def set_step(self, text: str) -> None:
+        """Report a step. Text shows figures only with the time of a long phase."""
+        self.step = text
+        if self.mode == "json" or not isinstance(text, ProgressText):
+            self.report("step")
 
-@contextmanager
-def show_on_terminal(progress: PhaseProgress, sanitize: Callable[[str], str]) -> Iterator[None]:
-    """Show the phase in the last line of the terminal."""
-    from rich.console import Console
-    from rich.progress import Progress as Display
-    from rich.progress import ProgressColumn, SpinnerColumn, Task
-    from rich.text import Text
+    def report(self, event: Literal["begin", "step", "running", "end"]) -> None:
+        """Print a line about an event, if the form has one."""
+        if self.mode == "json":
+            found: dict[str, object] = {
+                "phase": self.name, "event": event, "seconds": time.monotonic() - self.began,
+            }  # fmt: skip
+            found |= {"step": self.step} if event == "step" else {}
+            _err(json.dumps({"schema_version": SCHEMA_VERSION, **found}))
+        elif self.mode == "plain" and event != "end":
+            lines = {"begin": f"{self.name} ...", "step": f"  {self.step}", "running": f"  {self.describe()}"}
+            _err(lines[event])
 
-    class State(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            text = Text(sanitize(progress.describe(task.elapsed or 0.0)), no_wrap=True)
-            text.truncate(max(1, console.width - 3), overflow="ellipsis")
-            return text
+    @contextmanager
+    def show(self) -> Iterator[None]:
+        """Show the phase in the last line of the terminal until the block ends."""
+        from rich.console import Console
+        from rich.progress import Progress as Display
+        from rich.progress import ProgressColumn, SpinnerColumn, Task
+        from rich.text import Text
 
-    console = Console(stderr=True)
-    with Display(SpinnerColumn(), State(), console=console, transient=True) as display:
-        display.add_task("")
-        yield
+        class State(ProgressColumn):
+            def render(_, task: Task) -> Text:
+                text = Text(one_line(secrets.text(self.describe())), no_wrap=True)
+                text.truncate(max(1, console.width - 3), overflow="ellipsis")
+                return text
 
+        console = Console(stderr=True)
+        with Display(SpinnerColumn(), State(), console=console, transient=True) as display:
+            display.add_task("")
+            yield
 
-@contextmanager
-def repeat(show: Callable[[float], None], interval_s: float | None = None) -> Iterator[None]:
-    """Call `show` with the elapsed seconds in every interval, by default HEARTBEAT_S, until the block ends."""
-    ended, began = threading.Event(), time.monotonic()
+    @contextmanager
+    def repeat(self) -> Iterator[None]:
+        """Report every HEARTBEAT_S that the phase runs, until the block ends."""
+        ended = threading.Event()
 
-    def beat() -> None:
-        while not ended.wait(interval_s or HEARTBEAT_S):
-            show(time.monotonic() - began)
+        def beat() -> None:
+            while not ended.wait(HEARTBEAT_S):
+                self.report("running")
 
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 @dataclass
@@ -95,8 +113,8 @@ class Output:
     verbose: bool = False
     progress: Progress = "auto"
     started: float = field(default_factory=time.monotonic)
-    # Results and lines that `gather` holds back.
-    _gathered: tuple[list[str], list[str]] | None = None
+    # Lines that `gather` holds back.
+    _held: list[str] | None = None
 
     def result(
         self, data: Mapping[str, object], text: str | Callable[[], str], *, brief: str | None = None
@@ -133,46 +151,25 @@ class Output:
 
     @contextmanager
     def gather(self) -> Iterator[None]:
-        """Print the output of the block at its end: the result, then all other lines at once.
+        """Print all lines of the block, besides its result, at once at its end.
 
         The log of a server goes to the same terminal and would separate the lines while they are computed.
         """
-        results: list[str] = []
-        lines: list[str] = []
-        self._gathered = results, lines
+        lines = self._held = []
         try:
             yield
         finally:
-            self._gathered = None
-            for text in results:
-                self._write(text)
+            self._held = None
             _err(*lines)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Show that the phase ``name`` runs and for how long.
-
-        The yielded function shows a step within the phase. Text shows figures only with the time of a long phase.
-        """
-        mode, begin = self._progress_mode(), time.monotonic()
-        progress = PhaseProgress(name)
-
-        def say(event: str, seconds: float) -> None:
-            _heartbeat(mode, progress, event, seconds)
-
-        def step(text: str) -> None:
-            progress.step = text
-            if mode == "json" or not isinstance(text, ProgressText):
-                say("step", time.monotonic() - begin)
-
-        say("begin", 0.0)
-        with (
-            show_on_terminal(progress, lambda text: one_line(secrets.text(text)))
-            if mode == "bar"
-            else repeat(lambda seconds: say("running", seconds))
-        ):
-            yield step
-        say("end", time.monotonic() - begin)
+        """Show that the phase ``name`` runs and for how long. The yielded function shows a step within the phase."""
+        phase = _Phase(name, self._progress_mode())
+        phase.report("begin")
+        with phase.show() if phase.mode == "bar" else phase.repeat():
+            yield phase.set_step
+        phase.report("end")
 
     def is_animated(self) -> bool:
         """Return whether a line of the terminal shows the phase that runs."""
@@ -187,15 +184,12 @@ class Output:
         return self.progress
 
     def _print(self, *lines: str) -> None:
-        if self._gathered is None:
+        if self._held is None:
             _err(*lines)
         else:
-            self._gathered[1].extend(lines)
+            self._held.extend(lines)
 
     def _write(self, text: str) -> None:
-        if self._gathered is not None:
-            self._gathered[0].append(text)
-            return
         text = secrets.text(text)
         if self.out_file is None:
             sys.stdout.write(text.rstrip("\n") + "\n")
@@ -295,19 +289,6 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
-
-
-def _heartbeat(mode: str, progress: PhaseProgress, event: str, seconds: float) -> None:
-    if mode == "json":
-        said: dict[str, object] = {"phase": progress.name, "event": event, "seconds": seconds}
-        said |= {"step": progress.step} if event == "step" else {}
-        _err(json.dumps({"schema_version": SCHEMA_VERSION, **said}))
-    elif mode == "plain" and event == "begin":
-        _err(f"{progress.name} ...")
-    elif mode == "plain" and event == "step":
-        _err(f"  {progress.step}")
-    elif mode == "plain" and event == "running":
-        _err(f"  {progress.describe(seconds)}")
 
 
 def _err(*lines: str) -> None:

@@ -4,93 +4,27 @@ Every round runs each mode once. Exit code 1 if tokens differ, a fast path was n
 shows a regression. The files of --export are written after each run. Arguments after -- go to vLLM in all modes.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from coldstart.commands._export import Exports, give
-from coldstart.commands._options import READY_TIMEOUT, Baseline, Common, Model, Revision
+from coldstart.commands._export import Exports, give_measurement
+from coldstart.commands._options import Common, Model
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import table
 
-from coldstart.bench import run_order
-from coldstart.bench.benchmark import BenchRequest, run
+from coldstart.bench.benchmark import run
 from coldstart.bench.report import starts
+from coldstart.bench.run_order import BenchRequest
 from coldstart.errors import CommandFailedError
 
 
-@declare(takes_vllm_args=True, exports=True)
-def command(
-    common: Common,
-    exports: Exports,
-    model: Model,
-    runs: Annotated[
-        int, typer.Option("--runs", min=1, help="Number of measured runs per mode, after the warm-up.")
-    ] = 5,
-    warmup: Annotated[
-        int, typer.Option("--warmup", min=0, help="Number of warm-up runs per mode, which are not counted.")
-    ] = 1,
-    modes: Annotated[
-        str | None,
-        typer.Option(
-            "--modes",
-            metavar="M,...",
-            help=f"Modes to measure, of {', '.join(run_order.MODES)}; default: all.",
-        ),
-    ] = None,
-    steady: Annotated[
-        bool,
-        typer.Option("--steady/--no-steady", help="Also measure latency and throughput after the start."),
-    ] = True,
-    ready_timeout: Annotated[float, READY_TIMEOUT] = 900,
-    baseline: Baseline = None,
-    max_regress: Annotated[
-        float,
-        typer.Option("--max-regress", metavar="PCT", help="Permitted slowdown over --baseline, in percent."),
-    ] = 10.0,
-    revision: Revision = None,
-) -> None:
+@declare(takes_vllm_args=True, exports=True, sets=BenchRequest)
+def command(common: Common, exports: Exports, settings: dict[str, Any], model: Model) -> None:
     """Measure, write the reports and the result, and fail if a check fails."""
-    request = BenchRequest(
-        model=model,
-        vllm_args=common.vllm_args,
-        modes=modes.split(",") if modes else None,
-        runs=runs,
-        warmup=warmup,
-        steady=steady,
-        ready_timeout_s=ready_timeout,
-        baseline=baseline,
-        max_regress_pct=max_regress,
-        revision=revision,
-        offline=common.offline,
-        cache=common.cache,
-    )
+    request = BenchRequest(model, common.vllm_args, offline=common.offline, cache=common.cache, **settings)
     with common.out.phase("measure cold starts") as step:
-        request = replace(request, command_line=_command_line(request))
         document = run(request, step, lambda document: exports.keep(starts.report(document)))
-    # One line, so that the last line of a log is the whole result.
-    text = json.dumps(document) if common.out.format == "json" else _text(document)
-    out = replace(common.out, format="text")
-    _judge(document, common, give(out, exports, starts.report(document), text))
-
-
-def _text(document: Mapping[str, Any]) -> str:
-    tables = [table(*shown) for shown in starts.tabulate(document)]
-    return "\n".join(["\n\n".join(tables), "", *starts.list_notes(document)])
-
-
-def _judge(document: Mapping[str, Any], common: Common, files: list[str]) -> None:
+    files = give_measurement(common.out, exports, starts.report(document))
     if document["failures"]:
         raise CommandFailedError("; ".join(document["failures"]), hint="coldstart doctor")
     where = ", ".join(files) or None
     then = "coldstart bench MODEL --export json=baseline.json" if not files else None
     common.out.success(f"Measured {document['model']}", where=where, then=then)
-
-
-def _command_line(request: BenchRequest) -> list[str]:
-    line = ["coldstart", "bench", request.model, "--runs", str(request.runs), "--warmup", str(request.warmup)]
-    line += ["--modes", ",".join(request.modes)] if request.modes else []
-    line += [] if request.steady else ["--no-steady"]
-    return [*line, "--", *request.vllm_args] if request.vllm_args else line

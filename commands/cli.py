@@ -5,6 +5,7 @@ torch, vllm nor pandas. A module in COMMANDS offers ``command`` (a function) or 
 subcommands).
 """
 
+import difflib
 import errno
 import importlib
 import itertools
@@ -21,57 +22,44 @@ from typer.core import TyperCommand, TyperGroup
 
 import coldstart
 from coldstart.contract import environment, service_variables
-from coldstart.errors import ERROR, ColdstartError
+from coldstart.errors import ERROR, ColdstartError, UsageError
 from coldstart.system import paths
 
-# name: (module, or module:function; help in one line; heading)
-COMMANDS: Mapping[str, tuple[str, str, str]] = {
-    "up": ("coldstart.commands.up", "Build, prepare and serve a model with one command.", "Cold start"),
-    "down": ("coldstart.commands.down", "Stop what up started.", "Cold start"),
-    "materialize": (
-        "coldstart.commands.materialize",
-        "Build the bundle of a model, once, offline.",
-        "Cold start",
-    ),
-    "serve": ("coldstart.commands.serve", "Start a vLLM server from a bundle.", "Cold start"),
-    "host": (
-        "coldstart.commands.host",
-        "Serve many models behind one endpoint.",
-        "Cold start",
-    ),
-    "template": ("coldstart.commands.template", "Manage warm processes that fork servers.", "Cold start"),
-    "prefetch": (
-        "coldstart.commands.prefetch",
-        "Fetch weights into memory before a server starts.",
-        "Cold start",
-    ),
-    "inspect": ("coldstart.commands.inspect", "Show a bundle, a key, or why no bundle matches.", "Bundles"),
-    "list": ("coldstart.commands.list", "List the bundles in the store.", "Bundles"),
-    "prune": ("coldstart.commands.prune", "Remove old versions of bundles.", "Bundles"),
-    "export": ("coldstart.commands.transfer:export", "Write a bundle to one file.", "Bundles"),
-    "import": ("coldstart.commands.transfer:import_", "Add the bundles of one file to the store.", "Bundles"),
-    "push": ("coldstart.commands.transfer:push", "Copy a bundle to a directory, registry or hub.", "Bundles"),
-    "pull": (
-        "coldstart.commands.transfer:pull",
-        "Copy a bundle from a directory, registry or hub.",
-        "Bundles",
-    ),
-    "validate": ("coldstart.commands.validate", "Check bundles, up to a start.", "Bundles"),
-    "bench": ("coldstart.commands.bench", "Measure and compare cold starts of all modes.", "Measure"),
-    "trust": ("coldstart.commands.trust", "Manage the keys whose bundles may run code here.", "Machine"),
-    "trace-replay": (
-        "coldstart.commands.trace_replay",
-        "Replay a request trace, live or simulated.",
-        "Measure",
-    ),
-    "fleet": ("coldstart.commands.fleet", "Serve models on many servers.", "Cold start"),
-    "install": ("coldstart.commands.install", "Install vLLM, or another extra of coldstart.", "Machine"),
-    "doctor": (
-        "coldstart.commands.doctor",
-        "Report what this machine supports, and what is missing.",
-        "Machine",
-    ),
+# heading: {name: help in one line}
+HEADINGS: Mapping[str, Mapping[str, str]] = {
+    "Cold start": {
+        "up": "Build, prepare and serve a model with one command.",
+        "down": "Stop what up started.",
+        "materialize": "Build the bundle of a model, once, offline.",
+        "serve": "Start a vLLM server from a bundle.",
+        "host": "Serve many models behind one endpoint.",
+        "template": "Manage warm processes that fork servers.",
+        "prefetch": "Fetch weights into memory before a server starts.",
+        "fleet": "Serve models on many servers.",
+    },
+    "Bundles": {
+        "inspect": "Show a bundle, a key, or why no bundle matches.",
+        "list": "List the bundles in the store.",
+        "prune": "Remove old versions of bundles.",
+        "export": "Write a bundle to one file.",
+        "import": "Add the bundles of one file to the store.",
+        "push": "Copy a bundle to a directory, registry or hub.",
+        "pull": "Copy a bundle from a directory, registry or hub.",
+        "validate": "Check bundles, up to a start.",
+    },
+    "Measure": {
+        "bench": "Measure and compare cold starts of all modes.",
+        "trace-replay": "Replay a request trace, live or simulated.",
+    },
+    "Machine": {
+        "trust": "Manage the keys whose bundles may run code here.",
+        "install": "Install vLLM, or another extra of coldstart.",
+        "doctor": "Report what this machine supports, and what is missing.",
+    },
 }
+COMMANDS: Mapping[str, str] = {name: text for group in HEADINGS.values() for name, text in group.items()}
+# Functions of the module `transfer`; every other command has a module of its name.
+_TRANSFERS = {"export": "export", "import": "import_", "push": "push", "pull": "pull"}
 ALIASES: Mapping[str, str] = {"ls": "list"}
 # Commands that need an extra of coldstart.
 EXTRAS: Mapping[str, str] = {"host": "host", "fleet": "fleet", "trace-replay": "lab"}
@@ -85,8 +73,8 @@ _HINTS: Mapping[int, str] = {
     errno.EROFS: "use a disk that can be written: --cache-dir DIR",
     errno.ENOSPC: "free space with coldstart prune, or use another disk: --cache-dir DIR",
 }
+PASSED = "[-- VLLM_ARGUMENTS]"
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
-HEADINGS = ("Cold start", "Bundles", "Measure", "Machine")
 
 
 class LazyGroup(TyperGroup):
@@ -101,18 +89,15 @@ class LazyGroup(TyperGroup):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            # The class is private to typer; other errors of an option name one that exists.
-            if type(error).__name__ != "NoSuchOption":
+            option = _find_unknown_option(error)
+            if option is None:
                 raise
-            option = error.option_name  # type: ignore[attr-defined]
             ctx.fail(f"No such option: {option}. Options follow the command: coldstart COMMAND {option}")
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         """Load one command; an unknown name is a usage error with the most similar name."""
         name = ALIASES.get(cmd_name, cmd_name)
         if name not in COMMANDS:
-            import difflib
-
             near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return load(name)
@@ -122,16 +107,46 @@ class LazyGroup(TyperGroup):
         from typer.core import CompletionItem  # type: ignore[attr-defined]
 
         names = [name for name in COMMANDS if name.startswith(incomplete)]
-        offered = [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
+        offered = [CompletionItem(name, help=COMMANDS[name]) for name in names]
         return [*offered, *super(TyperGroup, self).shell_complete(ctx, incomplete)]
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Write the table by headings, without importing a command."""
-        for heading in HEADINGS:
-            rows = [(name, text) for name, (_, text, where) in COMMANDS.items() if where == heading]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
+        for heading, group in HEADINGS.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(group.items()))
+
+
+class PassingCommand(TyperCommand):
+    """Command that passes the arguments after `--` to vLLM; the parser does not read them."""
+
+    def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """Return the words of the usage line after the command's name."""
+        return [*super().collect_usage_pieces(ctx), PASSED]
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Parse the arguments. Raises UsageError for an option that may be one of vLLM."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            own = [flag for one in self.get_params(ctx) for flag in (*one.opts, *one.secondary_opts)]
+            name = _find_unknown_option(error)
+            if name is None or difflib.get_close_matches(name, own, cutoff=0.8):
+                raise
+            raise UsageError(
+                f"No such option of {ctx.info_name}: {name}",
+                hint=f"put options of vLLM after --: {ctx.command_path} ... -- {name}",
+            ) from error
+
+
+def _find_unknown_option(error: Exception) -> str | None:
+    # The class is private to typer; other errors of an option name one that exists.
+    return getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None
+
+
+def place_of(name: str) -> str:
+    """Return the module of a command."""
+    return f"coldstart.commands.{'transfer' if name in _TRANSFERS else name.replace('-', '_')}"
 
 
 def load(name: str) -> Any:
@@ -139,15 +154,15 @@ def load(name: str) -> Any:
     from coldstart.commands import _examples
     from coldstart.commands._declared import bind_variables
 
-    place, _, function = COMMANDS[name][0].partition(":")
-    module = importlib.import_module(place)
+    module = importlib.import_module(place_of(name))
     app = getattr(module, "app", None)
     if app is None:
-        app = _new_app()
-        command = getattr(module, function or "command")
-        app.command(name, help=command.__doc__ if function else module.__doc__)(command)
+        app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
+        command = getattr(module, _TRANSFERS.get(name, "command"))
+        app.command(name, help=command.__doc__ if name in _TRANSFERS else module.__doc__)(command)
     for registered in app.registered_commands:
-        registered.cls = _command_class(registered.callback)
+        passes = getattr(registered.callback, "takes_vllm_args", False)
+        registered.cls = PassingCommand if passes else TyperCommand
     loaded = typer.main.get_command(app)
     loaded.name = name
     _examples.add(loaded, name)
@@ -156,18 +171,6 @@ def load(name: str) -> Any:
     loaded.context_settings["auto_envvar_prefix"] = prefix
     bind_variables(loaded, prefix)
     return loaded
-
-
-def _command_class(command: Any) -> type[TyperCommand]:
-    if not command.takes_vllm_args:
-        return TyperCommand
-    from coldstart.commands._misplaced import PassingCommand
-
-    return PassingCommand
-
-
-def _new_app() -> typer.Typer:
-    return typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
 
 app = typer.Typer(

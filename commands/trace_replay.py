@@ -1,11 +1,11 @@
 """Replay a request trace on running servers or on the simulated engine, and report the latencies.
 
-Requests are sent on time, even if the server is slow; delays of the client are reported. After Ctrl-C or the end of the
-target, the report covers what was measured.
+Requests are sent on time, even if the server is slow; delays of the client are reported. On servers, the report covers what
+was measured until Ctrl-C or the end of the target.
 """
 
-import json
-from collections.abc import Callable, Iterable
+import shlex
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -13,113 +13,71 @@ from typing import Annotated, Any
 
 import typer
 from coldstart.artifacts import canonical
-from coldstart.commands import _replay_options
 from coldstart.commands._completion import complete_reference
-from coldstart.commands._export import Exports, give
-from coldstart.commands._options import Baseline, Common, Gaps, Seed
+from coldstart.commands._export import Exports, give_measurement
+from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
 from coldstart.bench.report.report import Report
 from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError, describe
+from coldstart.lab import records
 from coldstart.lab.live import ReplaySettings, Target, replay
 from coldstart.lab.plan import TracePlan, time_requests
-from coldstart.lab.records import (
-    COLUMNS,
-    MARKS,
-    SWEEP_COLUMNS,
-    Limits,
-    Replay,
-    compare,
-    format_rates,
-    format_sweep,
-    format_text,
-    list_metrics,
-    list_records,
-    tabulate,
-)
-from coldstart.lab.records import report as report_replay
-from coldstart.lab.records import sweep as sweep_rates
+from coldstart.lab.records import Limits, Replay
 from coldstart.lab.traces import TraceReport, TraceRequest
-from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings
+from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings, settings
 
 INTERRUPTED = 130
+LIVE, ENGINE, HOST, FLEET = "live", "simulated", "simulated host", "simulated fleet"
+KINDS = {
+    LIVE: "replay on servers (--target)",
+    ENGINE: "replay on the simulated engine (--simulate)",
+    HOST: "replay on a simulated host (--host)",
+    FLEET: "replay on a simulated fleet (--fleet)",
+}
+# Options, by parameter, that have an effect only in some kinds of replay; the others have one in each.
+EFFECTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("model", "vocabulary", "timeout"), (LIVE,)),
+    **dict.fromkeys(("kv_blocks", *(one.option for _, one in settings.options())), (ENGINE,)),
+    "profile": (ENGINE, HOST, FLEET),
+}
+Serve = Callable[[TracePlan, TraceReport], Replay]
 
 
-def _flag(*names: str, help: str, metavar: str | None = None, **more: Any) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, **more)
-
-
-@declare(chooses_scheduler=True, exports=True)
+@declare(chooses_scheduler=True, exports=True, sets=TracePlan(Path()))
 def command(
     common: Common,
     choice: SchedulerSettings,
     exports: Exports,
+    settings: dict[str, Any],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Trace file to replay.")],
-    trace_format: Annotated[
-        str,
-        _flag(
-            "--trace-format",
-            help="Format: mooncake, azure-llm, azure-functions, burstgpt, sharegpt, alpaca or csv.",
-        ),
-    ] = "mooncake",
-    columns: Annotated[
-        str | None, _flag("--columns", help="Columns of a csv trace: time=C,prompt=C,output=C and others.")
-    ] = None,
-    on_bad_row: Annotated[
-        str, _flag("--on-bad-row", help="Action on an invalid row: skip or refuse.")
-    ] = "skip",
-    speedup: Annotated[float, _flag("--speedup", help="Factor by which arrivals are accelerated.")] = 1.0,
-    duration: Annotated[
-        float | None, _flag("--duration", help="Number of seconds to replay; default: all.")
-    ] = None,
-    limit: Annotated[int | None, _flag("--limit", help="Number of requests to replay; default: all.")] = None,
-    rate: Annotated[
-        float | None,
-        _flag("--rate", help="Arrivals per second with gamma-distributed gaps; default: as in the trace."),
-    ] = None,
     sweep: Annotated[
         str | None,
-        _flag(
+        typer.Option(
             "--sweep",
             metavar="RATES",
             help="Arrival rates to replay one after the other, such as 1,2,4; reports the highest that meets --slo.",
         ),
     ] = None,
-    cv: Gaps = 1.0,
-    seed: Seed = 0,
-    max_prompt: Annotated[
-        int | None, _flag("--max-prompt", help="Maximum number of prompt tokens; default: no limit.")
-    ] = None,
-    max_output: Annotated[
-        int | None, _flag("--max-output", help="Maximum number of output tokens; default: no limit.")
-    ] = None,
-    models: Annotated[
-        str | None, _flag("--models", help="Models to which rows are assigned, separated by commas.")
-    ] = None,
-    mapping: Annotated[
-        str,
-        typer.Option(
-            "--model-mapping",
-            help="Assignment of rows to models: round-robin, zipf or column.",
-        ),
-    ] = "round-robin",
     target: Annotated[
         list[str] | None,
-        _flag("--target", metavar="URL", help="URL of a server to send the requests to; repeatable."),
-    ] = None,
-    model: Annotated[str, _flag("--model", help="Model name in the requests.")] = "default",
-    balance: Annotated[
-        str,
-        _flag(
-            "--balance", help="Assignment of requests to servers: round-robin, least-outstanding or random."
+        typer.Option(
+            "--target",
+            metavar="URL",
+            help="URL of a server to send the requests to; several take turns. Repeatable.",
         ),
-    ] = "round-robin",
-    vocabulary: Annotated[int, _flag("--vocabulary", min=11, help="Upper limit of prompt token ids.")] = 1000,
-    timeout: Annotated[float, _flag("--timeout", help="Maximum duration of a request in seconds.")] = 600.0,
+    ] = None,
+    model: Annotated[str, typer.Option("--model", help="Model name in the requests.")] = "default",
+    vocabulary: Annotated[
+        int, typer.Option("--vocabulary", min=11, help="Upper limit of prompt token ids.")
+    ] = 1000,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Maximum duration of a request in seconds.")
+    ] = 600.0,
     simulate: Annotated[
         bool,
-        _flag(
+        typer.Option(
             "--simulate",
             help="Replay on the simulated engine instead of servers; --host and --fleet imply it.",
         ),
@@ -135,122 +93,163 @@ def command(
     ] = None,
     kv_blocks: Annotated[
         int | None,
-        _flag(
+        typer.Option(
             "--kv-blocks", help="Number of simulated KV blocks of 16 tokens on the device; default: 262144."
         ),
     ] = None,
     host: Annotated[
-        Path | None, _flag("--host", metavar="FILE", help="TOML file of a host of many models to simulate.")
+        Path | None,
+        typer.Option("--host", metavar="FILE", help="TOML file of a host of many models to simulate."),
     ] = None,
     fleet: Annotated[
-        Path | None, _flag("--fleet", metavar="FILE", help="TOML file of a fleet of servers to simulate.")
+        Path | None,
+        typer.Option("--fleet", metavar="FILE", help="TOML file of a fleet of servers to simulate."),
     ] = None,
     slo: Annotated[
-        str, _flag("--slo", help="Limits in seconds, such as ttft=2,tpot=0.1,normalized=0.3.")
+        str, typer.Option("--slo", help="Limits in seconds, such as ttft=2,tpot=0.1,normalized=0.3.")
     ] = "",
-    baseline: Baseline = None,
 ) -> None:
     """Replay the trace, write the reports and print the result."""
-    simulate = simulate or host is not None or fleet is not None
-    _replay_options.check_target(
-        file, simulate=simulate, target=bool(target), host=host, fleet=fleet, profile=profile
-    )
-    _replay_options.check_effect(
-        common.typed,
-        simulate=simulate,
-        host=host,
-        fleet=fleet,
-        profile=profile,
-        rate=rate,
-        trace_format=trace_format,
-        models=models,
-        target=target,
-    )
-    _replay_options.check_positive(
-        speedup=speedup,
-        duration=duration,
-        limit=limit,
-        rate=rate,
-        max_prompt=max_prompt,
-        max_output=max_output,
-    )
-    if on_bad_row not in ("skip", "refuse"):
-        raise UsageError(f"unknown --on-bad-row {on_bad_row!r}", hint="write --on-bad-row skip, or refuse")
-    limits: Limits = {None: found} if (found := _replay_options.parse_slo(slo)) else {}
-    before = _replay_options.read_baseline(baseline)
-    plan = TracePlan(
-        file,
-        trace_format,
-        columns,
-        strict=on_bad_row == "refuse",
-        speedup=speedup,
-        duration_s=duration,
-        limit=limit,
-        rate=rate,
-        cv=cv,
-        seed=seed,
-        models=_replay_options.parse_models(models),
-        mapping=mapping,
-        max_prompt=max_prompt,
-        max_output=max_output,
-    )
-    rates = _replay_options.parse_sweep(sweep, slo, common.typed)
-    report = TraceReport()
-    kind = f"simulated {'host' if host else 'fleet' if fleet else ''}".strip() if simulate else "live"
+    kind = HOST if host else FLEET if fleet else ENGINE if simulate else LIVE
+    if host and fleet:
+        raise UsageError(
+            "--host and --fleet exclude each other: each chooses its own simulation", hint="give one of them"
+        )
+    _check_target(kind, file, target, profile)
+    try:
+        plan = TracePlan(file, **settings)
+        _check_effect(kind, common.typed, plan, profile)
+        if kind == ENGINE:
+            choice.check_command_line()
+    except ValueError as problem:
+        raise UsageError(str(problem), hint="coldstart trace-replay --help") from problem
+    plans = [plan] if sweep is None else _plan_sweep(plan, sweep, slo, common.typed)
+    limits: Limits = {None: found} if (found := records.parse_slo(slo)) else {}
 
     def serve(plan: TracePlan, report: TraceReport) -> Replay:
+        times = None if profile is None and kind == FLEET else _profile(profile, common)
         if host is not None:
-            return _on_host(plan, host, _profile(profile, common), report)
+            return _on_host(plan, host, times, report)
         if fleet is not None:
-            return _on_fleet(plan, fleet, None if profile is None else _profile(profile, common), report)
-        if simulate:
-            _check_scheduler(choice)
-            times = _profile(profile, common)
-            return _on_engine(_read(plan, report), times, choice, kv_blocks)
-        client = ReplaySettings(seed, vocabulary, timeout, balance)
-        return _send(_read(plan, report), target or [], model, client, by_row=bool(plan.models))
+            return _on_fleet(plan, fleet, times, report)
+        return _on_engine(_read(plan, report), times, choice, kv_blocks)
 
-    if rates:
-        _sweep(common, exports, plan, rates, kind, limits, serve)
-        return
-    with common.out.phase("replay the trace"):
-        done = serve(plan, report)
-    frame = tabulate(done.records)
-    document = report_replay(kind, done, frame, limits)
-    document["rows"] = asdict(report)
-    ratios = None if before is None else compare(document, before)
-    if ratios is not None:
-        document["against_baseline"] = ratios
-    _show(common, exports, document, ratios, frame)
-    _warn(common, report)
+    def send(plan: TracePlan, report: TraceReport) -> Replay:
+        rows, key = _read(plan, report), environment.OPENAI_API_KEY.read() or None
+        try:
+            targets = [Target(url, model, key, by_row=bool(plan.models)) for url in target or []]
+            return replay(rows, targets, ReplaySettings(plan.seed, vocabulary, timeout))
+        except ValueError as problem:
+            raise UsageError(str(problem)) from problem
+
+    _replay(common, exports, plans, kind, limits, send if kind == LIVE else serve, is_sweep=sweep is not None)
+
+
+def _check_target(kind: str, file: Path, target: list[str] | None, profile: str | None) -> None:
+    """Raise UsageError unless the options select one target: servers, or one of the three simulations."""
+    if kind != LIVE and target:
+        flag = {ENGINE: "--simulate", HOST: "--host", FLEET: "--fleet"}[kind]
+        raise UsageError(f"--target and {flag} exclude each other", hint="remove one of them")
+    if kind == LIVE and not target:
+        name, times = shlex.quote(str(file)), shlex.quote(profile or "REF")
+        simulation = f"coldstart trace-replay {name} --simulate --profile {times}"
+        raise UsageError(
+            "choose one of --target and --simulate",
+            hint=f"coldstart trace-replay {name} --target URL; without a server: {simulation}",
+        )
+
+
+def _check_effect(kind: str, typed: frozenset[str], plan: TracePlan, profile: str | None) -> None:
+    """Raise UsageError for a typed option without effect in this kind of replay, or without another option."""
+    for name in sorted(typed & EFFECTS.keys()):
+        if kind not in EFFECTS[name]:
+            others = ", or a ".join(KINDS[other] for other in EFFECTS[name])
+            raise UsageError(
+                f"--{name.replace('_', '-')} has no effect in a {KINDS[kind]}",
+                hint=f"omit it; it applies to a {others}",
+            )
+    without = {
+        "cv": (plan.rate is None and "sweep" not in typed, "without --rate", "add --rate"),
+        "columns": (
+            plan.trace_format in ("mooncake", "azure-functions", "sharegpt", "alpaca"),
+            f"with --trace-format {plan.trace_format}",
+            "add --trace-format csv",
+        ),
+        "model_mapping": (kind in (LIVE, ENGINE) and not plan.models, "without --models", "add --models"),
+        "model": (bool(plan.models), "with --models", "omit one of them"),
+        "max_prompt": (
+            kind == FLEET and profile is None,
+            f"in a {KINDS[FLEET]} without --profile",
+            "add --profile",
+        ),
+    }
+    for name, (useless, circumstance, hint) in without.items():
+        if name in typed and useless:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} has no effect {circumstance}", hint=f"omit it, or {hint}")
+
+
+def _plan_sweep(plan: TracePlan, rates: str, slo: str, typed: frozenset[str]) -> list[TracePlan]:
+    """Return the plan with each rate in ascending order. Raises UsageError."""
+    if "rate" in typed:
+        raise UsageError("--sweep and --rate exclude each other", hint="remove one of them")
+    if not slo:
+        raise UsageError("--sweep needs the limits that a rate must meet", hint="add --slo ttft=2,tpot=0.1")
+    try:
+        return [replace(plan, rate=rate) for rate in sorted({float(part) for part in rates.split(",")})]
+    except ValueError as problem:
+        raise UsageError(f"--sweep {rates!r}: {problem}", hint="write --sweep 1,2,4") from problem
+
+
+def _replay(
+    common: Common,
+    exports: Exports,
+    plans: list[TracePlan],
+    kind: str,
+    limits: Limits,
+    serve: Serve,
+    *,
+    is_sweep: bool,
+) -> None:
+    """Replay each plan; print the result, or of a sweep a table with the highest rate that meets the SLO."""
+    found: dict[float, dict[str, Any]] = {}
+    for plan in plans:
+        report = TraceReport()
+        where = f" at {plan.rate:g} requests/s" if is_sweep else ""
+        with common.out.phase(f"replay the trace{where}"):
+            done = serve(plan, report)
+        frame = records.tabulate(done.records)
+        document = records.report(kind, done, frame, limits) | {"rows": asdict(report)}
+        found[plan.rate or 0.0] = document
+        if done.ended != "complete":
+            break
+    title = f"trace-replay, {kind}"
+    if is_sweep:
+        swept = {"schema_version": 1, **records.sweep(kind, found)}
+        notes = [records.describe_sweep(swept)]
+        shown = Report(title, swept, records.SWEEP_COLUMNS, lambda: swept["sweep"], notes=notes)
+    else:
+        shown = Report(
+            title,
+            {"schema_version": 1, **document},
+            records.COLUMNS,
+            partial(records.list_records, frame),
+            partial(records.list_tables, document),
+            records.list_rates(document),
+            partial(_plots, document, frame),
+        )
+    give_measurement(common.out, exports, shown)
+    for row in report.bad_rows[:5]:
+        common.out.warn(f"line {row.line} skipped: {row.reason}")
+    if report.skipped > 5:
+        common.out.warn(f"{report.skipped} rows skipped in total")
     _end(done, document, common)
 
 
-def _sweep(
-    common: Common,
-    exports: Exports,
-    plan: TracePlan,
-    rates: tuple[float, ...],
-    kind: str,
-    limits: Limits,
-    serve: Callable[[TracePlan, TraceReport], Replay],
-) -> None:
-    """Replay the trace at each rate, and print a table with the highest rate that meets the SLO."""
-    found: dict[float, dict[str, Any]] = {}
-    for rate in rates:
-        report = TraceReport()
-        with common.out.phase(f"replay the trace at {rate:g} requests/s"):
-            done = serve(replace(plan, rate=rate), report)
-        document = report_replay(kind, done, tabulate(done.records), limits)
-        found[rate] = document
-        if done.ended != "complete":
-            break
-    _warn(common, report)
-    document = {"schema_version": 1, **sweep_rates(kind, found)}
-    shown = json.dumps(document) if common.out.format == "json" else format_sweep(document)
-    result = Report(f"trace-replay, {kind}", document, SWEEP_COLUMNS, lambda: document["sweep"])
-    give(replace(common.out, format="text"), exports, result, shown)
-    _end(done, found[rate], common)
+def _plots(document: dict[str, Any], frame: Any) -> Any:
+    from coldstart.lab.page import plot
+
+    return plot(document, frame)
 
 
 def _read(plan: TracePlan, report: TraceReport) -> list[TraceRequest]:
@@ -263,28 +262,18 @@ def _read(plan: TracePlan, report: TraceReport) -> list[TraceRequest]:
     return rows
 
 
-def _send(
-    rows: list[TraceRequest], urls: list[str], model: str, settings: ReplaySettings, *, by_row: bool
-) -> Replay:
-    key = environment.OPENAI_API_KEY.read() or None
-    try:
-        return replay(rows, [Target(url, model, key, by_row=by_row) for url in urls], settings)
-    except ValueError as problem:
-        raise UsageError(str(problem)) from problem
-
-
 def _on_engine(
-    rows: list[TraceRequest], profile: IterationProfile, choice: SchedulerSettings, kv_blocks: int | None
+    rows: list[TraceRequest], profile: IterationProfile | None, choice: SchedulerSettings, blocks: int | None
 ) -> Replay:
-    if not rows:
+    if not rows or profile is None:
         return Replay()
     # This import loads vLLM, which takes seconds.
     from coldstart.lab import engine
 
-    return engine.replay(rows, profile, choice, kv_blocks)
+    return engine.replay(rows, profile, choice, blocks)
 
 
-def _on_host(plan: TracePlan, path: Path, profile: IterationProfile, report: TraceReport) -> Replay:
+def _on_host(plan: TracePlan, path: Path, profile: IterationProfile | None, report: TraceReport) -> Replay:
     from coldstart.host.configuration import load
     from coldstart.lab.host import simulate
 
@@ -303,13 +292,6 @@ def _on_fleet(plan: TracePlan, path: Path, profile: IterationProfile | None, rep
     return simulate(time_requests(rows, profile, costs), file.servers, file.models, file.settings)
 
 
-def _check_scheduler(choice: SchedulerSettings) -> None:
-    try:
-        choice.check_command_line()
-    except ValueError as problem:
-        raise UsageError(str(problem), hint="coldstart trace-replay --help") from problem
-
-
 def _profile(given: str | None, common: Common) -> IterationProfile:
     if given is None:
         hint = "specify a bundle or a JSON file: --profile REF"
@@ -321,41 +303,6 @@ def _profile(given: str | None, common: Common) -> IterationProfile:
     except (ProfileError, ValueError) as problem:
         hint = "specify a bundle, or a JSON file with iteration times: --profile REF"
         raise UsageError(f"--profile {given}: {describe(problem)}", hint=hint) from problem
-
-
-def _show(
-    common: Common,
-    exports: Exports,
-    document: dict[str, Any],
-    ratios: dict[str, float] | None,
-    frame: Any,
-) -> None:
-    def parts() -> Iterable[str]:
-        from coldstart.lab.page import render_parts
-
-        return render_parts(document, frame)
-
-    title = f"trace-replay, {document['kind']}"
-    document = {"schema_version": 1, **document}
-    # One line of JSON, so that the last line of a log is the whole result.
-    shown = json.dumps(document) if common.out.format == "json" else format_text(document, ratios)
-    report = Report(
-        title,
-        document,
-        COLUMNS,
-        partial(list_records, frame),
-        lambda: [(("seconds", *MARKS), list_metrics(document))],
-        format_rates(document),
-        parts,
-    )
-    give(replace(common.out, format="text"), exports, report, shown)
-
-
-def _warn(common: Common, report: TraceReport) -> None:
-    for row in report.bad_rows[:5]:
-        common.out.warn(f"line {row.line} skipped: {row.reason}")
-    if report.skipped > 5:
-        common.out.warn(f"{report.skipped} rows skipped in total")
 
 
 def _end(done: Replay, document: dict[str, Any], common: Common) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log
 from statistics import NormalDist, fmean
@@ -92,7 +92,7 @@ def models(costs: Costs) -> list[FleetModel]:
     found = []
     for application, (_, scale, own) in APPLICATIONS.items():
         for size, (gb, decode, ttft, tpot) in SIZES.items():
-            times = Costs(**{**_members(costs), "decode_s": decode})
+            times = replace(costs, decode_s=decode)
             memory = round((gb + KV_GB) * GB)
             limits = ttft * scale, own or tpot
             found += [
@@ -100,10 +100,6 @@ def models(costs: Costs) -> list[FleetModel]:
                 for n in range(INSTANCES)
             ]
     return found
-
-
-def _members(costs: Costs) -> dict[str, Any]:
-    return {name: getattr(costs, name) for name in Costs.__slots__}
 
 
 class Load:

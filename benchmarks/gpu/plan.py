@@ -12,12 +12,10 @@ Result: gpu/plan-compare-h200.json and other parts beside it
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,13 +27,16 @@ from typing import Any
 from benchmarks import llama
 from benchmarks.common import ROOT, parser
 from coldstart.bench import stages
+from coldstart.system.ipc.addresses import free_port
 from coldstart.system.timeline import Timeline
+from coldstart.validate.completions import CompletionClient, NoAnswerError
+from coldstart.validate.launch import HOST
 
 VLLM_ARGS = ["--max-model-len", "4096", "--gpu-memory-utilization", "0.8", "--served-model-name", "m"]
 REHEARSAL = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456", "--served-model-name", "m"]
 SLEEP = ["--enable-sleep-mode"]
-PROMPT, TOKENS = list(range(10, 42)), 16
-TAIL, POLL_S, END_S, LEAST_S = 4000, 0.02, 20.0, 15.0
+PROMPT, TOKENS = "Once upon a time there was a server that waited for its first request", 16
+TAIL, END_S, LEAST_S = 4000, 20.0, 15.0
 FULL_ONLY = '{"cudagraph_mode":"FULL_DECODE_ONLY"}'
 
 
@@ -103,7 +104,7 @@ class Part:
     def server(self, name: str, *command: str, limit: float = 120.0, **env: str) -> Iterator[dict[str, Any]]:
         """Start a server, measure it until it has answered, and end it after the block."""
         port, log, events = (
-            free_port(),
+            free_port(HOST),
             self.work / "logs" / f"{name}.log",
             self.work / "logs" / f"{name}.events",
         )
@@ -123,66 +124,29 @@ class Part:
                 found["spans"] = timeline.phases()
                 found["stages"] = stages.measure(timeline.spans, start, start + found["first_token_s"])
             yield found
-        except (TimeoutError, RuntimeError) as error:
+        except (NoAnswerError, RuntimeError) as error:
             raise RuntimeError(f"{error}: {tail(log)}") from error
         finally:
             end(process)
 
 
 def measure(process: subprocess.Popen[bytes], port: int, start: float, limit: float) -> dict[str, Any]:
-    """Return the seconds to readiness and to the first token, and the greedy tokens, of a server that starts.
+    """Return the seconds until a server that starts listens and until its first token, and its greedy tokens.
 
-    Raises:
-        RuntimeError: The server ended, or it rejected the request.
-        TimeoutError: The limit was reached.
+    Raises RuntimeError if the server ended, and NoAnswerError at the limit.
     """
-    while not answers(port):
+
+    def check() -> None:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with exit code {process.returncode}")
-        if time.monotonic() > start + limit:
-            raise TimeoutError(f"not ready after {limit:.0f} s")
-        time.sleep(POLL_S)
-    ready = time.monotonic() - start
-    complete(port, 1)
-    first = time.monotonic() - start
-    began = time.monotonic()
-    tokens = complete(port, TOKENS)
+
+    client = CompletionClient(HOST, port)
+    first = client.first_token(PROMPT, deadline_s=start + limit, check=check)
+    answer = client.complete(PROMPT, TOKENS)
     return {
-        "ready_s": round(ready, 3), "first_token_s": round(first, 3), "tokens": tokens,
-        "answer_s": round(time.monotonic() - began, 4),
+        "listening_s": round(first.listening_s - start, 3), "first_token_s": round(first.token_s - start, 3),
+        "tokens": list(answer.tokens), "answer_s": round(answer.seconds, 4),
     }  # fmt: skip
-
-
-def answers(port: int) -> bool:
-    """Return whether the server is healthy."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
-
-
-def complete(port: int, count: int) -> list[int]:
-    """Return the greedy tokens after the prompt. Raises RuntimeError."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    body = {
-        "model": "m",
-        "prompt": PROMPT,
-        "max_tokens": count,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_token_ids": True,
-    }
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    text = response.read().decode()
-    connection.close()
-    if response.status != 200:
-        raise RuntimeError(f"the server rejected the request with {response.status}: {text[:500]}")
-    return list(json.loads(text)["choices"][0].get("token_ids") or [])
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -193,13 +157,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
             process.wait(END_S)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def free_port() -> int:
-    """Return a port that no process listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def tail(log: Path) -> str:
@@ -238,16 +195,12 @@ def model_of(work: Path) -> str:
 
 
 def probe(part: Part, shape: str) -> None:
-    """Describe the machine, build the model, and measure imports and copies."""
+    """Describe the machine, build the model, and measure imports."""
     smi = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
     part.answer("device", lambda: part.run("smi", *smi).strip())
-    place = Path(model_of(part.work))
-    if not (place / "model.safetensors.index.json").exists():
-        place.mkdir(parents=True, exist_ok=True)
-        part.answer("model", lambda: _script(part, "model", MODEL, shape, str(place)))
+    part.answer("model", lambda: llama.build(shape, Path(model_of(part.work))))
     part.answer("doctor", lambda: json.loads(part.run("doctor", *coldstart("doctor", "--format", "json"))))
     part.answer("template imports", lambda: _script(part, "fork", FORK, model_of(part.work)))
-    part.answer("copies", lambda: _script(part, "copies", COPIES))
     part.answer(
         "imports", lambda: {name: _script(part, "import", IMPORT, off) for name, off in IMPORTS.items()}
     )
@@ -259,15 +212,6 @@ def _script(part: Part, name: str, text: str, *words: str) -> Any:
 
 
 IMPORTS = {"first": "collect", "collecting": "collect", "not collecting": "disable"}
-MODEL = """
-import json, sys
-from pathlib import Path
-from benchmarks import llama
-place = Path(sys.argv[2])
-llama.write(sys.argv[1], place)
-print(json.dumps({"bytes": sum(path.stat().st_size for path in place.glob("*.safetensors"))}))
-"""
-
 IMPORT = """
 import gc, time, sys
 getattr(gc, sys.argv[1])()
@@ -304,49 +248,14 @@ found["fork_and_context_s"] = os.read(reader, 100).decode() or "failed"
 print(json.dumps(found))
 """
 
-COPIES = """
-import json, mmap, time, torch
-GIB = 1 << 30
-size = 4 * GIB
-target = torch.empty(size, dtype=torch.uint8, device="cuda")
-torch.cuda.synchronize()
-found = {}
-def copy(name, source):
-    for label in ("first", "second"):
-        start = time.perf_counter()
-        target.copy_(source, non_blocking=True); torch.cuda.synchronize()
-        found[f"{name}, {label}, GB/s"] = round(size / 1e9 / (time.perf_counter() - start), 2)
-copy("pageable", torch.ones(size, dtype=torch.uint8))
-for name, advice in (("registered 4 KiB pages", mmap.MADV_NOHUGEPAGE), ("registered huge pages", mmap.MADV_HUGEPAGE)):
-    area = mmap.mmap(-1, size); area.madvise(advice)
-    host = torch.frombuffer(area, dtype=torch.uint8)
-    start = time.perf_counter(); host.fill_(1)
-    found[f"{name}, touch, s"] = round(time.perf_counter() - start, 3)
-    start = time.perf_counter()
-    code = int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), size, 0))
-    found[f"{name}, register, s"] = round(time.perf_counter() - start, 3)
-    found[f"{name}, code"] = code
-    copy(name, host)
-start = time.perf_counter()
-pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-found["pinned, allocate, s"] = round(time.perf_counter() - start, 3)
-copy("pinned", pinned)
-print(json.dumps(found))
-"""
-
 
 def materialize(part: Part, shape: str) -> None:
     """Make and prove the bundle, and start once from it."""
-    words = ("materialize", model_of(part.work), "--format", "json", "--", *VLLM_ARGS, *SLEEP)
-    part.answer("materialize", lambda: json.loads(part.run("materialize", *coldstart(*words))))
-    part.answer("inspect", lambda: json.loads(part.run("inspect", *coldstart("list", "--format", "json"))))
-    part.answer("kv plan", lambda: _kv(part))
+    words = (model_of(part.work), "--format", "json", "--", *VLLM_ARGS, *SLEEP)
+    for name, command in (("materialize", "materialize"), ("kv plan", "inspect")):
+        line = coldstart(command, *words)
+        part.answer(name, lambda line=line, command=command: json.loads(part.run(command, *line)))
     part.answer("fresh", lambda: _started(part, "fresh", 0))
-
-
-def _kv(part: Part) -> Any:
-    words = ("inspect", model_of(part.work), "--format", "json", "--", *VLLM_ARGS, *SLEEP)
-    return json.loads(part.run("kv", *coldstart(*words)))
 
 
 def _serve(part: Part, mode: str, number: int, *more: str, capture: str = "all") -> tuple[str, ...]:
@@ -432,14 +341,12 @@ def rest(part: Part, shape: str) -> None:
     part.answer("park", lambda: _park(part))
     part.answer("standby after", lambda: _started(part, "standby", 11))
     part.answer("fresh, capture deferred", lambda: _started(part, "fresh", 13, capture="deferred"))
-    tensor = os.environ.get("PLAN_OPTIONAL", "")
-    path = {"PYTHONPATH": os.pathsep.join(filter(None, [tensor, os.environ.get("PYTHONPATH", "")]))}
     part.answer(
         "instanttensor",
-        lambda: _started_plain(part, "instanttensor", 1, "--load-format", "instanttensor", **path),
+        lambda: _started_plain(part, "instanttensor", 1, "--load-format", "instanttensor"),
     )
     part.answer("instanttensor, free options", lambda: _started_plain(
-        part, "instanttensor", 2, "--load-format", "instanttensor", "-cc", FULL_ONLY, **FREE, **path))  # fmt: skip
+        part, "instanttensor", 2, "--load-format", "instanttensor", "-cc", FULL_ONLY, **FREE))  # fmt: skip
     # vLLM captures each of these graphs as FULL, so a bundle may restore all of them; `plain-free` is the comparison.
     words = ("--graphs", "--format", "json", "--", *VLLM_ARGS, *SLEEP, "-cc", FULL_ONLY)
     part.answer("materialize with graphs", lambda: json.loads(
@@ -448,9 +355,20 @@ def rest(part: Part, shape: str) -> None:
 
 
 PARK = """
-import json, sys
-from benchmarks.gpu import checkpoint
-print(json.dumps(list(checkpoint.drive(int(sys.argv[1]), 1.0, None))))
+import json, sys, time
+from coldstart.graphs.cuda import driver
+d, pid, steps = driver.bindings(), int(sys.argv[1]), []
+driver.primary_context()  # restoring needs an initialized driver
+for step in ("Lock", "Checkpoint", "Restore", "Unlock"):
+    arguments = None
+    if step == "Lock":
+        arguments = d.CUcheckpointLockArgs()
+        arguments.timeoutMs = 10_000
+    start = time.perf_counter()
+    code = getattr(d, f"cuCheckpointProcess{step}")(pid, arguments)[0].name
+    steps.append({"step": step.lower(), "code": code, "seconds": round(time.perf_counter() - start, 4)})
+    print(steps[-1], file=sys.stderr, flush=True)  # the next step may block
+print(json.dumps(steps))
 """
 
 
@@ -475,7 +393,7 @@ def _engine_pids() -> list[int]:
 
 
 def _brief(found: Any) -> dict[str, Any]:
-    names = ("ready_s", "first_token_s", "gpu", "report")
+    names = ("listening_s", "first_token_s", "gpu", "report")
     return {name: found[name] for name in names if name in found} if isinstance(found, dict) else {}
 
 

@@ -3,19 +3,18 @@
 A prediction is the sum of its terms, so a measured start can refute each of them alone. Figures of `gpu/plan` stand beside the
 sums. They come from another GPU (H200), so a difference is a question and no error of a few percent.
 
-Run: python -m benchmarks gpu/predict [--json]
+Run: python -m benchmarks gpu/predict
 Time: 1 s
 Result: none; prints the tables
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.common import load, parser
+from benchmarks.common import load
 
 # Weights in bf16 in GB, and the GPUs among which they are divided.
 MODELS = {"0.5B": (0.99, 1), "7B": (13.5, 1), "8B": (16.4, 1), "70B, TP 8": (141.0, 8)}
@@ -108,14 +107,8 @@ def find_measured() -> dict[str, list[float]]:
 
 
 def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--json", action="store_true", help="print JSON instead of tables")
     measured = find_measured()
     sums = {mode: {model: round(predict(mode, model), 2) for model in MODELS} for mode in MODES}
-    if arguments.parse_args().json:
-        terms = {mode: [asdict(term) for term in terms] for mode, terms in MODES.items()}
-        print(json.dumps({"predicted_s": sums, "measured_7b_h200_s": measured, "terms": terms}, indent=1))
-        return
     print(f"| predicted s | {' | '.join(MODELS)} | measured, 7B on an H200 |\n{'|---' * (len(MODELS) + 2)}|")
     for mode, row in sums.items():
         times = ", ".join(f"{value:.1f}" for value in measured.get(mode, [])) or "not measured"

@@ -31,7 +31,7 @@ from benchmarks.papers.engine import (
     mlfq,
 )
 from benchmarks.papers.lengths import Sizes, alpaca, arrive, sharegpt
-from coldstart.scheduling import IterationProfile, Job, Policy, SkipJoinMlfq
+from coldstart.scheduling import IterationProfile, Job, Policy, SchedulerSettings, SkipJoinMlfq
 
 BATCH, SLO_S, COUNT, MANY = 16, 0.3, 160, 1000
 Found = tuple[Rows, Mapping[str, Any]]
@@ -144,8 +144,6 @@ def figure7() -> Found:
             else:
                 order.add_service(job, seconds, now)
         return fmean(ends)
-
-    from coldstart.scheduling import SchedulerSettings
 
     profile = IterationProfile.create([(1, 1.0)], [(1, 1.0)])
     settings = SchedulerSettings(first_quantum_s=1.0, levels=4, alpha_s=1e18, mlfq="paper")

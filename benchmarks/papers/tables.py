@@ -25,19 +25,12 @@ class Figures(Part):
             title = f"Table {number[5:]}" if number.startswith("table") else f"Figure {number}"
             command = f"`python -m benchmarks papers/{self.result}-{number}`"
             found = load(f"papers/{self.result}-{number}", results)
-            if one.measure is None:
-                yield from (
-                    f"**{title}: {one.title}.** Paper: {one.paper}. Needs a GPU: not measured ({command}).",
-                    "",
-                )
+            if one.measure is None or found is None:
+                state = f"Paper: {one.paper}. Needs a GPU: not measured" if one.paper else "Not measured yet"
+                yield from (f"**{title}: {one.title}.** {state} ({command}).", "")
                 continue
-            if found is None:
-                yield from (f"**{title}: {one.title}.** Not measured yet: {command}.", "")
-                continue
-            yield from (
-                f"**{title}: {one.title}** ({found['kind']}). {one.workload}; {one.sweep}. {command}",
-                "",
-            )
+            yield f"**{title}: {one.title}** ({found['kind']}). {one.workload}; {one.sweep}. {command}"
+            yield ""
             yield from ("| compared | paper | ours |", "|---|---|---|")
             yield from (f"| {what} | {paper} | {ours} |" for what, paper, ours in found["rows"])
             yield from ("", f"Why they differ: {one.differs}", "")

@@ -11,7 +11,6 @@ Result: deadline-simulated.json
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice, product
@@ -20,7 +19,7 @@ from random import Random
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from benchmarks.common import finish, parser
+from benchmarks.common import finish
 from benchmarks.papers.engine import BANDWIDTH, OPT_13B, capacity
 from benchmarks.papers.lengths import LONGEST
 from benchmarks.traces import azure_conversation
@@ -86,8 +85,7 @@ def compare(rows: list[TraceRequest], load: float, seed: int) -> dict[str, Any]:
     return {"load": load, "seed": seed, **measured, "ratios": ratios}
 
 
-def main(argv: list[str]) -> None:
-    parser(__doc__).parse_args(argv)
+def main() -> None:
     sources: dict[str, Callable[[int], list[TraceRequest]]] = {"azure": azure, "log-normal": skewed}
     cells = [
         {"lengths": name, **compare(source(REQUESTS), load, seed)}
@@ -115,4 +113,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -76,20 +76,14 @@ def served_tokens(port: int = PORT) -> list[list[int]]:
 
 
 def main() -> None:
-    """Run every command in order; store what it printed and the tokens of each server."""
-    answers = {}
+    """Run every command in order; store what it printed and the tokens. Fails if a server answered others than transformers."""
+    answers: dict[str, list[list[int]]] = {}
 
     def measure(line: str) -> None:
         answers[line.split()[1].rstrip(",")] = served_tokens()
 
     printed = transcript.run_all(COMMANDS, measure)
-    store(printed, answers, expected_tokens(Path("smollm2")))
-
-
-def store(
-    printed: dict[str, dict[str, str]], answers: dict[str, list[list[int]]], expected: list[list[int]]
-) -> None:
-    """Write the result. Fails if a server answered other tokens than transformers."""
+    expected = expected_tokens(Path("smollm2"))
     rows = [
         {"prompt": prompt, "transformers": tokens} for prompt, tokens in zip(PROMPTS, expected, strict=True)
     ]

@@ -61,19 +61,14 @@ def run(command: str) -> tuple[str, Server | None]:
     return printed + "".join(kept), server
 
 
-def stop(server: Server) -> None:
-    """Stop a server and wait for its end."""
-    server.terminate()
-    server.communicate()
-
-
 def run_all(commands: Mapping[str, str], measure: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Run every command in order and return what it printed; `measure` gets the first line of each server."""
     printed: dict[str, Any] = {}
     server = None
     for name, command in commands.items():
         if server and not command.startswith("curl"):
-            stop(server)
+            server.terminate()
+            server.communicate()
             server = None
         text, started = run(command.replace("python examples", f"{sys.executable} {ROOT}/examples", 1))
         printed[name] = {"command": command, "printed": text}

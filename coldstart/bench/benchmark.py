@@ -6,42 +6,20 @@ The model's files are fetched before anything is timed: a download is not part o
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import cast
 
-from coldstart.bench import compare, result, run_order
+from coldstart.bench import compare, result
 from coldstart.bench.measure import RunSettings
+from coldstart.bench.run_order import BenchRequest
 from coldstart.bench.runner import Bench, BenchRuns, Progress
-from coldstart.errors import UsageError
 from coldstart.models import resolution
-from coldstart.system.paths import Cache
 from coldstart.validate.answers import PROMPTS
 from coldstart.validate.launchers import Subject, create_launchers
 
 INCOMPLETE = "the benchmark was cut off before its last run"
 """Failure in a document that `keep` receives."""
-
-
-@dataclass(frozen=True)
-class BenchRequest:
-    """Request for a benchmark. `modes` None means all; a mode that is requested by name must run, or the benchmark fails."""
-
-    model: str
-    vllm_args: Sequence[str] = ()
-    modes: Sequence[str] | None = None
-    runs: int = 5
-    warmup: int = 1
-    steady: bool = True
-    ready_timeout_s: float = 900.0
-    baseline: Path | None = None
-    max_regress_pct: float = 10.0
-    revision: str | None = None
-    offline: bool = False
-    cache: Cache = field(default_factory=Cache.at)
-    command_line: Sequence[str] = ()
 
 
 def run(
@@ -52,17 +30,12 @@ def run(
     `keep` receives the incomplete document after each run.
 
     Raises:
-        UsageError: The request is invalid.
+        UsageError: The baseline is not a result, or an argument of vLLM is invalid.
         NoBundleError: A mode finds no bundle. Resolution of the model may raise other errors.
     """
-    modes = list(request.modes or run_order.MODES)
-    try:
-        run_order.check(modes, request.runs)
-    except ValueError as error:
-        raise UsageError(f"{error}", hint="coldstart bench --help") from error
     # Read the baseline first: a wrong file name must not cost an hour.
     then = compare.load(request.baseline) if request.baseline else None
-    document = _measure(request, subject(request), modes, progress, keep)
+    document = _measure(request, subject(request), progress, keep)
     _judge(document, request, then)
     return document
 
@@ -85,7 +58,6 @@ def subject(request: BenchRequest) -> Subject:
 def _measure(
     request: BenchRequest,
     about: Subject,
-    modes: Sequence[str],
     progress: Progress,
     keep: Callable[[result.Document], None],
 ) -> result.Document:
@@ -95,21 +67,19 @@ def _measure(
 
     def keep_incomplete(measured: BenchRuns) -> None:
         document = build(measured)
-        document["failures"] = [*cast("list[str]", document["failures"]), INCOMPLETE]
+        document["failures"].append(INCOMPLETE)
         keep(document)
 
     settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
     with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
-        starters = create_launchers(about, modes, Path(name))
+        starters = create_launchers(about, request.names, Path(name))
         bench = Bench(starters, settings, Path(name), progress, keep=keep_incomplete)
         return build(bench.measure(request.runs, request.warmup))
 
 
 def _judge(document: result.Document, request: BenchRequest, then: result.Document | None) -> None:
     failures, modes = document["failures"], document["modes"]
-    if not isinstance(failures, list) or not isinstance(modes, dict):
-        raise TypeError("a bench document holds a list of failures and an object of modes")
-    for mode in request.modes or ():
+    for mode in request.names if request.modes else ():
         if "unavailable" in modes[mode] and not any(why.startswith(f"{mode}:") for why in failures):
             failures.append(f"{mode}: requested, but {modes[mode]['unavailable']}")
     if then is not None:

@@ -8,7 +8,6 @@ with too few samples, or on another machine.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,16 +20,6 @@ from coldstart.errors import UsageError, describe
 
 REGRESSION, OK, INCONCLUSIVE = "regression", "ok", "inconclusive"
 HINT = "coldstart bench MODEL --export json -o FILE"
-
-
-@dataclass(frozen=True)
-class Change:
-    """Change of one mode from the baseline to now; percentages, positive is slower."""
-
-    verdict: str
-    change_pct: float | None
-    ci95_pct: tuple[float, float] | None
-    reason: str | None = None
 
 
 def load(path: Path) -> Document:
@@ -54,22 +43,28 @@ def compare(now: Mapping[str, Any], then: Mapping[str, Any], max_regress_pct: fl
     alike = facts.same_machine(now["machine"], then["machine"])
     both = [mode for mode in now["modes"] if _samples(now, mode) and _samples(then, mode)]
     changes = {
-        mode: asdict(change(_samples(now, mode), _samples(then, mode), max_regress_pct, alike=alike))
-        for mode in both
+        mode: change(_samples(now, mode), _samples(then, mode), max_regress_pct, alike=alike) for mode in both
     }
     return {"date": then.get("date"), "max_regress_pct": max_regress_pct, "modes": changes}
 
 
-def change(now: list[float], then: list[float], max_regress_pct: float, *, alike: bool) -> Change:
-    """Compare two samples of seconds. `alike` is True if they come from comparable machines."""
-    middle = 100 * (median(now) / median(then) - 1)
+def change(now: list[float], then: list[float], max_regress_pct: float, *, alike: bool) -> Document:
+    """Compare two samples of seconds. `alike` is True if they come from comparable machines.
+
+    Percentages are changes from the baseline to now; positive is slower.
+    """
+    found: Document = {
+        "verdict": INCONCLUSIVE,
+        "change_pct": 100 * (median(now) / median(then) - 1),
+        "ci95_pct": None,
+    }
     if min(len(now), len(then)) < MIN_SAMPLES:
-        return Change(INCONCLUSIVE, middle, None, f"fewer than {MIN_SAMPLES} samples")
-    low, high = (100 * (bound - 1) for bound in ratio_interval(now, then))
+        return {**found, "reason": f"fewer than {MIN_SAMPLES} samples"}
+    low, high = found["ci95_pct"] = tuple(100 * (bound - 1) for bound in ratio_interval(now, then))
     if not alike:
-        return Change(INCONCLUSIVE, middle, (low, high), "measured on a different machine")
+        return {**found, "reason": "measured on a different machine"}
     verdict = REGRESSION if low > max_regress_pct else OK if high <= max_regress_pct else INCONCLUSIVE
-    return Change(verdict, middle, (low, high))
+    return {**found, "verdict": verdict, "reason": None}
 
 
 def regressions(comparison: Mapping[str, Any]) -> list[str]:

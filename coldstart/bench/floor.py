@@ -19,9 +19,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 
-from coldstart.bench import run_order
 from coldstart.bench.stats import Summary, summarize
 from coldstart.validate.launch import ModeUnavailableError
 from coldstart.vllm import stock
@@ -61,20 +59,6 @@ METHOD = {
     "service": "time from request to answer of one token on a warm server",
     "percent_of_floor": "100 * (imports or fork, + service) / first_token_s.median",
 }
-
-
-@dataclass(frozen=True)
-class Floor:
-    """Summaries in seconds for each part; a part that could not be measured is None."""
-
-    imports_s: Summary | None
-    fork_s: Summary | None
-    service_s: Summary | None
-
-    def seconds(self, mode: str) -> float | None:
-        """Return the floor of one mode in seconds; None if a part is missing."""
-        own = self.imports_s if run_order.is_process_of_its_own(mode) else self.fork_s
-        return own["median"] + self.service_s["median"] if own and self.service_s else None
 
 
 def imports_s(*, cuda: bool = False, timeout_s: float = 300.0) -> float:

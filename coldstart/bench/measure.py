@@ -6,12 +6,13 @@ the steady state counts as part of the start.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
-from coldstart.bench import stages, usage
-from coldstart.bench.steady import Steady, sample
+from coldstart.bench import stages
 from coldstart.system.proc import processes
 from coldstart.system.timeline import Span, Timeline
 from coldstart.validate import process_tree
@@ -22,6 +23,8 @@ from coldstart.validate.tokens import Answer
 
 HARNESS = "harness"
 LISTENING, ANSWERING = "until listening", "first request"
+CONCURRENCY = 8
+SINGLE_REQUESTS = 3
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,15 @@ class RunSettings:
     max_tokens: int = 64
     ready_timeout_s: float = 900.0
     steady: bool = True
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Steady state of a server: seconds per answer alone, seconds to one token, tokens per second with 8 requests."""
+
+    latency_s: float
+    one_token_s: float
+    tokens_per_s: float
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,7 @@ def _measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, 
         mode=launcher.mode,
         round=index,
         first_token_s=first.token_s - server.launched_s,
-        cpu_s=usage.cpu_between(server.before, after, _served(readiness)),
+        cpu_s=cpu_between(server.before, after, readiness.get("pid")),
         pss_bytes=pss,
         rss_bytes=max(memory.values(), default=0),
         phases=harness.phases() | reported.phases(),
@@ -90,14 +102,41 @@ def _measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, 
     )
 
 
-def _served(readiness: Mapping[str, object]) -> int | None:
-    pid = readiness.get("pid")
-    return pid if isinstance(pid, int) else None
-
-
 def _reported(server: LaunchedServer) -> Timeline:
     """Return the spans of the server's processes. Those of a template or a snapshot before this launch are not part of it."""
     if not server.files.events.exists():
         return Timeline()
     spans = Timeline.read(server.files.events).spans
     return Timeline(span for span in spans if span.end_s > server.launched_s)
+
+
+def sample(client: CompletionClient, prompts: Sequence[str], max_tokens: int) -> Steady:
+    """Measure a server that has answered before. Raises NoAnswerError."""
+    alone = [client.complete(prompts[0], max_tokens).seconds for _ in range(SINGLE_REQUESTS)]
+    short = [client.complete(prompts[0], 1).seconds for _ in range(SINGLE_REQUESTS)]
+    asked = [prompts[i % len(prompts)] for i in range(2 * CONCURRENCY)]
+    return Steady(median(alone), median(short), client.tokens_per_s(asked, max_tokens, CONCURRENCY))
+
+
+def cpu_between(before: process_tree.Snapshot, after: process_tree.Snapshot, served: object = None) -> float:
+    """Return the CPU seconds of this process's descendants, and of the served process and its parent.
+
+    The time of a process moves to its parent's `reaped_s` when the parent waits for it, so the sum loses nothing. A server
+    that a template forked or a snapshot restored is a new process: all of its time counts. This process's own time (the
+    client's polling) is excluded; children that it reaped meanwhile count.
+    """
+    me = os.getpid()
+    pids = process_tree.tree(after, [me])
+    if (
+        isinstance(served, int)
+        and served in after
+        and served not in pids
+        and process_tree.find_earlier(before, after[served]) is None
+    ):
+        pids |= process_tree.tree(after, [served]) | {after[served].parent}
+    spent = after[me].reaped_s - before[me].reaped_s
+    for pid in pids - {me, 0, 1}:
+        if now := after.get(pid):
+            then = process_tree.find_earlier(before, now)
+            spent += now.own_s + now.reaped_s - (then.own_s + then.reaped_s if then else 0.0)
+    return spent

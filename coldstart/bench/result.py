@@ -8,28 +8,28 @@ throughput ratio below 1 mean a slower server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from coldstart.bench import facts, floor, run_order
-from coldstart.bench.measure import Run
+from coldstart.bench.measure import Run, Steady
 from coldstart.bench.runner import BenchRuns
 from coldstart.bench.stats import Summary, paired_ratio, summarize
-from coldstart.bench.steady import Pair, Steady
 from coldstart.system import secrets
 from coldstart.validate.launch import explain_slow_path
 
 SCHEMA_VERSION = 1
 STEADY_TOLERANCE = 0.03
-Document = dict[str, object]
+Document = dict[str, Any]
 
 
 def document(
     measured: BenchRuns, *, model: str, vllm_args: Sequence[str], command_line: Sequence[str]
 ) -> Document:
     """Return the document of all runs so far; `failures` is empty exactly if a complete benchmark passed."""
-    floors = compute_floor(measured)
-    result: Document = {
+    floors = measure_floor(measured)
+    return {
         "schema_version": SCHEMA_VERSION,
         "kind": "bench",
         "date": facts.today(),
@@ -40,10 +40,9 @@ def document(
         "versions": facts.versions(),
         "tokens_identical": tokens_identical(measured),
         "modes": {mode: _mode(mode, measured, floors) for mode in measured.modes},
-        "floor": _floor(floors, measured),
+        "floor": {**floors, "unavailable": measured.no_floor, "method": floor.METHOD},
+        "failures": failures(measured),
     }
-    result["failures"] = failures(measured)
-    return result
 
 
 def tokens_identical(measured: BenchRuns) -> bool | None:
@@ -75,23 +74,27 @@ def slow_paths(runs: Iterable[Run]) -> list[str]:
     return list(reasons)
 
 
-def compute_floor(measured: BenchRuns) -> floor.Floor:
-    """Return the floor; service time is that of the warm vLLM server if it ran, else of the first mode that measured it."""
-    order = [run_order.REFERENCE, *measured.runs]
-    served = (measured.pair_rounds(mode) for mode in order)
-    service = next((summarize([pair.mine.one_token_s for pair in pairs]) for pairs in served if pairs), None)
+def measure_floor(measured: BenchRuns) -> dict[str, Summary | None]:
+    """Return the parts of the floor in seconds, None for one that was not measured.
+
+    Service time is that of the warm vLLM server if it ran, else of the first mode that measured it.
+    """
+    served = (measured.steady(mode).values() for mode in (run_order.REFERENCE, *measured.runs))
+    service = next((summarize([one.one_token_s for one in found]) for found in served if found), None)
     imports = summarize(measured.imports_s) if measured.imports_s else None
-    return floor.Floor(imports, measured.fork, service)
+    return {"imports_s": imports, "fork_s": measured.fork, "service_s": service}
 
 
-def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
+def _mode(mode: str, measured: BenchRuns, floors: Mapping[str, Summary | None]) -> Document:
     runs = measured.runs.get(mode)
     if not runs:
         return {"unavailable": measured.unavailable.get(mode, "not run")}
     reference = measured.runs.get(run_order.REFERENCE, [])
     first_token = summarize([run.first_token_s for run in runs])
-    ratio = paired_ratio(_rounds(reference, _first_token), _rounds(runs, _first_token))
-    floor_s = floors.seconds(mode)
+    ratio = paired_ratio(*({run.round: run.first_token_s for run in of} for of in (reference, runs)))
+    least = floors["imports_s" if run_order.is_process_of_its_own(mode) else "fork_s"]
+    service = floors["service_s"]
+    floor_s = least["median"] + service["median"] if least and service else None
     return {
         "first_token_s": first_token,
         "cpu_s": summarize([run.cpu_s for run in runs]),
@@ -103,10 +106,12 @@ def _mode(mode: str, measured: BenchRuns, floors: floor.Floor) -> Document:
         "floor_s": floor_s,
         "percent_of_floor": 100 * floor_s / first_token["median"] if floor_s else None,
         "tokens_identical": _same_tokens(mode, measured),
-        "steady": _steady(measured.pair_rounds(mode)),
+        "steady": _steady(measured.steady(mode), measured.steady(run_order.REFERENCE)),
         "fast_path": runs[-1].readiness.get("fast_path"),
         "fallbacks": slow_paths(runs),
-        "samples": [_sample(run) for run in runs],
+        "samples": [
+            {"round": run.round, "first_token_s": run.first_token_s, "cpu_s": run.cpu_s} for run in runs
+        ],
         "timeline": typical(runs).spans,
     }
 
@@ -123,10 +128,6 @@ def typical(runs: Sequence[Run]) -> Run:
     return min(runs, key=lambda run: abs(run.first_token_s - middle))
 
 
-def _sample(run: Run) -> Document:
-    return {"round": run.round, "first_token_s": run.first_token_s, "cpu_s": run.cpu_s}
-
-
 def _same_tokens(mode: str, measured: BenchRuns) -> bool | None:
     reference = measured.runs.get(run_order.REFERENCE)
     if not reference:
@@ -135,25 +136,27 @@ def _same_tokens(mode: str, measured: BenchRuns) -> bool | None:
     return all(list(run.answers) == wanted for run in measured.runs[mode])
 
 
-def _steady(pairs: Sequence[Pair]) -> Document | None:
-    if not pairs:
+def _steady(mine: Mapping[int, Steady], reference: Mapping[int, Steady]) -> Document | None:
+    if not mine:
         return None
     return {
-        "latency_s": summarize([pair.mine.latency_s for pair in pairs]),
-        "tokens_per_s": summarize([pair.mine.tokens_per_s for pair in pairs]),
-        "latency_ratio": _against(pairs, lambda one: one.latency_s, worse=1),
-        "throughput_ratio": _against(pairs, lambda one: one.tokens_per_s, worse=-1),
+        "latency_s": summarize([one.latency_s for one in mine.values()]),
+        "tokens_per_s": summarize([one.tokens_per_s for one in mine.values()]),
+        "latency_ratio": _against(mine, reference, "latency_s", worse=1),
+        "throughput_ratio": _against(mine, reference, "tokens_per_s", worse=-1),
     }
 
 
-def _against(pairs: Sequence[Pair], of: Callable[[Steady], float], *, worse: int) -> Document | None:
+def _against(
+    mine: Mapping[int, Steady], reference: Mapping[int, Steady], name: str, *, worse: int
+) -> Document | None:
     """Return the ratio of this mode to vllm-warm; `worse` is the sign of a change for the worse."""
-    mine = {number: of(pair.mine) for number, pair in enumerate(pairs)}
-    reference = {number: of(pair.reference) for number, pair in enumerate(pairs) if pair.reference}
-    value = paired_ratio(mine, reference)
-    if value is None:
+    found = paired_ratio(
+        *({number: getattr(one, name) for number, one in of.items()} for of in (mine, reference))
+    )
+    if found is None:
         return None
-    ratio, interval = value
+    ratio, interval = found
     losses = sorted(worse * (bound - 1) for bound in interval)
     verdict = "slower" if losses[0] > STEADY_TOLERANCE else "inconclusive"
     return {
@@ -161,22 +164,4 @@ def _against(pairs: Sequence[Pair], of: Callable[[Steady], float], *, worse: int
         "ci95": interval,
         "verdict": "ok" if losses[1] <= STEADY_TOLERANCE else verdict,
         "tolerance": STEADY_TOLERANCE,
-    }
-
-
-def _rounds(runs: Sequence[Run], of: Callable[[Run], float]) -> dict[int, float]:
-    return {run.round: of(run) for run in runs}
-
-
-def _first_token(run: Run) -> float:
-    return run.first_token_s
-
-
-def _floor(floors: floor.Floor, measured: BenchRuns) -> Document:
-    return {
-        "imports_s": floors.imports_s,
-        "fork_s": floors.fork_s,
-        "service_s": floors.service_s,
-        "unavailable": measured.no_floor,
-        "method": floor.METHOD,
     }

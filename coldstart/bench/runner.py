@@ -7,14 +7,13 @@ makes the benchmark fail (see `result.failures`).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coldstart.bench import floor, run_order
-from coldstart.bench.measure import Run, RunSettings, run
+from coldstart.bench.measure import Run, RunSettings, Steady, run
 from coldstart.bench.stats import Summary, summarize
-from coldstart.bench.steady import Pair
 from coldstart.contract import fallback
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailedError, NoBundleError
 from coldstart.validate import process_tree
@@ -40,25 +39,9 @@ class BenchRuns:
         self.runs.pop(mode, None)
         self.unavailable[mode] = reason
 
-    def pair_rounds(self, mode: str) -> list[Pair]:
-        """Return the steady state of a mode in each round with that of vllm-warm; empty if none was measured."""
-        reference = {run.round: run.steady for run in self.runs.get(run_order.REFERENCE, ())}
-        return [Pair(run.steady, reference.get(run.round)) for run in self.runs.get(mode, ()) if run.steady]
-
-
-@dataclass
-class RunCounter:
-    """Runs left per mode, runs started so far, and the start time of the first run."""
-
-    left: dict[str, int] = field(default_factory=dict)
-    started: int = 0
-
-    def count(self, mode: str, dropped: Collection[str]) -> str:
-        """Count a run that starts now; return its number and the number of all runs as text."""
-        left = sum(runs for name, runs in self.left.items() if name not in dropped)
-        finished, self.started = self.started, self.started + 1
-        self.left[mode] = max(0, self.left.get(mode, 0) - 1)
-        return f"{self.started} of {finished + max(1, left)}"
+    def steady(self, mode: str) -> dict[int, Steady]:
+        """Return the steady state of a mode by round; empty if none was measured."""
+        return {run.round: run.steady for run in self.runs.get(mode, ()) if run.steady}
 
 
 @dataclass
@@ -74,29 +57,28 @@ class Bench:
     progress: Progress
     measure_floor: bool = True
     keep: Callable[[BenchRuns], None] = lambda _: None
-    _counter: RunCounter = field(default_factory=RunCounter)
+    _started: int = 0
+    _planned: int = 0
 
     def measure(self, runs: int, warmup: int) -> BenchRuns:
         """Run the benchmark; every process that it started has ended afterwards, also on errors.
 
-        Raises:
-            NoBundleError: A coldstart mode finds no bundle.
-            ValueError: The modes or numbers of runs are invalid.
+        Raises NoBundleError if a mode of coldstart finds no bundle.
         """
         modes = [launcher.mode for launcher in self.launchers]
         measured = BenchRuns(modes)
-        schedule = run_order.rounds(modes, runs)
-        cold_first = schedule[0][0] == run_order.VLLM_COLD
-        warmups = {mode: run_order.warmups(mode, warmup, cold_first=cold_first) for mode in modes}
-        self._counter = RunCounter({mode: count + runs for mode, count in warmups.items()})
+        cold_first = modes[0] == run_order.VLLM_COLD
+        warmups = {mode: run_order.count_warmups(mode, warmup, cold_first=cold_first) for mode in modes}
+        self._planned = sum(warmups.values()) + runs * len(modes)
         with process_tree.adopting_orphans():
             before = process_tree.snapshot()
             try:
                 for launcher in self.launchers:
                     self._prepare(launcher, measured)
                     self._warm(launcher, warmups[launcher.mode], measured)
-                for index, order in enumerate(schedule):
-                    self._round(index, order, measured)
+                for index in range(runs):
+                    first = index % len(modes)
+                    self._round(index, [*modes[first:], *modes[:first]], measured)
             finally:
                 self._close()
                 process_tree.end_strays(before)
@@ -132,9 +114,8 @@ class Bench:
 
     def _run(self, launcher: Launcher, name: str, index: int, measured: BenchRuns) -> None:
         directory = self.work / launcher.mode / name
-        self.progress(
-            f"{launcher.mode} {name} ({self._counter.count(launcher.mode, measured.unavailable)}) ..."
-        )
+        self._started += 1
+        self.progress(f"{launcher.mode} {name} ({self._started} of {self._planned}) ...")
         try:
             # vllm-cold differs from vllm-warm only in its start.
             past = self.settings.steady and launcher.mode != run_order.VLLM_COLD
@@ -144,7 +125,14 @@ class Bench:
             measured.failed.add(launcher.mode)
             measured.drop(launcher.mode, error.message)
             return
-        _add(done, measured)
+        started = done.readiness.get("mode", done.mode)
+        if started != done.mode:
+            reasons = (
+                "; ".join(map(str, fallback.decode(done.readiness.get("fallbacks")))) or "no reason given"
+            )
+            measured.drop(done.mode, f"the server started in mode {started} instead: {reasons}")
+        elif done.round >= 0:
+            measured.runs.setdefault(done.mode, []).append(done)
         self.keep(measured)
         self.progress(f"{launcher.mode} {name}: first token after {done.first_token_s:.2f} s")
         shutil.rmtree(directory)
@@ -167,19 +155,6 @@ class Bench:
                 launcher.close()
             except (ModeUnavailableError, CommandFailedError) as error:
                 self.progress(f"{launcher.mode}: {error}")
-
-
-def _add(done: Run, measured: BenchRuns) -> None:
-    ran = done.readiness.get("mode", done.mode)
-    if ran != done.mode:
-        measured.drop(done.mode, f"the server started in mode {ran} instead: {_reasons(done)}")
-    elif done.round >= 0:
-        measured.runs.setdefault(done.mode, []).append(done)
-
-
-def _reasons(done: Run) -> str:
-    listed = fallback.decode(done.readiness.get("fallbacks"))
-    return "; ".join(map(str, listed)) or "no reason given"
 
 
 def _require_bundle(error: ColdstartError) -> None:

@@ -7,12 +7,9 @@ cancels in the ratio. Resampling is seeded: the same samples give the same inter
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TypedDict, TypeVar
-
-T = TypeVar("T")
+from typing import TypedDict
 
 RESAMPLES = 2000
 MIN_SAMPLES = 3
@@ -35,38 +32,31 @@ def summarize(samples: Sequence[float]) -> Summary:
 
 
 def paired_ratio(
-    numerator: dict[int, float], denominator: dict[int, float]
+    numerator: Mapping[int, float], denominator: Mapping[int, float]
 ) -> tuple[float, tuple[float, float]] | None:
     """Return median(numerator) / median(denominator) over the common rounds, with its 95 % interval.
 
     The arguments are samples by round. None if they have no common round.
     """
-    pairs = [(numerator[key], denominator[key]) for key in sorted(numerator.keys() & denominator.keys())]
-    if not pairs:
+    rounds = sorted(numerator.keys() & denominator.keys())
+    if not rounds:
         return None
-    return _ratio(pairs), _interval(lambda draw: _ratio(draw(pairs)))
+    top, bottom = ([of[number] for number in rounds] for of in (numerator, denominator))
+    return median(top) / median(bottom), _interval(top, bottom, paired=True)
 
 
 def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % interval of the ratio of medians of two independent samples."""
-    return _interval(lambda draw: median(draw(numerator)) / median(draw(denominator)))
+    return _interval(numerator, denominator, paired=False)
 
 
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return median(top for top, _ in pairs) / median(bottom for _, bottom in pairs)
+def _interval(top: Sequence[float], bottom: Sequence[float], *, paired: bool) -> tuple[float, float]:
+    # The help of a command imports this module, and numpy takes longer than all of it.
+    import numpy as np
 
-
-def _interval(statistic: Callable[[_Draw], float]) -> tuple[float, float]:
-    draw = _Draw()
-    values = sorted(statistic(draw) for _ in range(RESAMPLES))
-    return values[int(0.025 * RESAMPLES)], values[int(0.975 * RESAMPLES) - 1]
-
-
-class _Draw:
-    """Seeded resampling with replacement, of the same size."""
-
-    def __init__(self) -> None:
-        self._random = random.Random(0)
-
-    def __call__(self, samples: Sequence[T]) -> list[T]:
-        return self._random.choices(samples, k=len(samples))
+    random = np.random.default_rng(0)
+    of_top = random.integers(len(top), size=(RESAMPLES, len(top)))
+    of_bottom = of_top if paired else random.integers(len(bottom), size=(RESAMPLES, len(bottom)))
+    ratios = np.median(np.array(top)[of_top], axis=1) / np.median(np.array(bottom)[of_bottom], axis=1)
+    low, high = np.percentile(ratios, (2.5, 97.5))
+    return float(low), float(high)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -108,30 +106,15 @@ def replay(
     settings: SchedulerSettings,
     kv_blocks: int | None,
 ) -> Replay:
-    """Replay on one server with `kv_blocks` on its device. Ctrl-C ends the replay and retains the finished requests.
+    """Replay on one server with `kv_blocks` on its device.
 
     Raises UsageError if a request never fits, or the scheduler cannot continue.
     """
     resources = EngineResources() if kv_blocks is None else EngineResources(device_blocks=kv_blocks)
     if settings.host_bytes is not None:
         resources = replace(resources, host_blocks=settings.host_bytes // resources.block_bytes)
-    simulator, ended = EngineSimulator(profile, settings, resources), "complete"
+    simulator = EngineSimulator(profile, settings, resources)
     try:
-        with _raising_on_ctrl_c():
-            simulator.run(rows)
+        return Replay(simulator.run(rows), simulator.now)
     except ValueError as problem:
         raise UsageError(str(problem)) from problem
-    except KeyboardInterrupt:
-        ended = "interrupted"
-    done = [record for record in simulator.records if record.ok]
-    return Replay(done, simulator.now, ended)
-
-
-@contextmanager
-def _raising_on_ctrl_c() -> Iterator[None]:
-    # The handler of the command line would end the process at once.
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -13,9 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import sha256
-from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from coldstart.lab.records import Replay, RequestRecord
@@ -25,7 +23,6 @@ from coldstart.validate import completions
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-BALANCERS = ("round-robin", "least-outstanding", "random")
 DEAD_AFTER = 8
 """Number of consecutive failed connections after which the target counts as dead."""
 MAX_LINE = 1 << 20
@@ -35,14 +32,12 @@ MAX_LINE = 1 << 20
 class Target:
     """One server: its base URL, model name and key.
 
-    `token_ids` requests the response's token ids (a vLLM extension) and records their digest. With `by_row` a request names the
-    model of its row instead of `model`. Raises ValueError for another URL than http or https.
+    With `by_row` a request names the model of its row instead of `model`. Raises ValueError for another URL than http or https.
     """
 
     url: str
     model: str
     api_key: str | None = None
-    token_ids: bool = False
     by_row: bool = False
 
     def __post_init__(self) -> None:
@@ -62,47 +57,47 @@ class ReplaySettings:
     seed: int = 0
     vocabulary: int = 1000
     timeout_s: float = 600.0
-    balance: str = "round-robin"
 
 
 class _Run:
     def __init__(self, targets: Sequence[Target], settings: ReplaySettings, session: ClientSession) -> None:
         self.targets, self.settings, self.session, self.replay = targets, settings, session, Replay()
-        self.stop, self.refused, self.sent = asyncio.Event(), 0, 0
-        self.random, self.outstanding = Random(settings.seed), [0] * len(targets)
-        self.start = time.perf_counter()
+        self.refused, self.start = 0, time.perf_counter()
+        self._task: asyncio.Task[None] | None = None
 
     def clock(self) -> float:
         return time.perf_counter() - self.start
 
-    async def go(self, trace: Iterable[TraceRequest]) -> Replay:
-        running: set[asyncio.Task[None]] = set()
-        for number, row in enumerate(trace):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.stop.wait(), max(0.0, row.arrival_s - self.clock()))
-            if self.stop.is_set():
-                break
-            task = asyncio.create_task(self._one(number, row))
-            running.add(task)
-            task.add_done_callback(running.discard)
-        await self._drain(running)
+    async def run(self, trace: Iterable[TraceRequest]) -> Replay:
+        self._task = asyncio.create_task(self._send_all(trace))
+        with suppress(asyncio.CancelledError):  # by `end`
+            await self._task
         self.replay.duration_s = self.clock()
         self.replay.records.sort(key=lambda record: record.number)
         return self.replay
 
-    async def _one(self, number: int, row: TraceRequest) -> None:
-        index = self._choose()
+    def end(self, reason: str) -> None:
+        """Send no further request and cancel the running ones. The first reason counts."""
+        if self._task is not None and not self._task.cancelling():
+            self.replay.ended = reason
+            self._task.cancel()
+
+    async def _send_all(self, trace: Iterable[TraceRequest]) -> None:
+        async with asyncio.TaskGroup() as running:
+            for number, row in enumerate(trace):
+                await asyncio.sleep(max(0.0, row.arrival_s - self.clock()))
+                running.create_task(self._send_one(number, row))
+
+    async def _send_one(self, number: int, row: TraceRequest) -> None:
         record = RequestRecord(number, row.arrival_s, row.prompt_tokens, row.output_tokens, row.model)
         prompt = prompt_tokens(row, number, self.settings.seed, self.settings.vocabulary)
-        self.outstanding[index] += 1
         connected = True
         try:
-            connected = await self._send(self.targets[index], prompt, record)
+            # Servers take turns.
+            connected = await self._send(self.targets[number % len(self.targets)], prompt, record)
         except asyncio.CancelledError:
             record.error = "not finished when the replay ended"
-        finally:
-            self.outstanding[index] -= 1
-            self.replay.records.append(record)
+        self.replay.records.append(record)
         self.replay.error = record.error or self.replay.error
         self.refused = 0 if connected else self.refused + 1
         if self.refused >= DEAD_AFTER:
@@ -120,12 +115,10 @@ class _Run:
             record.wanted_tokens,
             stream=True,
             model=(record.model if target.by_row else None) or target.model,
-            token_ids=target.token_ids,
             usage=True,
         )
         headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
         record.target, record.sent_s = target.url, self.clock()
-        answer = sha256() if target.token_ids else None
         try:
             async with asyncio.timeout(self.settings.timeout_s):
                 async with self.session.post(target.address, json=body, headers=headers) as response:
@@ -133,7 +126,7 @@ class _Run:
                         record.error = f"HTTP {response.status}: {(await response.text())[:300]}"
                         return True
                     async for line in response.content:
-                        self._read(line, record, answer)
+                        self._read(line, record)
         except aiohttp.ClientConnectorError as problem:
             record.error = f"cannot connect to {problem.host}:{problem.port}: {problem.os_error}"
             return False
@@ -145,10 +138,9 @@ class _Run:
             record.error = f"{type(problem).__name__}: {problem}"
         if record.error is None and record.finished_s is None:
             record.error = "the answer ended without a token"
-        record.answer = answer.hexdigest() if answer else None
         return True
 
-    def _read(self, line: bytes, record: RequestRecord, answer: Any) -> None:
+    def _read(self, line: bytes, record: RequestRecord) -> None:
         """Record one server-sent event. The server's usage, if reported, replaces the count of chunks."""
         event = completions.parse_event(line)
         if event is None:
@@ -157,33 +149,8 @@ class _Run:
             record.finished_s = now = self.clock()
             record.first_token_s = now if record.first_token_s is None else record.first_token_s
             record.output_tokens += 1
-            if answer is not None:
-                answer.update(b"".join(b"%d," % token for token in event.token_ids))
         record.output_tokens = event.usage.get("completion_tokens", record.output_tokens)
         record.prompt_tokens = event.usage.get("prompt_tokens", record.prompt_tokens)
-
-    def _choose(self) -> int:
-        count, self.sent = len(self.targets), self.sent + 1
-        if self.settings.balance == "least-outstanding":
-            return min(range(count), key=self.outstanding.__getitem__)
-        if self.settings.balance == "random":
-            return self.random.randrange(count)
-        return (self.sent - 1) % count
-
-    def end(self, why: str) -> None:
-        if not self.stop.is_set():
-            self.replay.ended = why
-            self.stop.set()
-
-    async def _drain(self, running: set[asyncio.Task[None]]) -> None:
-        """Wait for outstanding answers, unless the replay was stopped."""
-        stopped = asyncio.create_task(self.stop.wait())
-        while running and not self.stop.is_set():
-            await asyncio.wait({stopped, *running}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        for task in list(running):
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
 
 
 def _on_sigint(stop: Callable[[], None]) -> None:
@@ -200,13 +167,10 @@ def replay(
 
     `interrupts` receives a function that stops the replay; callers without a handler for signals pass their own.
 
-    Raises:
-        ValueError: The balancing is unknown, or `targets` is empty.
+    Raises ValueError if `targets` is empty.
     """
     if not targets:
         raise ValueError("a replay needs at least one target")
-    if settings.balance not in BALANCERS:
-        raise ValueError(f"unknown balancing {settings.balance!r}; use one of: {', '.join(BALANCERS)}")
 
     async def run() -> Replay:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
@@ -216,6 +180,6 @@ def replay(
         async with ClientSession(connector=connector, timeout=never, read_bufsize=MAX_LINE) as session:
             running = _Run(targets, settings, session)
             interrupts(lambda: running.end("interrupted"))
-            return await running.go(trace)
+            return await running.run(trace)
 
     return asyncio.run(run())

@@ -9,30 +9,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coldstart.bench.report import svg
-from coldstart.bench.report.report import html_section, html_table
-from coldstart.lab.records import METRICS, MODEL_COLUMNS, list_models
+from coldstart.bench.report.report import html_section
+from coldstart.lab.records import METRICS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 BINS = 600
 SHARES = np.linspace(0.0, 1.0, 201)
-MOST_MODELS = 7
-"""Number of models whose distributions are drawn: those with the most requests."""
 Series = dict[str, Any]
 
 
-def render_parts(found: Mapping[str, Any], frame: DataFrame) -> Iterator[str]:
-    """Yield the table of models and the plots of the page of a live or simulated replay, as HTML."""
-    if models := list_models(found):
-        yield html_table(MODEL_COLUMNS, models)
+def plot(found: Mapping[str, Any], frame: DataFrame) -> Iterator[str]:
+    """Yield the plots of the page of a live or simulated replay, as HTML."""
     loads = measure_load(frame, found["duration_s"])
     drawn = [svg.lines(series, "time (s)", unit, step=True) for unit, series in loads.items()]
     if drawn:
         yield html_section("Over time", "".join(drawn))
     known = {name: frame.loc[frame["ok"] | (name == "wait_s")].dropna(subset=[name]) for name in METRICS}
     drawn = [
-        svg.lines(_distributions(rows, name), f"{METRICS[name]} (s)", "share of requests (%)")
+        svg.lines({METRICS[name]: _quantiles(rows[name])}, f"{METRICS[name]} (s)", "share of requests (%)")
         for name, rows in known.items()
         if rows[name].gt(0).any()
     ]
@@ -40,46 +36,20 @@ def render_parts(found: Mapping[str, Any], frame: DataFrame) -> Iterator[str]:
         yield html_section("Distributions", "".join(drawn))
 
 
-def _distributions(rows: DataFrame, metric: str) -> Series:
-    """Return the quantiles of all requests, and of each model if there are several."""
-    often = rows["model"].value_counts().index[:MOST_MODELS]
-    found = {METRICS[metric]: _quantiles(rows[metric])}
-    if len(often) > 1:
-        found |= {str(name): _quantiles(rows.loc[rows["model"] == name, metric]) for name in often}
-    return found
-
-
 def measure_load(frame: DataFrame, duration_s: float) -> dict[str, Series]:
-    """Return requests and rates over time, by unit; nothing if no request got a token.
-
-    A request's first token counts when it came, and the others are spread evenly until its end.
-    """
+    """Return requests and arrivals over time, by unit; nothing if no request got a token."""
     known = frame.dropna(subset=["first_token_s"])
     if known.empty or duration_s <= 0:
         return {}
     edges = np.linspace(0.0, duration_s, BINS + 1)
-    first, last = known["first_token_s"].to_numpy(), known["finished_s"].fillna(inf).to_numpy()
-    due, begun, ended = (
-        np.searchsorted(np.sort(values), edges, side="right")
-        for values in (known["due_s"].to_numpy(), first, last)
-    )
-    length, more = last - first, known["output_tokens"].to_numpy() - 1
-    # Tokens that arrived all at once count at the time of the first.
-    rate = np.divide(more, length, out=np.zeros_like(length), where=length > 0)
-    later = [
-        float(
-            (np.where(length > 0, rate * (np.clip(edge, first, last) - first), more * (first <= edge))).sum()
-        )
-        for edge in edges
-    ]
-    width = edges[1]
+    times = known["due_s"], known["first_token_s"], known["finished_s"].fillna(inf)
+    due, begun, ended = (np.searchsorted(np.sort(values), edges, side="right") for values in times)
     return {
         "requests": {
             "waiting for a token": zip(edges, due - begun, strict=True),
             "being answered": zip(edges, begun - ended, strict=True),
         },
-        "tokens per second": {"output tokens": zip(edges[1:], np.diff(begun + later) / width, strict=True)},
-        "requests per second": {"arrivals": zip(edges[1:], np.diff(due) / width, strict=True)},
+        "requests per second": {"arrivals": zip(edges[1:], np.diff(due) / edges[1], strict=True)},
     }
 
 

@@ -14,54 +14,94 @@ from random import Random
 from coldstart.errors import UsageError
 from coldstart.fleet.sizing import Costs
 from coldstart.lab.records import ModelRequest
-from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, read_trace
+from coldstart.lab.traces import FORMATS, Columns, TraceError, TraceReport, TraceRequest, read_trace
 from coldstart.scheduling import IterationProfile
+from coldstart.scheduling.declaration import list_settings, setting
 
 MODEL_MAPPINGS = ("round-robin", "zipf", "column")
 
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """Options for reading and transforming a trace; `rate` replaces its arrival times, None keeps them."""
+    """Options for reading and transforming a trace; `rate` replaces its arrival times.
+
+    Raises ValueError for a value out of range.
+    """
 
     path: Path
-    trace_format: str = "mooncake"
-    columns: str | None = None
-    strict: bool = False
-    speedup: float = 1.0
-    duration_s: float | None = None
-    limit: int | None = None
-    rate: float | None = None
-    cv: float = 1.0
-    seed: int = 0
-    models: Sequence[str] = ()
-    mapping: str = "round-robin"
-    max_prompt: int | None = None
-    max_output: int | None = None
+    trace_format: str = setting(
+        "mooncake", f"Format: one of {', '.join(FORMATS)}.", "--trace-format", choices=tuple(FORMATS)
+    )
+    columns: str | None = setting(
+        None, "Columns of a csv trace: time=C,prompt=C,output=C and others.", "--columns"
+    )
+    on_bad_row: str = setting(
+        "skip", "Action on an invalid row: skip or refuse.", "--on-bad-row", choices=("skip", "refuse")
+    )
+    speedup: float = setting(1.0, "Factor by which arrivals are accelerated.", "--speedup", above=0)
+    duration_s: float | None = setting(
+        None, "Number of seconds to replay; default: all.", "--duration", above=0
+    )
+    limit: int | None = setting(None, "Number of requests to replay; default: all.", "--limit", least=1)
+    rate: float | None = setting(
+        None, "Arrivals per second with gamma-distributed gaps; default: as in the trace.", "--rate", above=0
+    )
+    cv: float = setting(
+        1.0,
+        "Coefficient of variation of the gaps between arrivals of --rate; 1 is Poisson.",
+        "--cv",
+        "CV",
+        above=0,
+    )
+    seed: int = setting(0, "Random seed of arrivals, models and prompts.", "--seed", "N")
+    models: str | None = setting(None, "Models to which rows are assigned, separated by commas.", "--models")
+    mapping: str = setting(
+        "round-robin",
+        "Assignment of rows to models: round-robin, zipf or column.",
+        "--model-mapping",
+        choices=MODEL_MAPPINGS,
+    )
+    max_prompt: int | None = setting(
+        None, "Maximum number of prompt tokens; default: no limit.", "--max-prompt", least=1
+    )
+    max_output: int | None = setting(
+        None, "Maximum number of output tokens; default: no limit.", "--max-output", least=1
+    )
+
+    def __post_init__(self) -> None:
+        for name, one in list_settings(self):
+            one.require(name, getattr(self, name))
+        if self.models is not None and not all(name.strip() for name in self.models.split(",")):
+            raise ValueError(f"--models {self.models!r} contains an empty name")
+
+    @property
+    def names(self) -> list[str]:
+        """Return the models to which rows are assigned; empty if each row retains its own."""
+        return self.models.split(",") if self.models else []
 
     def over(self, names: Sequence[str], file: Path) -> TracePlan:
         """Return this plan with the models of `file`: all of them if the plan names none.
 
         Raises UsageError for an unknown model.
         """
-        if unknown := sorted(set(self.models) - set(names)):
+        if unknown := sorted(set(self.names) - set(names)):
             raise UsageError(
                 f"{file} contains no model {', '.join(unknown)}", hint=f"its models: {', '.join(names)}"
             )
-        return replace(self, models=self.models or names)
+        return replace(self, models=self.models or ",".join(names))
 
     def rows(self, report: TraceReport) -> list[TraceRequest]:
         """Return the requests in order of arrival. Raises TraceError."""
         columns = Columns.parse(self.columns) if self.columns else None
         rows: Iterable[TraceRequest] = read_trace(
-            self.path, self.trace_format, columns=columns, strict=self.strict, report=report
+            self.path, self.trace_format, columns=columns, strict=self.on_bad_row == "refuse", report=report
         )
         if self.rate is not None:
             rows = rearrive(rows, self.rate, self.cv, self.seed)
         rows = [replace(row, arrival_s=row.arrival_s / self.speedup) for row in rows]
         if (end := self.duration_s) is not None:
             rows = takewhile(lambda row: row.arrival_s <= end, rows)
-        mapped = map_models(list(rows)[: self.limit], self.models, self.mapping, self.seed)
+        mapped = map_models(list(rows)[: self.limit], self.names, self.mapping, self.seed)
         return [
             replace(
                 row,
@@ -83,14 +123,6 @@ def time_requests(
         else:
             prefill, decode = profile.prefill(row.prompt_tokens), profile.decode(1)
         yield ModelRequest(row.arrival_s, name, prefill, decode, row.output_tokens)
-
-
-def generate(
-    models: Sequence[str], rate: float, cv: float, duration_s: float, tokens: int, seed: int
-) -> Iterable[TraceRequest]:
-    """Return requests with gamma arrivals over the models by Zipf's law, each with `tokens` output tokens."""
-    times = takewhile(lambda time: time <= duration_s, accumulate(gamma_gaps(rate, cv, Random(seed))))
-    return map_models((TraceRequest(time, 1, tokens) for time in times), models, "zipf", seed)
 
 
 def gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:
@@ -123,10 +155,6 @@ def map_models(
     """
     if not models:
         return rows
-    if mapping not in MODEL_MAPPINGS:
-        raise TraceError(
-            f"unknown model mapping {mapping!r}", hint=f"use one of: {', '.join(MODEL_MAPPINGS)}"
-        )
     if mapping == "column":
         assigned: dict[str | None, str] = {}
         return (

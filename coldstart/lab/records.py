@@ -1,18 +1,20 @@
-"""Measurements of each request of a replay, and their summary: percentiles, SLO attainment, goodput and a comparison.
+"""Measurements of each request of a replay, and their summary: percentiles, SLO attainment and goodput.
 
 A live replay and each simulation give the same records, and so the same summary.
 
 Equations: attainment = requests within every limit of the SLO / all requests that ended (failures count as misses);
-goodput = requests within the SLO per second of replay. A ratio to a baseline is baseline / this for times and this /
-baseline for rates, so that above 1 is always better.
+goodput = requests within the SLO per second of replay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from typing import TYPE_CHECKING, Any
+
+from coldstart.bench.report.report import Shown
+from coldstart.errors import UsageError
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -27,7 +29,6 @@ METRICS = {
 """Metrics of a request with their labels. `wait_s` covers failed requests too."""
 PERCENTILES = (50, 90, 95, 99)
 MARKS = ("mean", *(f"p{percent}" for percent in PERCENTILES), "max")
-RATES = ("requests_per_s", "output_tokens_per_s", "goodput_per_s")
 COLUMNS = (
     "number", "model", "target", "due_s", "sent_s", "first_token_s", "finished_s", "prompt_tokens", "wanted_tokens",
     "output_tokens", "cold", "error", "ttft_s", "tpot_s", "normalized_s", "latency_s",
@@ -40,8 +41,7 @@ class RequestRecord:
     """Measurements of one request in seconds from the replay's start.
 
     Latencies count from `due_s`, the time in the trace, so that a late client does not improve the server's result.
-    `answer` is a digest of the response's token ids, if the replay requested them. `cold`: it waited for a start of its
-    model; None where that is unknown.
+    `cold`: it waited for a start of its model; None where that is unknown.
     """
 
     number: int
@@ -54,7 +54,6 @@ class RequestRecord:
     first_token_s: float | None = None
     finished_s: float | None = None
     output_tokens: int = 0
-    answer: str | None = None
     error: str | None = None
     cold: bool | None = None
 
@@ -70,25 +69,6 @@ class RequestRecord:
     @property
     def latency_s(self) -> float | None:
         return None if self.finished_s is None else self.finished_s - self.due_s
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Return the time per output token after the first; None for responses of one token."""
-        if self.finished_s is None or self.first_token_s is None or self.output_tokens < 2:
-            return None
-        return (self.finished_s - self.first_token_s) / (self.output_tokens - 1)
-
-    @property
-    def normalized_s(self) -> float | None:
-        """Return the end-to-end latency per output token (FastServe, section 6.1)."""
-        return (
-            None if self.latency_s is None or not self.output_tokens else self.latency_s / self.output_tokens
-        )
-
-    @property
-    def wait_s(self) -> float | None:
-        """Return the time until the request was sent: the client's delay, or in a simulation the wait for its model."""
-        return None if self.sent_s is None else self.sent_s - self.due_s
 
 
 Limits = Mapping[str | None, Mapping[str, float]]
@@ -131,32 +111,46 @@ class ModelRequest:
 
 
 def tabulate(records: Iterable[RequestRecord]) -> DataFrame:
-    """Return one row for each record, with `ok` and all metrics."""
+    """Return one row for each record, with `ok` and all metrics.
+
+    The time per output token after the first (TPOT) is unknown for a response of one token. The normalized latency is that
+    of FastServe, section 6.1. `wait_s` is the client's delay, or in a simulation the wait for the model.
+    """
     from pandas import DataFrame
 
-    names = [*COLUMNS, "wait_s", "ok"]
+    names = ["ok", "ttft_s", "latency_s", *(one.name for one in fields(RequestRecord))]
     frame = DataFrame([[getattr(one, name) for name in names] for one in records], columns=names)
     times = [name for name in names if name.endswith("_s")]
-    return frame.astype(dict.fromkeys(times, float) | {"ok": bool})
+    frame = frame.astype(dict.fromkeys(times, float) | {"ok": bool, "output_tokens": int})
+    tokens = frame["output_tokens"]
+    later = (frame["finished_s"] - frame["first_token_s"]) / (tokens - 1)
+    frame["tpot_s"] = later.where(tokens > 1)
+    frame["normalized_s"] = (frame["latency_s"] / tokens).where(tokens > 0)
+    frame["wait_s"] = frame["sent_s"] - frame["due_s"]
+    return frame
 
 
 def list_records(frame: DataFrame) -> list[dict[str, object]]:
     """Return the rows of the exported table; an unknown value is None."""
-    cells = frame.astype(object)
+    cells = frame[[*COLUMNS]].astype(object)
     return [dict(row) for row in cells.where(cells.notna(), None).to_dict("records")]
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """Parse 'ttft=2,tpot=0.1,normalized=0.3,latency=60' to limits in seconds by metric. Raises ValueError."""
+    """Parse 'ttft=2,tpot=0.1,normalized=0.3,latency=60' to limits in seconds by metric. Raises UsageError."""
     limits: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         key = f"{name.strip()}_s"
-        if key not in METRICS or key == "wait_s":
-            raise ValueError(f"SLO {part!r}: write ttft=, tpot=, normalized= or latency= with seconds")
-        limits[key] = float(value)
-        if not limits[key] > 0:
-            raise ValueError(f"SLO {part!r}: the limit must be above zero")
+        try:
+            limits[key] = float(value)
+        except ValueError:
+            limits[key] = 0.0
+        if key not in METRICS or key == "wait_s" or not limits[key] > 0:
+            raise UsageError(
+                f"--slo {part!r}: expected ttft=, tpot=, normalized= or latency= with seconds above 0",
+                hint="write limits in seconds: --slo ttft=2,tpot=0.1",
+            )
     return limits
 
 
@@ -236,21 +230,9 @@ def report(kind: str, replay: Replay, frame: DataFrame, limits: Limits) -> dict[
     }
 
 
-def compare(this: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, float]:
-    """Return ratios by 'metric.mark', without metrics that are missing in one of the two or zero. Raises ValueError."""
-    if "requests" not in baseline:
-        raise ValueError("the baseline is not a trace-replay result: it has no 'requests'")
-    times = {
-        f"{metric}.{mark}": ((baseline.get(metric) or {}).get(mark), (this.get(metric) or {}).get(mark))
-        for metric in METRICS
-        for mark in ("mean", "p50", "p95", "p99")
-    }
-    pairs = times | {rate: (this.get(rate), baseline.get(rate)) for rate in RATES}
-    return {name: over / under for name, (over, under) in pairs.items() if over is not None and under}
-
-
+SWEPT = (("ttft_s", "mean"), ("ttft_s", "p95"), ("tpot_s", "mean"), ("normalized_s", "mean"))
 SWEEP_COLUMNS = (
-    "rate", "ttft_mean_s", "ttft_p95_s", "tpot_mean_s", "normalized_mean_s", "attainment", "goodput_per_s",
+    "rate", *(f"{metric.removesuffix('_s')}_{mark}_s" for metric, mark in SWEPT), "attainment", "goodput_per_s",
 )  # fmt: skip
 MEETS = 0.95
 """Share of the requests within the SLO from which on a rate meets it (FastServe, section 6.2)."""
@@ -258,72 +240,43 @@ MEETS = 0.95
 
 def sweep(kind: str, found: Mapping[float, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the document of replays at several rates: a row for each, and the highest rate that meets the SLO, or None."""
-    rows = [_row_of_sweep(rate, of) for rate, of in found.items()]
+    rows = []
+    for rate, of in found.items():
+        marks = ((of[metric] or {}).get(mark) for metric, mark in SWEPT)
+        values = (rate, *marks, of["slo"]["attainment"], of["goodput_per_s"])
+        rows.append(dict(zip(SWEEP_COLUMNS, values, strict=True)))
     meeting = [row["rate"] for row in rows if row["attainment"] >= MEETS]
     ended = next((of["ended"] for of in found.values() if of["ended"] != "complete"), "complete")
     return {"kind": kind, "ended": ended, "highest_rate": max(meeting, default=None), "sweep": rows}
 
 
-def _row_of_sweep(rate: float, of: Mapping[str, Any]) -> dict[str, Any]:
-    def mark(metric: str, name: str) -> float | None:
-        return (of[metric] or {}).get(name)
-
-    marks = (("ttft_s", "mean"), ("ttft_s", "p95"), ("tpot_s", "mean"), ("normalized_s", "mean"))
-    values = (rate, *(mark(*one) for one in marks), of["slo"]["attainment"], of["goodput_per_s"])
-    return dict(zip(SWEEP_COLUMNS, values, strict=True))
-
-
-def format_sweep(document: Mapping[str, Any]) -> str:
-    """Return the table of a sweep, with the highest rate below."""
-    lines = ["".join(f"{name:>18}" for name in SWEEP_COLUMNS)]
-    lines += [
-        "".join(f"{'-' if value is None else f'{value:.4g}':>18}" for value in row.values())
-        for row in document["sweep"]
-    ]
+def describe_sweep(document: Mapping[str, Any]) -> str:
+    """Return the highest rate that meets the SLO in one sentence."""
     best = document["highest_rate"]
-    shown = (
+    found = (
         "no rate meets the SLO" if best is None else f"highest rate that meets the SLO: {best:g} requests/s"
     )
-    return "\n".join([*lines, f"{shown} (at least {MEETS:.0%} of the requests)"])
-
-
-def list_metrics(summary: Mapping[str, Any]) -> list[list[str]]:
-    """Return one row per metric: its label, then MARKS in seconds."""
-    found = ((label, summary.get(name)) for name, label in METRICS.items())
-    return [[label, *(f"{marks[mark]:.4g}" for mark in MARKS)] for label, marks in found if marks]
+    return f"{found} (at least {MEETS:.0%} of the requests)"
 
 
 MODEL_COLUMNS = ("model", "requests", "failed", "cold", "TTFT mean", "p90", "p99", "in SLO")
 
 
-def list_models(summary: Mapping[str, Any]) -> list[list[str]]:
-    """Return one row of MODEL_COLUMNS per model, with times in seconds; none for a replay of one model."""
-    rows = []
+def list_tables(summary: Mapping[str, Any]) -> list[Shown]:
+    """Return the metrics in seconds, and a row of MODEL_COLUMNS for each model if there are several."""
+    found = ((label, summary.get(name)) for name, label in METRICS.items())
+    metrics = [[label, *(f"{marks[mark]:.4g}" for mark in MARKS)] for label, marks in found if marks]
+    models = []
     for name, one in summary.get("models", {}).items():
         ttft = [f"{(one['ttft_s'] or {}).get(mark, 0.0):.4g}" for mark in ("mean", "p90", "p99")]
         shares = (one["cold_share"], one["slo"] and one["slo"]["attainment"])
         cold, met = ("-" if share is None else f"{share:.1%}" for share in shares)
-        rows.append([name, str(one["requests"]), str(one["failed"]), cold, *ttft, met])
-    return rows
+        models.append([name, str(one["requests"]), str(one["failed"]), cold, *ttft, met])
+    tables: list[Shown] = [(("seconds", *MARKS), metrics)]
+    return [*tables, (MODEL_COLUMNS, models)] if models else tables
 
 
-def format_text(summary: Mapping[str, Any], ratios: Mapping[str, float] | None = None) -> str:
-    """Return the table with its rates below, a table of the models, and the ratios to a baseline."""
-    rows = [["seconds", *MARKS], *list_metrics(summary)]
-    lines = [f"{row[0]:<12}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows]
-    lines += format_rates(summary)
-    if models := list_models(summary):
-        lines += [
-            f"{row[0]:<28}" + "".join(f"{cell:>10}" for cell in row[1:])
-            for row in ([*MODEL_COLUMNS], *models)
-        ]
-    if ratios:
-        lines.append("compared with the baseline (above 1 is better):")
-        lines += [f"  {name:<22}{ratio:>8.2f}x" for name, ratio in ratios.items()]
-    return "\n".join(lines)
-
-
-def format_rates(summary: Mapping[str, Any]) -> list[str]:
+def list_rates(summary: Mapping[str, Any]) -> list[str]:
     """Return lines with counts and rates, SLO attainment and goodput if an SLO was given, and counts of a simulation."""
     slo, cold = summary["slo"], summary["cold_share"]
     judged = (
@@ -336,11 +289,10 @@ def format_rates(summary: Mapping[str, Any]) -> list[str]:
         f"{summary['completed']} of {summary['requests']} requests, {summary['failed']} failed{waited}; "
         f"{summary['requests_per_s']:.3g} requests/s, {summary['output_tokens_per_s']:.4g} tokens/s{judged}"
     )
-    counts = summary.get("counts", {})
-    shown = (
+    counts = ", ".join(
         f"{name.replace('_', ' ')} {value:.4g}"
         if isinstance(value, float)
         else f"{name.replace('_', ' ')} {value}"
-        for name, value in counts.items()
+        for name, value in summary.get("counts", {}).items()
     )
-    return [rates, ", ".join(shown)] if counts else [rates]
+    return [rates, counts] if counts else [rates]

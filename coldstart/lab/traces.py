@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import chain, islice
@@ -123,8 +123,6 @@ def read_trace(
         TraceError: The file cannot be read, a column is missing, or a row is malformed and `strict` is true.
             Otherwise malformed rows are skipped and noted in `report`.
     """
-    if trace_format not in FORMATS:
-        raise TraceError(f"unknown trace format {trace_format!r}", hint=f"use one of: {', '.join(FORMATS)}")
     named = columns or FORMATS[trace_format]
     if named is None:
         raise TraceError(
@@ -139,7 +137,7 @@ def read_trace(
     if named is TEXTS:
         cells, reasons = _read_texts(path, text, trace_format)
     else:
-        cells, reasons = _read_json(text) if named is MOONCAKE else _read_csv(text, named)
+        cells, reasons = _read_lines(text) if named is MOONCAKE else _read_csv(text, named)
     return _requests(path, cells, reasons, named, strict, report or TraceReport())
 
 
@@ -164,50 +162,51 @@ def _read_csv(text: str, columns: Columns) -> tuple[DataFrame, Series]:
     return cells, Series("", cells.index)
 
 
-def _read_json(text: str) -> tuple[DataFrame, Series]:
-    """Return one row for each line with a JSON object, and the reason for each other line."""
-    from pandas import DataFrame, Series
-
-    rows: dict[int, dict[str, Any]] = {}
-    reasons: dict[int, str] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            rows[number], reasons[number] = _parse_object(line)
-    columns = [*MOONCAKE.required, "model", "hash_ids"]
-    cells = DataFrame.from_dict(rows, orient="index").reindex(columns=columns)
-    return cells, Series(reasons, dtype=str)
+def _read_lines(text: str) -> tuple[DataFrame, Series]:
+    """Return one row for each line with a JSON object, and the reason against each other line."""
+    lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
+    return _collect(lines, _parse_object, [*MOONCAKE.required, "model", "hash_ids"])
 
 
 def _read_texts(path: Path, text: str, trace_format: str) -> tuple[DataFrame, Series]:
     """Return the token counts of each member of a JSON array by its number, and the reason against each other member."""
-    from pandas import DataFrame, Series
-
     try:
         members = json.loads(text)
+        if not isinstance(members, list):
+            raise ValueError("expected a JSON array")
     except ValueError as problem:
         raise TraceError(
             f"cannot read {path}: {problem}", hint=f"name {trace_format}'s JSON file"
         ) from problem
-    if not isinstance(members, list):
-        raise TraceError(
-            f"cannot read {path}: expected a JSON array", hint=f"name {trace_format}'s JSON file"
-        )
     pick = _first_turns if trace_format == "sharegpt" else _instruction
-    rows, reasons = dict[int, dict[str, int]](), dict[int, str]()
-    for number, member in enumerate(members, start=1):
+
+    def measure(member: Any) -> dict[str, Any]:
         try:
             prompt, output = pick(member)
+            return {
+                "time": 0,
+                "prompt": -(-len(prompt) // CHARACTERS),
+                "output": -(-len(output) // CHARACTERS),
+            }
         except (KeyError, TypeError, IndexError, ValueError):
-            rows[number], reasons[number] = {}, "has no prompt with its answer"
-            continue
-        rows[number] = {
-            "time": 0,
-            "prompt": -(-len(prompt) // CHARACTERS),
-            "output": -(-len(output) // CHARACTERS),
-        }
-        reasons[number] = ""
-    cells = DataFrame.from_dict(rows, orient="index").reindex(columns=TEXTS.required)
-    return cells, Series(reasons, dtype=str)
+            raise ValueError("has no prompt with its answer") from None
+
+    return _collect(enumerate(members, start=1), measure, TEXTS.required)
+
+
+def _collect(
+    items: Iterable[tuple[int, Any]], read: Callable[[Any], dict[str, Any]], columns: list[str]
+) -> tuple[DataFrame, Series]:
+    """Return the row that `read` makes of each numbered item, and the reason of each that raises ValueError."""
+    from pandas import DataFrame, Series
+
+    rows, reasons = dict[int, dict[str, Any]](), dict[int, str]()
+    for number, item in items:
+        try:
+            rows[number], reasons[number] = read(item), ""
+        except ValueError as problem:
+            rows[number], reasons[number] = {}, str(problem)
+    return DataFrame.from_dict(rows, orient="index").reindex(columns=columns), Series(reasons, dtype=str)
 
 
 def _first_turns(member: dict[str, Any]) -> tuple[str, str]:
@@ -221,19 +220,16 @@ def _instruction(member: dict[str, Any]) -> tuple[str, str]:
     return "\n".join(filter(None, (member["instruction"], member.get("input")))), member["output"]
 
 
-def _parse_object(line: str) -> tuple[dict[str, Any], str]:
-    try:
-        row = json.loads(line)
-    except ValueError as problem:
-        return {}, str(problem)
+def _parse_object(line: str) -> dict[str, Any]:
+    row = json.loads(line)
     if not isinstance(row, dict):
-        return {}, "expected a JSON object"
+        raise ValueError("expected a JSON object")
     if missing := sorted(set(MOONCAKE.required) - row.keys()):
-        return {}, f"lacks {', '.join(missing)}"
+        raise ValueError(f"lacks {', '.join(missing)}")
     hashes = row.get("hash_ids", [])
     if not isinstance(hashes, list) or not all(isinstance(one, int) for one in hashes):
-        return {}, "hash_ids is not a list of integers"
-    return row, ""
+        raise ValueError("hash_ids is not a list of integers")
+    return row
 
 
 def _requests(

@@ -14,7 +14,6 @@ from typing import Any
 import typer
 from coldstart.commands import cli
 from coldstart.commands._examples import EXAMPLES
-from coldstart.commands._misplaced import PASSED
 from coldstart.commands._options import SHARED
 
 REFERENCE = Path(__file__).parents[1] / "reference"
@@ -43,8 +42,7 @@ def pages() -> dict[str, str]:
 def index(context: Any) -> str:
     """Return the page that lists the commands and the options that all of them have."""
     lines = [INDEX]
-    for heading in cli.HEADINGS:
-        rows = [(name, about) for name, (_, about, place) in cli.COMMANDS.items() if place == heading]
+    for heading, rows in ((heading, list(group.items())) for heading, group in cli.HEADINGS.items()):
         lines += [f"## {heading}\n", "| Command | Purpose |", "|---|---|"]
         lines += [f"| [`coldstart {name}`](commands/{name}.md) | {escape(about)} |" for name, about in rows]
         lines += [""]
@@ -84,8 +82,8 @@ def described(command: Any, context: Any, name: str) -> Iterator[str]:
         return
     pieces = [plain(piece) for piece in command.collect_usage_pieces(context)]
     # A subcommand's own usage does not show it.
-    if getattr(command.callback, "takes_vllm_args", False) and PASSED not in pieces:
-        pieces.append(PASSED)
+    if getattr(command.callback, "takes_vllm_args", False) and cli.PASSED not in pieces:
+        pieces.append(cli.PASSED)
     yield from ["```", " ".join(["coldstart", name, *pieces]), "```", ""]
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     if arguments:

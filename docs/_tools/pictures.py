@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from tools import chromium  # noqa: E402 - the tests' tools are not installed
 
-from coldstart.bench.report import html  # noqa: E402
+from coldstart.bench.report import starts  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 RESULT = ROOT / "benchmarks" / "results" / "cold-start-cpu.json"
@@ -34,7 +34,9 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as home, chromium.browser(python) as page:
         report = Path(home) / "report.html"
-        report.write_text(html.render(json.loads(RESULT.read_text(encoding="utf-8"))), encoding="utf-8")
+        report.write_text(
+            starts.report(json.loads(RESULT.read_text(encoding="utf-8"))).render("html"), encoding="utf-8"
+        )
         for scheme in ("light", "dark"):
             page.show(width=WIDTH, height=HEIGHT, dark=scheme == "dark")
             page.open(f"file://{report}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
-from coldstart.commands.cli import COMMANDS
+from coldstart.commands.cli import COMMANDS, place_of
 
 from coldstart.models.aliases import NAMES
 from coldstart.system.paths import Cache
@@ -45,10 +45,10 @@ def test_model_is_completed(home: Path) -> None:
 
 
 def test_commands_are_completed_without_importing_one() -> None:
-    modules = [module for module, _, _ in COMMANDS.values()]
+    modules = [place_of(name) for name in COMMANDS]
     assert complete("coldstart ", "coldstart tr", absent=modules) == [
         list(COMMANDS),
-        ["trust", "trace-replay"],
+        ["trace-replay", "trust"],
     ]
     assert complete("coldstart serve --mod", absent=["coldstart.launch.server_process"]) == [["--mode"]]
 

@@ -1,17 +1,15 @@
 """The simulated server: times of small loads by hand, and invariants of random ones."""
 
-import signal
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tools.examples import examples
 
 from coldstart.errors import UsageError
-from coldstart.lab.engine import EngineSimulator, replay
+from coldstart.lab.engine import EngineSimulator
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import STRATEGIES, IterationProfile, SchedulerSettings
-from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine
+from coldstart.vllm.scheduling.virtual_engine import EngineResources
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
 
@@ -139,17 +137,3 @@ def test_a_device_that_one_request_fills_is_an_error_where_the_scheduler_cannot_
     rows = [TraceRequest(0.0, prompt, 10) for prompt in (30, 30, 9, 30, 17)]
     with pytest.raises(UsageError, match="skip-join-mlfq cannot continue any of"):
         simulate(rows, "skip-join-mlfq", batch=4, device_blocks=3, strategy="recompute")
-
-
-def test_ctrl_c_retains_the_finished_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, rows = VirtualEngine.step, [TraceRequest(0.1 * number, 9, 2) for number in range(50)]
-
-    def interrupted(self: VirtualEngine, now: float) -> float:
-        if now > 2.0:
-            signal.raise_signal(signal.SIGINT)
-        return step(self, now)
-
-    monkeypatch.setattr(VirtualEngine, "step", interrupted)
-    done = replay(rows, PROFILE, SchedulerSettings("fcfs"), None)
-    assert done.ended == "interrupted" and 0 < len(done.records) < 50
-    assert all(record.ok for record in done.records)

@@ -64,23 +64,21 @@ class Report:
             return out.getvalue()
         if form == "markdown":
             title, notes = f"# {_cell(self.title)}", [f"- {_cell(note)}" for note in self.notes]
-            tables = [line for shown in self._shown() for line in (*markdown_table(*shown), "")]
+            tables = [line for shown in self.tables() for line in (*markdown_table(*shown), "")]
             return "\n".join([title, "", *tables, *notes, ""])
         return self._page()
 
-    def _shown(self) -> Sequence[Shown]:
+    def tables(self) -> Sequence[Shown]:
+        """Return the tables for people."""
         if self.shown is not None:
             return self.shown()
         return [([*self.columns], [[_text(row.get(name)) for name in self.columns] for row in self.rows()])]
 
     def _page(self) -> str:
         title = escape(self.title)
-        # "</script>" in a text would end the element.
-        document = json.dumps(self.document, default=str).replace("<", "\\u003c")
-        embedded = f'<script type="application/json" id="document">{document}</script>'
-        notes = [html_items(self.notes)] if self.notes else []
-        tables = [html_table(*shown) for shown in self._shown()]
-        body = "\n".join([f"<h1>{title}</h1>", *notes, *tables, *self.parts(), embedded])
+        notes = ["<ul>", *(f"<li>{escape(note)}</li>" for note in self.notes), "</ul>"] if self.notes else []
+        tables = [html_table(*shown) for shown in self.tables()]
+        body = "\n".join([f"<h1>{title}</h1>", *notes, *tables, *self.parts()])
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
@@ -95,11 +93,6 @@ def html_table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     start = '<div class="scroll" tabindex="0" role="region" aria-label="Table">'
     return f"{start}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-
-
-def html_items(texts: Iterable[str]) -> str:
-    """Return a list of text as HTML."""
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
 
 
 def html_section(title: str, content: str, level: int = 2) -> str:

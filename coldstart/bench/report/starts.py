@@ -5,97 +5,79 @@ A ratio above 1 is a shorter start than vllm-warm's; the ratios of the steady st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from coldstart.bench.report import svg
-from coldstart.bench.report.report import Report, Shown, html_items, html_section
+from coldstart.bench.report.report import Report, Shown, html_section
 from coldstart.bench.stages import STAGES
 
-HEADERS = (
-    "mode", "first token (s)", "range", "n", "CPU (s)", "ratio", "95 % interval", "% of floor", "latency ratio",
-    "throughput ratio", "PSS (MiB)",
-)  # fmt: skip
-COLUMNS = (
-    "mode", "unavailable", "first_token_s", "first_token_min_s", "first_token_max_s", "runs", "cpu_s", "ratio",
-    "ratio_ci95_low", "ratio_ci95_high", "percent_of_floor", "latency_ratio", "throughput_ratio", "pss_bytes",
-    "tokens_identical", *(f"{stage}_s" for stage in STAGES),
-)  # fmt: skip
-"""Columns of the exported table: one row per mode, medians unless the name says otherwise."""
-
-STAGE_HEADERS = ("mode", *(f"{stage} (s)" for stage in STAGES))
-NONE = "-"
 Document = Mapping[str, Any]
+
+
+def seconds(value: float) -> str:
+    """Format seconds: two decimals below 10, one below 100, else none."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _format(form: str, *values: Any) -> str:
+    return "-" if None in values else form.format(*values)
+
+
+def _compare(name: str) -> Callable[[Document], str]:
+    return lambda one: _format("{0[ratio]:.3f} {0[verdict]}", (one["steady"] or {}).get(name))
+
+
+CELLS: Mapping[str, Callable[[Document], str]] = {
+    "first token (s)": lambda one: seconds(one["first_token_s"]["median"]),
+    "range": lambda one: " to ".join(seconds(one["first_token_s"][end]) for end in ("min", "max")),
+    "n": lambda one: str(one["first_token_s"]["n"]),
+    "CPU (s)": lambda one: seconds(one["cpu_s"]["median"]),
+    "ratio": lambda one: _format("{:.1f}x", one["ratio"]),
+    "95 % interval": lambda one: _format("{0[0]:.1f} to {0[1]:.1f}", one["ratio_ci95"]),
+    "% of floor": lambda one: _format("{:.0f}", one["percent_of_floor"]),
+    "latency ratio": _compare("latency_ratio"),
+    "throughput ratio": _compare("throughput_ratio"),
+    "PSS (MiB)": lambda one: f"{one['pss_bytes']['median'] / 2**20:.0f}",
+}
+"""Columns of the table for people."""
+HEADERS, STAGE_HEADERS = ("mode", *CELLS), ("mode", *(f"{stage} (s)" for stage in STAGES))
 
 
 def report(document: Document) -> Report:
     """Return the report of a benchmark."""
-    notes = [*list_notes(document), _describe_provenance(document)]
-    title = f"Cold start of {document['model']}"
+    rows = [{"mode": mode, **dict(_flatten(found))} for mode, found in document["modes"].items()]
     return Report(
-        title,
+        f"Cold start of {document['model']}",
         document,
-        COLUMNS,
-        lambda: list_rows(document),
+        dict.fromkeys(name for row in rows for name in row),
+        lambda: rows,
         lambda: tabulate(document),
-        notes,
+        [*list_notes(document), _describe_provenance(document)],
         lambda: _plots(document),
     )
 
 
-def list_rows(document: Document) -> list[dict[str, object]]:
-    """Return one row of COLUMNS per mode; unavailable modes have only the reason."""
-    return [{"mode": mode, **_row(found)} for mode, found in document["modes"].items()]
-
-
-def _row(found: Document) -> dict[str, object]:
-    if "unavailable" in found:
-        return {"unavailable": found["unavailable"]}
-    first, steady = found["first_token_s"], found["steady"] or {}
-    low, high = found["ratio_ci95"] or (None, None)
-    return {
-        **{
-            f"first_token{end}_s": first[key]
-            for end, key in (("", "median"), ("_min", "min"), ("_max", "max"))
-        },
-        "runs": first["n"],
-        "cpu_s": found["cpu_s"]["median"],
-        "ratio": found["ratio"],
-        "ratio_ci95_low": low,
-        "ratio_ci95_high": high,
-        "percent_of_floor": found["percent_of_floor"],
-        **{name: (steady.get(name) or {}).get("ratio") for name in ("latency_ratio", "throughput_ratio")},
-        "pss_bytes": found["pss_bytes"]["median"],
-        "tokens_identical": found["tokens_identical"],
-        **{f"{stage}_s": one["median"] for stage, one in found["stages"].items()},
-    }
+def _flatten(found: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each single value of a mode with its path in the JSON, such as first_token_s.median and ratio_ci95.0."""
+    for name, value in found.items():
+        inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+        if isinstance(inner, Mapping) and name not in ("samples", "timeline"):
+            yield from _flatten(inner, f"{path}{name}.")
+        elif not isinstance(inner, Mapping):
+            yield f"{path}{name}", value
 
 
 def tabulate(document: Document) -> list[Shown]:
     """Return the tables for people, one row per mode that ran: HEADERS, and STAGE_HEADERS where spans were reported."""
     ran = {mode: found for mode, found in document["modes"].items() if "unavailable" not in found}
-    tables: list[Shown] = [(HEADERS, [[mode, *_cells(found)] for mode, found in ran.items()])]
+    rows = [[mode, *(cell(found) for cell in CELLS.values())] for mode, found in ran.items()]
     stages = [
         [mode, *(seconds(found["stages"][stage]["median"]) for stage in STAGES)]
         for mode, found in ran.items()
         if found.get("stages")
     ]
-    return [*tables, (STAGE_HEADERS, stages)] if stages else tables
-
-
-def _cells(found: Document) -> Iterator[str]:
-    first, interval, steady = found["first_token_s"], found["ratio_ci95"], found["steady"] or {}
-    yield seconds(first["median"])
-    yield f"{seconds(first['min'])} to {seconds(first['max'])}"
-    yield str(first["n"])
-    yield seconds(found["cpu_s"]["median"])
-    yield NONE if found["ratio"] is None else f"{found['ratio']:.1f}x"
-    yield f"{interval[0]:.1f} to {interval[1]:.1f}" if interval else NONE
-    yield f"{found['percent_of_floor']:.0f}" if found["percent_of_floor"] else NONE
-    for name in ("latency_ratio", "throughput_ratio"):
-        one = steady.get(name)
-        yield NONE if one is None else f"{one['ratio']:.3f} {one['verdict']}"
-    yield f"{found['pss_bytes']['median'] / 2**20:.0f}"
+    return [(HEADERS, rows), (STAGE_HEADERS, stages)] if stages else [(HEADERS, rows)]
 
 
 def list_notes(document: Document) -> list[str]:
@@ -121,11 +103,6 @@ def _change(found: Document) -> str:
     return f"{found['verdict']}{reason}, {found['change_pct']:+.1f} %{spread}"
 
 
-def seconds(value: float) -> str:
-    """Format seconds: two decimals below 10, one below 100, else none."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
 def _describe_provenance(document: Document) -> str:
     machine = document["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
@@ -140,15 +117,6 @@ def _plots(document: Document) -> Iterator[str]:
     measured = {mode: found for mode, found in document["modes"].items() if "unavailable" not in found}
     if measured:
         first = {mode: found["first_token_s"] for mode, found in measured.items()}
-        ratios = {mode: f"({found['ratio']:.1f}x)" for mode, found in measured.items() if found["ratio"]}
-        rounds = {
-            mode: [(one["round"], one["first_token_s"]) for one in found["samples"]]
-            for mode, found in measured.items()
-        }
-        label = "from launch to the first token"
-        yield html_section("From launch to the first token", svg.ranges(first, label, ratios))
-        yield html_section("Round by round", svg.lines(rounds, "round", "time to the first token (s)"))
+        yield html_section("From launch to the first token", svg.ranges(first))
         drawn = (html_section(mode, svg.timeline(found["timeline"]), 3) for mode, found in measured.items())
         yield html_section("Timelines", "".join(drawn))
-    method = document["floor"]["method"].items()
-    yield html_section("The floor", html_items(f"{name}: {text}" for name, text in method))

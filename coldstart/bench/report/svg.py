@@ -39,10 +39,8 @@ class _Scale:
 
     def at(self, value: float) -> float:
         """Return the position of a value."""
-        if self.log:
-            value, low, high = (math.log(max(one, self.low)) for one in (value, self.low, self.high))
-        else:
-            low, high = self.low, self.high
+        given = value, self.low, self.high
+        value, low, high = (math.log(max(one, self.low)) for one in given) if self.log else given
         return round(self.begin + (value - low) / (high - low) * (self.end - self.begin), 1)
 
     def ticks(self) -> list[float]:
@@ -55,19 +53,17 @@ class _Scale:
         return [step * number for number in range(math.floor(self.high / step) + 1)]
 
 
-def ranges(entries: Mapping[str, Mapping[str, Any]], label: str, notes: Mapping[str, str]) -> str:
+def ranges(entries: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a plot with one row per entry: a bar from `min` to `max`, and its `median` as a circle, in seconds."""
-    names, found = list(entries), list(entries.values())
-    ends = [one[end] for one in found for end in ("min", "max")]
-    x = _Scale.over(ends, _left(names), WIDTH - RIGHT, may_be_log=True)
-    marks = []
+    ends = [one[end] for one in entries.values() for end in ("min", "max")]
+    x, marks = _Scale.over(ends, _left(entries), WIDTH - RIGHT, may_be_log=True), []
     for number, (name, one) in enumerate(entries.items()):
         y, low, high = ROW * (number + 0.5), one["min"], one["max"]
-        text = f"{name}: median {one['median']:.3f} s, {low:.3f} to {high:.3f} s {notes.get(name, '')}"
+        text = f"{name}: median {one['median']:.3f} s, {low:.3f} to {high:.3f} s"
         bar = _tag("line", x1=x.at(low), x2=x.at(high), y1=y, y2=y, stroke="#808080", stroke_width=3)
         dot = _tag("circle", cx=x.at(one["median"]), cy=y, r=5, fill=colour(number))
         marks.append(_tag("g", _title(text) + bar + dot))
-    return _rows(names, marks, x, f"{label} (s)")
+    return _rows([*entries], marks, x, "from launch to the first token (s)")
 
 
 def timeline(spans: Sequence[Mapping[str, Any]]) -> str:
@@ -95,15 +91,14 @@ def lines(series: Mapping[str, Iterable[Point]], x_label: str, y_label: str, *, 
     marks = [_tag("text", escape(y_label), class_="label", x=0, y=-2)]
     for tick in y.ticks():
         marks += [
-            _grid(MARGIN, WIDTH - RIGHT, y.at(tick), y.at(tick)),
+            _tag("line", class_="grid", x1=MARGIN, x2=WIDTH - RIGHT, y1=y.at(tick), y2=y.at(tick)),
             _text("y", MARGIN - 4, y.at(tick) + 4, f"{tick:g}"),
         ]
     for number, (name, found) in enumerate(points.items()):
         places = [(x.at(a), y.at(b)) for a, b in found]
         path = "".join(f"H{a}V{b}" if step else f"L{a} {b}" for a, b in places[1:])
         begin = "M{} {}".format(*places[0]) if places else ""
-        dash = (0, 6, 2, 12)[number // len(COLOURS) % 4]
-        drawn = {"fill": "none", "stroke": colour(number), "stroke_width": 1.5, "stroke_dasharray": dash}
+        drawn = {"fill": "none", "stroke": colour(number), "stroke_width": 1.5}
         marks.append(_tag("path", _title(name), d=begin + path, **drawn))
     return _draw(TALL, marks, x, x_label, {name: colour(number) for number, name in enumerate(points)})
 
@@ -125,7 +120,8 @@ def _rows(
 def _draw(height: float, marks: Sequence[str], x: _Scale, label: str, legend: Mapping[str, str]) -> str:
     axis = [_text("x label", (x.begin + x.end) / 2, height + 30, label)]
     for tick in x.ticks():
-        axis += [_grid(x.at(tick), x.at(tick), 0, height), _text("x", x.at(tick), height + 14, f"{tick:g}")]
+        axis.append(_tag("line", class_="grid", x1=x.at(tick), x2=x.at(tick), y1=0, y2=height))
+        axis.append(_text("x", x.at(tick), height + 14, f"{tick:g}"))
     size = f"0 -12 {WIDTH} {height + 48}"
     drawn = _tag("svg", "".join([*axis, *marks]), viewBox=size, role="img", aria_label=label)
     keys = [
@@ -143,10 +139,6 @@ def _tag(name: str, content: str = "", **given: object) -> str:
 
 def _title(text: str) -> str:
     return _tag("title", escape(text.strip()))
-
-
-def _grid(x1: float, x2: float, y1: float, y2: float) -> str:
-    return _tag("line", class_="grid", x1=x1, x2=x2, y1=y1, y2=y2)
 
 
 def _text(kind: str, x: float, y: float, text: str) -> str:

@@ -12,7 +12,7 @@ from coldstart.errors import UsageError
 
 
 def verdict(now: list[float], then: list[float], *, alike: bool = True) -> str:
-    return compare.change(now, then, 10, alike=alike).verdict
+    return str(compare.change(now, then, 10, alike=alike)["verdict"])
 
 
 @pytest.mark.parametrize(

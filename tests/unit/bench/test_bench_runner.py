@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from coldstart.bench import benchmark, floor, measure, result
-from coldstart.bench.measure import RunSettings
+from coldstart.bench.measure import RunSettings, Steady
 from coldstart.bench.runner import Bench
-from coldstart.bench.steady import Steady
 from coldstart.errors import NoBundleError
 from coldstart.validate.completions import CompletionClient, NoAnswerError
 from coldstart.validate.launch import Launcher
@@ -137,7 +136,7 @@ def test_benchmark_that_is_cut_off_keeps_its_runs(
     monkeypatch.setattr(benchmark, "subject", lambda _: None)
     monkeypatch.setattr(benchmark, "create_launchers", lambda *_: launchers)
     monkeypatch.setattr(benchmark, "RunSettings", lambda *_, **__: settings)
-    request = benchmark.BenchRequest("tiny", modes=("vllm-warm", "fresh"), runs=2, warmup=0, steady=False)
+    request = benchmark.BenchRequest("tiny", modes="vllm-warm,fresh", runs=2, warmup=0, steady=False)
     with pytest.raises(KeyboardInterrupt):
         benchmark.run(request, lambda _: None, keep)
     assert benchmark.INCOMPLETE in kept[-1]["failures"]

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from coldstart.bench import usage
+from coldstart.bench.measure import cpu_between
 from coldstart.system.proc import processes
 from coldstart.validate import process_tree
 
@@ -29,6 +29,6 @@ def test_a_served_process_outside_our_tree_counts_with_its_parents_share() -> No
     before = {me.pid: me, template: make(template, 1, 7.0), other: make(other, 1, 1.0)}
     served = {900_002: make(900_002, template, 0.5), 900_003: make(900_003, 900_002, 0.25)}
     after = {me.pid: me, template: make(template, 1, 7.125), other: make(other, 1, 4.0), **served}
-    assert usage.cpu_between(before, after, served=900_002) == 0.875
-    assert usage.cpu_between(before, after) == 0.0
-    assert usage.cpu_between(before, after, served=other) == 0.0  # a pid of another namespace: not this start
+    assert cpu_between(before, after, served=900_002) == 0.875
+    assert cpu_between(before, after) == 0.0
+    assert cpu_between(before, after, served=other) == 0.0  # a pid of another namespace: not this start

@@ -42,7 +42,8 @@ def test_every_token_is_timed_and_counted(mode: str) -> None:
 )
 def test_a_failing_request_is_recorded_not_raised(mode: str, words: str) -> None:
     with running(FakeServer(mode)) as server:
-        result = replay(trace(2), [target(server.port)], ReplaySettings(timeout_s=0.3), no_signals)
+        settings = ReplaySettings(timeout_s=0.3 if mode == "hang" else 60.0)
+        result = replay(trace(2), [target(server.port)], settings, no_signals)
     assert all(record.error and words in record.error and not record.ok for record in result.records)
 
 
@@ -57,10 +58,7 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
     assert 0 < sum(record.ok for record in result.records) <= len(result.records) < 10_000
 
 
-@pytest.mark.parametrize("balance", ["round-robin", "least-outstanding", "random"])
-def test_several_servers_share_the_requests(balance: str) -> None:
+def test_several_servers_take_turns() -> None:
     with running(FakeServer(gap_s=0.01)) as one, running(FakeServer(gap_s=0.01)) as two:
-        targets = [target(one.port), target(two.port)]
-        replay(trace(12), targets, ReplaySettings(balance=balance), no_signals)
-        assert len(one.bodies) + len(two.bodies) == 12
-        assert one.bodies and two.bodies
+        replay(trace(12), [target(one.port), target(two.port)], ReplaySettings(), no_signals)
+        assert len(one.bodies) == len(two.bodies) == 6

@@ -82,8 +82,8 @@ def test_unreadable_trace_is_refused_with_the_reason(tmp_path: Path) -> None:
         list(read_trace(path, "azure-llm"))
     with pytest.raises(TraceError, match="column mapping"):
         list(read_trace(path, "csv"))
-    with pytest.raises(TraceError, match="unknown trace format"):
-        read_trace(path, "parquet")
+    with pytest.raises(ValueError, match="must be one of mooncake"):
+        TracePlan(path, "parquet")
     with pytest.raises(TraceError, match="cannot read"):
         list(read_trace(tmp_path / "absent", "mooncake"))
     with pytest.raises(TraceError, match="missing"):
@@ -132,8 +132,8 @@ def test_models_are_mapped_round_robin_by_zipf_and_by_column() -> None:
     }
     assert column == {("f0", "a"), ("f1", "b"), ("f2", "a"), ("f3", "b"), ("f4", "a")}
     assert list(map_models(ROWS, [], "zipf", 0)) == ROWS
-    with pytest.raises(TraceError, match="unknown model mapping"):
-        list(map_models(ROWS, ["a"], "alphabet", 0))
+    with pytest.raises(ValueError, match="must be one of round-robin"):
+        TracePlan(Path("trace"), mapping="alphabet")
 
 
 BESIDE = (folder / "shared" / "traces" for folder in Path(__file__).parents)

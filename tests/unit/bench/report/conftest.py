@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from coldstart.bench import result
-from coldstart.bench.measure import Run
+from coldstart.bench.measure import Run, Steady
 from coldstart.bench.runner import BenchRuns
 from coldstart.bench.stages import STAGES
 from coldstart.bench.stats import summarize
-from coldstart.bench.steady import Steady
 
 PROOF = {"fast_path": {"compile": True}, "fallbacks": []}
 
