@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO, Protocol
 
-from coldstart.artifacts import blobs, canonical, files, oci
-from coldstart.artifacts.errors import BundleError, DigestMismatchError, TooLargeError
+from coldstart.artifacts import blobs, oci
+from coldstart.artifacts.errors import BundleError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
 
@@ -42,6 +42,16 @@ class LayoutSource:
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
         """Return the payloads that the index lists."""
         return payloads(self, self.layout.entries(), subject)
+
+
+def is_bundle(source: BundleSource, entry: oci.Descriptor) -> bool:
+    """Return whether an index entry is a bundle. Some clients copy a manifest and leave its artifact type out of the index."""
+    if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
+        return entry.artifact_type == oci.BUNDLE_TYPE
+    try:
+        return oci.parse_manifest(small(source, entry, LIMITS.manifest)).artifact_type == oci.BUNDLE_TYPE
+    except BundleError:
+        return False  # A manifest that cannot be read is not known to be a bundle.
 
 
 def read_signatures(
@@ -88,13 +98,8 @@ def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
     """Read and verify a small blob. Raises TooLargeError, DigestMismatchError, MissingBlobError."""
     if blob.size > cap:
         raise TooLargeError(f"blob {blob.digest} is {blob.size} bytes, over the limit of {cap}")
-    with source.open(blob) as file:
-        data = files.read_full(file, blob.size + 1)
-    if len(data) != blob.size or canonical.digest(data) != blob.digest:
-        raise DigestMismatchError(
-            f"blob {blob.digest} of {blob.size} bytes hashes to {canonical.digest(data)}"
-        )
-    return data
+    with blobs.VerifiedReader(source.open(blob), blob.digest, blob.size) as reader:
+        return reader.readall() or b""
 
 
 def _payload(source: BundleSource, layer: oci.Descriptor) -> bytes | None:

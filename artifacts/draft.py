@@ -61,28 +61,15 @@ class Draft:
         return self._enter(declared, file, annotations or {})
 
     def add_tree(
-        self,
-        name: str,
-        directory: Path,
-        annotations: Mapping[str, str] | None = None,
-        *,
-        level: int = 10,
-        threads: int = 0,
-        follow_symlinks: bool = False,
+        self, name: str, directory: Path, annotations: Mapping[str, str] | None = None
     ) -> SectionEntry:
-        """Add a directory as one tar.zst. For gigabytes use level 1 to 3 and threads=-1 (all cores).
+        """Add a directory as one tar.zst.
 
         Raises SectionTableError, SectionUnsupportedError, NoSpaceError and the errors of trees.pack.
         """
         declared = self._declared(name, "tar.zst")
         with self.staging.file() as file:
-            packed = trees.pack(
-                directory,
-                cast("BinaryIO", file),
-                level=level,
-                threads=threads,
-                follow_symlinks=follow_symlinks,
-            )
+            packed = trees.pack(directory, cast("BinaryIO", file))
         counted = {UNPACKED: str(packed.unpacked), MEMBERS: str(packed.members)}
         return self._enter(declared, file, dict(annotations or {}) | counted)
 

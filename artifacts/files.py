@@ -182,12 +182,3 @@ def create_once(path: Path, data: bytes, mode: int) -> None:
 def sync_file(file: BinaryIO) -> None:
     """Write the flushed bytes of `file` to the disk."""
     os.fsync(file.fileno())
-
-
-def read_full(file: BinaryIO, length: int) -> bytes:
-    """Read up to `length` bytes, fewer only at the end of the file."""
-    parts = []
-    while length and (part := file.read(length)):
-        parts.append(part)
-        length -= len(part)
-    return b"".join(parts)

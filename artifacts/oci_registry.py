@@ -19,7 +19,7 @@ from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.net import origin
 from coldstart.artifacts.net.http_client import Answer, Bounds
 from coldstart.artifacts.registry_auth import RegistrySession
-from coldstart.artifacts.tar import Readable
+from coldstart.artifacts.trees import Readable
 
 _REFERENCE = re.compile(
     r"(?P<host>[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9a-f:]+\](:\d{1,5})?)/"

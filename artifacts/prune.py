@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldstart.artifacts import blobs, oci
+from coldstart.artifacts import oci
+from coldstart.artifacts.bundle_source import LayoutSource, small
 from coldstart.artifacts.errors import BundleError, NoSpaceError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
@@ -90,7 +91,7 @@ def _collect(layout: OciLayout, garbage: _Garbage, kept: list[oci.Descriptor] | 
 
 def _read_image(layout: OciLayout, entry: oci.Descriptor) -> oci.ImageManifest | BundleError:
     try:
-        return oci.parse_manifest(blobs.read(layout.root, entry.digest, entry.size, cap=LIMITS.manifest))
+        return oci.parse_manifest(small(LayoutSource(layout), entry, LIMITS.manifest))
     except BundleError as error:
         return error
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from coldstart.artifacts import files, oci, selection
 from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.bundle_source import LayoutSource, is_bundle
 from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.oci_layout import OciLayout
@@ -85,7 +86,7 @@ class Store:
 
     def list(self) -> Bundles:
         """Return every bundle in order of publication, without opening a manifest that the index describes."""
-        return [Bundle(self.layout, entry) for entry in self.layout.entries() if self._is_bundle(entry)]
+        return self._bundles(self.layout.entries())
 
     def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
         """Return the newest version for `key` that `trust` accepts (None: every signer) and this release can read.
@@ -149,8 +150,7 @@ class Store:
         from coldstart.artifacts import prune
 
         def doomed(entries: Sequence[oci.Descriptor]) -> set[str]:
-            known = [Bundle(self.layout, entry) for entry in entries if self._is_bundle(entry)]
-            old = set() if keep is None else selection.superseded(known, keep, trust)
+            old = set() if keep is None else selection.superseded(self._bundles(entries), keep, trust)
             return old | {bundle.digest for bundle in drop}
 
         return prune.prune(self.layout, doomed, dry_run=dry_run)
@@ -161,14 +161,9 @@ class Store:
 
         return receive(self.layout, source, descriptor)
 
-    def _is_bundle(self, entry: oci.Descriptor) -> bool:
-        if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
-            return entry.artifact_type == oci.BUNDLE_TYPE
-        try:
-            # Some clients copy a manifest and leave its artifact type and annotations out of the index.
-            return Bundle(self.layout, entry).image.artifact_type == oci.BUNDLE_TYPE
-        except BundleError:
-            return False  # A manifest that cannot be read is not known to be a bundle.
+    def _bundles(self, entries: Sequence[oci.Descriptor]) -> Bundles:
+        source = LayoutSource(self.layout)
+        return [Bundle(self.layout, entry) for entry in entries if is_bundle(source, entry)]
 
     def _matching(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
         if "@" in ref:

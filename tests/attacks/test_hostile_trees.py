@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from coldstart.artifacts import tar
+from coldstart.artifacts import trees
 from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import ArchiveBombError, BundleError
 from coldstart.artifacts.manifest import UNPACKED
@@ -35,11 +35,10 @@ HOSTILE = {
     "absolute": (_file("/etc/x"), "CS-PATH"),
     "dot": (_file("./x"), "CS-PATH"),
     "empty part": (_file("a//x"), "CS-PATH"),
-    "backslash": (_file("..\\x"), "CS-PATH"),
-    "drive": (_file("c:x"), "CS-PATH"),
     "newline": (_file("a\nb"), "CS-PATH"),
     "long component": (_file("a" * 300), "CS-PATH"),
     "below a file": (tar_zst((member("a"), b"x"), (member("a/b"), b"y")), "CS-PATH"),
+    "in no directory": (_file("a/b"), "CS-PATH"),
     "pax path": (_pax(path="../../x"), "CS-PATH"),
     "symlink": (_kind(tarfile.SYMTYPE, linkname="/etc/passwd"), "CS-LINK"),
     "symlink then through it": (
@@ -91,7 +90,8 @@ def test_extract_refuses_too_large_window(store: Store, tmp_path: Path) -> None:
     assert caught.value.code == "CS-TREE"
 
 
-def test_members_refuses_more_than_the_limit() -> None:
-    stream = BytesIO(plain_tar(*((member(f"f{n}"), b"") for n in range(11))))
+def test_read_tar_refuses_more_bytes_than_its_budget() -> None:
+    data = plain_tar(*((member(f"f{n}"), b"") for n in range(11)))
+    assert len(trees.read_tar(BytesIO(data), len(data))) == 11
     with pytest.raises(ArchiveBombError):
-        list(tar.TarStream(stream).members(cap=10))
+        trees.read_tar(BytesIO(data), 10 * 512)

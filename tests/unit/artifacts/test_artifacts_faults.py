@@ -186,7 +186,7 @@ def _publish_noise(store: Store, scratch: Path, seed: int) -> Bundle:
     tree.mkdir()
     (tree / "noise").write_bytes(random.Random(seed).randbytes(200_000))
     with store.begin(key()) as draft:
-        draft.add_tree("graphs", tree, level=1)
+        draft.add_tree("graphs", tree)
         return draft.publish(replace(provenance(), created=f"2026-01-0{seed}T00:00:00Z"))
 
 
