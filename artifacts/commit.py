@@ -78,7 +78,7 @@ def _stage_signature(place: Staging, subject: oci.Descriptor, payload: bytes) ->
     config = place.put(b"{}", oci.EMPTY_TYPE)
     image = oci.ImageManifest(oci.SIGNATURE_TYPE, config, (layer,), subject.bare(), _SIGSTORE)
     descriptor = place.put(image.document(), oci.MANIFEST_TYPE)
-    return replace(descriptor, artifact_type=oci.SIGNATURE_TYPE)
+    return replace(descriptor, artifact_type=oci.SIGNATURE_TYPE, annotations={oci.SUBJECT: subject.digest})
 
 
 def _place(layout: OciLayout, place: Staging, manifests: set[str]) -> None:

@@ -27,6 +27,7 @@ CREATED = "org.opencontainers.image.created"
 NAME = "dev.coldstart.name"
 KEY = "dev.coldstart.key"
 VERSION = "dev.coldstart.version"
+SUBJECT = "dev.coldstart.subject"
 
 
 Text = Annotated[str, msgspec.Meta(max_length=LIMITS.text)]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from coldstart.artifacts import files, oci, sigstore
+from coldstart.artifacts import files, sigstore
 from coldstart.artifacts.bundle import Bundle, TrustResult
-from coldstart.artifacts.bundle_source import LayoutSource, payloads
+from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import (
     BundleError,
     ExposedKeyError,
@@ -74,11 +74,6 @@ def host_key(state_dir: Path) -> HostKey:
     return key
 
 
-def has_host_key(state_dir: Path) -> bool:
-    """Return whether the host key exists."""
-    return _host_pem(state_dir).exists()
-
-
 def _host_pem(state_dir: Path) -> Path:
     return state_dir / "signing" / "host.pem"
 
@@ -132,13 +127,9 @@ _UNSIGNED = TrustResult(False, None, "the bundle is not signed")
 
 @dataclass(frozen=True, slots=True)
 class TrustStore:
-    """Directory of *.pub files that no other user can change; call it with a bundle, or pass it to Bundle.extract.
-
-    `signatures` of many bundles are those of `bundle_source.group_signatures`, which reads each once.
-    """
+    """Directory of *.pub files that no other user can change; call it with a bundle, or pass it to Bundle.extract."""
 
     directory: Path
-    signatures: Mapping[str, Sequence[oci.Descriptor]] | None = None
 
     def __call__(self, bundle: Bundle) -> TrustResult:
         """Return whether a trusted key signed `bundle`.
@@ -154,9 +145,7 @@ class TrustStore:
         require_unexposed(self.directory, state)
         trusted = [read_trusted(path, state) for path in sorted(self.directory.glob("*.pub"))]
         keys = {fingerprint(key): key for key in trusted}
-        layout, known = bundle.layout, self.signatures
-        entries = layout.entries() if known is None else known.get(bundle.digest, ())
-        found = payloads(LayoutSource(layout), entries, bundle.descriptor)
+        found = LayoutSource(bundle.layout).signatures(bundle.descriptor)
         return [_judge(payload, bundle.digest, keys) for payload in found]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -107,10 +107,10 @@ class Store:
         return best.bundle
 
     def get(self, ref: str, *, trust: Trust | None = None, one_key: bool = False) -> Bundle:
-        """Return the bundle for NAME (of one model), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
+        """Return the bundle for NAME, NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
 
         A digest prefix has at least 12 hex digits. Of several versions the best: one that `trust` accepts before one that
-        it does not. With `one_key`, a NAME whose versions have several keys is ambiguous too. Raises BundleNotFoundError,
+        it does not. With `one_key`, a NAME whose versions have several keys is ambiguous. Raises BundleNotFoundError,
         AmbiguousReferenceError, or InvalidReferenceError.
         """
         bundles = self.list()
@@ -123,17 +123,10 @@ class Store:
             )
             archive = f"coldstart import {shlex.quote(ref)}" if files.is_file(ref) else None
             raise BundleNotFoundError(_describe_miss(ref, bundles), hint=archive or known)
-        if len(matches) == 1:
-            return matches[0]
-        return (
-            selection.best_first(matches, trust)[0].bundle
-            if _newest_wins(ref, matches, one_key)
-            else _several(ref, matches)
-        )
-
-    def list_versions(self, name: str) -> Bundles:
-        """Return the bundles with this name."""
-        return [bundle for bundle in self.list() if bundle.identity[0] == name]
+        if len(matches) > 1 and not _newest_wins(ref, matches, one_key):
+            lines = [f"{ref!r} names {len(matches)} bundles", *map(_choice, matches)]
+            raise AmbiguousReferenceError(lines)
+        return selection.best_first(matches, trust)[0].bundle if len(matches) > 1 else matches[0]
 
     def prune(
         self,
@@ -203,24 +196,13 @@ def _describe_miss(ref: str, bundles: Sequence[Bundle]) -> str:
 
 
 def _newest_wins(ref: str, matches: Sequence[Bundle], one_key: bool) -> bool:
-    """Return whether `ref` is the name of one model, or the prefix of one key."""
+    """Return whether `ref` is a name, or the prefix of one key."""
     identities = [bundle.identity for bundle in matches]
     several_keys = len({key for _, key in identities}) > 1
     if all(name == ref for name, _ in identities):
-        return not several_keys or (not one_key and len(set(_list_models(matches))) <= 1)
+        return not (several_keys and one_key)
     prefix = _HEX.fullmatch(ref)
     return not several_keys and prefix is not None and identities[0][1].startswith(f"sha256:{prefix[1]}")
-
-
-def _list_models(bundles: Sequence[Bundle]) -> Iterator[tuple[object, ...]]:
-    """Yield an identity of the model of each readable bundle. Two directories can have one name, two hub models cannot."""
-    for bundle in bundles:
-        with suppress(BundleError):
-            fields = bundle.key.fields
-            named = tuple(
-                sorted((name, value) for name, value in fields.items() if name.startswith("model."))
-            )
-            yield () if fields.get("model.revision") is not None else named
 
 
 def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
@@ -231,10 +213,6 @@ def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
             b for b in bundles if b.identity[0] == matched["name"] and b.version == int(matched["version"])
         ]
     return []
-
-
-def _several(ref: str, matches: Sequence[Bundle]) -> Bundle:
-    raise AmbiguousReferenceError([f"{ref!r} names {len(matches)} bundles", *map(_choice, matches)])
 
 
 def _choice(bundle: Bundle) -> str:

@@ -121,7 +121,7 @@ class Common:
 
         from coldstart.models import inspection
 
-        versions = self.store().list_versions(ref)
+        versions = [bundle for bundle in self.store().list() if bundle.identity[0] == ref]
         for bundle in versions if len(versions) > 1 else ():
             if bundle.ref == selected:
                 self.out.note(f"Using {selection.describe_choice(bundle, versions, inspection.trust)}")
