@@ -155,12 +155,10 @@ class _Config(_Version):
 def parse(config: bytes, image: oci.ImageManifest) -> Manifest:
     """Parse the manifest in `config` and check it against the layers of `image`.
 
-    Raises InvalidManifestError, SectionTableError, FormatTooNewError, InvalidKeyError, TooLargeError, InvalidJsonError,
-    DuplicateKeyError.
+    Raises InvalidManifestError, SectionTableError, FormatTooNewError, InvalidKeyError, TooLargeError, InvalidJsonError.
     """
-    document = canonical.loads(config, cap=LIMITS.config, what="config")
-    _check_version(canonical.convert(document, _Version, "config").format_version)
-    read = canonical.convert(document, _Config, "config")
+    _check_version(canonical.decode(config, _Version, cap=LIMITS.config, what="config").format_version)
+    read = canonical.decode(config, _Config, cap=LIMITS.config, what="config")
     manifest = Manifest(Key(read.key), read.sections, read.provenance, read.format_version)
     _check(manifest, image)
     return manifest
