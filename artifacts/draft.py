@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from coldstart.artifacts import canonical, commit, oci, trees
+from coldstart.artifacts import canonical, oci, trees
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import SectionTableError, SectionUnsupportedError, TooLargeError
 from coldstart.artifacts.key import Key
@@ -26,8 +26,7 @@ from coldstart.artifacts.manifest import (
     SectionType,
     parse,
 )
-from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.staging import HashingFile, Staging
+from coldstart.artifacts.writer import HashingFile, Staging
 
 
 class Signer(Protocol):
@@ -40,7 +39,6 @@ class Signer(Protocol):
 class Draft:
     """Bundle that Store.begin opens. If the `with` block ends without publish(), all files are removed."""
 
-    layout: OciLayout
     key: Key
     staging: Staging
     sections: dict[str, SectionEntry] = field(default_factory=dict)
@@ -100,7 +98,7 @@ class Draft:
         descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
         signatures = [signer.sign(descriptor.digest)] if signer else []
         identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
-        return commit.publish(self.layout, self.staging, descriptor, identity, signatures)
+        return self.staging.publish(descriptor, identity, signatures)
 
     def _enter(
         self, declared: SectionType, file: HashingFile, annotations: Mapping[str, str]

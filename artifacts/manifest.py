@@ -22,7 +22,7 @@ from coldstart.artifacts.limits import LIMITS
 # MAJOR.MINOR: a newer minor version may only add members and section types, which this release ignores.
 FORMAT_VERSION = "1.0"
 _VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
-_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|\+00:00)")
+_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 UNPACKED = "dev.coldstart.unpacked-size"
 MEMBERS = "dev.coldstart.members"
@@ -72,7 +72,9 @@ class Provenance:
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", tuple(self.arguments))
         if not _CREATED.fullmatch(self.created):
-            raise InvalidManifestError(f"provenance.created {self.created!r} is not an ISO 8601 time in UTC")
+            raise InvalidManifestError(
+                f"provenance.created {self.created!r} is not a time as 2026-01-02T03:04:05Z"
+            )
         if not _NAME.fullmatch(self.model_name) or len(self.model_name) > 128:
             raise InvalidManifestError(
                 f"provenance.model_name {self.model_name!r} is not a name such as org/model"

@@ -16,7 +16,7 @@ from coldstart.artifacts.bundle_source import LayoutSource, small
 from coldstart.artifacts.errors import BundleError, NoSpaceError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.staging import abandoned
+from coldstart.artifacts.writer import abandoned
 
 _Images = Mapping[str, oci.ImageManifest | BundleError]
 

@@ -18,7 +18,6 @@ from coldstart.artifacts.bundle_source import LayoutSource, is_bundle
 from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.staging import staging
 
 if TYPE_CHECKING:
     # Modules of writers are imported in functions, because readers start servers and must be fast.
@@ -70,9 +69,10 @@ class Store:
         A draft that is not published when the block ends is discarded. Raises ReadOnlyStoreError, NoSpaceError.
         """
         from coldstart.artifacts.draft import Draft
+        from coldstart.artifacts.writer import staging
 
         with staging(self.layout) as place:
-            yield Draft(self.layout, key, place)
+            yield Draft(key, place)
 
     @contextmanager
     def lock(self, key: Key) -> Iterator[None]:
@@ -150,7 +150,7 @@ class Store:
 
     def receive(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
         """Copy a bundle from another store, an archive, a registry or the hub."""
-        from coldstart.artifacts.commit import receive
+        from coldstart.artifacts.writer import receive
 
         return receive(self.layout, source, descriptor)
 

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,14 +54,6 @@ class PruneReport:
     paths: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Reclaimed:
-    """Removed (or, in a dry run, removable) directories and records, and their bytes on disk."""
-
-    paths: tuple[Path, ...]
-    freed: int
-
-
 def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
     """Remove bundles, the sections unpacked from them, unusable runtime snapshots, and files of killed servers.
 
@@ -82,9 +74,16 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
     removed = tuple(entry.digest for entry in pruned.removed)
     remaining = [bundle for bundle in store.list() if bundle.digest not in removed]
-    unpacked = _reclaim_unpacked(cache, remaining, dry_run)
-    frozen = reclaim_images(cache.runtimes, dry_run=dry_run)
-    engines = _reclaim_engines(cache, remaining, dry_run)
+    unpacked = _find_unpacked(cache, remaining)
+    with _leftover_images(cache.runtimes) as partial:
+        frozen = (*partial, *_find_images(cache, remaining))
+        freed = pruned.freed + sum(map(runtime_image.size, (*unpacked, *frozen)))
+        if not dry_run:
+            for path in unpacked:
+                _remove(path)
+                directory_fingerprint.record("unpacked", path).unlink(missing_ok=True)
+            for path in frozen:
+                runtime_image.discard(path)
     if not dry_run:
         scratch.sweep()
         process_snapshot.sweep()
@@ -92,23 +91,18 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         caches.sweep(paths.compiled_dir())
         # Of materializations that were killed.
         locked_directory.sweep(cache.work)
-    freed = pruned.freed + unpacked.freed + frozen.freed + engines.freed
-    snapshots = (*frozen.paths, *engines.paths)
-    every = (*pruned.paths, *unpacked.paths, *snapshots)
-    return PruneReport(removed, pruned.files, unpacked.paths, snapshots, freed, pruned.note, every)
+    every = (*pruned.paths, *unpacked, *frozen)
+    return PruneReport(removed, pruned.files, unpacked, frozen, freed, pruned.note, every)
 
 
-def _reclaim_unpacked(cache: Cache, remaining: Sequence[Bundle], dry_run: bool) -> Reclaimed:
-    """Remove what was unpacked from sections that no remaining bundle has, also where stores share a directory."""
+def _find_unpacked(cache: Cache, remaining: Sequence[Bundle]) -> tuple[Path, ...]:
+    """Return what was unpacked from sections that no remaining bundle has, also where stores share a directory."""
     live = {blob.digest.removeprefix("sha256:") for bundle in remaining for blob in _layers(bundle)}
     roots = [cache.unpacked, paths.compiled_dir()]
     if (paths.state_dir() / "unpacked").is_dir():
         with suppress(UsageError):  # A directory of another user contains nothing of this store.
             roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
-    found = reclaim(roots, live, dry_run=dry_run)
-    for path in () if dry_run else found.paths:
-        directory_fingerprint.record("unpacked", path).unlink(missing_ok=True)
-    return found
+    return find_dead(roots, live)
 
 
 def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:
@@ -118,15 +112,11 @@ def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:
         return ()  # nothing was ever unpacked from what cannot be read
 
 
-def reclaim(roots: Iterable[Path], live: Collection[str], *, dry_run: bool) -> Reclaimed:
-    """Remove entries directly below `roots` whose digest (hexadecimal) is not in `live`, unless a process has mapped them."""
+def find_dead(roots: Iterable[Path], live: Collection[str]) -> tuple[Path, ...]:
+    """Return the entries below `roots` whose digest (hexadecimal) is not in `live`, without those that a process has mapped."""
     dead = [path for root in roots for path, digest in _named(root) if digest not in live]
     mapped = _mapped() if dead else set()
-    chosen = tuple(path for path in dead if not _in_use(path, mapped))
-    freed = sum(runtime_image.size(path) for path in chosen)
-    for path in () if dry_run else chosen:
-        _remove(path)
-    return Reclaimed(chosen, freed)
+    return tuple(path for path in dead if not _in_use(path, mapped))
 
 
 def _named(root: Path) -> Iterator[tuple[Path, str]]:
@@ -156,28 +146,24 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def reclaim_images(root: Path, *, dry_run: bool) -> Reclaimed:
-    """Remove the images that cannot be thawed any more, and what a killed process left of one."""
-    dead = [image for image in runtime_image.listed(root) if image.obstacle is not None]
-    paths, freed = [image.directory for image in dead], sum(image.size for image in dead)
-    for image in () if dry_run else dead:
-        runtime_image.discard(image.directory)
+@contextmanager
+def _leftover_images(root: Path) -> Iterator[list[Path]]:
+    """Yield what a killed process left of an image; none is created in the block."""
     partial = root / runtime_image.PARTIAL
     # While an image is being created, its process has the lock.
-    if partial.is_dir() and (held := files.try_lock(root / runtime_image.LOCK)) is not None:
-        paths, freed = [*paths, partial], freed + runtime_image.size(partial)
-        if not dry_run:
-            shutil.rmtree(partial, ignore_errors=True)
-        os.close(held)
-    return Reclaimed(tuple(paths), freed)
+    held = files.try_lock(root / runtime_image.LOCK) if partial.is_dir() else None
+    try:
+        yield [] if held is None else [partial]
+    finally:
+        if held is not None:
+            os.close(held)
 
 
-def _reclaim_engines(cache: Cache, remaining: Sequence[Bundle], dry_run: bool) -> Reclaimed:
-    """Remove the images of engines that no remaining bundle has."""
+def _find_images(cache: Cache, remaining: Sequence[Bundle]) -> Iterator[Path]:
+    """Yield the images that cannot be thawed any more, and those of engines that no remaining bundle has."""
+    yield from (
+        image.directory for image in runtime_image.listed(cache.runtimes) if image.obstacle is not None
+    )
     kept = {runtime_image.engine_place(cache.runtimes, bundle.digest) for bundle in remaining}
     root = runtime_image.engine_place(cache.runtimes, "")  # the directory of all of them
-    dead = tuple(path for path, _ in _named(root) if path not in kept)
-    freed = sum(map(runtime_image.size, dead))
-    for path in () if dry_run else dead:
-        runtime_image.discard(path)
-    return Reclaimed(dead, freed)
+    yield from (path for path, _ in _named(root) if path not in kept)

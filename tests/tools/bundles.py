@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import zstandard
-from coldstart.artifacts import commit, oci
+from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Signer
 from coldstart.artifacts.key import Key
@@ -87,7 +87,7 @@ def plant(store: Store, config: bytes, change: Callable[[bytes], bytes] = bytes)
         image = change(oci.ImageManifest(oci.BUNDLE_TYPE, described, ()).document())
         descriptor = draft.staging.put(image, oci.MANIFEST_TYPE)
         identity = {oci.NAME: NAME, oci.KEY: key().digest}
-        return commit.publish(store.layout, draft.staging, descriptor, identity, ())
+        return draft.staging.publish(descriptor, identity, ())
 
 
 def config(**changes: object) -> dict[str, object]:

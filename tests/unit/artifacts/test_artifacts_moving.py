@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import tarfile
+from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import hub, sign
+from coldstart.artifacts import hub, oci, sign
 from coldstart.artifacts.archive import export_archive, import_archive
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import (
     DigestMismatchError,
     InvalidReferenceError,
@@ -98,6 +100,20 @@ def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path) -> None:
     for address in ("me/bundles:..", "me/bundles:../x", "me/bundles:*", "me/bundles:a/b"):
         with pytest.raises(InvalidReferenceError):
             hub.pull(store, address, api)
+
+
+def test_a_blob_that_is_pruned_during_a_pull_is_an_error(store: Store, tmp_path: Path) -> None:
+    class Pruning(LayoutSource):
+        def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+            other.prune(keep=None, drop=other.list())
+            return super().signatures(subject)
+
+    bundle, other = publish(store, tmp_path, run=1), Store(tmp_path / "other")
+    publish(other, tmp_path, run=2)  # whose section `compile` is not fetched again
+    with pytest.raises(MissingBlobError, match="pruned meanwhile"):
+        other.receive(Pruning(store.layout), bundle.descriptor)
+    assert other.list() == []
+    assert other.receive(LayoutSource(store.layout), bundle.descriptor) == bundle and check(bundle) == []
 
 
 def test_prune_keeps_the_newest_and_what_it_needs(store: Store, tmp_path: Path) -> None:
