@@ -164,7 +164,7 @@ class Bundle:
             raise SectionUnsupportedError(
                 f"section {name} is a tree", hint="unpack it: coldstart inspect REF --tree"
             )
-        data = self._read(entry.layer, LIMITS.json_section)
+        data = self._read(entry, LIMITS.json_section)
         return canonical.loads(data, cap=LIMITS.json_section, what=f"section {name}")
 
     def extract(self, name: str, dest: Path, *, trust: Trust | None = None) -> int:

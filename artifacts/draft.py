@@ -103,14 +103,7 @@ class Draft:
     def _enter(
         self, declared: SectionType, file: HashingFile, annotations: Mapping[str, str]
     ) -> SectionEntry:
-        entry = SectionEntry(
-            declared.name,
-            declared.version,
-            file.digest,
-            file.size,
-            declared.media_type,
-            dict(annotations),
-        )
+        entry = SectionEntry(declared.media_type, file.digest, file.size, dict(annotations))
         self.sections[declared.name] = entry
         return entry
 

@@ -46,7 +46,10 @@ def describe_bundle(bundle: Bundle) -> dict[str, object]:
         "size": bundle.size,
         "format_version": manifest.format_version,
         "key": {"digest": manifest.key.digest, "fields": dict(manifest.key.fields)},
-        "sections": [section.document() for section in manifest.sections],
+        "sections": [
+            {"type": section.type, "version": section.version, **section.document()}
+            for section in manifest.sections
+        ],
         "provenance": manifest.provenance.document(),
         "trust": {"ok": judged.ok, "signer": judged.signer, "reason": judged.reason},
     }

@@ -75,7 +75,7 @@ def forge(
         with draft.staging.file() as file:
             file.write(blob)
         kind = media_type or SECTION_TYPES[section].media_type
-        entry = SectionEntry(section, 1, file.digest, file.size, kind, annotations or {})
+        entry = SectionEntry(kind, file.digest, file.size, dict(annotations or {}))
         draft.sections[section] = entry
         return draft.publish(provenance())
 

@@ -41,8 +41,6 @@ BROKEN = {
     "tool": config(**_provenance(tool={"a": 1})),
     "name": config(**_provenance(model_name="../x")),
     "note": config(**_provenance(host_note=7)),
-    "sections": config(sections={}),
-    "section": config(sections=[{"type": "kv"}]),
 }
 
 
