@@ -43,7 +43,7 @@ def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = Fal
         )
     with named_os_errors(f"writing {path.name}"), files.replacing(path, mode=0o666) as file:
         archive = trees.open_writer(file)
-        entries, content = contents(bundles)
+        entries, content = _contents(bundles)
         for name, data in ((oci.LAYOUT_FILE, oci.LAYOUT), (oci.INDEX_FILE, oci.index_document(entries))):
             archive.addfile(trees.describe(name, len(data)), io.BytesIO(data))
         for blob, bundle in content.values():
@@ -151,7 +151,7 @@ def _explain_damage(path: Path, *, is_archive: bool) -> str:
     return again if is_archive else f"use a file that coldstart export wrote; if it is one, {again}"
 
 
-def contents(
+def _contents(
     bundles: Sequence[Bundle],
 ) -> tuple[list[oci.Descriptor], dict[str, tuple[oci.Descriptor, Bundle]]]:
     """Return index entries and blobs (manifests first) of `bundles` and of their signatures."""

@@ -8,23 +8,18 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from coldstart.artifacts import oci
-from coldstart.artifacts.archive import contents, pull_directory
-from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.archive import pull_directory
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import (
     InvalidReferenceError,
     MissingBlobError,
     RemoteDeniedError,
     RemoteFailedError,
-    named_os_errors,
 )
-from coldstart.artifacts.files import write_atomic
-
-if TYPE_CHECKING:
-    from coldstart.artifacts.store import Store
+from coldstart.artifacts.store import Store
 
 _REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?")
 _DENIED = frozenset({401, 403})
@@ -37,11 +32,12 @@ def push(bundle: Bundle, reference: str, hub: Any = None) -> str:
     """
     repo, tag = _parse(reference)
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
-        _lay_out(bundle, Path(scratch))
+        Store(Path(scratch)).receive(LayoutSource(bundle.layout), bundle.descriptor)
         try:
             api = hub or _hub()
             api.create_repo(repo, exist_ok=True)
-            api.upload_folder(repo_id=repo, folder_path=scratch, path_in_repo=tag)
+            private = ".coldstart/**"
+            api.upload_folder(repo_id=repo, folder_path=scratch, path_in_repo=tag, ignore_patterns=private)
         except Exception as error:
             raise _named(error, repo) from error
     return f"{repo}:{tag}"
@@ -62,17 +58,6 @@ def pull(store: Store, reference: str, hub: Any = None) -> Bundle:
         if not (Path(scratch) / tag).is_dir():
             raise MissingBlobError(f"{repo} has no bundle {tag}", hint=f"list the files of {repo} on the hub")
         return pull_directory(store, Path(scratch) / tag)
-
-
-def _lay_out(bundle: Bundle, directory: Path) -> None:
-    entries, content = contents([bundle])
-    (directory / "blobs" / "sha256").mkdir(parents=True)
-    with named_os_errors("preparing the upload"):
-        for blob, owner in content.values():
-            stored = blob_path(owner.layout.root.absolute(), blob.digest)
-            blob_path(directory, blob.digest).symlink_to(stored)
-        write_atomic(directory / oci.INDEX_FILE, oci.index_document(entries))
-        write_atomic(directory / oci.LAYOUT_FILE, oci.LAYOUT)
 
 
 def _parse(reference: str) -> tuple[str, str]:

@@ -68,7 +68,6 @@ class Provenance:
     arguments: Annotated[Sequence[oci.Text], msgspec.Meta(max_length=1024)]
     seconds: dict[str, float]
     model_name: oci.Text
-    host_note: oci.Text | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", tuple(self.arguments))

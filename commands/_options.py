@@ -154,7 +154,7 @@ class Common:
 
     def require_network(self, address: str) -> None:
         """Raise AuthRequiredError (exit code 4) if ``address`` is on the network and --offline is set."""
-        if self.offline and "://" in address and not address.startswith("dir://"):
+        if self.offline and "://" in address:
             raise AuthRequiredError(
                 f"{redact_url(address)} is on the network, and --offline is set",
                 hint="remove --offline",

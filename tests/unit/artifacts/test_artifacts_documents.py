@@ -40,7 +40,6 @@ BROKEN = {
     "seconds": config(**_provenance(seconds={"a": "1"})),
     "tool": config(**_provenance(tool={"a": 1})),
     "name": config(**_provenance(model_name="../x")),
-    "note": config(**_provenance(host_note=7)),
 }
 
 
