@@ -15,9 +15,6 @@ from coldstart.commands._output import human_bytes, one_line, table
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 
-# Longest name of a kernel.
-NAME = 48
-
 
 @dataclass(frozen=True)
 class BundleView:
@@ -183,37 +180,18 @@ def _graphs_text(summary: Mapping[str, Any]) -> str:
     """Return the text of `inspect` for a graphs section."""
     if "error" in summary:
         return f"CUDA graphs: cannot be read: {summary['error']}"
-    blocks = [_facts(summary), _kernels(summary["kernels"])]
-    if summary["refused"]:
-        blocks.append(table(("captured at every start", "reason"), sorted(summary["refused"].items())))
-    return "\n\n".join(blocks)
-
-
-def _facts(summary: Mapping[str, Any]) -> str:
-    proof = summary["proof"]
-    eager = "with eager outputs too" if proof and proof["eager"] else "captured and restored outputs alone"
+    proof, refused = summary["proof"], summary["refused"]
     rows = [
-        ("graphs", f"{summary['graphs']}; {len(summary['refused'])} more are captured at every start"),
+        ("graphs", f"{summary['graphs']}; {len(refused)} more are captured at every start"),
         ("nodes", f"{summary['nodes']}: {_counts(summary['nodes_by_kind'])}"),
         ("edges", f"{summary['edges']}, {summary['edges_with_data']} with data"),
         ("relocations", f"{summary['relocations']}: {_counts(summary['relocations_by_region'])}"),
-        ("tensor maps", f"{summary['relocations_of_tensor_maps']} of the relocations"),
-        ("unstable", f"{summary['unstable_bytes']} parameter bytes that no kernel reads"),
-        ("contents", human_bytes(summary["contents_bytes"])),
-        (
-            "bytes",
-            f"{human_bytes(summary['bytes_on_disk'])} unpacked, {summary['bytes_per_node']} a node in tables",
-        ),
-        (
-            "proof",
-            f"{proof['graphs']} graphs, {len(proof['seeds'])} inputs each, {eager}" if proof else "none",
-        ),
+        ("bytes", f"{human_bytes(summary['bytes_on_disk'])} unpacked"),
+        ("proof", f"{proof['graphs']} graphs, {len(proof['seeds'])} inputs each" if proof else "none"),
     ]
-    return "CUDA graphs\n" + "\n".join(f"{name:<11} {value}" for name, value in rows)
-
-
-def _kernels(kernels: list[Mapping[str, Any]]) -> str:
-    return table(("kernel", "nodes"), [(k["name"][:NAME], k["uses"]) for k in kernels])
+    facts = "CUDA graphs\n" + "\n".join(f"{name:<11} {value}" for name, value in rows)
+    reasons = [table(("captured at every start", "reason"), sorted(refused.items()))] if refused else []
+    return "\n\n".join([facts, *reasons])
 
 
 def _counts(counts: Mapping[str, int]) -> str:
