@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -97,7 +98,7 @@ def _seal(directory: Path) -> None:
     for path in directory.iterdir():
         path.chmod(0o600)
         with path.open("rb") as file:
-            files.sync_file(file)
+            os.fsync(file.fileno())
     files.sync_directory(directory)
 
 
