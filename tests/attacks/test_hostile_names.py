@@ -22,6 +22,7 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.verify import check
 from tools.bundles import forge, key, member, plain_tar, tar_zst, write_tree
 
 COUNT = 20_000
