@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     # Modules of writers are imported in functions, because readers start servers and must be fast.
     from coldstart.artifacts.bundle_source import BundleSource
     from coldstart.artifacts.draft import Draft
-    from coldstart.artifacts.prune import Pruned
+    from coldstart.artifacts.prune import PruneReport
 Bundles = list[Bundle]
 Mismatches = list[Mismatch]
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
@@ -86,7 +86,8 @@ class Store:
 
     def list(self) -> Bundles:
         """Return every bundle in order of publication, without opening a manifest that the index describes."""
-        return self._bundles(self.layout.entries())
+        source = LayoutSource(self.layout)
+        return [Bundle(self.layout, entry) for entry in self.layout.entries() if is_bundle(source, entry)]
 
     def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
         """Return the newest version for `key` that `trust` accepts (None: every signer) and this release can read.
@@ -135,28 +136,20 @@ class Store:
         drop: Sequence[Bundle] = (),
         dry_run: bool = False,
         trust: Trust | None = None,
-    ) -> Pruned:
+    ) -> PruneReport:
         """Retain the best `keep` versions of each key (None: all) except `drop`; remove files that nothing refers to.
 
         A bundle that `trust` accepts is better than any that it does not. Raises ReadOnlyStoreError.
         """
         from coldstart.artifacts import prune
 
-        def doomed(entries: Sequence[oci.Descriptor]) -> set[str]:
-            old = set() if keep is None else selection.superseded(self._bundles(entries), keep, trust)
-            return old | {bundle.digest for bundle in drop}
-
-        return prune.prune(self.layout, doomed, dry_run=dry_run)
+        return prune.prune(self.layout, keep, drop, trust, dry_run=dry_run)
 
     def receive(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
         """Copy a bundle from another store, an archive, a registry or the hub."""
         from coldstart.artifacts.writer import receive
 
         return receive(self.layout, source, descriptor)
-
-    def _bundles(self, entries: Sequence[oci.Descriptor]) -> Bundles:
-        source = LayoutSource(self.layout)
-        return [Bundle(self.layout, entry) for entry in entries if is_bundle(source, entry)]
 
     def _matching(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
         if "@" in ref:

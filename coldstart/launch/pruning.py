@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.oci import Descriptor
+from coldstart.artifacts.prune import PruneReport, remove
 from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError
 from coldstart.launch import caches, process_snapshot
@@ -29,29 +29,6 @@ from coldstart.system.trust import directory_fingerprint
 
 # Leftovers of a dead writer start with the digest too: .DIGEST.PID.old, .DIGEST.UUID.partial.
 _NAME = re.compile(r"\.?(?P<digest>[0-9a-f]{64})(\..*)?")
-
-
-@dataclass(frozen=True)
-class PruneReport:
-    """Removed files and bundles, or those that would be removed with `dry_run`.
-
-    Attributes:
-        removed: Digests of the bundles.
-        files: Number of files in the store.
-        unpacked: Directories of unpacked sections.
-        frozen: Directories of snapshots.
-        freed_bytes: Size of all of it on disk.
-        paths: All files and directories.
-        note: Why blobs were retained, None if none was.
-    """
-
-    removed: tuple[str, ...]
-    files: int
-    unpacked: tuple[Path, ...]
-    frozen: tuple[Path, ...]
-    freed_bytes: int
-    note: str | None = None
-    paths: tuple[Path, ...] = ()
 
 
 def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
@@ -72,15 +49,14 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     # A name of several keys does not say which of them to remove.
     drop = [store.get(ref, one_key=True) for ref in refs]
     pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
-    removed = tuple(entry.digest for entry in pruned.removed)
-    remaining = [bundle for bundle in store.list() if bundle.digest not in removed]
+    remaining = [bundle for bundle in store.list() if bundle.digest not in pruned.removed]
     unpacked = _find_unpacked(cache, remaining)
     with _leftover_images(cache.runtimes) as partial:
         frozen = (*partial, *_find_images(cache, remaining))
-        freed = pruned.freed + sum(map(runtime_image.size, (*unpacked, *frozen)))
+        freed = pruned.freed_bytes + sum(map(runtime_image.size, (*unpacked, *frozen)))
         if not dry_run:
+            remove(unpacked)
             for path in unpacked:
-                _remove(path)
                 directory_fingerprint.record("unpacked", path).unlink(missing_ok=True)
             for path in frozen:
                 runtime_image.discard(path)
@@ -92,7 +68,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         # Of materializations that were killed.
         locked_directory.sweep(cache.work)
     every = (*pruned.paths, *unpacked, *frozen)
-    return PruneReport(removed, pruned.files, unpacked, frozen, freed, pruned.note, every)
+    return replace(pruned, unpacked=unpacked, frozen=frozen, freed_bytes=freed, paths=every)
 
 
 def _find_unpacked(cache: Cache, remaining: Sequence[Bundle]) -> tuple[Path, ...]:
@@ -137,13 +113,6 @@ def _mapped() -> set[str]:
 def _in_use(path: Path, mapped: Collection[str]) -> bool:
     prefix = str(path.resolve()).lstrip("/") + "/"
     return any(name.startswith(prefix) for name in mapped)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 @contextmanager
