@@ -5,7 +5,6 @@ Sections are written to staging. publish() makes all of them visible with one re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
@@ -16,9 +15,7 @@ from coldstart.artifacts.errors import SectionTableError, SectionUnsupportedErro
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import (
-    MEMBERS,
     SECTION_TYPES,
-    UNPACKED,
     Encoding,
     Manifest,
     Provenance,
@@ -43,9 +40,7 @@ class Draft:
     staging: Staging
     sections: dict[str, SectionEntry] = field(default_factory=dict)
 
-    def add_json(
-        self, name: str, value: object, annotations: Mapping[str, str] | None = None
-    ) -> SectionEntry:
+    def add_json(self, name: str, value: object) -> SectionEntry:
         """Add a JSON section.
 
         Raises SectionTableError, SectionUnsupportedError, InvalidJsonError, TooLargeError or NoSpaceError.
@@ -56,20 +51,17 @@ class Draft:
             raise TooLargeError(f"section {name} is {len(data)} bytes, the cap is {LIMITS.json_section}")
         with self.staging.file() as file:
             file.write(data)
-        return self._enter(declared, file, annotations or {})
+        return self._enter(declared, file)
 
-    def add_tree(
-        self, name: str, directory: Path, annotations: Mapping[str, str] | None = None
-    ) -> SectionEntry:
+    def add_tree(self, name: str, directory: Path) -> SectionEntry:
         """Add a directory as one tar.zst.
 
         Raises SectionTableError, SectionUnsupportedError, NoSpaceError and the errors of trees.pack.
         """
         declared = self._declared(name, "tar.zst")
         with self.staging.file() as file:
-            packed = trees.pack(directory, cast("BinaryIO", file))
-        counted = {UNPACKED: str(packed.unpacked), MEMBERS: str(packed.members)}
-        return self._enter(declared, file, dict(annotations or {}) | counted)
+            trees.pack(directory, cast("BinaryIO", file))
+        return self._enter(declared, file)
 
     def keep(self, bundle: Bundle, name: str) -> SectionEntry:
         """Copy a section of an earlier bundle unchanged.
@@ -100,10 +92,8 @@ class Draft:
         identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
         return self.staging.publish(descriptor, identity, signatures)
 
-    def _enter(
-        self, declared: SectionType, file: HashingFile, annotations: Mapping[str, str]
-    ) -> SectionEntry:
-        entry = SectionEntry(declared.media_type, file.digest, file.size, dict(annotations))
+    def _enter(self, declared: SectionType, file: HashingFile) -> SectionEntry:
+        entry = SectionEntry(declared.media_type, file.digest, file.size)
         self.sections[declared.name] = entry
         return entry
 

@@ -22,8 +22,6 @@ FORMAT_VERSION = "1.0"
 _VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
-UNPACKED = "dev.coldstart.unpacked-size"
-MEMBERS = "dev.coldstart.members"
 
 
 Encoding = Literal["json", "tar.zst"]

@@ -32,7 +32,7 @@ from coldstart.artifacts.errors import (
     named_os_errors,
 )
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import MEMBERS, UNPACKED, SectionEntry
+from coldstart.artifacts.manifest import SectionEntry
 
 END = b"\0" * (2 * tarfile.BLOCKSIZE)
 _LEVEL, _WINDOW = 10, 1 << 27
@@ -43,13 +43,6 @@ class Readable(Protocol):
     """Object with a binary read."""
 
     def read(self, size: int = -1, /) -> bytes: ...
-
-
-class Packed(NamedTuple):
-    """Result of packing: number of members, and bytes of the tar stream before compression."""
-
-    members: int
-    unpacked: int
 
 
 class Member(NamedTuple):
@@ -77,22 +70,20 @@ def open_writer(sink: object) -> tarfile.TarFile:
     )
 
 
-def pack(directory: Path, sink: BinaryIO) -> Packed:
+def pack(directory: Path, sink: BinaryIO) -> None:
     """Write `directory` to `sink`.
 
     Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, InvalidTreeError (a file changed).
     """
     if not directory.is_dir():
         raise InvalidTreeError(f"{directory.name} is not a directory", hint="specify an existing directory")
-    compressor, members = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False), 0
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False)
     with compressor.stream_writer(sink, closefd=False) as writer:
         archive = open_writer(writer)
         for name in sorted(_names(directory, "")):
-            members += 1
             _add(archive, directory / name, name)
             archive.members.clear()  # type: ignore[attr-defined]  # Each header would remain in memory.
         writer.write(END)
-    return Packed(members, archive.offset + len(END))
 
 
 def _names(directory: Path, above: str) -> Iterator[str]:
@@ -130,12 +121,12 @@ class _Bounded:
     """Stream for `tarfile`, which reads a header of any declared size at once: read forward, up to `budget` bytes."""
 
     def __init__(self, source: Readable, budget: int) -> None:
-        self._source, self._left, self._at = source, budget, 0
+        self._source, self._left, self._at, self.block = source, budget, 0, b""
 
     def read(self, size: int) -> bytes:
         if size > LIMITS.pax_header:
             raise ArchiveBombError(f"a tar header of more than {LIMITS.pax_header} bytes")
-        data = self._source.read(min(size, self._left + 1))
+        self.block = data = self._source.read(min(size, self._left + 1))
         self._left -= len(data)
         self._at += len(data)
         if self._left < 0:
@@ -185,21 +176,16 @@ def extract(reader: VerifiedReader, entry: SectionEntry, dest: Path) -> int:
 
 
 def _read(reader: VerifiedReader, entry: SectionEntry, target: Path | None) -> list[Member]:
-    allowed = min(LIMITS.tree, max(LIMITS.ratio_floor, LIMITS.tree_ratio * entry.size))
-    unpacked, declared = (entry.annotations.get(name, "") for name in (UNPACKED, MEMBERS))
-    budget = min(allowed, int(unpacked)) if _is_count(unpacked) else allowed
+    budget = min(LIMITS.tree, max(LIMITS.ratio_floor, LIMITS.tree_ratio * entry.size))
     decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
     stream = decompressor.stream_reader(cast("IO[bytes]", reader), read_across_frames=True, closefd=False)
     try:
-        members = read_tar(stream, budget, target)
+        return read_tar(stream, budget, target)
     except zstandard.ZstdError as error:
         raise InvalidTreeError(f"malformed zstd stream: {error}") from error
     finally:
         # Damage shows first as a malformed stream; the digest distinguishes damage from malice.
         reader.drain()
-    if _is_count(declared) and int(declared) != len(members):
-        raise InvalidTreeError(f"section {entry.type} has {len(members)} members and declares {declared}")
-    return members
 
 
 def read_tar(source: Readable, budget: int, target: Path | None = None) -> list[Member]:
@@ -244,6 +230,8 @@ def _members(stream: _Bounded) -> Iterator[TarInfo]:
         raise
     except BROKEN as error:
         raise InvalidTreeError(f"malformed tar stream: {error}") from error
+    if not stream.block or stream.block.strip(b"\0"):  # `next` ends silently at a damaged header.
+        raise InvalidTreeError("the tar stream is damaged or cut short")
 
 
 def _check(info: TarInfo) -> None:
@@ -264,7 +252,3 @@ def _check_name(name: str) -> None:
         raise UnsafePathError(f"{name[:200]!r} has more than {LIMITS.path_depth} components, or is too long")
     if not {"", ".", ".."}.isdisjoint(parts) or not name.isprintable():
         raise UnsafePathError(f"{name[:200]!r} is not a plain relative path")
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 18

@@ -67,7 +67,6 @@ def forge(
     store: Store,
     blob: bytes,
     section: str = "compile",
-    annotations: Mapping[str, str] | None = None,
     media_type: str | None = None,
 ) -> Bundle:
     """Create a bundle whose only section is `blob`, with correct digests."""
@@ -75,7 +74,7 @@ def forge(
         with draft.staging.file() as file:
             file.write(blob)
         kind = media_type or SECTION_TYPES[section].media_type
-        entry = SectionEntry(kind, file.digest, file.size, dict(annotations or {}))
+        entry = SectionEntry(kind, file.digest, file.size)
         draft.sections[section] = entry
         return draft.publish(provenance())
 
