@@ -16,7 +16,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, list_signatures, payloads
 from coldstart.artifacts.errors import InvalidReferenceError, MissingBlobError, RemoteFailedError
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.net.http_client import Answer, Bounds, redirected
+from coldstart.artifacts.net.http_client import Answer, redirected
 from coldstart.artifacts.registry_auth import RegistrySession
 from coldstart.artifacts.trees import Readable
 
@@ -40,7 +40,7 @@ class Repository:
 
     def url(self, kind: str, what: str) -> str:
         """Return an address below this repository."""
-        return f"{self.session.base(self.host)}/v2/{self.name}/{kind}/{what}"
+        return f"{self.session.base}/v2/{self.name}/{kind}/{what}"
 
     def open(self, blob: oci.Descriptor) -> BinaryIO:
         """Stream a manifest or blob. Raises MissingBlobError, RemoteDeniedError or RemoteFailedError."""
@@ -137,7 +137,7 @@ class Repository:
             return oci.parse_index(answer.read_up_to(LIMITS.index + 1))
 
 
-def repository(reference: str, bounds: Bounds | None = None) -> Repository:
+def repository(reference: str) -> Repository:
     """Parse HOST[:PORT]/NAME[:TAG|@DIGEST]. Raises InvalidReferenceError."""
     matched = _REFERENCE.fullmatch(reference)
     if not matched:
@@ -145,7 +145,7 @@ def repository(reference: str, bounds: Bounds | None = None) -> Repository:
         raise InvalidReferenceError(f"{reference!r} is not a registry reference", hint=hint)
     chosen = matched["tag"] or matched["digest"]
     host, name = matched["host"], matched["name"]
-    return Repository(host, name, chosen, RegistrySession(host, name, bounds))
+    return Repository(host, name, chosen, RegistrySession(host, name))
 
 
 def _fallback(digest: str) -> str:
