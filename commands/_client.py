@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import urljoin
-from urllib.request import getproxies, proxy_bypass
 
-from coldstart.artifacts.net.http_client import Answer, Bounds, HttpClient
+from coldstart.artifacts.net.http_client import Answer, Bounds, HttpClient, find_proxy
 from coldstart.artifacts.net.origin import Origin, parse_origin, redact_url
 from coldstart.commands._output import Output, human_bytes
 
@@ -128,8 +127,7 @@ def _check_key(origin: Origin, key: Mapping[str, str], out: Output) -> None:
         raise UsageError("the key contains a character that is not printable ASCII")
     if origin.may_hear_secrets:
         return
-    proxies = getproxies()
-    if (proxies.get("http") or proxies.get("all")) and not proxy_bypass(origin.host):
+    if find_proxy(origin) is not None:
         raise UsageError(
             f"the key would go to {origin} in clear text through a proxy",
             hint=f"NO_PROXY={origin.host}, or an https:// address",

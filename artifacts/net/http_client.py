@@ -266,7 +266,7 @@ class HttpClient:
 
     def _manager(self, url: str) -> urllib3.PoolManager:
         origin = parse_origin(url)
-        way = (origin.scheme, _proxy(origin))
+        way = (origin.scheme, find_proxy(origin))
         if way not in self._managers:
             self._managers[way] = _manager(*way, self._bounds)
         return self._managers[way]
@@ -310,7 +310,8 @@ def _own(secret: Secret | None, url: str) -> Mapping[str, str]:
     return secret.headers
 
 
-def _proxy(origin: Origin) -> str | None:
+def find_proxy(origin: Origin) -> str | None:
+    """Return the address of the proxy that the environment names for `origin`; none is used for this machine."""
     if origin.is_loopback or proxy_bypass(origin.host):
         return None
     proxies = getproxies()
