@@ -16,7 +16,6 @@ from coldstart.artifacts.errors import (
     BundleError,
     DigestMismatchError,
     MissingBlobError,
-    TooLargeError,
     UnreadableError,
     UnsafeLinkError,
 )
@@ -90,14 +89,6 @@ class VerifiedReader(io.RawIOBase):
 def open_verified(root: Path, digest: str, size: int) -> VerifiedReader:
     """Open a blob as a stream whose end raises DigestMismatchError. Raises MissingBlobError, UnsafeLinkError."""
     return VerifiedReader(open_unverified(root, digest), digest, size)
-
-
-def read(root: Path, digest: str, size: int, *, cap: int) -> bytes:
-    """Return a verified blob. Raises TooLargeError above `cap`, MissingBlobError, UnsafeLinkError, DigestMismatchError."""
-    if size > cap:
-        raise TooLargeError(f"blob {digest} is {size} bytes, the cap is {cap}")
-    with open_verified(root, digest, size) as reader:
-        return reader.readall() or b""
 
 
 def fault(root: Path, digest: str, size: int) -> BundleError | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coldstart.artifacts import blobs, canonical, manifest, oci
+from coldstart.artifacts.bundle_source import LayoutSource, small
 from coldstart.artifacts.errors import (
     BundleError,
     IndexMismatchError,
@@ -86,7 +87,10 @@ class Bundle:
 
     def image_bytes(self) -> bytes:
         """Read and verify the stored bytes of the image manifest."""
-        return blobs.read(self.layout.root, self.digest, self.descriptor.size, cap=LIMITS.manifest)
+        return self._read(self.descriptor, LIMITS.manifest)
+
+    def _read(self, blob: oci.Descriptor, cap: int) -> bytes:
+        return small(LayoutSource(self.layout), blob, cap)
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -94,9 +98,7 @@ class Bundle:
 
         Raises the errors of `image`, IndexMismatchError, SectionTableError and FormatTooNewError.
         """
-        config = self.image.config
-        data = blobs.read(self.layout.root, config.digest, config.size, cap=LIMITS.config)
-        parsed = manifest.parse(data, self.image)
+        parsed = manifest.parse(self._read(self.image.config, LIMITS.config), self.image)
         says = self.descriptor.annotations
         named = (says.get(oci.NAME, parsed.provenance.model_name), says.get(oci.KEY, parsed.key.digest))
         if named != (parsed.provenance.model_name, parsed.key.digest):
@@ -162,7 +164,7 @@ class Bundle:
             raise SectionUnsupportedError(
                 f"section {name} is a tree", hint="unpack it: coldstart inspect REF --tree"
             )
-        data = blobs.read(self.layout.root, entry.digest, entry.size, cap=LIMITS.json_section)
+        data = self._read(entry, LIMITS.json_section)
         return canonical.loads(data, cap=LIMITS.json_section, what=f"section {name}")
 
     def extract(self, name: str, dest: Path, *, trust: Trust | None = None) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO, Protocol
 
-from coldstart.artifacts import blobs, canonical, files, oci
-from coldstart.artifacts.errors import BundleError, DigestMismatchError, TooLargeError
+from coldstart.artifacts import blobs, oci
+from coldstart.artifacts.errors import BundleError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
 
@@ -44,61 +45,51 @@ class LayoutSource:
         return payloads(self, self.layout.entries(), subject)
 
 
-def read_signatures(
-    source: BundleSource, entries: Sequence[oci.Descriptor], tries: int = _MAX_LISTED
-) -> Iterator[tuple[oci.Descriptor, oci.ImageManifest, str]]:
-    """Yield the readable signature manifests among the first `tries` of `entries`, each with the digest of what it signs."""
-    for entry in [one for one in entries if one.artifact_type in (None, oci.SIGNATURE_TYPE)][:tries]:
-        try:
-            image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
-        except BundleError:
-            continue  # A signature that cannot be read proves nothing.
-        if image.artifact_type == oci.SIGNATURE_TYPE and len(image.layers) == 1 and image.subject is not None:
-            yield entry, image, image.subject.digest
+def is_bundle(source: BundleSource, entry: oci.Descriptor) -> bool:
+    """Return whether an index entry is a bundle. Some clients copy a manifest and leave its artifact type out of the index."""
+    if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
+        return entry.artifact_type == oci.BUNDLE_TYPE
+    try:
+        return oci.parse_manifest(small(source, entry, LIMITS.manifest)).artifact_type == oci.BUNDLE_TYPE
+    except BundleError:
+        return False  # A manifest that cannot be read is not known to be a bundle.
 
 
 def list_signatures(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
-    """Return each readable signature manifest about `subject` among the first `tries` signatures of `entries`."""
-    found = read_signatures(source, entries, tries)
-    about = ((entry, image) for entry, image, signed in found if signed == subject.digest)
-    return list(islice(about, MAX_SIGNATURES))
+    """Return the readable signature manifests about `subject` among `entries`, of which up to `tries` are read.
 
-
-def group_signatures(layout: OciLayout) -> dict[str, list[oci.Descriptor]]:
-    """Return the entries of the readable signatures by the digest of what they sign, each read once."""
-    found = dict[str, list[oci.Descriptor]]()
-    for entry, _, signed in read_signatures(LayoutSource(layout), layout.entries()):
-        found.setdefault(signed, []).append(entry)
-    return found
+    An entry that another tool wrote does not name its subject.
+    """
+    found = list[tuple[oci.Descriptor, oci.ImageManifest]]()
+    signatures = (one for one in entries if one.artifact_type in (None, oci.SIGNATURE_TYPE))
+    about = (one for one in signatures if one.annotations.get(oci.SUBJECT, subject.digest) == subject.digest)
+    for entry in islice(about, tries):
+        try:
+            image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
+        except BundleError:
+            continue  # A signature that cannot be read proves nothing.
+        signed = image.subject.digest if image.subject else None
+        if (image.artifact_type, len(image.layers), signed) == (oci.SIGNATURE_TYPE, 1, subject.digest):
+            found.append((entry, image))
+    return found[:MAX_SIGNATURES]
 
 
 def payloads(
     source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
 ) -> list[bytes]:
     """Return the documents of `list_signatures` that can be read."""
-    documents = (
-        _payload(source, image.layers[0]) for _, image in list_signatures(source, entries, subject, tries)
-    )
-    return [payload for payload in documents if payload is not None]
+    documents = list[bytes]()
+    for _, image in list_signatures(source, entries, subject, tries):
+        with suppress(BundleError):  # It proves nothing either.
+            documents.append(small(source, image.layers[0], LIMITS.signature))
+    return documents
 
 
 def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
     """Read and verify a small blob. Raises TooLargeError, DigestMismatchError, MissingBlobError."""
     if blob.size > cap:
         raise TooLargeError(f"blob {blob.digest} is {blob.size} bytes, over the limit of {cap}")
-    with source.open(blob) as file:
-        data = files.read_full(file, blob.size + 1)
-    if len(data) != blob.size or canonical.digest(data) != blob.digest:
-        raise DigestMismatchError(
-            f"blob {blob.digest} of {blob.size} bytes hashes to {canonical.digest(data)}"
-        )
-    return data
-
-
-def _payload(source: BundleSource, layer: oci.Descriptor) -> bytes | None:
-    try:
-        return small(source, layer, LIMITS.signature)
-    except BundleError:
-        return None  # It proves nothing either.
+    with blobs.VerifiedReader(source.open(blob), blob.digest, blob.size) as reader:
+        return reader.readall() or b""

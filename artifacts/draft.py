@@ -5,20 +5,17 @@ Sections are written to staging. publish() makes all of them visible with one re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from coldstart.artifacts import canonical, commit, oci, trees
+from coldstart.artifacts import canonical, oci, trees
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import SectionTableError, SectionUnsupportedError, TooLargeError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.manifest import (
-    MEMBERS,
     SECTION_TYPES,
-    UNPACKED,
     Encoding,
     Manifest,
     Provenance,
@@ -26,8 +23,7 @@ from coldstart.artifacts.manifest import (
     SectionType,
     parse,
 )
-from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.staging import HashingFile, Staging
+from coldstart.artifacts.writer import HashingFile, Staging
 
 
 class Signer(Protocol):
@@ -40,14 +36,11 @@ class Signer(Protocol):
 class Draft:
     """Bundle that Store.begin opens. If the `with` block ends without publish(), all files are removed."""
 
-    layout: OciLayout
     key: Key
     staging: Staging
     sections: dict[str, SectionEntry] = field(default_factory=dict)
 
-    def add_json(
-        self, name: str, value: object, annotations: Mapping[str, str] | None = None
-    ) -> SectionEntry:
+    def add_json(self, name: str, value: object) -> SectionEntry:
         """Add a JSON section.
 
         Raises SectionTableError, SectionUnsupportedError, InvalidJsonError, TooLargeError or NoSpaceError.
@@ -58,33 +51,17 @@ class Draft:
             raise TooLargeError(f"section {name} is {len(data)} bytes, the cap is {LIMITS.json_section}")
         with self.staging.file() as file:
             file.write(data)
-        return self._enter(declared, file, annotations or {})
+        return self._enter(declared, file)
 
-    def add_tree(
-        self,
-        name: str,
-        directory: Path,
-        annotations: Mapping[str, str] | None = None,
-        *,
-        level: int = 10,
-        threads: int = 0,
-        follow_symlinks: bool = False,
-    ) -> SectionEntry:
-        """Add a directory as one tar.zst. For gigabytes use level 1 to 3 and threads=-1 (all cores).
+    def add_tree(self, name: str, directory: Path) -> SectionEntry:
+        """Add a directory as one tar.zst.
 
         Raises SectionTableError, SectionUnsupportedError, NoSpaceError and the errors of trees.pack.
         """
         declared = self._declared(name, "tar.zst")
         with self.staging.file() as file:
-            packed = trees.pack(
-                directory,
-                cast("BinaryIO", file),
-                level=level,
-                threads=threads,
-                follow_symlinks=follow_symlinks,
-            )
-        counted = {UNPACKED: str(packed.unpacked), MEMBERS: str(packed.members)}
-        return self._enter(declared, file, dict(annotations or {}) | counted)
+            trees.pack(directory, cast("BinaryIO", file))
+        return self._enter(declared, file)
 
     def keep(self, bundle: Bundle, name: str) -> SectionEntry:
         """Copy a section of an earlier bundle unchanged.
@@ -113,19 +90,10 @@ class Draft:
         descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
         signatures = [signer.sign(descriptor.digest)] if signer else []
         identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
-        return commit.publish(self.layout, self.staging, descriptor, identity, signatures)
+        return self.staging.publish(descriptor, identity, signatures)
 
-    def _enter(
-        self, declared: SectionType, file: HashingFile, annotations: Mapping[str, str]
-    ) -> SectionEntry:
-        entry = SectionEntry(
-            declared.name,
-            declared.version,
-            file.digest,
-            file.size,
-            declared.media_type,
-            dict(annotations),
-        )
+    def _enter(self, declared: SectionType, file: HashingFile) -> SectionEntry:
+        entry = SectionEntry(declared.media_type, file.digest, file.size)
         self.sections[declared.name] = entry
         return entry
 

@@ -76,7 +76,6 @@ def _rule(
 
 # JSON and sizes: a ValueError, as the errors of other readers.
 InvalidJsonError = _rule("InvalidJsonError", "CS-JSON", BundleError.default_hint, BundleError, ValueError)
-DuplicateKeyError = _rule("DuplicateKeyError", "CS-DUPKEY", BundleError.default_hint, InvalidJsonError)
 TooLargeError = _rule("TooLargeError", "CS-SIZE", _DO_NOT_USE, BundleError, ValueError)
 ArchiveBombError = _rule("ArchiveBombError", "CS-BOMB", _DO_NOT_USE, TooLargeError)
 

@@ -177,17 +177,3 @@ def create_once(path: Path, data: bytes, mode: int) -> None:
     with locked(path.with_name(f".{path.name}.lock")):
         if not os.path.lexists(path):
             write_atomic(path, data, mode=mode)
-
-
-def sync_file(file: BinaryIO) -> None:
-    """Write the flushed bytes of `file` to the disk."""
-    os.fsync(file.fileno())
-
-
-def read_full(file: BinaryIO, length: int) -> bytes:
-    """Read up to `length` bytes, fewer only at the end of the file."""
-    parts = []
-    while length and (part := file.read(length)):
-        parts.append(part)
-        length -= len(part)
-    return b"".join(parts)

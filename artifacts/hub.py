@@ -1,4 +1,4 @@
-"""Push and pull through the Hugging Face hub: each bundle is an image layout in the folder named by its tag.
+"""Push and pull through the Hugging Face hub: each bundle is an image layout in the folder named by its tag (latest).
 
 The hub stores the files. Digests are checked here, so a changed file is an error as with any source.
 """
@@ -7,30 +7,21 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from coldstart.artifacts import oci
-from coldstart.artifacts.archive import contents, pull_directory
-from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.archive import pull_directory
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import (
-    BundleError,
     InvalidReferenceError,
     MissingBlobError,
     RemoteDeniedError,
     RemoteFailedError,
-    named_os_errors,
 )
-from coldstart.artifacts.files import write_atomic
+from coldstart.artifacts.store import Store
 
-if TYPE_CHECKING:
-    from coldstart.artifacts.store import Store
-
-_TAG = r"(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127})"
-_REFERENCE = re.compile(rf"(?P<repo>[\w.-]+/[\w.-]+)(:{_TAG})?")
-_LISTED = re.compile(rf"{_TAG}/{re.escape(oci.LAYOUT_FILE)}")
+_REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?")
 _DENIED = frozenset({401, 403})
 
 
@@ -40,20 +31,20 @@ def push(bundle: Bundle, reference: str, hub: Any = None) -> str:
     Raises RemoteDeniedError, RemoteFailedError, InvalidReferenceError.
     """
     repo, tag = _parse(reference)
-    tag = tag or _own_tag(bundle, repo)
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
-        _lay_out(bundle, Path(scratch))
+        Store(Path(scratch)).receive(LayoutSource(bundle.layout), bundle.descriptor)
         try:
             api = hub or _hub()
             api.create_repo(repo, exist_ok=True)
-            api.upload_folder(repo_id=repo, folder_path=scratch, path_in_repo=tag)
+            private = ".coldstart/**"
+            api.upload_folder(repo_id=repo, folder_path=scratch, path_in_repo=tag, ignore_patterns=private)
         except Exception as error:
             raise _named(error, repo) from error
     return f"{repo}:{tag}"
 
 
 def pull(store: Store, reference: str, hub: Any = None) -> Bundle:
-    """Download ORG/REPO[:TAG]; without a tag the repository must contain one bundle.
+    """Download ORG/REPO[:TAG].
 
     Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, InvalidReferenceError and the errors of Store.receive.
     """
@@ -61,52 +52,19 @@ def pull(store: Store, reference: str, hub: Any = None) -> Bundle:
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
         try:
             api = hub or _hub()
-            chosen = tag or _only_tag(api.list_repo_files(repo), repo)
-            api.snapshot_download(repo, allow_patterns=[f"{chosen}/*"], local_dir=scratch)
-        except BundleError:
-            raise
+            api.snapshot_download(repo, allow_patterns=[f"{tag}/*"], local_dir=scratch)
         except Exception as error:
             raise _named(error, repo) from error
-        if not (Path(scratch) / chosen).is_dir():
-            raise MissingBlobError(
-                f"{repo} has no bundle {chosen}", hint=f"list the files of {repo} on the hub"
-            )
-        return pull_directory(store, Path(scratch) / chosen)
+        if not (Path(scratch) / tag).is_dir():
+            raise MissingBlobError(f"{repo} has no bundle {tag}", hint=f"list the files of {repo} on the hub")
+        return pull_directory(store, Path(scratch) / tag)
 
 
-def _lay_out(bundle: Bundle, directory: Path) -> None:
-    entries, content = contents([bundle])
-    (directory / "blobs" / "sha256").mkdir(parents=True)
-    with named_os_errors("preparing the upload"):
-        for blob, owner in content.values():
-            stored = blob_path(owner.layout.root.absolute(), blob.digest)
-            blob_path(directory, blob.digest).symlink_to(stored)
-        write_atomic(directory / oci.INDEX_FILE, oci.index_document(entries))
-        write_atomic(directory / oci.LAYOUT_FILE, oci.LAYOUT)
-
-
-def _own_tag(bundle: Bundle, repo: str) -> str:
-    tag = bundle.descriptor.annotations.get(oci.REF_NAME, f"v{bundle.version}")
-    if not re.fullmatch(_TAG, tag):
-        raise InvalidReferenceError(
-            f"the ref name {tag[:200]!r} of {bundle.name} is not a tag", hint=f"name one: hf://{repo}:TAG"
-        )
-    return tag
-
-
-def _only_tag(listed: Sequence[str], repo: str) -> str:
-    tags = sorted({matched["tag"] for name in listed if (matched := _LISTED.fullmatch(name))})
-    if len(tags) != 1:
-        hint = f"name one: {', '.join(f'{repo}:{tag}' for tag in tags[:8])}" if tags else None
-        raise MissingBlobError(f"{repo} contains {len(tags)} bundles", hint=hint)
-    return tags[0]
-
-
-def _parse(reference: str) -> tuple[str, str | None]:
+def _parse(reference: str) -> tuple[str, str]:
     matched = _REFERENCE.fullmatch(reference)
     if not matched:
         raise InvalidReferenceError(f"{reference!r} is not a hub repository", hint="write ORG/REPO[:TAG]")
-    return matched["repo"], matched["tag"]
+    return matched["repo"], matched["tag"] or "latest"
 
 
 def _named(error: Exception, repo: str) -> RemoteFailedError:

@@ -33,7 +33,6 @@ class Limits:
     path: int = 4096
     path_depth: int = 64
     pax_header: int = 16 * KiB
-    json_depth: int = 64
     key_fields: int = 512
     text: int = 4096
 

@@ -1,15 +1,13 @@
-"""Manifest of a bundle: key, provenance and section table, in the config blob and mirrored by the layers.
+"""Manifest of a bundle: key and provenance in the config blob, and the sections, which are the layers of the image manifest.
 
-The type of a section decides its encoding and whether it is code; a bundle cannot change that. parse(write(m)) == m, and the
-table and the layers of an accepted bundle agree one to one.
+The type of a section decides its encoding and whether it is code; a bundle cannot change that. parse(write(m)) == m.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -22,14 +20,15 @@ from coldstart.artifacts.limits import LIMITS
 # MAJOR.MINOR: a newer minor version may only add members and section types, which this release ignores.
 FORMAT_VERSION = "1.0"
 _VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
-_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|\+00:00)")
+_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
-UNPACKED = "dev.coldstart.unpacked-size"
-MEMBERS = "dev.coldstart.members"
 
 
 Encoding = Literal["json", "tar.zst"]
 _SUFFIX: Mapping[Encoding, str] = {"json": "+json", "tar.zst": ".tar+zstd"}
+_SECTION = re.compile(
+    r"application/vnd\.coldstart\.section\.(?P<type>[a-z][a-z0-9-]{0,63})\.v(?P<version>[1-9]\d{0,4})[.+a-z]+"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +66,13 @@ class Provenance:
     arguments: Annotated[Sequence[oci.Text], msgspec.Meta(max_length=1024)]
     seconds: dict[str, float]
     model_name: oci.Text
-    host_note: oci.Text | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arguments", tuple(self.arguments))
         if not _CREATED.fullmatch(self.created):
-            raise InvalidManifestError(f"provenance.created {self.created!r} is not an ISO 8601 time in UTC")
+            raise InvalidManifestError(
+                f"provenance.created {self.created!r} is not a time as 2026-01-02T03:04:05Z"
+            )
         if not _NAME.fullmatch(self.model_name) or len(self.model_name) > 128:
             raise InvalidManifestError(
                 f"provenance.model_name {self.model_name!r} is not a name such as org/model"
@@ -83,25 +83,20 @@ class Provenance:
         return dict(msgspec.to_builtins(self))
 
 
-@dataclass(frozen=True, slots=True)
-class SectionEntry:
-    """Entry of one section; `size` in bytes as stored."""
-
-    type: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{0,63}\Z")]
-    version: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
-    digest: oci.Digest
-    size: oci.Size
-    media_type: oci.Text
-    annotations: oci.Annotations = field(default_factory=dict)
+class SectionEntry(oci.Descriptor, frozen=True, omit_defaults=True, rename="camel"):
+    """Layer of one section; `size` in bytes as stored."""
 
     @property
-    def layer(self) -> oci.Descriptor:
-        """Return the layer that the image manifest must list for this section."""
-        return oci.Descriptor(self.media_type, self.digest, self.size)
+    def type(self) -> str:
+        """Return the name of the type, or the media type of a layer that is no section."""
+        matched = _SECTION.fullmatch(self.media_type)
+        return matched["type"] if matched else self.media_type
 
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        return dict(msgspec.to_builtins(self))
+    @property
+    def version(self) -> int:
+        """Return the version of the type, 0 for a layer that is no section."""
+        matched = _SECTION.fullmatch(self.media_type)
+        return int(matched["version"]) if matched else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +115,6 @@ class Manifest:
                 "format_version": self.format_version,
                 "key": dict(self.key.fields),
                 "provenance": self.provenance.document(),
-                "sections": [section.document() for section in self.sections],
             }
         )
 
@@ -129,7 +123,7 @@ class Manifest:
         return oci.ImageManifest(
             artifact_type=oci.BUNDLE_TYPE,
             config=oci.describe(self.config(), oci.CONFIG_TYPE),
-            layers=tuple(section.layer for section in self.sections),
+            layers=self.sections,
             annotations={
                 oci.CREATED: self.provenance.created,
                 oci.NAME: self.provenance.model_name,
@@ -149,19 +143,17 @@ class _Version(msgspec.Struct):
 class _Config(_Version):
     key: dict[str, Any]
     provenance: Provenance
-    sections: Annotated[tuple[SectionEntry, ...], msgspec.Meta(max_length=LIMITS.sections)]
 
 
 def parse(config: bytes, image: oci.ImageManifest) -> Manifest:
-    """Parse the manifest in `config` and check it against the layers of `image`.
+    """Parse the manifest in `config` and the layers of `image`.
 
-    Raises InvalidManifestError, SectionTableError, FormatTooNewError, InvalidKeyError, TooLargeError, InvalidJsonError,
-    DuplicateKeyError.
+    Raises InvalidManifestError, SectionTableError, FormatTooNewError, InvalidKeyError, TooLargeError, InvalidJsonError.
     """
-    document = canonical.loads(config, cap=LIMITS.config, what="config")
-    _check_version(canonical.convert(document, _Version, "config").format_version)
-    read = canonical.convert(document, _Config, "config")
-    manifest = Manifest(Key(read.key), read.sections, read.provenance, read.format_version)
+    _check_version(canonical.decode(config, _Version, cap=LIMITS.config, what="config").format_version)
+    read = canonical.decode(config, _Config, cap=LIMITS.config, what="config")
+    sections = tuple(SectionEntry(*msgspec.structs.astuple(layer)) for layer in image.layers)
+    manifest = Manifest(Key(read.key), sections, read.provenance, read.format_version)
     _check(manifest, image)
     return manifest
 
@@ -180,11 +172,7 @@ def _check(manifest: Manifest, image: oci.ImageManifest) -> None:
         raise InvalidManifestError(f"{image.artifact_type} is not a coldstart bundle")
     names = [section.type for section in manifest.sections]
     if len(set(names)) != len(names):
-        raise SectionTableError("a section type appears twice in the section table")
-    for section, layer in zip_longest(manifest.sections, image.layers):
-        if section is None or layer is None or section.layer != layer.bare():
-            name = section.type if section else layer.media_type
-            raise SectionTableError(f"section {name} and the layers of the manifest differ")
+        raise SectionTableError("a section type appears twice")
     if image.annotations.get(oci.KEY, manifest.key.digest) != manifest.key.digest:
         raise InvalidManifestError("the manifest's key annotation is not the digest of the key")
 

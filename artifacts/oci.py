@@ -27,6 +27,7 @@ CREATED = "org.opencontainers.image.created"
 NAME = "dev.coldstart.name"
 KEY = "dev.coldstart.key"
 VERSION = "dev.coldstart.version"
+SUBJECT = "dev.coldstart.subject"
 
 
 Text = Annotated[str, msgspec.Meta(max_length=LIMITS.text)]
@@ -83,18 +84,23 @@ class ImageManifest(msgspec.Struct, frozen=True, omit_defaults=True, rename="cam
         return tuple({blob.digest: blob for blob in (self.config, *self.layers)}.values())
 
 
+class _Head(msgspec.Struct, rename="camel"):
+    schema_version: int = 0
+    media_type: str = ""
+    artifact_type: str | None = None
+
+
 def parse_manifest(data: bytes) -> ImageManifest:
-    """Parse a manifest. Raises TooLargeError, InvalidJsonError, DuplicateKeyError or InvalidManifestError."""
-    members = canonical.loads(data, cap=LIMITS.manifest, what="manifest")
-    known = members if isinstance(members, dict) else {}
-    if known.get("schemaVersion") != 2 or known.get("mediaType") != MANIFEST_TYPE:
+    """Parse a manifest. Raises TooLargeError, InvalidJsonError or InvalidManifestError."""
+    head = canonical.decode(data, _Head, cap=LIMITS.manifest, what="manifest")
+    if (head.schema_version, head.media_type) != (2, MANIFEST_TYPE):
         raise InvalidManifestError("manifest is not an OCI image manifest")
-    if "artifactType" not in known:
+    if head.artifact_type is None:
         raise InvalidManifestError(
             "this is the manifest of a container image, not of a bundle",
             hint="mount the image at the path of the store, or pull the bundle from the registry",
         )
-    return canonical.convert(members, ImageManifest, "manifest")
+    return canonical.decode(data, ImageManifest, cap=LIMITS.manifest, what="manifest")
 
 
 class _Index(msgspec.Struct):
@@ -109,12 +115,15 @@ def index_document(entries: list[Descriptor]) -> bytes:
 
 def parse_index(data: bytes) -> list[Descriptor]:
     """Return the entries in file order. Raises TooLargeError, InvalidJsonError or InvalidManifestError."""
-    return canonical.convert(canonical.loads(data, cap=LIMITS.index, what="index"), _Index, "index").manifests
+    return canonical.decode(data, _Index, cap=LIMITS.index, what="index").manifests
+
+
+class _Layout(msgspec.Struct, rename="camel"):
+    image_layout_version: str = ""
 
 
 def check_layout(data: bytes) -> None:
     """Raise NotALayoutError unless `data` is an oci-layout file of version 1."""
-    members = canonical.loads(data, cap=LIMITS.pax_header, what=LAYOUT_FILE)
-    version = members.get("imageLayoutVersion") if isinstance(members, dict) else None
-    if not isinstance(version, str) or not version.startswith("1."):
-        raise NotALayoutError(f"image layout version {version!r} is not 1.x")
+    version = canonical.decode(data, _Layout, cap=LIMITS.pax_header, what=LAYOUT_FILE).image_layout_version
+    if not version.startswith("1."):
+        raise NotALayoutError(f"image layout version {version[:200]!r} is not 1.x")

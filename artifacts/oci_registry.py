@@ -9,17 +9,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, cast
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from coldstart.artifacts import blobs, canonical, oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, list_signatures, payloads
 from coldstart.artifacts.errors import InvalidReferenceError, MissingBlobError, RemoteFailedError
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.net import origin
-from coldstart.artifacts.net.http_client import Answer, Bounds
+from coldstart.artifacts.net.http_client import Answer, redirected
 from coldstart.artifacts.registry_auth import RegistrySession
-from coldstart.artifacts.tar import Readable
+from coldstart.artifacts.trees import Readable
 
 _REFERENCE = re.compile(
     r"(?P<host>[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9a-f:]+\](:\d{1,5})?)/"
@@ -41,7 +40,7 @@ class Repository:
 
     def url(self, kind: str, what: str) -> str:
         """Return an address below this repository."""
-        return f"{self.session.base(self.host)}/v2/{self.name}/{kind}/{what}"
+        return f"{self.session.base}/v2/{self.name}/{kind}/{what}"
 
     def open(self, blob: oci.Descriptor) -> BinaryIO:
         """Stream a manifest or blob. Raises MissingBlobError, RemoteDeniedError or RemoteFailedError."""
@@ -105,18 +104,10 @@ class Repository:
         _expect(self.session.ask("PUT", self._place(blob), headers=headers, body=file), 201).close()
 
     def _place(self, blob: oci.Descriptor) -> str:
-        """Return the upload address: on the registry itself, or anywhere with TLS (it receives the blob, but no login)."""
+        """Return the upload address. A registry with TLS may not name one without it; another host receives no login."""
         with self.session.ask("POST", self.url("blobs", "uploads/")) as answer:
             _expect(answer, 202)
-            place = urljoin(answer.url, answer.headers.get("Location", ""))
-        try:
-            where = origin.parse_origin(place)
-        except ValueError as error:
-            raise RemoteFailedError(
-                f"{self.host} redirects an upload to an invalid address: {error}"
-            ) from error
-        if where.scheme != "https" and where != origin.parse_origin(answer.url):
-            raise RemoteFailedError(f"{self.host} redirects an upload to {where}, without TLS")
+            place = redirected(answer.url, answer.headers.get("Location", ""))
         return f"{place}{'&' if '?' in place else '?'}digest={blob.digest}"
 
     def _put(self, reference: str, data: bytes, media_type: str = oci.MANIFEST_TYPE) -> str:
@@ -132,22 +123,21 @@ class Repository:
         self._put(_fallback(subject.digest), oci.index_document(list(listed.values())), oci.INDEX_TYPE)
 
     def _referrers(self, digest: str) -> list[oci.Descriptor]:
-        answer = self.session.ask("GET", self.url("referrers", digest), headers=_ACCEPT)
-        if answer.status != 200 or oci.INDEX_TYPE not in answer.headers.get("Content-Type", ""):
-            answer.close()
-            return self._tagged(digest)
-        return oci.parse_index(answer.read_up_to(LIMITS.index + 1))
+        found = self._index(self.url("referrers", digest))
+        return self._tagged(digest) if found is None else found
 
     def _tagged(self, digest: str) -> list[oci.Descriptor]:
-        url = self.url("manifests", _fallback(digest))
-        answer = self.session.ask("GET", url, headers=_ACCEPT)
-        if answer.status != 200:
-            answer.close()
-            return []
-        return oci.parse_index(answer.read_up_to(LIMITS.index + 1))
+        return self._index(self.url("manifests", _fallback(digest))) or []
+
+    def _index(self, url: str) -> list[oci.Descriptor] | None:
+        """Return the entries of an index, None if the registry answers with anything else."""
+        with self.session.ask("GET", url, headers=_ACCEPT) as answer:
+            if answer.status != 200 or oci.INDEX_TYPE not in answer.headers.get("Content-Type", ""):
+                return None
+            return oci.parse_index(answer.read_up_to(LIMITS.index + 1))
 
 
-def repository(reference: str, bounds: Bounds | None = None) -> Repository:
+def repository(reference: str) -> Repository:
     """Parse HOST[:PORT]/NAME[:TAG|@DIGEST]. Raises InvalidReferenceError."""
     matched = _REFERENCE.fullmatch(reference)
     if not matched:
@@ -155,7 +145,7 @@ def repository(reference: str, bounds: Bounds | None = None) -> Repository:
         raise InvalidReferenceError(f"{reference!r} is not a registry reference", hint=hint)
     chosen = matched["tag"] or matched["digest"]
     host, name = matched["host"], matched["name"]
-    return Repository(host, name, chosen, RegistrySession(host, name, bounds))
+    return Repository(host, name, chosen, RegistrySession(host, name))
 
 
 def _fallback(digest: str) -> str:

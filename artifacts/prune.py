@@ -7,31 +7,42 @@ still not enough space for the index, the sections of dropped bundles are remove
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldstart.artifacts import blobs, oci
+from coldstart.artifacts import oci, selection
+from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.bundle_source import LayoutSource, is_bundle, small
 from coldstart.artifacts.errors import BundleError, NoSpaceError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.staging import abandoned
+from coldstart.artifacts.writer import abandoned
 
 _Images = Mapping[str, oci.ImageManifest | BundleError]
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """Removed bundles, number of removed files, and the bytes that they held.
+@dataclass(frozen=True)
+class PruneReport:
+    """Removed files and bundles, or those that would be removed with `dry_run`.
 
-    `note` is the reason why blobs were retained, if they were. `paths` are the files.
+    Attributes:
+        removed: Digests of the bundles.
+        files: Number of files in the store.
+        freed_bytes: Size of all of it on disk.
+        note: Why blobs were retained, None if none was.
+        paths: All files and directories.
+        unpacked: Directories of unpacked sections.
+        frozen: Directories of snapshots.
     """
 
-    removed: tuple[oci.Descriptor, ...]
-    files: int
-    freed: int
+    removed: tuple[str, ...] = ()
+    files: int = 0
+    freed_bytes: int = 0
     note: str | None = None
     paths: tuple[Path, ...] = ()
+    unpacked: tuple[Path, ...] = ()
+    frozen: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +59,19 @@ class _Garbage:
 
 
 def prune(
-    layout: OciLayout, doomed: Callable[[Sequence[oci.Descriptor]], set[str]], *, dry_run: bool
-) -> Pruned:
-    """Remove the entries whose digests `doomed` returns, and the files that nothing else refers to."""
+    layout: OciLayout, keep: int | None, drop: Sequence[Bundle], trust: Trust | None, *, dry_run: bool
+) -> PruneReport:
+    """Remove all but the best `keep` bundles of each key (None: retain all), `drop`, and files that nothing else refers to."""
     if not layout.exists:
-        return Pruned((), 0, 0)
+        return PruneReport()
     layout.create()
     with named_os_errors("pruning"), layout.exclusive():
         entries = layout.entries()
         images = {entry.digest: _read_image(layout, entry) for entry in entries}
-        gone = doomed(entries)
+        source = LayoutSource(layout)
+        known = [Bundle(layout, entry) for entry in entries if is_bundle(source, entry)]
+        gone = {bundle.digest for bundle in drop}
+        gone |= selection.superseded(known, keep, trust) if keep is not None else set()
         left = images.keys() - gone
         kept = [entry for entry in entries if entry.digest in left and _is_of(entry, images, left)]
         damaged = next((one for entry in kept if isinstance(one := images[entry.digest], BundleError)), None)
@@ -67,30 +81,27 @@ def prune(
         freed = sum(path.lstat().st_size for path in garbage.paths if not path.is_dir())
         if not dry_run:
             _collect(layout, garbage, kept if len(kept) < len(entries) else None)
-        note = (
-            None
-            if damaged is None
-            else f"no blob was removed, because a manifest cannot be read: {damaged.message}"
-        )
-        removed = tuple(entry for entry in entries if entry.digest in gone)
-        return Pruned(removed, len(garbage.paths), freed, note, tuple(garbage.paths))
+        why = "no blob was removed, because a manifest cannot be read"
+        note = None if damaged is None else f"{why}: {damaged.message}"
+        removed = tuple(entry.digest for entry in entries if entry.digest in gone)
+        return PruneReport(removed, len(garbage.paths), freed, note, tuple(garbage.paths))
 
 
 def _collect(layout: OciLayout, garbage: _Garbage, kept: list[oci.Descriptor] | None) -> None:
-    _remove(garbage.unreferenced)
+    remove(garbage.unreferenced)
     if kept is not None:
         try:
             layout.write_index(kept)
         except NoSpaceError:
             # Retain manifests and configs: after a kill, the next prune needs them to decide.
-            _remove(garbage.sections)
+            remove(garbage.sections)
             layout.write_index(kept)
-    _remove([*garbage.documents, *garbage.sections])
+    remove([*garbage.documents, *garbage.sections])
 
 
 def _read_image(layout: OciLayout, entry: oci.Descriptor) -> oci.ImageManifest | BundleError:
     try:
-        return oci.parse_manifest(blobs.read(layout.root, entry.digest, entry.size, cap=LIMITS.manifest))
+        return oci.parse_manifest(small(LayoutSource(layout), entry, LIMITS.manifest))
     except BundleError as error:
         return error
 
@@ -125,9 +136,10 @@ def _find_garbage(layout: OciLayout, kept: set[str], images: _Images, *, only_le
     return garbage
 
 
-def _remove(garbage: list[Path]) -> None:
-    for path in garbage:
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files, links and directories with their content."""
+    for path in paths:
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)

@@ -17,7 +17,6 @@ from coldstart.artifacts.errors import BundleError, RemoteDeniedError, RemoteFai
 from coldstart.artifacts.net import origin
 from coldstart.artifacts.net.http_client import (
     Answer,
-    Bounds,
     HttpClient,
     Secret,
 )
@@ -32,34 +31,26 @@ _READS = frozenset({"GET", "HEAD"})
 class RegistrySession:
     """Session for one repository; requests a token for reading or writing after a challenge."""
 
-    def __init__(self, host: str, name: str, bounds: Bounds | None = None) -> None:
-        self._host, self._name = host, name
-        self._client = HttpClient(bounds)
-        self._origin = origin.parse_origin(self.base(host))
+    def __init__(self, host: str, name: str) -> None:
+        self._host, self._name, self._client = host, name, HttpClient()
+        # Plain HTTP only for this machine.
+        scheme = "http" if origin.parse_origin(f"http://{host}").is_loopback else "https"
+        self.base = f"{scheme}://{'registry-1.docker.io' if host == 'docker.io' else host}"
+        self._origin = origin.parse_origin(self.base)
         self._secret: Secret | None = None
 
-    def base(self, host: str) -> str:
-        """Return scheme and host; plain HTTP only for this machine."""
-        local = origin.parse_origin(f"http://{host}").is_loopback
-        return f"{'http' if local else 'https'}://{'registry-1.docker.io' if host == 'docker.io' else host}"
-
     def ask(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        body: object = None,
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: object = None
     ) -> Answer:
         """Send one request, repeated once with credentials after a challenge of the registry itself.
 
         Raises RemoteDeniedError, RemoteFailedError.
         """
-        answer = self._send(method, url, headers, body, self._secret)
+        answer = self._send(method, url, headers, body)
         if answer.status == 401 and not answer.redirected and origin.parse_origin(answer.url) == self._origin:
             answer.close()
             self._secret = Secret(self._origin, {"Authorization": self._authorization(answer, method)})
-            answer = self._send(method, url, headers, body, self._secret)
+            answer = self._send(method, url, headers, body)
         if answer.status in (401, 403):
             answer.close()
             where = f", to which {self._host} redirects," if answer.redirected else ""
@@ -68,11 +59,9 @@ class RegistrySession:
             )
         return answer
 
-    def _send(
-        self, method: str, url: str, headers: Mapping[str, str] | None, body: object, secret: Secret | None
-    ) -> Answer:
+    def _send(self, method: str, url: str, headers: Mapping[str, str] | None, body: object) -> Answer:
         try:
-            return self._client.ask(method, url, headers=headers, secret=secret, body=body)
+            return self._client.ask(method, url, headers=headers, secret=self._secret, body=body)
         except RemoteFailedError as error:
             raise RemoteFailedError(f"{self._host} cannot be reached: {error.message}") from error
 

@@ -21,7 +21,7 @@ from coldstart.artifacts.store import Store
 if TYPE_CHECKING:
     from coldstart.artifacts.oci_registry import Repository
 
-OCI, HUB, DIRECTORY = "oci://", "hf://", "dir://"
+OCI, HUB = "oci://", "hf://"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 # As docker: a first component with a dot or a port, or localhost, is a registry. A directory seldom ends with a tag.
 _REGISTRY = re.compile(
@@ -80,30 +80,22 @@ def is_address(archive: Path) -> bool:
 
 
 def _directory(address: str) -> Path:
-    if address.startswith(DIRECTORY):
-        return Path(address.removeprefix(DIRECTORY))
     if not os.path.lexists(address):
         _check_path(address)
     return Path(address)
 
 
 def _check_path(path: str) -> None:
-    """Raise InvalidReferenceError for what is probably no path: blanks around it, a registry, or a scheme."""
-    if path != path.strip():
-        raise InvalidReferenceError(
-            f"the address {path!r} starts or ends with a blank",
-            hint=f"remove it; for a directory of this name: {shlex.quote(DIRECTORY + path)}",
-        )
-    exact = shlex.quote(f"./{path}")
+    """Raise InvalidReferenceError for what is probably no path: a registry, or a scheme."""
+    exact = f"for a directory of this name: {shlex.quote(f'./{path}')}"
     if _REGISTRY.fullmatch(path):
         raise InvalidReferenceError(
-            f"the address {path} names a registry, and has no scheme",
-            hint=f"{OCI}{path}; for a directory of this name: {exact}",
+            f"the address {path} names a registry, and has no scheme", hint=f"{OCI}{path}; {exact}"
         )
-    if scheme := _SCHEME.match(path):
+    if scheme := _SCHEME.match(path.strip()):
         raise InvalidReferenceError(
             f"unknown scheme {scheme[0]} in the address {path}",
-            hint=f"write {OCI}HOST/NAME[:TAG], {HUB}ORG/REPO[:TAG], {DIRECTORY}PATH, or for a directory of this name: {exact}",
+            hint=f"write {OCI}HOST/NAME[:TAG] or {HUB}ORG/REPO[:TAG]; {exact}",
         )
 
 

@@ -34,7 +34,7 @@ def rank_bundle(bundle: Bundle, trust: Trust | None) -> Candidate:
     """Return `bundle` with its rank; without `trust` all are equally trusted."""
     try:
         created = bundle.manifest.provenance.created
-        return Candidate(bundle, moment(created), trust(bundle) if trust else _UNJUDGED)
+        return Candidate(bundle, created, trust(bundle) if trust else _UNJUDGED)
     except BundleError as error:
         return Candidate(bundle, "", TrustResult(False, None, error.message), error)
 
@@ -72,9 +72,3 @@ def superseded(bundles: Sequence[Bundle], keep: int, trust: Trust | None) -> set
             keys.setdefault(bundle.key_digest, []).append(bundle)
     ordered = (best_first(group, trust) for group in keys.values())
     return {one.bundle.digest for group in ordered for one in group[keep:]}
-
-
-def moment(created: str) -> str:
-    """Return an ISO 8601 time in UTC in a sortable form: seconds, then nine digits of their fraction."""
-    seconds, fraction = created[:19], created[19:].removesuffix("Z").removesuffix("+00:00").removeprefix(".")
-    return f"{seconds}.{fraction:0<9}"

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from coldstart.artifacts import files, oci, sigstore
+from coldstart.artifacts import files, sigstore
 from coldstart.artifacts.bundle import Bundle, TrustResult
-from coldstart.artifacts.bundle_source import LayoutSource, payloads
+from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import (
     BundleError,
     ExposedKeyError,
@@ -53,7 +53,7 @@ class HostKey:
 
 def fingerprint(public: Ed25519PublicKey) -> str:
     """Return ed25519:<first 32 hex digits of the sha256 of the raw public key>."""
-    return f"{ALGORITHM}:{sha256(_raw(public)).hexdigest()[:32]}"
+    return f"{ALGORITHM}:{sha256(public.public_bytes_raw()).hexdigest()[:32]}"
 
 
 def host_key(state_dir: Path) -> HostKey:
@@ -62,7 +62,7 @@ def host_key(state_dir: Path) -> HostKey:
     Raises ExposedKeyError for a key that others can read, own or replace, InvalidSignatureError for one that is not an ed25519
     key; ReadOnlyStoreError, NoSpaceError.
     """
-    path = _host_pem(state_dir)
+    path = state_dir / "signing" / "host.pem"
     with named_os_errors(
         "creating the signing key", f"let this user write to {state_dir}, or set XDG_STATE_HOME"
     ):
@@ -74,21 +74,20 @@ def host_key(state_dir: Path) -> HostKey:
     return key
 
 
-def has_host_key(state_dir: Path) -> bool:
-    """Return whether the host key exists."""
-    return _host_pem(state_dir).exists()
-
-
-def _host_pem(state_dir: Path) -> Path:
-    return state_dir / "signing" / "host.pem"
-
-
 def read_key(path: Path) -> HostKey:
     """Return the private key in a PEM file.
 
     Raises OSError, ExposedKeyError for a file that others can read, and InvalidSignatureError for another kind of key.
     """
-    return HostKey(_load_private(path))
+    if path.stat().st_mode & 0o077:
+        raise ExposedKeyError(f"{path} can be read by others", hint=f"chmod 600 {shlex.quote(str(path))}")
+    try:
+        key = serialization.load_pem_private_key(files.read_regular(path, LIMITS.signature), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InvalidSignatureError(f"{path.name} is not a private key") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InvalidSignatureError(f"{path.name} is not an ed25519 key")
+    return HostKey(key)
 
 
 def trust_dir(state_dir: Path) -> Path:
@@ -132,13 +131,9 @@ _UNSIGNED = TrustResult(False, None, "the bundle is not signed")
 
 @dataclass(frozen=True, slots=True)
 class TrustStore:
-    """Directory of *.pub files that no other user can change; call it with a bundle, or pass it to Bundle.extract.
-
-    `signatures` of many bundles are those of `bundle_source.group_signatures`, which reads each once.
-    """
+    """Directory of *.pub files that no other user can change; call it with a bundle, or pass it to Bundle.extract."""
 
     directory: Path
-    signatures: Mapping[str, Sequence[oci.Descriptor]] | None = None
 
     def __call__(self, bundle: Bundle) -> TrustResult:
         """Return whether a trusted key signed `bundle`.
@@ -154,9 +149,7 @@ class TrustStore:
         require_unexposed(self.directory, state)
         trusted = [read_trusted(path, state) for path in sorted(self.directory.glob("*.pub"))]
         keys = {fingerprint(key): key for key in trusted}
-        layout, known = bundle.layout, self.signatures
-        entries = layout.entries() if known is None else known.get(bundle.digest, ())
-        found = payloads(LayoutSource(layout), entries, bundle.descriptor)
+        found = LayoutSource(bundle.layout).signatures(bundle.descriptor)
         return [_judge(payload, bundle.digest, keys) for payload in found]
 
 
@@ -183,18 +176,6 @@ def _create_private(path: Path) -> None:
     files.create_once(path, pem, 0o600)
 
 
-def _load_private(path: Path) -> Ed25519PrivateKey:
-    if path.stat().st_mode & 0o077:
-        raise ExposedKeyError(f"{path} can be read by others", hint=f"chmod 600 {shlex.quote(str(path))}")
-    try:
-        key = serialization.load_pem_private_key(files.read_regular(path, LIMITS.signature), password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise InvalidSignatureError(f"{path.name} is not a private key") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise InvalidSignatureError(f"{path.name} is not an ed25519 key")
-    return key
-
-
 def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
     try:
         key = serialization.load_pem_public_key(pem)
@@ -209,7 +190,3 @@ def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
 
 def _public_pem(key: HostKey) -> bytes:
     return key.private.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-
-
-def _raw(public: Ed25519PublicKey) -> bytes:
-    return public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)

@@ -8,22 +8,22 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from coldstart.artifacts import files, oci, selection
 from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.bundle_source import LayoutSource, is_bundle
 from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.oci_layout import OciLayout
-from coldstart.artifacts.staging import staging
 
 if TYPE_CHECKING:
     # Modules of writers are imported in functions, because readers start servers and must be fast.
     from coldstart.artifacts.bundle_source import BundleSource
     from coldstart.artifacts.draft import Draft
-    from coldstart.artifacts.prune import Pruned
+    from coldstart.artifacts.prune import PruneReport
 Bundles = list[Bundle]
 Mismatches = list[Mismatch]
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
@@ -69,9 +69,10 @@ class Store:
         A draft that is not published when the block ends is discarded. Raises ReadOnlyStoreError, NoSpaceError.
         """
         from coldstart.artifacts.draft import Draft
+        from coldstart.artifacts.writer import staging
 
         with staging(self.layout) as place:
-            yield Draft(self.layout, key, place)
+            yield Draft(key, place)
 
     @contextmanager
     def lock(self, key: Key) -> Iterator[None]:
@@ -85,7 +86,8 @@ class Store:
 
     def list(self) -> Bundles:
         """Return every bundle in order of publication, without opening a manifest that the index describes."""
-        return [Bundle(self.layout, entry) for entry in self.layout.entries() if self._is_bundle(entry)]
+        source = LayoutSource(self.layout)
+        return [Bundle(self.layout, entry) for entry in self.layout.entries() if is_bundle(source, entry)]
 
     def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
         """Return the newest version for `key` that `trust` accepts (None: every signer) and this release can read.
@@ -106,10 +108,10 @@ class Store:
         return best.bundle
 
     def get(self, ref: str, *, trust: Trust | None = None, one_key: bool = False) -> Bundle:
-        """Return the bundle for NAME (of one model), NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
+        """Return the bundle for NAME, NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
 
         A digest prefix has at least 12 hex digits. Of several versions the best: one that `trust` accepts before one that
-        it does not. With `one_key`, a NAME whose versions have several keys is ambiguous too. Raises BundleNotFoundError,
+        it does not. With `one_key`, a NAME whose versions have several keys is ambiguous. Raises BundleNotFoundError,
         AmbiguousReferenceError, or InvalidReferenceError.
         """
         bundles = self.list()
@@ -122,17 +124,10 @@ class Store:
             )
             archive = f"coldstart import {shlex.quote(ref)}" if files.is_file(ref) else None
             raise BundleNotFoundError(_describe_miss(ref, bundles), hint=archive or known)
-        if len(matches) == 1:
-            return matches[0]
-        return (
-            selection.best_first(matches, trust)[0].bundle
-            if _newest_wins(ref, matches, one_key)
-            else _several(ref, matches)
-        )
-
-    def list_versions(self, name: str) -> Bundles:
-        """Return the bundles with this name."""
-        return [bundle for bundle in self.list() if bundle.identity[0] == name]
+        if len(matches) > 1 and not _newest_wins(ref, matches, one_key):
+            lines = [f"{ref!r} names {len(matches)} bundles", *map(_choice, matches)]
+            raise AmbiguousReferenceError(lines)
+        return selection.best_first(matches, trust)[0].bundle if len(matches) > 1 else matches[0]
 
     def prune(
         self,
@@ -141,34 +136,20 @@ class Store:
         drop: Sequence[Bundle] = (),
         dry_run: bool = False,
         trust: Trust | None = None,
-    ) -> Pruned:
+    ) -> PruneReport:
         """Retain the best `keep` versions of each key (None: all) except `drop`; remove files that nothing refers to.
 
         A bundle that `trust` accepts is better than any that it does not. Raises ReadOnlyStoreError.
         """
         from coldstart.artifacts import prune
 
-        def doomed(entries: Sequence[oci.Descriptor]) -> set[str]:
-            known = [Bundle(self.layout, entry) for entry in entries if self._is_bundle(entry)]
-            old = set() if keep is None else selection.superseded(known, keep, trust)
-            return old | {bundle.digest for bundle in drop}
-
-        return prune.prune(self.layout, doomed, dry_run=dry_run)
+        return prune.prune(self.layout, keep, drop, trust, dry_run=dry_run)
 
     def receive(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
         """Copy a bundle from another store, an archive, a registry or the hub."""
-        from coldstart.artifacts.commit import receive
+        from coldstart.artifacts.writer import receive
 
         return receive(self.layout, source, descriptor)
-
-    def _is_bundle(self, entry: oci.Descriptor) -> bool:
-        if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
-            return entry.artifact_type == oci.BUNDLE_TYPE
-        try:
-            # Some clients copy a manifest and leave its artifact type and annotations out of the index.
-            return Bundle(self.layout, entry).image.artifact_type == oci.BUNDLE_TYPE
-        except BundleError:
-            return False  # A manifest that cannot be read is not known to be a bundle.
 
     def _matching(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
         if "@" in ref:
@@ -208,24 +189,13 @@ def _describe_miss(ref: str, bundles: Sequence[Bundle]) -> str:
 
 
 def _newest_wins(ref: str, matches: Sequence[Bundle], one_key: bool) -> bool:
-    """Return whether `ref` is the name of one model, or the prefix of one key."""
+    """Return whether `ref` is a name, or the prefix of one key."""
     identities = [bundle.identity for bundle in matches]
     several_keys = len({key for _, key in identities}) > 1
     if all(name == ref for name, _ in identities):
-        return not several_keys or (not one_key and len(set(_list_models(matches))) <= 1)
+        return not (several_keys and one_key)
     prefix = _HEX.fullmatch(ref)
     return not several_keys and prefix is not None and identities[0][1].startswith(f"sha256:{prefix[1]}")
-
-
-def _list_models(bundles: Sequence[Bundle]) -> Iterator[tuple[object, ...]]:
-    """Yield an identity of the model of each readable bundle. Two directories can have one name, two hub models cannot."""
-    for bundle in bundles:
-        with suppress(BundleError):
-            fields = bundle.key.fields
-            named = tuple(
-                sorted((name, value) for name, value in fields.items() if name.startswith("model."))
-            )
-            yield () if fields.get("model.revision") is not None else named
 
 
 def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
@@ -236,10 +206,6 @@ def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
             b for b in bundles if b.identity[0] == matched["name"] and b.version == int(matched["version"])
         ]
     return []
-
-
-def _several(ref: str, matches: Sequence[Bundle]) -> Bundle:
-    raise AmbiguousReferenceError([f"{ref!r} names {len(matches)} bundles", *map(_choice, matches)])
 
 
 def _choice(bundle: Bundle) -> str:

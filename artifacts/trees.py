@@ -1,27 +1,28 @@
 """Directories as one solid tar.zst: equal trees give equal bytes (names sorted, no times, no owners).
 
-A reader has a fixed budget: min(cap, declared size, ratio x compressed size). The extracted directory appears complete or not
-at all, and only after the digest of the blob was checked.
+Python's `tarfile` reads and writes the headers. This module limits what an archive may cost and describe, because `inspect` and
+`validate` also read the trees of untrusted bundles. The extracted directory appears complete or not at all, and only after
+the digest of the blob was checked.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import stat
+import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tarfile import TarInfo
-from typing import BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple, Protocol, cast
 from uuid import uuid4
 
 import zstandard
-from coldstart.artifacts import files, tar
+from coldstart.artifacts import files
 from coldstart.artifacts.blobs import VerifiedReader
 from coldstart.artifacts.errors import (
     ArchiveBombError,
+    BundleError,
     DestinationExistsError,
     DuplicateMemberError,
     InvalidTreeError,
@@ -31,16 +32,17 @@ from coldstart.artifacts.errors import (
     named_os_errors,
 )
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import MEMBERS, UNPACKED, SectionEntry
+from coldstart.artifacts.manifest import SectionEntry
 
-_WINDOW = 1 << 27
+END = b"\0" * (2 * tarfile.BLOCKSIZE)
+_LEVEL, _WINDOW = 10, 1 << 27
+BROKEN = (tarfile.TarError, ValueError, ArithmeticError, LookupError, TypeError, RecursionError)
 
 
-class Packed(NamedTuple):
-    """Result of packing: number of members, and bytes of the tar stream before compression."""
+class Readable(Protocol):
+    """Object with a binary read."""
 
-    members: int
-    unpacked: int
+    def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Member(NamedTuple):
@@ -51,73 +53,102 @@ class Member(NamedTuple):
     is_directory: bool
 
 
-def pack(
-    directory: Path, sink: BinaryIO, *, level: int, threads: int, follow_symlinks: bool = False
-) -> Packed:
-    """Write `directory` to `sink`. With `follow_symlinks`, links to files are stored as their target files.
+def describe(name: str, size: int = 0, *, is_directory: bool = False, executable: bool = False) -> TarInfo:
+    """Return a member without time, owner or user name; `size` in bytes."""
+    info = TarInfo(name)
+    info.size = size
+    info.type = tarfile.DIRTYPE if is_directory else tarfile.REGTYPE
+    info.mode = 0o755 if is_directory or executable else 0o644
+    return info
 
-    The bytes depend on `level` and on whether `threads` is 0, not on the number of threads. Raises UnsafeLinkError,
-    UnsafeMemberError, UnsafePathError, InvalidTreeError (a file changed).
+
+def open_writer(sink: object) -> tarfile.TarFile:
+    """Return a writer of members to `sink`; the caller writes `END`, because `close` would pad the archive."""
+    file = cast("IO[bytes]", sink)
+    return tarfile.TarFile(
+        fileobj=file, mode="w", format=tarfile.PAX_FORMAT, errors="strict", copybufsize=1 << 20
+    )
+
+
+def pack(directory: Path, sink: BinaryIO) -> None:
+    """Write `directory` to `sink`.
+
+    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, InvalidTreeError (a file changed).
     """
-    compressor = zstandard.ZstdCompressor(level=level, threads=threads, write_checksum=False)
-    members, unpacked = 0, len(tar.END)
-    with compressor.stream_writer(sink, closefd=False) as writer:
-        for path, info in _walk(directory, follow_symlinks):
-            members += 1
-            if info.isdir():
-                unpacked += tar.append(writer, info)
-                continue
-            with files.open_regular(path) as file:
-                unpacked += tar.append(writer, info, file)
-        writer.write(tar.END)
-    return Packed(members, unpacked)
-
-
-def _walk(directory: Path, follow: bool) -> Iterator[tuple[Path, TarInfo]]:
     if not directory.is_dir():
         raise InvalidTreeError(f"{directory.name} is not a directory", hint="specify an existing directory")
-    for name in sorted(_names(directory, "")):
-        yield directory / name, _describe(directory / name, name, follow)
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False)
+    with compressor.stream_writer(sink, closefd=False) as writer:
+        archive = open_writer(writer)
+        for name in sorted(_names(directory, "")):
+            _add(archive, directory / name, name)
+            archive.members.clear()  # type: ignore[attr-defined]  # Each header would remain in memory.
+        writer.write(END)
 
 
 def _names(directory: Path, above: str) -> Iterator[str]:
     """Yield the name of each entry, relative to the packed directory; `above` is that of `directory` and a slash."""
     for entry in os.scandir(directory):
         name = above + entry.name
-        tar.check_name(name)
+        _check_name(name)
         yield name
         if entry.is_dir(follow_symlinks=False):
             yield from _names(Path(entry.path), f"{name}/")
 
 
-def _describe(path: Path, name: str, follow: bool) -> TarInfo:
-    status = path.stat() if follow else path.lstat()
-    if stat.S_ISLNK(status.st_mode) or (path.is_symlink() and stat.S_ISDIR(status.st_mode)):
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
         raise UnsafeLinkError(f"{name} is a link", hint="resolve the links in a copy of the tree")
     if stat.S_ISDIR(status.st_mode):
-        return tar.describe(name, is_directory=True)
+        archive.addfile(describe(name, is_directory=True))
+        return
     if not stat.S_ISREG(status.st_mode):
         raise UnsafeMemberError(f"{name} is neither a file nor a directory", hint="remove it from the tree")
-    return tar.describe(name, status.st_size, executable=bool(status.st_mode & 0o100))
+    info = describe(name, status.st_size, executable=bool(status.st_mode & 0o100))
+    try:
+        with files.open_regular(path) as file:
+            archive.addfile(info, file)
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise InvalidTreeError(
+            f"{name} shrank while it was read", hint="stop the programs that write to the tree"
+        ) from error
 
 
-class _Budgeted:
-    """Decompressed stream that raises ArchiveBombError above `budget` bytes and InvalidTreeError for malformed zstd."""
+class _Bounded:
+    """Stream for `tarfile`, which reads a header of any declared size at once: read forward, up to `budget` bytes."""
 
-    def __init__(self, source: tar.Readable, budget: int) -> None:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
-        self._reader = decompressor.stream_reader(source, read_across_frames=True, closefd=False)  # type: ignore[arg-type]
-        self._left = budget
+    def __init__(self, source: Readable, budget: int) -> None:
+        self._source, self._left, self._at, self.block = source, budget, 0, b""
 
-    def read(self, size: int = -1, /) -> bytes:
-        try:
-            data = self._reader.read(min(size, self._left + 1))
-        except zstandard.ZstdError as error:
-            raise InvalidTreeError(f"malformed zstd stream: {error}") from error
+    def read(self, size: int) -> bytes:
+        if size > LIMITS.pax_header:
+            raise ArchiveBombError(f"a tar header of more than {LIMITS.pax_header} bytes")
+        self.block = data = self._source.read(min(size, self._left + 1))
         self._left -= len(data)
+        self._at += len(data)
         if self._left < 0:
             raise ArchiveBombError("the section unpacks to more bytes than allowed")
         return data
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, position: int) -> None:
+        if position < self._at:
+            raise InvalidTreeError("a tar header has a negative size")
+        for _ in self.body(position - self._at):
+            pass
+
+    def body(self, size: int) -> Iterator[bytes]:
+        """Yield the next `size` bytes. Raises InvalidTreeError if the stream is shorter."""
+        while size:
+            if not (data := self.read(min(LIMITS.pax_header, size))):
+                raise InvalidTreeError("the tar stream ends inside a member")
+            size -= len(data)
+            yield data
 
 
 def scan(reader: VerifiedReader, entry: SectionEntry) -> list[Member]:
@@ -138,83 +169,86 @@ def extract(reader: VerifiedReader, entry: SectionEntry, dest: Path) -> int:
         partial.mkdir(parents=True)
         try:
             members = _read(reader, entry, partial)
-            _rename(partial, dest)
+            partial.rename(dest)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return len(members)
 
 
-def _rename(partial: Path, dest: Path) -> None:
-    try:
-        partial.rename(dest)
-    except OSError as error:
-        if dest.exists():
-            raise DestinationExistsError(
-                f"another process created {dest.name} during the extraction"
-            ) from error
-        raise
-
-
 def _read(reader: VerifiedReader, entry: SectionEntry, target: Path | None) -> list[Member]:
+    budget = min(LIMITS.tree, max(LIMITS.ratio_floor, LIMITS.tree_ratio * entry.size))
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+    stream = decompressor.stream_reader(cast("IO[bytes]", reader), read_across_frames=True, closefd=False)
     try:
-        members = read_members(tar.TarStream(_Budgeted(reader, _budget(entry))), target)
+        return read_tar(stream, budget, target)
+    except zstandard.ZstdError as error:
+        raise InvalidTreeError(f"malformed zstd stream: {error}") from error
     finally:
         # Damage shows first as a malformed stream; the digest distinguishes damage from malice.
         reader.drain()
-    declared = entry.annotations.get(MEMBERS, "")
-    if _is_count(declared) and int(declared) != len(members):
-        raise InvalidTreeError(f"section {entry.type} has {len(members)} members and declares {declared}")
-    return members
 
 
-def read_members(stream: tar.TarStream, target: Path | None) -> list[Member]:
-    """Return the members of a stream, written below the directory `target` if there is one.
+def read_tar(source: Readable, budget: int, target: Path | None = None) -> list[Member]:
+    """Return the members of a tar stream of up to `budget` bytes, written below the directory `target` if there is one.
 
-    Raises the errors of `TarStream.members`.
+    Raises InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, ArchiveBombError.
     """
-    members = list[Member]()
-    for info in stream.members():
+    stream, members = _Bounded(source, budget), list[Member]()
+    for info in _members(stream):
         members.append(Member(info.name, info.size, info.isdir()))
-        if target is not None:
-            _write(stream, info, target / info.name)
+        if target is None:
+            continue
+        if info.isdir():
+            (target / info.name).mkdir()
+            continue
+        with files.create(target / info.name, 0o755 if info.mode & 0o100 else 0o644) as file:
+            for data in stream.body(info.size):
+                file.write(data)
     return members
 
 
-def _budget(entry: SectionEntry) -> int:
-    """Return the maximum number of bytes that the section may unpack to."""
-    allowed = min(LIMITS.tree, max(LIMITS.ratio_floor, LIMITS.tree_ratio * entry.size))
-    declared = entry.annotations.get(UNPACKED, "")
-    return min(allowed, int(declared)) if _is_count(declared) else allowed
-
-
-def _write(stream: tar.TarStream, info: TarInfo, path: Path) -> None:
-    with _named_conflicts(info.name):
-        if info.isdir():
-            path.mkdir(parents=True, exist_ok=True)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = files.create(path, 0o755 if info.mode & 0o100 else 0o644)
-    with handle as file:
-        for data in stream.body(info):
-            file.write(data)
-
-
-@contextmanager
-def _named_conflicts(name: str) -> Iterator[None]:
-    """Raise named errors for names that this file system, unlike the format, does not distinguish or allow."""
+def _members(stream: _Bounded) -> Iterator[TarInfo]:
+    """Yield each member in order. A directory comes before what it contains, so names cannot conflict."""
+    is_directory, length = {"": True}, 0
     try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
-            raise DuplicateMemberError(
-                f"{name[:200]!r} and another member have the same name on this file system"
-            ) from error
-        if error.errno in (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL):
-            raise UnsafePathError(
-                f"{name[:200]!r} is not a valid name on this file system: {error.strerror}"
-            ) from error
+        archive = tarfile.TarFile(fileobj=cast("IO[bytes]", stream), encoding="utf-8", errors="strict")
+        while (info := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # Each header would remain in memory.
+            _check(info)
+            if info.name in is_directory:
+                raise DuplicateMemberError(f"{info.name!r} appears twice")
+            if not is_directory.get(info.name.rpartition("/")[0]):
+                raise UnsafePathError(f"{info.name[:200]!r} is in no directory of the tree")
+            is_directory[info.name] = info.isdir()
+            length += len(info.name) + info.offset_data - info.offset - tarfile.BLOCKSIZE
+            if len(is_directory) > LIMITS.tree_members + 1:
+                raise ArchiveBombError(f"more than {LIMITS.tree_members} members")
+            if length > LIMITS.tree_names:
+                raise ArchiveBombError(f"the names of the members have more than {LIMITS.tree_names} bytes")
+            yield info
+    except BundleError:
         raise
+    except BROKEN as error:
+        raise InvalidTreeError(f"malformed tar stream: {error}") from error
+    if not stream.block or stream.block.strip(b"\0"):  # `next` ends silently at a damaged header.
+        raise InvalidTreeError("the tar stream is damaged or cut short")
 
 
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 18
+def _check(info: TarInfo) -> None:
+    if info.issym() or info.islnk():
+        raise UnsafeLinkError(f"{info.name[:200]!r} is a link")
+    is_sparse = info.sparse is not None or any(name.startswith("GNU.sparse") for name in info.pax_headers)
+    if is_sparse or not (info.isdir() or info.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
+        raise UnsafeMemberError(f"{info.name[:200]!r} is of the special type {info.type!r}")
+    if info.size < 0 or (info.isdir() and info.size):
+        raise InvalidTreeError(f"{info.name[:200]!r} has the size {info.size}")
+    _check_name(info.name)
+
+
+def _check_name(name: str) -> None:
+    """Raise UnsafePathError unless `name` is relative, plain and short."""
+    parts = name.split("/") if len(name) <= LIMITS.path else []
+    if not 0 < len(parts) <= LIMITS.path_depth or max(len(part.encode()) for part in parts) > 255:
+        raise UnsafePathError(f"{name[:200]!r} has more than {LIMITS.path_depth} components, or is too long")
+    if not {"", ".", ".."}.isdisjoint(parts) or not name.isprintable():
+        raise UnsafePathError(f"{name[:200]!r} is not a plain relative path")

@@ -1,8 +1,7 @@
-"""Render the views of `inspect`: a bundle, a key, a manifest, files, or a difference, as JSON, table or text."""
+"""Render the views of `inspect`: a bundle, a key, files, or a difference, as JSON or text."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,30 +10,17 @@ from typing import Any
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.manifest import SECTION_TYPES
-from coldstart.commands._output import Verbatim, human_bytes, one_line, public, table
+from coldstart.commands._output import human_bytes, one_line, table
 
 from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
-
-# The columns of the exported table of each view.
-SECTION = ("section", "version", "size_bytes", "digest")
-FIELD = ("field", "value")
-LAYER = ("digest", "size_bytes")
-FILE = ("section", "path", "size_bytes")
-DIFFERENCE = ("what", "left", "right")
-# Counts in which two graphs can differ; longest name of a kernel, and most names in a line.
-CHANGES = ("nodes", "edges", "relocations", "parameter_bytes")
-NAME, SHOWN = 48, 6
 
 
 @dataclass(frozen=True)
 class BundleView:
     """One result of `inspect`; `brief` replaces the text under -q."""
 
-    title: str
     data: Mapping[str, object]
-    columns: tuple[str, ...]
-    rows: Sequence[Mapping[str, object]]
     text: Callable[[], str]
     brief: str | None = None
 
@@ -44,12 +30,7 @@ def view_bundle(bundle: Bundle) -> BundleView:
     graphs = _summarize_graphs(bundle)
     data = describe_bundle(bundle) | ({"graphs": graphs} if graphs else {})
     data["not_made"] = inspection.list_missing_sections(bundle)
-    sections = [
-        {"section": s.type, "version": s.version, "size_bytes": s.size, "digest": s.digest}
-        for s in bundle.manifest.sections
-    ]
-    text = partial(_render_bundle, bundle, graphs)
-    return BundleView(bundle.ref, data, SECTION, sections, text, bundle.digest)
+    return BundleView(data, partial(_render_bundle, bundle, graphs), bundle.digest)
 
 
 def describe_bundle(bundle: Bundle) -> dict[str, object]:
@@ -62,7 +43,10 @@ def describe_bundle(bundle: Bundle) -> dict[str, object]:
         "size": bundle.size,
         "format_version": manifest.format_version,
         "key": {"digest": manifest.key.digest, "fields": dict(manifest.key.fields)},
-        "sections": [section.document() for section in manifest.sections],
+        "sections": [
+            {"type": section.type, "version": section.version, **section.document()}
+            for section in manifest.sections
+        ],
         "provenance": manifest.provenance.document(),
         "trust": {"ok": judged.ok, "signer": judged.signer, "reason": judged.reason},
     }
@@ -127,24 +111,11 @@ def view_key(key: Key, lookup: Lookup | None = None) -> BundleView:
         else:
             listed = _render_mismatches(lookup.mismatches, "wanted", "found")
             lines += [f"no bundle; the most similar is {lookup.nearest.ref}", "", listed]
-    shown = public({"fields": dict(key.fields)})["fields"]  # by name, as long as there are names
-    fields = [{"field": name, "value": _plain(value)} for name, value in shown.items()]
-    text = "\n".join(lines)
-    return BundleView(f"Key {key.digest}", data, FIELD, fields, lambda: text, key.digest)
+    return BundleView(data, lambda: "\n".join(lines), key.digest)
 
 
 def _render_fields(key: Key) -> str:
     return table(("field", "value"), [(name, _plain(value)) for name, value in key.fields.items()])
-
-
-def view_manifest(bundle: Bundle) -> BundleView:
-    """Show the manifest and its configuration as they are stored."""
-    image = json.loads(bundle.image_bytes())
-    data = {"image": image, "config": json.loads(bundle.manifest.config())}
-    layers = [{"digest": one["digest"], "size_bytes": one["size"]} for one in image["layers"]]
-    return BundleView(
-        f"Manifest of {bundle.ref}", data, LAYER, layers, lambda: Verbatim(json.dumps(data, indent=2))
-    )
 
 
 def view_files(bundle: Bundle) -> BundleView:
@@ -153,22 +124,13 @@ def view_files(bundle: Bundle) -> BundleView:
     trees = {
         entry.type: _list_files(bundle, entry.type) for entry in sections if _is_tree(bundle, entry.type)
     }
-    rows = [{"section": name, **file} for name, files in trees.items() for file in files]
-    data = {
-        name: [{"path": file["path"], "size": file["size_bytes"]} for file in files]
-        for name, files in trees.items()
-    }
     lines = [f"{bundle.name}:v{bundle.version}"]
     for entry in sections:
         lines.append(f"  {entry.type} ({human_bytes(entry.size)})")
         lines += [
-            f"    {one_line(file['path'])}  {human_bytes(file['size_bytes'])}"
-            for file in trees.get(entry.type, ())
+            f"    {one_line(file['path'])}  {human_bytes(file['size'])}" for file in trees.get(entry.type, ())
         ]
-    text = "\n".join(lines)
-    return BundleView(
-        f"Files of {bundle.ref}", {"ref": bundle.ref, "sections": data}, FILE, rows, lambda: text
-    )
+    return BundleView({"ref": bundle.ref, "sections": trees}, lambda: "\n".join(lines))
 
 
 def _is_tree(bundle: Bundle, section: str) -> bool:
@@ -180,11 +142,11 @@ def _list_files(bundle: Bundle, section: str) -> list[dict[str, Any]]:
 
     with bundle.open_blob(section) as reader:
         members = trees.scan(reader, bundle.entry(section))
-    return [{"path": one.name, "size_bytes": one.size} for one in members if not one.is_directory]
+    return [{"path": one.name, "size": one.size} for one in members if not one.is_directory]
 
 
 def view_difference(left: Bundle, right: Bundle) -> BundleView:
-    """Show the fields of the key, the sections and the CUDA graphs in which two bundles differ."""
+    """Show the fields of the key and the sections in which two bundles differ."""
     fields, sections = diff(left.key, right.key), _compare_sections(left, right)
     data: dict[str, object] = {
         "left": left.ref,
@@ -195,14 +157,7 @@ def view_difference(left: Bundle, right: Bundle) -> BundleView:
     }
     both = [*fields, *sections]
     text = _render_mismatches(both, left.ref, right.ref) if both else "no difference"
-    if left.has("graphs") and right.has("graphs"):
-        from coldstart.graphs import overview  # numpy
-
-        if graphs := overview.compare(left, right):
-            data["graphs"] = graphs
-            text = f"{text}\n\n{_graphs_difference(graphs, left.ref, right.ref)}"
-    rows = [{"what": m.field, "left": _plain(m.wanted), "right": _plain(m.found)} for m in both]
-    return BundleView(f"{left.ref} and {right.ref}", data, DIFFERENCE, rows, lambda: text)
+    return BundleView(data, lambda: text)
 
 
 def _compare_sections(left: Bundle, right: Bundle) -> list[Mismatch]:
@@ -225,58 +180,19 @@ def _graphs_text(summary: Mapping[str, Any]) -> str:
     """Return the text of `inspect` for a graphs section."""
     if "error" in summary:
         return f"CUDA graphs: cannot be read: {summary['error']}"
-    blocks = [_facts(summary), _kernels(summary["kernels"])]
-    if summary["refused"]:
-        blocks.append(table(("captured at every start", "reason"), sorted(summary["refused"].items())))
-    return "\n\n".join(blocks)
-
-
-def _facts(summary: Mapping[str, Any]) -> str:
-    proof = summary["proof"]
-    eager = "with eager outputs too" if proof and proof["eager"] else "captured and restored outputs alone"
+    proof, refused = summary["proof"], summary["refused"]
     rows = [
-        ("graphs", f"{summary['graphs']}; {len(summary['refused'])} more are captured at every start"),
+        ("graphs", f"{summary['graphs']}; {len(refused)} more are captured at every start"),
         ("nodes", f"{summary['nodes']}: {_counts(summary['nodes_by_kind'])}"),
         ("edges", f"{summary['edges']}, {summary['edges_with_data']} with data"),
         ("relocations", f"{summary['relocations']}: {_counts(summary['relocations_by_region'])}"),
-        ("tensor maps", f"{summary['relocations_of_tensor_maps']} of the relocations"),
-        ("unstable", f"{summary['unstable_bytes']} parameter bytes that no kernel reads"),
-        ("contents", human_bytes(summary["contents_bytes"])),
-        (
-            "bytes",
-            f"{human_bytes(summary['bytes_on_disk'])} unpacked, {summary['bytes_per_node']} a node in tables",
-        ),
-        (
-            "proof",
-            f"{proof['graphs']} graphs, {len(proof['seeds'])} inputs each, {eager}" if proof else "none",
-        ),
+        ("bytes", f"{human_bytes(summary['bytes_on_disk'])} unpacked"),
+        ("proof", f"{proof['graphs']} graphs, {len(proof['seeds'])} inputs each" if proof else "none"),
     ]
-    return "CUDA graphs\n" + "\n".join(f"{name:<11} {value}" for name, value in rows)
-
-
-def _kernels(kernels: list[Mapping[str, Any]]) -> str:
-    return table(("kernel", "nodes"), [(k["name"][:NAME], k["uses"]) for k in kernels])
+    facts = "CUDA graphs\n" + "\n".join(f"{name:<11} {value}" for name, value in rows)
+    reasons = [table(("captured at every start", "reason"), sorted(refused.items()))] if refused else []
+    return "\n\n".join([facts, *reasons])
 
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
-
-
-def _graphs_difference(difference: Mapping[str, Any], left: str, right: str) -> str:
-    """Return the text of `inspect --diff` for two graphs sections."""
-    lines = [
-        f"{name.removesuffix('_only')} only in {ref}: {_some(items)}"
-        for name in ("graphs_only", "kernels_only", "regions_only", "refused_only")
-        for ref, items in zip((left, right), difference[name], strict=True)
-        if items
-    ]
-    changed = [
-        (key, *(rows.get(n, 0) for n in CHANGES)) for key, rows in difference["graphs_changed"].items()
-    ]
-    listed = [table(("graph that differs in", *CHANGES), changed)] if changed else []
-    return "\n".join([*lines, *listed]) or "the CUDA graphs differ only in bytes that no kernel reads"
-
-
-def _some(items: list[str]) -> str:
-    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return ", ".join(items[:SHOWN]) + more

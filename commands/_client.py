@@ -7,9 +7,9 @@ no netrc is read. Bodies and times are bounded. This module does not interpret a
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urljoin
 
-from coldstart.artifacts.net.http_client import Answer, Bounds, ForbiddenError, HttpClient, redirected
+from coldstart.artifacts.net.http_client import Answer, Bounds, HttpClient, find_proxy
 from coldstart.artifacts.net.origin import Origin, parse_origin, redact_url
 from coldstart.commands._output import Output, human_bytes
 
@@ -54,10 +54,9 @@ class ServerClient:
         """
         self._url = url.rstrip("/")
         self._key = dict(key)
+        origin = _parse(url)
         if key:
-            _check_key(_parse(url), key, out)
-        else:
-            _parse(url)
+            _check_key(origin, key, out)
         bounds = Bounds(connect_s=10, head_s=wait_s, window_s=silent_s, floor=MAX_BYTES / silent_s)
         self._http = HttpClient(bounds)
 
@@ -105,7 +104,12 @@ class ServerClient:
         answer = self._http.ask(method, url, headers=headers, body=body, redirects=False)
         if 300 <= answer.status < 400:
             answer.close()
-            raise _redirect_error(url, answer)
+            target = redact_url(urljoin(url, answer.headers.get("Location", "")))
+            raise CommandFailedError(
+                f"{redact_url(url)} redirects to {target} (status {answer.status});"
+                " redirects are not followed, because a key goes to the named server alone",
+                hint="use the address that does not redirect: --url URL",
+            )
         return answer
 
 
@@ -123,23 +127,9 @@ def _check_key(origin: Origin, key: Mapping[str, str], out: Output) -> None:
         raise UsageError("the key contains a character that is not printable ASCII")
     if origin.may_hear_secrets:
         return
-    proxies = getproxies()
-    if (proxies.get("http") or proxies.get("all")) and not proxy_bypass(origin.host):
+    if find_proxy(origin) is not None:
         raise UsageError(
             f"the key would go to {origin} in clear text through a proxy",
             hint=f"NO_PROXY={origin.host}, or an https:// address",
         )
     out.warn(f"the key goes to {origin} without TLS")
-
-
-def _redirect_error(url: str, answer: Answer) -> CommandFailedError:
-    location = answer.headers.get("Location", "")
-    try:
-        target = redirected(url, location)
-    except ForbiddenError:
-        target = location
-    return CommandFailedError(
-        f"{redact_url(url)} redirects to {redact_url(target) or 'no address'} (status {answer.status});"
-        " redirects are not followed, because a key goes to the named server alone",
-        hint="use the address that does not redirect: --url URL",
-    )

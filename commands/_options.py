@@ -104,7 +104,7 @@ class Common:
 
         from coldstart.models import inspection
 
-        versions = self.store().list_versions(ref)
+        versions = [bundle for bundle in self.store().list() if bundle.identity[0] == ref]
         for bundle in versions if len(versions) > 1 else ():
             if bundle.ref == selected:
                 self.out.note(f"Using {selection.describe_choice(bundle, versions, inspection.trust)}")
@@ -137,7 +137,7 @@ class Common:
 
     def require_network(self, address: str) -> None:
         """Raise AuthRequiredError (exit code 4) if ``address`` is on the network and --offline is set."""
-        if self.offline and "://" in address and not address.startswith("dir://"):
+        if self.offline and "://" in address:
             raise AuthRequiredError(
                 f"{redact_url(address)} is on the network, and --offline is set",
                 hint="remove --offline",

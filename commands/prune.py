@@ -1,7 +1,5 @@
 """Remove old versions of bundles, or only the named bundles, and files that nothing uses any more."""
 
-import shlex
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -11,7 +9,6 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import count, human_bytes, one_line
 
 from coldstart.launch import pruning
-from coldstart.system.paths import Cache
 
 
 @declare()
@@ -48,16 +45,6 @@ def command(
     if done.note:
         common.out.warn(done.note)
     if dry_run:
-        common.out.note(f"Nothing was removed. Next: {_format_command(common, refs or (), keep)}")
+        common.out.note("Nothing was removed. To remove it, run the command without --dry-run.")
     else:
         common.out.success("Pruned the store", where=str(common.cache.bundles), then="coldstart list")
-
-
-def _format_command(common: Common, refs: Sequence[str], keep: int) -> str:
-    """Return the command that removes exactly what was listed: other arguments would select other bundles."""
-    words = ["coldstart", "prune", *refs]
-    if keep != 1 or "keep" in common.typed:
-        words += ["--keep", str(keep)]
-    if common.cache != Cache.at():
-        words += ["--cache-dir", str(common.cache.root)]
-    return shlex.join(words)

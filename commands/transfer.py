@@ -51,15 +51,9 @@ def import_(common: Common, file: Annotated[Path, typer.Argument(help="Archive t
     Nothing is executed. Code in a bundle runs later, only if its signer is trusted.
     """
     if not file.is_file():
-        name = shlex.quote(str(file))
-        if remote.is_address(file):
-            why, hint = "it is an address, not a file", "coldstart pull ADDRESS"
-        elif file.is_dir():
-            why, hint = "it is a directory", f"for the bundles of a directory: coldstart pull {name}"
-        else:
-            why = "it is not a regular file" if file.exists() else "no such file"
-            hint = f"coldstart export NAME --to {name}"
-        raise UsageError(f"cannot read the archive {file}: {why}", hint=hint)
+        is_source = file.is_dir() or remote.is_address(file)
+        hint = f"coldstart pull {shlex.quote(str(file))}" if is_source else "coldstart export NAME --to FILE"
+        raise UsageError(f"cannot read the archive {file}: it is not a file", hint=hint)
     with common.out.phase(f"read {file.name}"):
         bundles = import_archive(common.store(), file)
     _report(common, bundles, f"Imported {count(len(bundles), 'bundle')}")

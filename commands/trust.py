@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from coldstart.artifacts.bundle import Bundle, TrustResult
+from coldstart.artifacts import sign
 from coldstart.commands._completion import complete_key, complete_reference
 from coldstart.commands._options import Common, group
 from coldstart.commands._options import command as declare
@@ -69,7 +69,7 @@ def show_own(common: Common) -> None:
     """Print the public key of this machine. Others add it with trust add."""
     own = next((key for key in trust.listed() if key.own), None)
     mark = own.fingerprint if own else None
-    pem = trust.own_public_key()
+    pem = sign.public_pem(paths.state_dir()).decode()
     common.out.result({"fingerprint": mark, "public_key": pem}, pem)
     file = common.out.out_file
     name = "FILE" if file is None else shlex.quote(file.name)
@@ -82,49 +82,20 @@ def why(
     common: Common,
     ref: Annotated[str, typer.Argument(help="Bundle reference.", autocompletion=complete_reference)],
 ) -> None:
-    """Explain why a bundle is trusted or not. Lists each signature, and the version that is selected."""
-    store = common.store()
+    """Explain why a bundle is trusted or not. Lists each signature."""
     bundle = common.get_bundle(ref)
     _ = bundle.manifest  # raises for a damaged one: a signature of its digest says nothing then
-    verdict = trust.why(store, bundle)
+    judge = sign.TrustStore(sign.trust_dir(paths.state_dir()))
+    signatures, result = judge.each(bundle), judge(bundle)
     data = {
         "ref": bundle.ref,
         "version": bundle.version,
-        **asdict(verdict.trust),
-        "signatures": [
-            {"key": _describe_key(one.signer, verdict), **asdict(one)} for one in verdict.signatures
-        ],
-        "taken": verdict.taken.ref if verdict.taken else None,
-        "hint": verdict.hint,
+        **asdict(result),
+        "signatures": [asdict(one) for one in signatures],
     }
-    common.out.result(data, lambda: _why(bundle, verdict), brief="yes" if verdict.trust.ok else "no")
-    if not verdict.trust.ok:
-        raise CommandFailedError(f"{bundle.ref} is not trusted: {verdict.trust.reason}", hint=verdict.hint)
-
-
-def _why(bundle: Bundle, verdict: trust.Verdict) -> str:
-    lines = [
-        f"{bundle.name}:v{bundle.version} is {'trusted' if verdict.trust.ok else 'not trusted'}: {verdict.trust.reason}",
-        *(
-            f"signature {n}: {_describe_signature(one, verdict)}"
-            for n, one in enumerate(verdict.signatures, 1)
-        ),
-    ]
-    if verdict.taken is None:
-        lines.append("no version of this key is trusted, so none is used without --untrusted")
-    elif verdict.taken == bundle:
-        lines.append("it is the selected version of its key")
-    else:
-        lines.append(f"v{verdict.taken.version} of its key is selected: the newest trusted version")
-    return "\n".join(map(one_line, lines))
-
-
-def _describe_signature(judged: TrustResult, verdict: trust.Verdict) -> str:
-    key = _describe_key(judged.signer, verdict)
-    return f"{'valid' if judged.ok else 'not trusted'}: {judged.reason}{f', {key}' if key else ''}"
-
-
-def _describe_key(fingerprint: str | None, verdict: trust.Verdict) -> str | None:
-    """Return whose key that is, None for one that is not in the trust directory."""
-    key = verdict.keys.get(fingerprint or "")
-    return None if key is None else "the key of this machine" if key.own else f"the key {key.name}"
+    lines = [f"{bundle.name}:v{bundle.version} is {'' if result.ok else 'not '}trusted: {result.reason}"]
+    lines += [f"signature {n}: {one.reason}" for n, one in enumerate(signatures, 1)]
+    common.out.result(data, "\n".join(map(one_line, lines)), brief="yes" if result.ok else "no")
+    if not result.ok:
+        hint = "coldstart trust add FILE, with the output on its publisher's machine of: coldstart trust show"
+        raise CommandFailedError(f"{bundle.ref} is not trusted: {result.reason}", hint=hint)

@@ -10,6 +10,7 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -24,7 +25,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.util.ssl_ import create_urllib3_context
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-FLOOR_VARIABLE, PATIENCE_VARIABLE = "COLDSTART_HTTP_FLOOR", "COLDSTART_HTTP_PATIENCE_S"
+PATIENCE_VARIABLE = "COLDSTART_HTTP_PATIENCE_S"
 _MAX_REDIRECTS = 5
 _BLOCK = 1 << 17
 _SLICE = 1 << 20
@@ -45,22 +46,11 @@ class Bounds:
 
 
 def read_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
-    """Return the bounds with the floor (bytes/s) and the patience (s, of head and window) of the environment."""
-    patience = _positive(environment, PATIENCE_VARIABLE, Bounds().window_s)
-    floor = _positive(environment, FLOOR_VARIABLE, Bounds().floor)
-    return Bounds(head_s=patience, window_s=patience, floor=floor)
-
-
-def _positive(environment: Mapping[str, str], name: str, otherwise: float) -> float:
-    try:
-        value = float(environment.get(name, ""))
-    except ValueError:
-        return otherwise
-    return value if 0.0 < value < float("inf") else otherwise
-
-
-class TooSlowError(TimeoutError):
-    """Response that was slower than its bounds."""
+    """Return the bounds with the patience (s, of head and window) of the environment."""
+    with suppress(ValueError):
+        if 0.0 < (patience_s := float(environment.get(PATIENCE_VARIABLE, ""))) < float("inf"):
+            return Bounds(head_s=patience_s, window_s=patience_s)
+    return Bounds()
 
 
 class RemoteUnreachableError(RemoteFailedError):
@@ -122,7 +112,7 @@ class _Exchange:
         try:
             response = super().getresponse()  # type: ignore[misc]
         except TimeoutError as error:
-            raise TooSlowError(f"no response within {self.bounds.head_s:.0f} s") from error
+            raise SlowServerError(f"no response within {self.bounds.head_s:.0f} s") from error
         response.timed, response.bounds = sock, self.bounds
         return response
 
@@ -136,15 +126,10 @@ def _pools(bounds: Bounds) -> dict[str, Any]:
     }
 
 
-def tls_context(environment: Mapping[str, str] = os.environ) -> ssl.SSLContext:
-    """Return a context that trusts SSL_CERT_FILE or SSL_CERT_DIR, else REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, system, certifi."""
+def tls_context() -> ssl.SSLContext:
+    """Return a context that trusts SSL_CERT_FILE or SSL_CERT_DIR, else the system's certificates, else certifi's."""
     context = create_urllib3_context()
     context.sslsocket_class = _TlsSocket
-    named = environment.get("REQUESTS_CA_BUNDLE") or environment.get("CURL_CA_BUNDLE")
-    if named and not (environment.get("SSL_CERT_FILE") or environment.get("SSL_CERT_DIR")):
-        directory = os.path.isdir(named)  # noqa: PTH112 - either form is passed on unchanged
-        context.load_verify_locations(None if directory else named, named if directory else None)
-        return context
     paths = ssl.get_default_verify_paths()
     if paths.cafile or paths.capath:
         context.load_default_certs()
@@ -181,11 +166,11 @@ class Answer:
             data: bytes = self._response.read1(min(size, _SLICE))
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
             self.close()
-            if any(isinstance(cause, TimeoutError) for cause in _chain(error)):
+            if isinstance(_root(error), TimeoutError):
                 limits = self._bounds
                 slow = f"less than {limits.floor:.0f} bytes/s for {limits.window_s:.0f} s"
                 raise SlowServerError(slow) from error
-            raise failed(error) from error
+            raise RemoteUnreachableError(_reason(error)) from error
         waited_s = monotonic() - began
         self._patience_s += len(data) / self._bounds.floor - waited_s
         self._patience_s = min(self._bounds.window_s, self._patience_s)
@@ -263,7 +248,7 @@ class HttpClient:
             sent = {"Accept-Encoding": "identity", **headers, **_own(secret, url)}
             response = self._send(method, url, sent, body)
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
-            raise failed(error) from error
+            raise RemoteUnreachableError(_reason(error)) from error
         return Answer(response, url, redirected)
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: object) -> Any:
@@ -281,7 +266,7 @@ class HttpClient:
 
     def _manager(self, url: str) -> urllib3.PoolManager:
         origin = parse_origin(url)
-        way = (origin.scheme, _proxy(origin))
+        way = (origin.scheme, find_proxy(origin))
         if way not in self._managers:
             self._managers[way] = _manager(*way, self._bounds)
         return self._managers[way]
@@ -302,33 +287,19 @@ def redirected(url: str, location: str) -> str:
     return target
 
 
-def failed(error: BaseException) -> RemoteUnreachableError:
-    """Return the error as one line without the address, which may contain a secret."""
-    slow = next((cause for cause in _chain(error) if isinstance(cause, TooSlowError)), None)
-    return SlowServerError(str(slow)) if slow else RemoteUnreachableError(_reason(error))
+def _root(error: BaseException) -> BaseException:
+    """Return the cause of an error of urllib3, whose own text may contain the address and thus a secret."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def _reason(error: BaseException) -> str:
-    for cause in _chain(error):
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"certificate verify failed: {cause.verify_message}"
-    last = _chain(error)[-1]
-    text = getattr(last, "strerror", None) or type(last).__name__
-    return "timed out" if isinstance(last, TimeoutError) else str(text)
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    causes = [error]
-    while len(causes) < 10:
-        deeper = causes[-1].__cause__ or causes[-1].__context__ or _inner(causes[-1])
-        if deeper is None or deeper in causes:
-            break
-        causes.append(deeper)
-    return causes
-
-
-def _inner(error: BaseException) -> BaseException | None:
-    return next((one for one in reversed(error.args) if isinstance(one, BaseException)), None)
+    cause = _root(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {cause.verify_message}"
+    text = getattr(cause, "strerror", None) or type(cause).__name__
+    return "timed out" if isinstance(cause, TimeoutError) else str(text)
 
 
 def _own(secret: Secret | None, url: str) -> Mapping[str, str]:
@@ -339,7 +310,8 @@ def _own(secret: Secret | None, url: str) -> Mapping[str, str]:
     return secret.headers
 
 
-def _proxy(origin: Origin) -> str | None:
+def find_proxy(origin: Origin) -> str | None:
+    """Return the address of the proxy that the environment names for `origin`; none is used for this machine."""
     if origin.is_loopback or proxy_bypass(origin.host):
         return None
     proxies = getproxies()

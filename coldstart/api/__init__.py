@@ -9,6 +9,7 @@ from coldstart.api.checking import validate, validate_all
 from coldstart.api.serving import OnMiss, serve
 from coldstart.api.stores import Store
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.prune import PruneReport
 from coldstart.contract.fallback import Fallback
 from coldstart.errors import (
     AuthRequiredError,
@@ -17,7 +18,6 @@ from coldstart.errors import (
     NoBundleError,
     UsageError,
 )
-from coldstart.launch.pruning import PruneReport
 from coldstart.launch.server import Server
 from coldstart.materialize.options import Options, Phase
 from coldstart.materialize.plan import MaterializationPlan

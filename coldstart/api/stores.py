@@ -8,9 +8,9 @@ from pathlib import Path
 from coldstart.api.lookups import PathLike, open_cache
 from coldstart.artifacts import archive, remote
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.prune import PruneReport
 from coldstart.artifacts.store import Store as BundleStore
 from coldstart.launch import pruning
-from coldstart.launch.pruning import PruneReport
 from coldstart.models import inspection
 
 

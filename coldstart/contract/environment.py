@@ -136,12 +136,6 @@ HOST_URL = _mine(
     "",
     "URL of the host for `coldstart host status`, `load`, `unload`, `logs`, `reload` and `stop`.",
 )
-HTTP_FLOOR = _mine(
-    "HTTP_FLOOR",
-    number(0),
-    float(16 << 10),
-    "Minimum rate in bytes per second of a registry or weights server; slower transfers are aborted.",
-)
 HTTP_PATIENCE_S = _mine(
     "HTTP_PATIENCE_S",
     number(0),

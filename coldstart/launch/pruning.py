@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.oci import Descriptor
+from coldstart.artifacts.prune import PruneReport, remove
 from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError
 from coldstart.launch import caches, process_snapshot
@@ -29,37 +29,6 @@ from coldstart.system.trust import directory_fingerprint
 
 # Leftovers of a dead writer start with the digest too: .DIGEST.PID.old, .DIGEST.UUID.partial.
 _NAME = re.compile(r"\.?(?P<digest>[0-9a-f]{64})(\..*)?")
-
-
-@dataclass(frozen=True)
-class PruneReport:
-    """Removed files and bundles, or those that would be removed with `dry_run`.
-
-    Attributes:
-        removed: Digests of the bundles.
-        files: Number of files in the store.
-        unpacked: Directories of unpacked sections.
-        frozen: Directories of snapshots.
-        freed_bytes: Size of all of it on disk.
-        paths: All files and directories.
-        note: Why blobs were retained, None if none was.
-    """
-
-    removed: tuple[str, ...]
-    files: int
-    unpacked: tuple[Path, ...]
-    frozen: tuple[Path, ...]
-    freed_bytes: int
-    note: str | None = None
-    paths: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Reclaimed:
-    """Removed (or, in a dry run, removable) directories and records, and their bytes on disk."""
-
-    paths: tuple[Path, ...]
-    freed: int
 
 
 def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
@@ -80,11 +49,17 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     # A name of several keys does not say which of them to remove.
     drop = [store.get(ref, one_key=True) for ref in refs]
     pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
-    removed = tuple(entry.digest for entry in pruned.removed)
-    remaining = [bundle for bundle in store.list() if bundle.digest not in removed]
-    unpacked = _reclaim_unpacked(cache, remaining, dry_run)
-    frozen = reclaim_images(cache.runtimes, dry_run=dry_run)
-    engines = _reclaim_engines(cache, remaining, dry_run)
+    remaining = [bundle for bundle in store.list() if bundle.digest not in pruned.removed]
+    unpacked = _find_unpacked(cache, remaining)
+    with _leftover_images(cache.runtimes) as partial:
+        frozen = (*partial, *_find_images(cache, remaining))
+        freed = pruned.freed_bytes + sum(map(runtime_image.size, (*unpacked, *frozen)))
+        if not dry_run:
+            remove(unpacked)
+            for path in unpacked:
+                directory_fingerprint.record("unpacked", path).unlink(missing_ok=True)
+            for path in frozen:
+                runtime_image.discard(path)
     if not dry_run:
         scratch.sweep()
         process_snapshot.sweep()
@@ -92,23 +67,18 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         caches.sweep(paths.compiled_dir())
         # Of materializations that were killed.
         locked_directory.sweep(cache.work)
-    freed = pruned.freed + unpacked.freed + frozen.freed + engines.freed
-    snapshots = (*frozen.paths, *engines.paths)
-    every = (*pruned.paths, *unpacked.paths, *snapshots)
-    return PruneReport(removed, pruned.files, unpacked.paths, snapshots, freed, pruned.note, every)
+    every = (*pruned.paths, *unpacked, *frozen)
+    return replace(pruned, unpacked=unpacked, frozen=frozen, freed_bytes=freed, paths=every)
 
 
-def _reclaim_unpacked(cache: Cache, remaining: Sequence[Bundle], dry_run: bool) -> Reclaimed:
-    """Remove what was unpacked from sections that no remaining bundle has, also where stores share a directory."""
+def _find_unpacked(cache: Cache, remaining: Sequence[Bundle]) -> tuple[Path, ...]:
+    """Return what was unpacked from sections that no remaining bundle has, also where stores share a directory."""
     live = {blob.digest.removeprefix("sha256:") for bundle in remaining for blob in _layers(bundle)}
     roots = [cache.unpacked, paths.compiled_dir()]
     if (paths.state_dir() / "unpacked").is_dir():
         with suppress(UsageError):  # A directory of another user contains nothing of this store.
             roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
-    found = reclaim(roots, live, dry_run=dry_run)
-    for path in () if dry_run else found.paths:
-        directory_fingerprint.record("unpacked", path).unlink(missing_ok=True)
-    return found
+    return find_dead(roots, live)
 
 
 def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:
@@ -118,15 +88,11 @@ def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:
         return ()  # nothing was ever unpacked from what cannot be read
 
 
-def reclaim(roots: Iterable[Path], live: Collection[str], *, dry_run: bool) -> Reclaimed:
-    """Remove entries directly below `roots` whose digest (hexadecimal) is not in `live`, unless a process has mapped them."""
+def find_dead(roots: Iterable[Path], live: Collection[str]) -> tuple[Path, ...]:
+    """Return the entries below `roots` whose digest (hexadecimal) is not in `live`, without those that a process has mapped."""
     dead = [path for root in roots for path, digest in _named(root) if digest not in live]
     mapped = _mapped() if dead else set()
-    chosen = tuple(path for path in dead if not _in_use(path, mapped))
-    freed = sum(runtime_image.size(path) for path in chosen)
-    for path in () if dry_run else chosen:
-        _remove(path)
-    return Reclaimed(chosen, freed)
+    return tuple(path for path in dead if not _in_use(path, mapped))
 
 
 def _named(root: Path) -> Iterator[tuple[Path, str]]:
@@ -149,35 +115,24 @@ def _in_use(path: Path, mapped: Collection[str]) -> bool:
     return any(name.startswith(prefix) for name in mapped)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def reclaim_images(root: Path, *, dry_run: bool) -> Reclaimed:
-    """Remove the images that cannot be thawed any more, and what a killed process left of one."""
-    dead = [image for image in runtime_image.listed(root) if image.obstacle is not None]
-    paths, freed = [image.directory for image in dead], sum(image.size for image in dead)
-    for image in () if dry_run else dead:
-        runtime_image.discard(image.directory)
+@contextmanager
+def _leftover_images(root: Path) -> Iterator[list[Path]]:
+    """Yield what a killed process left of an image; none is created in the block."""
     partial = root / runtime_image.PARTIAL
     # While an image is being created, its process has the lock.
-    if partial.is_dir() and (held := files.try_lock(root / runtime_image.LOCK)) is not None:
-        paths, freed = [*paths, partial], freed + runtime_image.size(partial)
-        if not dry_run:
-            shutil.rmtree(partial, ignore_errors=True)
-        os.close(held)
-    return Reclaimed(tuple(paths), freed)
+    held = files.try_lock(root / runtime_image.LOCK) if partial.is_dir() else None
+    try:
+        yield [] if held is None else [partial]
+    finally:
+        if held is not None:
+            os.close(held)
 
 
-def _reclaim_engines(cache: Cache, remaining: Sequence[Bundle], dry_run: bool) -> Reclaimed:
-    """Remove the images of engines that no remaining bundle has."""
+def _find_images(cache: Cache, remaining: Sequence[Bundle]) -> Iterator[Path]:
+    """Yield the images that cannot be thawed any more, and those of engines that no remaining bundle has."""
+    yield from (
+        image.directory for image in runtime_image.listed(cache.runtimes) if image.obstacle is not None
+    )
     kept = {runtime_image.engine_place(cache.runtimes, bundle.digest) for bundle in remaining}
     root = runtime_image.engine_place(cache.runtimes, "")  # the directory of all of them
-    dead = tuple(path for path, _ in _named(root) if path not in kept)
-    freed = sum(map(runtime_image.size, dead))
-    for path in () if dry_run else dead:
-        runtime_image.discard(path)
-    return Reclaimed(dead, freed)
+    yield from (path for path, _ in _named(root) if path not in kept)

@@ -49,7 +49,17 @@ def test_challenge_behind_a_redirect_is_not_answered(
                 assert "127.0.0.2, to which 127.0.0.1" in denied.value.message
 
 
-@pytest.mark.parametrize("challenge", ["Basic", 'Bearer realm="{}/token"', "Digest realm=x, nonce=y"])
+@pytest.mark.parametrize(
+    "challenge",
+    [
+        "",
+        "Basic",
+        'Bearer realm="{}/token"',
+        "Digest realm=x, nonce=y",
+        'Bearer realm="http://localhost.example.invalid/token"',
+        'Bearer realm="http://127.0.0.1@example.invalid/token"',
+    ],
+)
 def test_registry_may_not_name_a_realm_on_another_host(
     challenge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +67,7 @@ def test_registry_may_not_name_a_realm_on_another_host(
         asks = {"WWW-Authenticate": challenge.format(third.url)}
         with answering(lambda c, _: answer(c, 401, asks)) as first:
             _log_in(tmp_path, first.address, monkeypatch)
-            with pytest.raises(RemoteDeniedError):
+            with pytest.raises(RemoteDeniedError, match=r"docker login|COLDSTART_TOKEN_REALMS"):
                 remote.pull(Store(tmp_path / "store"), f"oci://{first.address}/a/b")
             assert not third.asked
 

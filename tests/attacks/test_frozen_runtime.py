@@ -100,10 +100,7 @@ def test_thaw_names_the_module_when_one_byte_of_it_changed(cache: Cache, tmp_pat
     about = json.loads((image / fingerprint.ABOUT).read_text())
     about["files"] |= fingerprint.read_states([str(module)])
     (image / fingerprint.ABOUT).write_text(json.dumps(about))
-    record = directory_fingerprint.record("frozen", image)
-    record.write_text(
-        json.dumps({"format": runtime_image.FORMAT, "entries": directory_fingerprint.compute(image)})
-    )
+    directory_fingerprint.write("frozen", image, str(runtime_image.FORMAT))
     _thawed(cache).end()
     module.write_text("VALUE = 2\n")
     with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"/module\.py has changed since"):

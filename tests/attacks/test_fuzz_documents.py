@@ -111,7 +111,7 @@ def write(store: Store, key: Key, target: str, chance: random.Random) -> None:
             with draft.staging.file() as file:
                 file.write(json.dumps(document).encode() if name == target else canonical.dumps(document))
             kind = SECTION_TYPES[name].media_type
-            draft.sections[name] = SectionEntry(name, 1, file.digest, file.size, kind, {})
+            draft.sections[name] = SectionEntry(kind, file.digest, file.size)
         draft.publish(provenance())
 
 

@@ -6,16 +6,14 @@ The blob of a stream is small, since names that resemble each other compress wel
 from __future__ import annotations
 
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
-from itertools import chain
 from pathlib import Path
 from time import process_time
 
 import pytest
 import zstandard
-from coldstart.artifacts import tar
+from coldstart.artifacts import trees
 from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import (
     BundleError,
@@ -33,7 +31,7 @@ LIMIT_S = 20.0
 
 
 def _header(name: str) -> bytes:
-    return tar.describe(name).tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+    return trees.describe(name).tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
 def _numbered(count: int) -> Iterator[bytes]:
@@ -45,17 +43,15 @@ def _numbered(count: int) -> Iterator[bytes]:
         yield name + first[7:148] + f"{base + sum(name):06o}\0 ".encode() + first[156:]
 
 
-def _chains() -> Iterator[bytes]:
-    """Yield names at the depth limit; each implies different directories."""
-    return (
-        _header("/".join([f"d{number}"] * LIMITS.path_depth)) for number in range(LIMITS.tree_members // 60)
-    )
-
-
 def _siblings() -> Iterator[bytes]:
     """Yield long names that share 63 directories."""
-    above = "/".join(["d" * 60] * (LIMITS.path_depth - 1))
-    return (_header(f"{above}/{number}") for number in range(LIMITS.tree_members // 20))
+    parts = ["d" * 60] * (LIMITS.path_depth - 1)
+    for depth in range(1, LIMITS.path_depth):
+        yield trees.describe("/".join(parts[:depth]), is_directory=True).tobuf(
+            tarfile.PAX_FORMAT, "utf-8", "strict"
+        )
+    above = "/".join(parts)
+    yield from (_header(f"{above}/{number}") for number in range(LIMITS.tree_members // 20))
 
 
 def _large_headers() -> Iterator[bytes]:
@@ -68,65 +64,28 @@ def _large_headers() -> Iterator[bytes]:
 
 STREAMS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
     "2,000 components": (lambda: [_header("/".join(["a"] * 2000))] * COUNT, "CS-PATH"),
-    "1,500 components": (lambda: [_header("/".join(["a"] * 1500) + "/b")] * COUNT, "CS-PATH"),
-    "a file below, then the file": (
-        lambda: chain([_header("a/b"), _header("a")], _numbered(COUNT)),
-        "CS-DUPMEMBER",
-    ),
-    "the same name": (lambda: [_header("a")] * COUNT, "CS-DUPMEMBER"),
-    "chains of directories": (_chains, "CS-BOMB"),
+    "the first name again at the end": (lambda: [*_numbered(COUNT), _header("0000000")], "CS-DUPMEMBER"),
+    "a file below a file at the end": (lambda: [*_numbered(COUNT), _header("0000000/x")], "CS-PATH"),
+    "one too many": (lambda: _numbered(LIMITS.tree_members + 1), "CS-BOMB"),
     "siblings far down": (_siblings, "CS-BOMB"),
     "large pax headers": (_large_headers, "CS-BOMB"),
 }
 
 # Streams that take seconds; the others show the same limits.
-LONG = ("large pax headers", "chains of directories")
-LATE: dict[str, tuple[int, str, str]] = {
-    "below a file": (COUNT, "0000000/x", "CS-PATH"),
-    "twice": (COUNT, "0000000", "CS-DUPMEMBER"),
-    "one too many": (LIMITS.tree_members, "x", "CS-BOMB"),
-}
+LONG = ("large pax headers", "one too many")
 
 
 def _compressed(headers: Iterable[bytes]) -> bytes:
     compressor = zstandard.ZstdCompressor(level=1).compressobj()
-    return b"".join([*map(compressor.compress, headers), compressor.compress(tar.END), compressor.flush()])
-
-
-def _code_and_seconds(act: Callable[[], object]) -> tuple[str, float]:
-    """Return the code of the error that `act` raises, and the processor time until then."""
-    began = process_time()
-    with pytest.raises(BundleError) as caught:
-        act()
-    return caught.value.code, process_time() - began
-
-
-@pytest.fixture
-def memory_disk() -> Iterator[Path]:
-    """Return a directory in memory where available, so that disk time is not measured."""
-    shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as place:
-        yield Path(place)
+    return b"".join([*map(compressor.compress, headers), compressor.compress(trees.END), compressor.flush()])
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in STREAMS]
 )
-def test_hostile_names_are_refused_within_seconds(name: str, store: Store, memory_disk: Path) -> None:
+def test_hostile_names_are_refused_within_seconds(name: str, store: Store) -> None:
     headers, code = STREAMS[name]
     bundle = forge(store, _compressed(headers()))
-    found, seconds = _code_and_seconds(lambda: bundle.extract("compile", memory_disk / "out", trust=anyone))
-    assert found == code and seconds < LIMIT_S
-    assert not list(memory_disk.iterdir())
-
-
-# `test_implied_directories_count_as_members` shows the same limit with fewer names.
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "one too many")) for name in LATE]
-)
-def test_a_conflict_with_the_last_name_is_found_within_seconds(name: str, store: Store) -> None:
-    count, last, code = LATE[name]
-    bundle = forge(store, _compressed([*_numbered(count), _header(last)]))
     began = process_time()
     findings = check(bundle)
     assert [one.code for one in findings] == [code] and process_time() - began < LIMIT_S
@@ -135,10 +94,11 @@ def test_a_conflict_with_the_last_name_is_found_within_seconds(name: str, store:
 @pytest.mark.parametrize(
     ("first", "second", "error"),
     [
-        (("a/b", False), ("a", False), DuplicateMemberError),
+        (("a/b", False), ("a", False), UnsafePathError),
         (("a", False), ("a/b", False), UnsafePathError),
         (("a", False), ("a/b/c", True), UnsafePathError),
-        (("a/b/c", False), ("a/b", False), DuplicateMemberError),
+        (("a", True), ("a/b/c", False), UnsafePathError),
+        (("a", False), ("a", True), DuplicateMemberError),
         (("a", True), ("a", False), DuplicateMemberError),
     ],
 )
@@ -149,14 +109,15 @@ def test_every_conflict_of_two_names_is_named(
         (member(name, type=b"5" if is_directory else b"0"), b"") for name, is_directory in (first, second)
     ]
     with pytest.raises(error):
-        list(tar.TarStream(BytesIO(plain_tar(*named))).members())
+        trees.read_tar(BytesIO(plain_tar(*named)), 1 << 20)
 
 
 def test_depth_is_limited_for_readers_and_writers(store: Store, tmp_path: Path) -> None:
-    deepest = "/".join(["d"] * LIMITS.path_depth)
-    assert (
-        forge(store, tar_zst((member(deepest), b"x"))).extract("compile", tmp_path / "out", trust=anyone) == 1
-    )
+    above = ["/".join(["d"] * depth) for depth in range(1, LIMITS.path_depth)]
+    deepest = f"{above[-1]}/d"
+    members = [*((member(name, type=b"5"), b"") for name in above), (member(deepest), b"x")]
+    bundle = forge(store, tar_zst(*members))
+    assert bundle.extract("compile", tmp_path / "out", trust=anyone) == LIMITS.path_depth
     tree = write_tree(tmp_path / "tree", {f"{deepest}/x": b"x"})
     with store.begin(key()) as draft, pytest.raises(UnsafePathError, match="64 components"):
         draft.add_tree("compile", tree)

@@ -21,7 +21,7 @@ from coldstart.artifacts.net.http_client import PATIENCE_VARIABLE
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import check
 from tools.bundles import publish
-from tools.raw_server import Asked, answer, answering, dribble, flood
+from tools.raw_server import Asked, answer, answering, dribble, flood, say
 
 from coldstart.weights.prefetch.http_source import HttpSource, headers
 from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError
@@ -153,6 +153,11 @@ REGISTRY: dict[str, Behave] = COMMON | {
         if asked.path.startswith("/token")
         else answer(c, 401, {"WWW-Authenticate": f'Bearer realm="http://{asked.headers["host"]}/token"'})
     ),
+    "gives a token at length": lambda c, asked: (
+        flood(c, _head(200) + b'{"token":"' + b"x" * (1 << 20), BIG)
+        if asked.path.startswith("/token")
+        else answer(c, 401, {"WWW-Authenticate": f'Bearer realm="http://{asked.headers["host"]}/token"'})
+    ),
     "gives a token for ever": lambda c, asked: (
         answer(c, 200, {}, b'{"token":"abc"}')
         if asked.path.startswith("/token")
@@ -271,3 +276,31 @@ def test_hostile_responses_after_a_valid_manifest(
         assert time.monotonic() - began < DEADLINE_S
     assert watch.peak < RSS
     assert all(check(bundle) == [] for bundle in store.list())
+
+
+def test_pull_limits_the_number_of_signatures(tmp_path: Path) -> None:
+    made = publish(Store(tmp_path / "made"), tmp_path)
+    listed = [
+        {"mediaType": oci.MANIFEST_TYPE, "digest": f"sha256:{number:064x}", "size": 700}
+        | {"artifactType": oci.SIGNATURE_TYPE}
+        for number in range(2000)
+    ]
+    index = json.dumps({"schemaVersion": 2, "mediaType": oci.INDEX_TYPE, "manifests": listed}).encode()
+
+    def registry(connection: socket.socket, asked: Asked) -> None:
+        last = asked.path.rpartition("/")[2]
+        blob = tmp_path / "made" / "blobs" / "sha256" / last.partition(":")[2]
+        if "/referrers/" in asked.path:
+            answer(connection, 200, {"Content-Type": oci.INDEX_TYPE}, index)
+        elif last == "latest":
+            answer(connection, 200, {}, made.image_bytes())
+        elif blob.exists():
+            answer(connection, 200, {}, blob.read_bytes())
+        else:
+            say(connection, {"errors": []}, 404)
+
+    with answering(registry) as server:
+        pulled = remote.pull(Store(tmp_path / "store"), f"oci://{server.address}/a/b")
+        assert pulled == made
+        asked = [one for one in server.asked if one.path.rpartition(":")[2].startswith("000000")]
+        assert len(asked) <= 64

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from coldstart.artifacts import tar
+from coldstart.artifacts import trees
 from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import ArchiveBombError, BundleError
-from coldstart.artifacts.manifest import UNPACKED
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.verify import check
 from tools.bundles import forge, member, plain_tar, tar_zst
@@ -35,11 +34,10 @@ HOSTILE = {
     "absolute": (_file("/etc/x"), "CS-PATH"),
     "dot": (_file("./x"), "CS-PATH"),
     "empty part": (_file("a//x"), "CS-PATH"),
-    "backslash": (_file("..\\x"), "CS-PATH"),
-    "drive": (_file("c:x"), "CS-PATH"),
     "newline": (_file("a\nb"), "CS-PATH"),
     "long component": (_file("a" * 300), "CS-PATH"),
     "below a file": (tar_zst((member("a"), b"x"), (member("a/b"), b"y")), "CS-PATH"),
+    "in no directory": (_file("a/b"), "CS-PATH"),
     "pax path": (_pax(path="../../x"), "CS-PATH"),
     "symlink": (_kind(tarfile.SYMTYPE, linkname="/etc/passwd"), "CS-LINK"),
     "symlink then through it": (
@@ -58,6 +56,11 @@ HOSTILE = {
     "negative size in pax": (_pax(size="-1"), "CS-TREE"),
     "size past the end": (_pax(size="999999"), "CS-TREE"),
     "cut short": (zstandard.compress(bytes(100)), "CS-TREE"),
+    "cut short after a member": (zstandard.compress(plain_tar((member("a"), b"x"))[:1024]), "CS-TREE"),
+    "damaged second header": (
+        zstandard.compress(plain_tar((member("a"), b"x"), (member("b"), b"x")).replace(b"b\0", b"c\0", 1)),
+        "CS-TREE",
+    ),
     "no zstd": (b"not a zstd frame at all", "CS-TREE"),
     "not a tar": (zstandard.compress(b"x" * 1024), "CS-TREE"),
 }
@@ -76,12 +79,6 @@ def test_extract_refuses_hostile_tree(name: str, store: Store, tmp_path: Path) -
     assert [finding.code for finding in check(bundle)] == [code]
 
 
-def test_extract_refuses_more_bytes_than_declared(store: Store, tmp_path: Path) -> None:
-    bundle = forge(store, _file("a", b"x" * 5000), annotations={UNPACKED: "1024"})
-    with pytest.raises(ArchiveBombError):
-        bundle.extract("compile", tmp_path / "out", trust=anyone)
-
-
 def test_extract_refuses_too_large_window(store: Store, tmp_path: Path) -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=30, enable_ldm=True)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
@@ -91,7 +88,8 @@ def test_extract_refuses_too_large_window(store: Store, tmp_path: Path) -> None:
     assert caught.value.code == "CS-TREE"
 
 
-def test_members_refuses_more_than_the_limit() -> None:
-    stream = BytesIO(plain_tar(*((member(f"f{n}"), b"") for n in range(11))))
+def test_read_tar_refuses_more_bytes_than_its_budget() -> None:
+    data = plain_tar(*((member(f"f{n}"), b"") for n in range(11)))
+    assert len(trees.read_tar(BytesIO(data), len(data))) == 11
     with pytest.raises(ArchiveBombError):
-        list(tar.TarStream(stream).members(cap=10))
+        trees.read_tar(BytesIO(data), 10 * 512)

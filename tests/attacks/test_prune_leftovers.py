@@ -62,23 +62,23 @@ def test_prune_retains_the_cache_of_another_store_alone(run: Run, store: Store, 
     assert len(list((paths.state_dir() / "unpacked").glob("[0-9a-f]*"))) == 1
 
 
-def test_reclaim_retains_files_that_a_process_has_mapped(store: Store, home: Path) -> None:
+def test_prune_retains_files_that_a_process_has_mapped(store: Store, home: Path) -> None:
     place = _unpack(publish(store, home / "s"))
     with (
         (place / "kernel.so").open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ),
     ):
-        assert pruning.reclaim([place.parent], [], dry_run=False).paths == () and place.is_dir()
-    assert pruning.reclaim([place.parent], [], dry_run=False).paths == (place,) and not place.exists()
+        assert pruning.prune(Cache.at(), ["org/tiny"]).unpacked == () and place.is_dir()
+    assert pruning.prune(Cache.at()).unpacked == (place,) and not place.exists()
 
 
-def test_reclaim_retains_files_with_other_names(tmp_path: Path) -> None:
-    for name in ("notes", "a" * 63, "A" * 64, ".keep"):
-        (tmp_path / name).mkdir()
-    left = tmp_path / f".{'a' * 64}.123.old"
-    left.mkdir()
-    assert pruning.reclaim([tmp_path], [], dry_run=False).paths == (left,)
-    assert len(list(tmp_path.iterdir())) == 4
+def test_prune_retains_files_with_other_names(home: Path) -> None:
+    root = Cache.at().unpacked
+    left = root / f".{'a' * 64}.123.old"
+    for name in ("notes", "a" * 63, "A" * 64, ".keep", left.name):
+        (root / name).mkdir(parents=True)
+    assert pruning.prune(Cache.at()).unpacked == (left,)
+    assert len(list(root.iterdir())) == 4
 
 
 def test_prune_removes_files_of_killed_servers(run: Run, store: Store, home: Path) -> None:

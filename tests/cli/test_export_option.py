@@ -6,10 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts.bundle import Bundle
 from coldstart.commands._export import Exports
 from support import pages
-from tools.shell import Run
 
 from coldstart.bench.report.report import FORMS, Report
 from coldstart.errors import UsageError
@@ -54,17 +52,3 @@ def test_write_leaves_the_old_file_when_rendering_fails(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         Exports.parse([f"html={tmp_path / 'x.html'}"]).write(result)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.html", "old")]
-
-
-def test_inspect_gives_each_of_its_views(run: Run, bundle: Bundle, home: Path) -> None:
-    for view, header in [
-        ([], "section,version,size_bytes,digest"),
-        (["--key"], "field,value"),
-        (["--tree"], "section,path,size_bytes"),
-        (["--manifest"], "digest,size_bytes"),
-        (["--diff", bundle.ref], "what,left,right"),
-    ]:
-        done = run("inspect", bundle.ref, *view, "--export", "csv", "--export", "json=out.json")
-        assert done.stdout.splitlines()[0] == header
-    plain = json.loads(run("inspect", bundle.ref, "--diff", bundle.ref, "--format", "json").stdout)
-    assert json.loads((home / "out.json").read_text()) == plain

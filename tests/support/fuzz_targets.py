@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from coldstart.artifacts import manifest, oci, tar
+import zstandard
+from coldstart.artifacts import manifest, oci, trees
 from coldstart.artifacts.errors import BundleError
 
 from coldstart.errors import UsageError
@@ -45,19 +46,16 @@ def read_manifest(data: bytes) -> None:
 
 
 def read_tar(data: bytes) -> None:
-    """Read all members of a tar archive. Their names must be readable again after they are written."""
-    stream = tar.TarStream(io.BytesIO(data))
-    try:
-        members = [(info, b"".join(stream.body(info))) for info in stream.members()]
-    except BundleError:
-        return
-    for info, content in members:
-        again, archive = tar.describe(info.name, len(content), is_directory=info.isdir()), io.BytesIO()
-        tar.append(archive, again, io.BytesIO(content))
-        archive.write(tar.END)
-        archive.seek(0)
-        (found,) = tar.TarStream(archive).members()
-        assert (found.name, found.isdir()) == (info.name, info.isdir())
+    """Unpack a tar archive. What is accepted must be packed and read as the same members."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        try:
+            members = trees.read_tar(io.BytesIO(data), 1 << 24, Path(directory))
+        except BundleError:
+            return
+        packed = io.BytesIO()
+        trees.pack(Path(directory), packed)
+    again = zstandard.ZstdDecompressor().stream_reader(packed.getvalue())
+    assert trees.read_tar(again, 1 << 25) == sorted(members)
 
 
 def read_safetensors(data: bytes) -> None:

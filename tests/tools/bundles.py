@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import zstandard
-from coldstart.artifacts import commit, oci
+from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.draft import Signer
 from coldstart.artifacts.key import Key
@@ -67,7 +67,6 @@ def forge(
     store: Store,
     blob: bytes,
     section: str = "compile",
-    annotations: Mapping[str, str] | None = None,
     media_type: str | None = None,
 ) -> Bundle:
     """Create a bundle whose only section is `blob`, with correct digests."""
@@ -75,7 +74,7 @@ def forge(
         with draft.staging.file() as file:
             file.write(blob)
         kind = media_type or SECTION_TYPES[section].media_type
-        entry = SectionEntry(section, 1, file.digest, file.size, kind, annotations or {})
+        entry = SectionEntry(kind, file.digest, file.size)
         draft.sections[section] = entry
         return draft.publish(provenance())
 
@@ -87,7 +86,7 @@ def plant(store: Store, config: bytes, change: Callable[[bytes], bytes] = bytes)
         image = change(oci.ImageManifest(oci.BUNDLE_TYPE, described, ()).document())
         descriptor = draft.staging.put(image, oci.MANIFEST_TYPE)
         identity = {oci.NAME: NAME, oci.KEY: key().digest}
-        return commit.publish(store.layout, draft.staging, descriptor, identity, ())
+        return draft.staging.publish(descriptor, identity, ())
 
 
 def config(**changes: object) -> dict[str, object]:

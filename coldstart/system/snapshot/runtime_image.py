@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -60,12 +61,7 @@ def obstacle(image: Path) -> str | None:
         return f"{image} does not exist"
     if (reason := ownership.private(image)) is not None:
         return reason
-    try:
-        known = canonical.read(directory_fingerprint.record(_KIND, image))
-        stamped = known["entries"] if known["format"] == FORMAT else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        stamped = {}
-    if not stamped:
+    if not (stamped := directory_fingerprint.read(_KIND, image, str(FORMAT))):
         return f"{image} was not created on this machine"
     try:
         return directory_fingerprint.change(stamped, image, "created")
@@ -94,10 +90,7 @@ def published(image: Path) -> Iterator[Path]:
             partial.rename(image)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        record = directory_fingerprint.record(_KIND, image)
-        files.make_private(record.parent)
-        document = {"format": FORMAT, "entries": directory_fingerprint.compute(image)}
-        files.write_atomic(record, json.dumps(document).encode(), mode=0o600)
+        directory_fingerprint.write(_KIND, image, str(FORMAT))
 
 
 def _seal(directory: Path) -> None:
@@ -105,7 +98,7 @@ def _seal(directory: Path) -> None:
     for path in directory.iterdir():
         path.chmod(0o600)
         with path.open("rb") as file:
-            files.sync_file(file)
+            os.fsync(file.fileno())
     files.sync_directory(directory)
 
 

@@ -8,12 +8,13 @@ another machine has none.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from coldstart.artifacts import ownership
+from coldstart.artifacts import canonical, files, ownership
 from coldstart.system import paths
 
 
@@ -23,9 +24,20 @@ def record(kind: str, place: Path) -> Path:
     return paths.state_dir() / kind / f"{place.name}.{where}"
 
 
-def compute(place: Path) -> dict[str, list[int]]:
-    """Return the fingerprint of each entry of `place` by relative path, and of `place` itself as ".". Raises OSError."""
-    return {name: _stamp(status) for name, status in _entries(place)}
+def write(kind: str, place: Path, made_by: str) -> None:
+    """Record what made `place` and the fingerprint of each entry by relative path, of itself as ".". Raises OSError."""
+    document = {"made_by": made_by, "entries": {name: _stamp(status) for name, status in _entries(place)}}
+    files.make_private(record(kind, place).parent)
+    files.write_atomic(record(kind, place), json.dumps(document).encode(), mode=0o600)
+
+
+def read(kind: str, place: Path, made_by: str) -> Mapping[str, Sequence[int]]:
+    """Return the fingerprints that `write` recorded, {} if there are none of what was made so."""
+    try:
+        known = canonical.read(record(kind, place))
+        return dict(known["entries"]) if known["made_by"] == made_by else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def change(stamped: Mapping[str, Sequence[int]], place: Path, made: str) -> str | None:

@@ -12,15 +12,12 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from coldstart.artifacts import bundle_source, canonical, files, ownership
+from coldstart.artifacts import canonical, files, ownership
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.oci import Descriptor
-from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.system import paths
 from coldstart.system.dry_run import is_dry_run
-from coldstart.system.file_state import cache_by_state
 
 
 def judge(bundle: Bundle) -> TrustResult:
@@ -30,18 +27,11 @@ def judge(bundle: Bundle) -> TrustResult:
         return known
     from coldstart.artifacts import sign  # cryptography
 
-    signatures = _group_signatures(bundle.layout.index)
-    result = sign.TrustStore(sign.trust_dir(paths.state_dir()), signatures)(bundle)
+    result = sign.TrustStore(sign.trust_dir(paths.state_dir()))(bundle)
     if result.ok and result.signer and not is_dry_run():
         with suppress(OSError, BundleError):  # without a writable state directory, each start verifies again
             _remember(record, result.signer)
     return result
-
-
-@cache_by_state
-def _group_signatures(index: Path) -> dict[str, list[Descriptor]]:
-    """Return the signatures of all bundles of a store, each read once."""
-    return bundle_source.group_signatures(OciLayout(index.parent))
 
 
 def _remembered(record: Path) -> TrustResult | None:

@@ -4,16 +4,13 @@ Invariant: a key is listed by the fingerprint of its content, never by its file 
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coldstart.artifacts import files, selection, sign
-from coldstart.artifacts.bundle import Bundle, TrustResult
+from coldstart.artifacts import files, sign
 from coldstart.artifacts.errors import BundleError, InvalidSignatureError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.ownership import require_unexposed
-from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError, describe
 from coldstart.system import paths
 
@@ -34,10 +31,7 @@ class TrustedKey:
 def listed() -> list[TrustedKey]:
     """Return every trusted key. This machine's own key is created on first use."""
     state = paths.state_dir()
-    return _list(state, sign.host_key(state).fingerprint)
-
-
-def _list(state: Path, own: str) -> list[TrustedKey]:
+    own = sign.host_key(state).fingerprint
     require_unexposed(sign.trust_dir(state), state)
     return [_read(path, own) for path in sorted(sign.trust_dir(state).glob("*.pub"))]
 
@@ -104,43 +98,6 @@ def _is_called(key: TrustedKey, word: str) -> bool:
     digits = word.removeprefix(f"{sign.ALGORITHM}:")
     mark = (key.fingerprint or "").removeprefix(f"{sign.ALGORITHM}:")
     return bool(_DIGITS.fullmatch(digits)) and mark.startswith(digits)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Trust in a bundle: the total, the result for each signature, the bundle that a start would use, and a hint.
-
-    `keys` are the trusted keys by fingerprint.
-    """
-
-    trust: TrustResult
-    signatures: list[TrustResult]
-    taken: Bundle | None
-    hint: str | None
-    keys: Mapping[str, TrustedKey]
-
-
-def why(store: Store, bundle: Bundle) -> Verdict:
-    """Explain whether `bundle` is trusted, and which of its key is used. Raises InvalidSignatureError for a bad key file."""
-    judge = sign.TrustStore(sign.trust_dir(paths.state_dir()))
-    signatures, total = judge.each(bundle), judge(bundle)
-    same = [other for other in store.list() if other.identity[1] == bundle.key_digest]
-    best = next((one for one in selection.best_first(same, judge) if one.trust.ok), None)
-    hint = None
-    if not total.ok and signatures:
-        hint = "if you trust its publisher: coldstart trust add FILE, with the output on its machine of: coldstart trust show"
-    elif not total.ok:
-        hint = "ask its publisher to sign it, or build it here: coldstart materialize MODEL"
-    state = paths.state_dir()
-    # A question creates no key.
-    own = sign.host_key(state).fingerprint if sign.has_host_key(state) else ""
-    keys = {key.fingerprint: key for key in _list(state, own) if key.fingerprint is not None}
-    return Verdict(total, signatures, best.bundle if best else None, hint, keys)
-
-
-def own_public_key() -> str:
-    """Return this machine's public key (PEM), for other machines to add."""
-    return sign.public_pem(paths.state_dir()).decode()
 
 
 def _read(path: Path, own: str) -> TrustedKey:

@@ -12,20 +12,19 @@ whose bytes and signature are verified. If the location is not safe, a private o
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coldstart.artifacts import canonical, files, ownership
+from coldstart.artifacts import files, ownership
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.system import paths, runtime
 from coldstart.system.dry_run import is_dry_run
 from coldstart.system.trust import directory_fingerprint
 
-_TRIES = 20
+_TRIES, _KIND = 20, "unpacked"
 DISTRIBUTION = "coldstart-vllm"
 
 
@@ -56,19 +55,18 @@ def unpacked(
     """
     digest = bundle.entry(section).digest.removeprefix("sha256:")
     place = (root if exact else _fit(root)) / digest
-    record = directory_fingerprint.record("unpacked", place)
     if is_dry_run():
-        if _obstacle(record, place) is not None:
+        if _obstacle(place) is not None:
             bundle.require_trust(section, trust)
         return place
-    if (reason := _obstacle(record, place)) is None:
+    if _obstacle(place) is None:
         return place
-    with _closed():
-        record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _closed(), files.locked(record.parent / ".lock"):
-        if (reason := _obstacle(record, place)) is not None:  # another start may have unpacked it
+    lock = directory_fingerprint.record(_KIND, place).with_name(".lock")
+    files.make_private(lock.parent)
+    with _closed(), files.locked(lock):
+        if (reason := _obstacle(place)) is not None:  # another start may have unpacked it
             _renew(bundle, section, place, trust)
-            files.write_atomic(record, json.dumps(_description(place)).encode(), mode=0o600)
+            directory_fingerprint.write(_KIND, place, _made_by())
             if reason and refused is not None:
                 refused.append(f"unpacked again: {reason}")
     return place
@@ -80,39 +78,22 @@ def _fit(root: Path) -> Path:
     return root if fit else paths.replacement_dir() / "unpacked"
 
 
-def _obstacle(record: Path, place: Path) -> str | None:
+def _obstacle(place: Path) -> str | None:
     """Return why the directory cannot be reused, "" if this needs no report; None if it can be reused."""
-    try:
-        known = canonical.read(record)
-    except (OSError, ValueError):
-        known = None
-    if not isinstance(known, dict) or not {"keys", "release", "entries"} <= known.keys():
-        return f"{place} has no valid record of its verification" if place.is_dir() else ""
     if not place.is_dir():
         return ""
     if (reason := ownership.fault(place)) is not None:
         return reason
-    if known["keys"] != _trusted_keys():
-        return ""
-    if known["release"] != runtime.installed(DISTRIBUTION):
-        return f"{place} was unpacked by another release of coldstart"
-    return directory_fingerprint.change(
-        known["entries"], place, "unpacked"
-    )  # inductor adds files of this user
+    if not (entries := directory_fingerprint.read(_KIND, place, _made_by())):
+        return f"{place} has no record of its verification with these keys and this release"
+    return directory_fingerprint.change(entries, place, "unpacked")  # inductor adds files of this user
 
 
-def _description(place: Path) -> dict[str, object]:
-    return {
-        "keys": _trusted_keys(),
-        "release": runtime.installed(DISTRIBUTION),
-        "entries": directory_fingerprint.compute(place),
-    }
-
-
-def _trusted_keys() -> str:
+def _made_by() -> str:
     # The file names end in the keys' fingerprints, so each section is verified again when a key is added or removed.
     directory = paths.state_dir() / "trust"
-    return "\n".join(sorted(os.listdir(directory))) if directory.is_dir() else ""  # noqa: PTH208
+    keys = sorted(os.listdir(directory)) if directory.is_dir() else []  # noqa: PTH208
+    return "\n".join([f"release {runtime.installed(DISTRIBUTION)}", *keys])
 
 
 def _renew(bundle: Bundle, section: str, place: Path, trust: Trust) -> None:

@@ -77,8 +77,8 @@ def test_prune_removes_unusable_images_and_leftovers(make: Make, root: Path) -> 
     left = root / ".partial"
     left.mkdir()
     (left / "pages-1.img").write_bytes(b"half" * 4096)
-    planned = pruning.reclaim_images(root, dry_run=True)
-    assert {*planned.paths} == {old, left} and old.is_dir() and left.is_dir()
-    assert pruning.reclaim_images(root, dry_run=False) == planned and planned.freed > 4096
+    planned = pruning.prune(Cache.at(), dry_run=True)
+    assert {*planned.frozen} == {old, left} and old.is_dir() and left.is_dir()
+    assert pruning.prune(Cache.at()) == planned and planned.freed_bytes > 4096
     assert kept.is_dir() and not old.exists() and not left.exists()
     assert [one.directory for one in runtime_image.listed(root)] == [kept]
