@@ -23,8 +23,7 @@ LAYER = ("digest", "size_bytes")
 FILE = ("section", "path", "size_bytes")
 DIFFERENCE = ("what", "left", "right")
 # Counts in which two graphs can differ; longest name of a kernel, and most names in a line.
-CHANGES = ("nodes", "edges", "relocations", "parameter_bytes")
-NAME, SHOWN = 48, 6
+NAME = 48
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ def _list_files(bundle: Bundle, section: str) -> list[dict[str, Any]]:
 
 
 def view_difference(left: Bundle, right: Bundle) -> BundleView:
-    """Show the fields of the key, the sections and the CUDA graphs in which two bundles differ."""
+    """Show the fields of the key and the sections in which two bundles differ."""
     fields, sections = diff(left.key, right.key), _compare_sections(left, right)
     data: dict[str, object] = {
         "left": left.ref,
@@ -195,12 +194,6 @@ def view_difference(left: Bundle, right: Bundle) -> BundleView:
     }
     both = [*fields, *sections]
     text = _render_mismatches(both, left.ref, right.ref) if both else "no difference"
-    if left.has("graphs") and right.has("graphs"):
-        from coldstart.graphs import overview  # numpy
-
-        if graphs := overview.compare(left, right):
-            data["graphs"] = graphs
-            text = f"{text}\n\n{_graphs_difference(graphs, left.ref, right.ref)}"
     rows = [{"what": m.field, "left": _plain(m.wanted), "right": _plain(m.found)} for m in both]
     return BundleView(f"{left.ref} and {right.ref}", data, DIFFERENCE, rows, lambda: text)
 
@@ -233,7 +226,6 @@ def _graphs_text(summary: Mapping[str, Any]) -> str:
 
 def _facts(summary: Mapping[str, Any]) -> str:
     proof = summary["proof"]
-    eager = "with eager outputs too" if proof and proof["eager"] else "captured and restored outputs alone"
     rows = [
         ("graphs", f"{summary['graphs']}; {len(summary['refused'])} more are captured at every start"),
         ("nodes", f"{summary['nodes']}: {_counts(summary['nodes_by_kind'])}"),
@@ -246,10 +238,7 @@ def _facts(summary: Mapping[str, Any]) -> str:
             "bytes",
             f"{human_bytes(summary['bytes_on_disk'])} unpacked, {summary['bytes_per_node']} a node in tables",
         ),
-        (
-            "proof",
-            f"{proof['graphs']} graphs, {len(proof['seeds'])} inputs each, {eager}" if proof else "none",
-        ),
+        ("proof", f"{proof['graphs']} graphs, {len(proof['seeds'])} inputs each" if proof else "none"),
     ]
     return "CUDA graphs\n" + "\n".join(f"{name:<11} {value}" for name, value in rows)
 
@@ -260,23 +249,3 @@ def _kernels(kernels: list[Mapping[str, Any]]) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
-
-
-def _graphs_difference(difference: Mapping[str, Any], left: str, right: str) -> str:
-    """Return the text of `inspect --diff` for two graphs sections."""
-    lines = [
-        f"{name.removesuffix('_only')} only in {ref}: {_some(items)}"
-        for name in ("graphs_only", "kernels_only", "regions_only", "refused_only")
-        for ref, items in zip((left, right), difference[name], strict=True)
-        if items
-    ]
-    changed = [
-        (key, *(rows.get(n, 0) for n in CHANGES)) for key, rows in difference["graphs_changed"].items()
-    ]
-    listed = [table(("graph that differs in", *CHANGES), changed)] if changed else []
-    return "\n".join([*lines, *listed]) or "the CUDA graphs differ only in bytes that no kernel reads"
-
-
-def _some(items: list[str]) -> str:
-    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return ", ".join(items[:SHOWN]) + more

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coldstart.graphs import words
-from coldstart.graphs.api import LAUNCH, DriverApi
+from coldstart.graphs.api import LAUNCH
 from coldstart.graphs.classify import Classified, Classifier, Memory
 from coldstart.graphs.errors import GraphError, format_reasons
 from coldstart.graphs.record import Snapshot, keep
@@ -28,6 +29,9 @@ from coldstart.graphs.tables import (
     SymbolRegion,
     Tables,
 )
+
+if TYPE_CHECKING:
+    from coldstart.graphs.cuda.driver import CudaDriver
 
 NOISE = 0xFF
 
@@ -219,7 +223,7 @@ def _keep_regions(tables: Tables, used: set[int], regions: list[SymbolRegion]) -
 # --- in a process ------------------------------------------------------------------------------------
 
 
-def relocate(payload: Array, relocations: Array, base: Array, driver: DriverApi) -> Array:
+def relocate(payload: Array, relocations: Array, base: Array, driver: CudaDriver) -> Array:
     """Return a copy of the payload with all relocations applied; `base` has the address of each region."""
     out = np.array(payload)
     plain = relocations[relocations["kind"] == ABSOLUTE]

@@ -1,4 +1,4 @@
-"""Summary of the `graphs` section of a bundle for `inspect`, and the difference between two; nothing is executed."""
+"""Summary of the `graphs` section of a bundle for `inspect`; nothing is executed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.artifacts.errors import BundleError
 from coldstart.graphs.api import NodeKind
 from coldstart.graphs.errors import GraphError, NotProvenError
-from coldstart.graphs.link import NOISE
 from coldstart.graphs.prove import read_proof
-from coldstart.graphs.tables import NO_KERNEL, PARTS, TENSOR_MAP, Array, Graph, Tables, load
+from coldstart.graphs.tables import PARTS, TENSOR_MAP, Array, Graph, Tables, load
 
 
 @contextmanager
@@ -42,19 +40,6 @@ def summarize(bundle: Bundle) -> dict[str, object] | None:
             return summarize_directory(directory)
     except (BundleError, GraphError) as error:
         return {"error": str(error)}
-
-
-def compare(left: Bundle, right: Bundle) -> dict[str, object] | None:
-    """Return the differences between the CUDA graphs of two bundles; None if a section is missing or both are equal.
-
-    Raises BundleError, GraphError.
-    """
-    if not (left.has("graphs") and right.has("graphs")):
-        return None
-    if left.entry("graphs").digest == right.entry("graphs").digest:
-        return None
-    with extract(left) as one, extract(right) as other:
-        return compare_directories(one, other)
 
 
 def summarize_directory(directory: Path) -> dict[str, Any]:
@@ -103,59 +88,4 @@ def _describe_proof(directory: Path) -> dict[str, Any] | None:
         proof = read_proof(directory)
     except NotProvenError:
         return None
-    return {"graphs": len(proof.proven), "seeds": proof.seeds, "eager": proof.eager}
-
-
-def compare_directories(one: Path, other: Path) -> dict[str, Any]:
-    """Return the differences of two bundles: graphs, kernels, regions, refused graphs, and rows of common graphs."""
-    a, b = load(one), load(other)
-    names = [{f"{k.name} {k.binary}" for k in t.kernels} for t in (a, b)]
-    symbols = [{f"{r.symbol} {r.size}" for r in t.regions} for t in (a, b)]
-    both = [key for key in a.graphs if key in b.graphs]
-    return {
-        "graphs_only": _only({*a.graphs}, {*b.graphs}),
-        "kernels_only": _only(*names),
-        "regions_only": _only(*symbols),
-        "refused_only": _only({*a.refused}, {*b.refused}),
-        "graphs_changed": {key: counts for key in both if (counts := count_changes(a, b, key))},
-    }
-
-
-def _only(one: set[str], other: set[str]) -> list[list[str]]:
-    return [sorted(one - other), sorted(other - one)]
-
-
-def count_changes(a: Tables, b: Tables, key: str) -> dict[str, int]:
-    """Return how many rows of a graph differ, by table; {} if none. Surplus rows count as different."""
-    one, other = a.graphs[key], b.graphs[key]
-    counts = {
-        "nodes": _count_different(_node_rows(a, one), _node_rows(b, other)),
-        "edges": _count_different(one.edges.tolist(), other.edges.tolist()),
-        "relocations": _count_different(_relocation_rows(a, one), _relocation_rows(b, other)),
-        "parameter_bytes": _count_different_bytes(one.payload, other.payload),
-    }
-    return {name: count for name, count in counts.items() if count}
-
-
-def _count_different(one: Sequence[object], other: Sequence[object]) -> int:
-    return sum(x != y for x, y in zip_longest(one, other))
-
-
-def _node_rows(tables: Tables, graph: Graph) -> list[object]:
-    """Return rows that are comparable between bundles: kernels and attributes instead of their numbers."""
-    columns = graph.nodes[["kind", "grid", "block", "shared", "size"]].tolist()
-    kernels = [tables.kernels[k] if k != NO_KERNEL else None for k in graph.nodes["kernel"].tolist()]
-    attributes = [tables.attributes[i] for i in graph.nodes["attributes"].tolist()]
-    return [(str(row), *rest) for row, *rest in zip(columns, kernels, attributes, strict=True)]
-
-
-def _relocation_rows(tables: Tables, graph: Graph) -> list[object]:
-    """Return rows of (byte in the payload, symbol, kind, offset)."""
-    rows = graph.relocations.tolist()
-    return [(place, tables.regions[region].symbol, kind, offset) for place, region, kind, _, offset in rows]
-
-
-def _count_different_bytes(one: Array, other: Array) -> int:
-    if len(one) != len(other):
-        return abs(len(one) - len(other))
-    return int(((one != other) & (one != NOISE) & (other != NOISE)).sum())
+    return {"graphs": len(proof.proven), "seeds": proof.seeds}

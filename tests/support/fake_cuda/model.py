@@ -28,9 +28,7 @@ POOL = 4096
 
 
 class FakeModel:
-    """FrameworkApi and Workload; `seed` decides how much is allocated before, hence the addresses."""
-
-    has_eager = True
+    """Framework and workload; `seed` decides how much is allocated before, hence the addresses."""
 
     def __init__(self, seed: int) -> None:
         modules = ModuleLog()
@@ -112,7 +110,7 @@ class FakeModel:
     def _copy(self, graph: int, source: int, target: int, width: int) -> object:
         return self.driver.add_memcpy(graph, np.array([(source, target, width, 1, 1, 0, 0, 0, 0)], MEMCPY)[0])
 
-    # --- FrameworkApi ---------------------------------------------------------------------------------
+    # --- framework ------------------------------------------------------------------------------------
     def sizes(self) -> dict[str, int]:
         return {"decode:4": 4, "decode:16": 16, "decode:64": 64}
 
@@ -141,7 +139,7 @@ class FakeModel:
     def stream(self) -> int:
         return 0
 
-    # --- Workload -------------------------------------------------------------------------------------
+    # --- workload -------------------------------------------------------------------------------------
     def prepare(self, key: str, seed: int) -> None:
         values = np.random.default_rng(seed)
         self.write("static:x", values.standard_normal(ROWS).astype(np.float32))
@@ -150,17 +148,6 @@ class FakeModel:
 
     def observe(self, key: str) -> bytes:
         return b"".join(self.driver.read(self.base_address(s), NAMED[s]) for s in ("static:out", "kv:0"))
-
-    def eager(self, key: str) -> None:
-        """The same mathematics in numpy."""
-        n = self.sizes()[key]
-        x = np.frombuffer(self.driver.read(self.base_address("static:x"), 4 * n), np.float32)
-        w = np.frombuffer(self.driver.read(self.base_address("param:w"), 4 * n), np.float32)
-        factor = np.float32(1 + ((0x7F0000000400 >> 9) % 64) / 64)
-        first = x * factor
-        self.driver.write(self.base_address("static:out"), (2 * first).astype(np.float32).tobytes())
-        last = 2 * (first + w) + (x + w)
-        self.driver.write(self.base_address("kv:0") + 4 * ROWS, last.astype(np.float32).tobytes())
 
 
 def _pack(*values: int) -> bytes:

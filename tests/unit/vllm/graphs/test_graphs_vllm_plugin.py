@@ -205,7 +205,7 @@ def test_refused_start_captures_graphs(
     def broken(runner: Any) -> None:
         raise GraphRefusedError("no device")
 
-    monkeypatch.setattr(session, "_begin", broken)
+    monkeypatch.setattr(session, "_restore", broken)
     assert session.run(_runner(), lambda: "captured") == "captured"
     assert session.fallbacks() == {"*": "no device"}
 
