@@ -38,7 +38,12 @@ def summarize(bundle: Bundle) -> dict[str, object] | None:
     try:
         with extract(bundle) as directory:
             return summarize_directory(directory)
-    except (BundleError, GraphError) as error:
+    except (
+        BundleError,
+        GraphError,
+        IndexError,
+        ValueError,
+    ) as error:  # an untrusted section can have any numbers
         return {"error": str(error)}
 
 

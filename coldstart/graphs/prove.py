@@ -35,8 +35,6 @@ class Proof:
     """Result of the proof.
 
     `hashes` has the SHA-256 of the outputs of each proven graph at the first seed; the first of `proven` is the smallest.
-    `settled` are the rows of each graph's `assumed` whose two readings differed in the proof: its equal outputs show that the
-    word is a start.
     """
 
     seal: str
@@ -44,7 +42,6 @@ class Proof:
     proven: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
-    settled: dict[str, list[int]] = field(default_factory=dict)
 
 
 def prove(
@@ -71,7 +68,6 @@ def prove(
     proof.failed = {key: trial.reasons[key] for key in keys if key in trial.reasons}
     proof.proven = [key for key in keys if key not in proof.failed]
     proof.hashes = {key: trial.digests["restored", key][0] for key in proof.proven}
-    proof.settled = {key: list(rows) for key, rows in restorer.broken.items()}
     return proof
 
 

@@ -6,7 +6,7 @@ A bundle is linked once, and its graphs are built before the server is ready. Ke
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from coldstart.graphs.errors import (
     MissingKernelError,
     MissingRegionError,
 )
-from coldstart.graphs.link import find_broken_assumptions, make_launches, relocate
+from coldstart.graphs.link import find_apart, make_launches, relocate
 from coldstart.graphs.tables import (
     MEMCPY,
     MEMSET,
@@ -58,21 +58,11 @@ class Replayable:
 
 
 class Restorer:
-    """Restore of one bundle in one process.
+    """Restore of one bundle in one process."""
 
-    A word that may be the end of one region or the start of another is read as the start. A graph is refused if the
-    two readings differ in this process, unless the proof has `settled` that row of its `assumed`. None trusts every row:
-    the caller compares the outputs.
-    """
-
-    def __init__(
-        self, directory: Path, driver: CudaDriver, framework: TorchFramework,
-        settled: Mapping[str, Collection[int]] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, directory: Path, driver: CudaDriver, framework: TorchFramework) -> None:
         self.directory, self.driver, self.framework = directory, driver, framework
         self.fallbacks: dict[str, str] = {}
-        self.broken: dict[str, dict[int, str]] = {}
-        self._settled = settled
         self._tables, self._base = Tables(), np.zeros(0, np.uint64)
         self._functions, self._missing = list[int](), dict[int, str]()
         self._graphs: dict[str, Replayable] = {}
@@ -84,9 +74,10 @@ class Restorer:
             try:
                 tables = load(self.directory)
                 self._base = self._find_bases(tables.regions)
+                if reason := find_apart(tables, self._base):
+                    raise MissingRegionError(reason)
                 self._write_contents(tables)
                 self._functions, self._missing = self._find_kernels(tables.kernels)
-                self.broken = find_broken_assumptions(tables, self._base)
                 self._tables = tables
             except GraphError as error:
                 self.fallbacks["*"] = str(error)
@@ -153,7 +144,7 @@ class Restorer:
             reason = tables.refused.get(key, "the bundle does not contain this graph")
             raise GraphRefusedError(self.fallbacks.get("*", reason))
         graph = tables.graphs[key]
-        self._refuse(key, graph)
+        self._refuse(graph)
         payload = relocate(graph.payload, graph.relocations, self._base, self.driver)
         launches = make_launches(graph, payload, tables.kernels, self._functions)
         raw = self.driver.new_graph()
@@ -170,10 +161,7 @@ class Restorer:
             raise
         return Replayable(self.driver, self.framework, executable, [launches, raw])
 
-    def _refuse(self, key: str, graph: Graph) -> None:
-        for row, reason in self.broken.get(key, {}).items():
-            if self._settled is not None and row not in self._settled.get(key, ()):
-                raise GraphRefusedError(reason)
+    def _refuse(self, graph: Graph) -> None:
         for number in np.unique(graph.nodes["kernel"][graph.nodes["kind"] == 0]).tolist():
             if number in self._missing:
                 raise GraphRefusedError(self._missing[number])

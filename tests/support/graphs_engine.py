@@ -77,7 +77,7 @@ def prove(model: SimModel, work: Path) -> dict[str, Any]:
 def restore(model: SimModel, directory: Path) -> dict[str, Any]:
     """Restore all graphs, then compare every graph with an ordinary capture."""
     proof = read_proof(directory)
-    restorer = Restorer(directory, model.driver, model, settled=proof.settled)
+    restorer = Restorer(directory, model.driver, model)
     every = CANARY.read() == "all"
     graphs = restore_proven(restorer, proof, workload(model, directory), every=every)
     launches = model.driver.launches

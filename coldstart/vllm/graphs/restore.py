@@ -132,7 +132,7 @@ class Restoring:
     def _restore(self, runner: Any) -> dict[str, Replayable]:
         driver, made = CudaDriver(), make_attributes(runner, self.extras["attributes"])
         framework = vllm_framework(driver, runner)
-        restorer = Restorer(self.directory, driver, framework, settled=self.proof.settled)
+        restorer = Restorer(self.directory, driver, framework)
         workload = open_workload(driver, framework, self.directory) if self._canary != "0" else None
         graphs = restore_proven(restorer, self.proof, workload, every=self._canary == "all")
         self._fallbacks = restorer.fallbacks

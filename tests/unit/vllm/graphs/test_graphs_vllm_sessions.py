@@ -77,22 +77,6 @@ def test_a_wrong_canary_drops_everything_before_the_first_answer(
     assert without.fallbacks() == {} and runner.cudagraph_manager.captured == []
 
 
-def test_a_start_trusts_only_the_readings_that_the_proof_settled(
-    here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = stored.load(bundle_directory)
-    apart = {key: {0: "do not touch"} for key in tables.graphs}
-    monkeypatch.setattr("coldstart.graphs.restore.find_broken_assumptions", lambda tables, base: apart)
-    proof = json.loads((bundle_directory / gate.PROOF).read_text())
-    (bundle_directory / gate.PROOF).write_text(
-        json.dumps(proof | {"settled": {key: [0] for key in [*apart][1:]}})
-    )
-    session, runner = start(here, bundle_directory, canary="0")
-    assert session.fallbacks() == {next(iter(apart)): "do not touch"}
-    assert len(runner.cudagraph_manager.captured) == 1
-    assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
-
-
 def test_one_graph_that_cannot_be_built_is_captured_and_named(
     here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
