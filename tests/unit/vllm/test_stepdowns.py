@@ -192,7 +192,7 @@ def test_a_template_without_our_worker_still_serves(
     monkeypatch.setattr(template.server, "parse_args", lambda _: (Namespace(), []))
     monkeypatch.setattr(template.server, "configure", lambda _: None)
     monkeypatch.setattr(template.application, "warm", lambda *_: None)
-    monkeypatch.setattr(template, "prebuild_worker", lambda _: pytest.fail("built"))
+    monkeypatch.setattr(template, "prebuild_worker", lambda *_: pytest.fail("built"))
     monkeypatch.setattr(template.threading, "active_count", lambda: 1)
     monkeypatch.setattr(template.gc, "freeze", lambda: None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
