@@ -69,7 +69,6 @@ def require_worker(config: VllmConfig) -> None:
     if reason := compat.check("worker", _import_worker):
         compat.fall_back("worker", f"{reason} vLLM's own worker runs and compiles.")
         config.parallel_config.worker_cls = stepdowns.VLLM_WORKER
-        config.parallel_config.worker_extension_cls = stepdowns.EXTENSION
 
 
 def _import_worker() -> None:

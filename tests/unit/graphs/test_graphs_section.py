@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from pathlib import Path
@@ -17,7 +16,6 @@ from support.graphs_processes import KEYS, Launches, engine
 from tools.bundles import key, provenance
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.fallback import encode
 from coldstart.contract.graphs import CANARY, EngineTask
 from coldstart.errors import CommandFailedError
 from coldstart.launch import prepare
@@ -31,7 +29,6 @@ from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.validate.checks import Level
 from coldstart.validate.graphs import check_graphs
-from coldstart.vllm.engine.readiness import graph_fallbacks
 from coldstart.vllm.graphs import kv_plan
 
 PLAN = {
@@ -139,32 +136,6 @@ def test_recording_engines_have_one_kv_size() -> None:
     assert graphs.kv_args({"bytes": 7}, Arguments()) == ["--kv-cache-memory-bytes", "7"]
     assert graphs.kv_args({"bytes": 7, "plans": [PLAN]}, Arguments()) == ["--kv-cache-memory-bytes", "700"]
     assert graphs.kv_args({"bytes": 7}, Arguments(["--kv-cache-memory-bytes", "9"])) == []
-
-
-# --- the server's report ---
-
-
-class _Engine:
-    def __init__(self, answer: Any) -> None:
-        self._answer = answer
-
-    async def collective_rpc(self, method: str) -> Any:
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return [self._answer]
-
-
-def _report(answer: Any) -> list[dict[str, str]]:
-    return encode(asyncio.run(graph_fallbacks(_Engine(answer))))
-
-
-def test_each_captured_graph_is_named() -> None:
-    assert _report({}) == []
-    assert _report({"decode:8": "no memory", "*": "x"}) == [
-        {"section": "graphs", "reason": "decode:8: no memory"}, {"section": "graphs", "reason": "all: x"}
-    ]  # fmt: skip
-    (one,) = _report(AttributeError("coldstart_graphs_report"))
-    assert "plug-in did not load" in one["reason"]
 
 
 # --- validate ---

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.contract.graphs import COMPILE_REPORT, KV_REPORT, EngineTask
+from coldstart.contract.graphs import EngineTask
 from coldstart.graphs.errors import AlteredTableError, GraphRefusedError
 from coldstart.vllm.graphs import hooks, kv_plan, plugin
 from coldstart.vllm.graphs.hooks import graph_key
@@ -33,6 +33,12 @@ class Descriptor:
     num_tokens: int
     num_reqs: int | None = None
     num_ubatches: int = 1
+
+
+@pytest.fixture(autouse=True)
+def nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin.compat, "sources", [])
+    monkeypatch.setattr(plugin.compat, "fallbacks", [])
 
 
 def _restored(*sizes: int) -> dict[str, str]:
@@ -165,42 +171,26 @@ def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: None)
     plugin.register(EngineTask(compiled=tmp_path, kv_plan=[{}], restore=tmp_path))
-    reported = worker()
-    assert "_try_load_aot_compiled_fn" in getattr(reported, COMPILE_REPORT)()["reasons"][0]
-    assert "maybe_apply_startup_plan" in getattr(reported, plugin.KV_REPORT)()
-    assert "GPUModelRunner" in getattr(reported, plugin.GRAPHS_REPORT)()["*"]
+    reasons = {one["section"]: one["reason"] for one in plugin.compat.report()["fallbacks"]}
+    assert "_try_load_aot_compiled_fn" in reasons["compile"]
+    assert "maybe_apply_startup_plan" in reasons["kv"] and "GPUModelRunner" in reasons["graphs"]
 
 
-@pytest.mark.parametrize("task", [EngineTask(kv_plan=[{}]), EngineTask(kv_note=Path("/noted"))])
-def test_kv_cache_is_profiled_without_the_check_of_vllm(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, task: EngineTask
+@pytest.mark.parametrize(
+    ("task", "section"),
+    [
+        (EngineTask(kv_plan=[{}]), "kv-plan"),
+        (EngineTask(kv_note=Path("/noted")), "kv-plan"),
+        (EngineTask(compiled=Path("/none")), "aot"),
+    ],
+)
+def test_server_reports_what_this_vllm_does_not_support(
+    monkeypatch: pytest.MonkeyPatch, task: EngineTask, section: str
 ) -> None:
-    hooked: list[tuple[str, Any]] = []
     monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
-    monkeypatch.setattr(plugin.late, "when_imported", lambda *pair: hooked.append(pair))
+    monkeypatch.setattr(plugin.late, "when_imported", lambda *_: pytest.fail("hooked"))
     plugin.register(task)
-    assert "kv-plan is gone." in caplog.text
-    # Only the report reaches the worker; a module without one is unchanged.
-    ((name, work),) = hooked
-    module = SimpleNamespace(Worker=type("Worker", (), {}))
-    work(module)
-    work(SimpleNamespace())
-    assert name == plugin.WORKER and vars(module).keys() == {"Worker"}
-    assert getattr(module.Worker(), plugin.KV_REPORT)() == "kv-plan is gone."
-
-
-def test_server_reports_compilation_without_the_look_up_of_vllm(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    hooked: dict[str, Any] = {}
-    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
-    monkeypatch.setattr(plugin.late, "when_imported", hooked.__setitem__)
-    plugin.register(EngineTask(compiled=tmp_path))
-    module = SimpleNamespace(Worker=type("Worker", (), {}))
-    hooked.pop(plugin.aot.WORKER)(module)
-    assert hooked == {}
-    report = getattr(module.Worker(), COMPILE_REPORT)()
-    assert report == {"loaded": 0, "reasons": ["aot is gone."]}
+    assert [one["reason"] for one in plugin.compat.report()["fallbacks"]] == [f"{section} is gone."]
 
 
 def _plan(baseline: int = 1000) -> kv_plan.KvPlan:
@@ -276,7 +266,6 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
     )
     original = gpu_worker.maybe_apply_startup_plan
     monkeypatch.setattr(gpu_worker, "maybe_apply_startup_plan", original)
-    monkeypatch.setattr(gpu_worker.Worker, KV_REPORT, None, raising=False)
 
     def worker(free: int, rank: int = 1) -> Any:
         return SimpleNamespace(
@@ -291,8 +280,10 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
     def applied(plans: Any, one: Any) -> tuple[int | None, str | None]:
         gpu_worker.maybe_apply_startup_plan = original
         plugin._apply_kv(plans, gpu_worker)
+        plugin.compat.fallbacks.clear()
         gpu_worker.maybe_apply_startup_plan(one)
-        return one.cache_config.kv_cache_memory_bytes, getattr(gpu_worker.Worker, KV_REPORT)(one)
+        reasons = [one.reason for one in plugin.compat.fallbacks]
+        return one.cache_config.kv_cache_memory_bytes, "; ".join(reasons) or None
 
     size, reason = applied(plans, worker(474))
     assert size is None and "rank 1 has 474 bytes free" in str(reason)
