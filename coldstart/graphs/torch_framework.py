@@ -117,12 +117,6 @@ def tensor_regions(tensors: Mapping[str, Any]) -> list[SymbolRegion]:
     return regions
 
 
-def module_tensors(module: Any) -> dict[str, Any]:
-    """Return the tensors of a torch module as param:<fqn> and buffer:<fqn>."""
-    named = {f"param:{name}": p.data for name, p in module.named_parameters()}
-    return named | {f"buffer:{name}": b for name, b in module.named_buffers()}
-
-
 def pool_segments(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[SymbolRegion]:
     """Return the segments of one private pool, by address."""
     mine = [s for s in snapshot["segments"] if tuple(s.get("segment_pool_id", (0, 0))) == tuple(pool)]

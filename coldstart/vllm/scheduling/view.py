@@ -5,34 +5,24 @@ Invariant: every answer is vLLM's own state at the time of the call. Blocks that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from coldstart.scheduling.job import Job
-from coldstart.vllm.scheduling.flight import PipelinedScheduler, count_tokens_after_flight, unscheduled
-from coldstart.vllm.scheduling.host import HostKv
-from coldstart.vllm.scheduling.queue import PickedQueue
-from coldstart.vllm.scheduling.started import Started
+from coldstart.vllm.scheduling.flight import count_tokens_after_flight, unscheduled
 from coldstart.vllm.scheduling.states import State, all_in_flight, read_state
+
+if TYPE_CHECKING:
+    from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 
 WAITING, RUNNING, PREEMPTED = RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 
 Enst = Callable[[Request], float]
-
-
-@dataclass(frozen=True)
-class Places:
-    """Places of a live request: its job, the slots, the queue of requests with KV, and the host."""
-
-    jobs: Mapping[str, Job]
-    started: Started
-    holding: PickedQueue
-    host: HostKv
 
 
 class EngineView:
@@ -42,10 +32,8 @@ class EngineView:
     blocks in each of `groups` KV cache groups. `speculates` is whether the number of tokens of the next step is uncertain.
     """
 
-    def __init__(
-        self, engine: PipelinedScheduler, places: Places, batch: int, evict: Callable[[Request], None]
-    ) -> None:
-        self._engine, self._places, self.batch, self.evict = engine, places, batch, evict
+    def __init__(self, engine: PolicyScheduler) -> None:
+        self._engine, self.batch, self.evict = engine, engine.batch, engine._evict
         manager = engine.kv_cache_manager
         self._pool = manager.block_pool
         self.token_budget: int = engine.max_num_scheduled_tokens
@@ -64,7 +52,7 @@ class EngineView:
         return found
 
     def job(self, request: Request) -> Job:
-        return self._places.jobs[request.request_id]
+        return self._engine.jobs[request.request_id]
 
     def state(self, request: Request) -> State:
         return read_state(request, self._engine.finished_recving_kv_req_ids)
@@ -80,7 +68,7 @@ class EngineView:
             return True  # shortcut for most of a burst; the code below gives the same
         state = self.state(request)
         if state is State.HOST:
-            return self._places.host.hit(request) == 0
+            return self._engine.host.hit(request) == 0
         return state is State.NEW or state is State.LOADED
 
     def runs(self, request: Request) -> bool:
@@ -118,7 +106,7 @@ class EngineView:
 
     def started(self) -> Iterator[Request]:
         """Return the requests that hold a slot, running or parked."""
-        return iter(self._places.started)
+        return iter(self._engine.started)
 
     def can_proceed(self, request: Request) -> bool:
         """Return whether the request holds a slot and has a token that no step under way computes."""
@@ -130,7 +118,7 @@ class EngineView:
 
     def loading(self, name: str) -> bool:
         """Return whether a load of the request is under way."""
-        request = self._places.holding.get(name)
+        request = self._engine.picked_holding.get(name)
         return request is not None and self.state(request) is State.LOADING
 
     def is_loaded(self, request: Request) -> bool:
@@ -140,7 +128,7 @@ class EngineView:
     def list_evictable(self) -> Iterator[Request]:
         """Return the started requests whose blocks no step under way writes."""
         freeable, in_flight = self._engine._request_blocks_can_be_freed, self._engine.is_in_flight
-        return (r for r in self._places.started if freeable(r) and not in_flight(r))
+        return (r for r in self._engine.started if freeable(r) and not in_flight(r))
 
     def is_in_flight(self, name: str) -> bool:
         """Return whether another pipeline stage still works on the request, which is then neither served nor evicted."""
@@ -148,7 +136,7 @@ class EngineView:
 
     def free_slots(self) -> int:
         """Return the number of free slots of the model runner."""
-        taken = len(self._places.started) + self._engine.num_waiting_for_streaming_input
+        taken = len(self._engine.started) + self._engine.num_waiting_for_streaming_input
         slots: int = self._engine.max_num_running_reqs - taken
         return slots
 
@@ -185,11 +173,11 @@ class EngineView:
 
     def has_evicted(self) -> bool:
         """Return whether any request was evicted and does not run yet."""
-        return bool(self._places.host.away) or bool(self._places.holding)
+        return bool(self._engine.host.away) or bool(self._engine.picked_holding)
 
     def find_on_host(self, name: str) -> Request | None:
         """Return the request if it was evicted, neither runs nor loads, and the host holds its KV; else None."""
-        host = self._places.host
+        host = self._engine.host
         request = host.away.get(name)
         if request is None or self.state(request) is not State.HOST:
             return None
