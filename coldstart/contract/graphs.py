@@ -1,4 +1,4 @@
-"""Tasks of an engine process for CUDA graphs, KV cache and compiled code, and the worker methods that report results."""
+"""Tasks of an engine process for CUDA graphs, KV cache and compiled code, and the worker methods that a server calls."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from typing import Any
 from coldstart.contract import environment
 
 CANARY = environment.GRAPHS_CANARY
-COMPILE_REPORT = "coldstart_compile_report"
-"""Worker method that returns the number of artifacts vLLM loaded, and why it compiled others again."""
-KV_REPORT = "coldstart_kv_report"
-"""Worker method for a requested KV plan: returns why the plan was not applied, or None."""
-GRAPHS_REPORT = "coldstart_graphs_report"
-"""Worker method while graphs are restored: returns for each captured graph (or `*`) why it was not restored."""
+WORKER_REPORT = "coldstart_report"
+"""Worker method that returns whether each section was used (`fast_path`), the fallbacks, and the load of its weights."""
 CAPTURE_NEXT = "coldstart_capture_next"
 """Worker method while captures are deferred: shows the last graph if all ranks captured it, and captures the next one."""
 

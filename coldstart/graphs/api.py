@@ -1,19 +1,14 @@
-"""Protocols that separate this package from the CUDA driver, from the framework, and from their test doubles.
-
-Handles and addresses are integers. This module names no torch or CUDA types. A driver call that fails raises
-DriverError, after which the caller captures the graph normally.
-"""
+"""Values that the CUDA driver and the framework exchange with this package; handles and addresses are integers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from coldstart.graphs.tables import Array, Attributes, Kernel, SymbolRegion
+from coldstart.graphs.tables import Attributes
 
 
 class NodeKind(IntEnum):
@@ -34,8 +29,6 @@ class NodeKind(IntEnum):
     BATCH = 12
     CONDITIONAL = 13
 
-
-Handle = Any  # a node of a graph under construction, in the backend's own type
 
 # Byte layout of CUDA_KERNEL_NODE_PARAMS_v2: the driver receives one row.
 LAUNCH = np.dtype(
@@ -90,56 +83,6 @@ class AllocationEvent:
     pool: bool = False
 
 
-class DriverApi(Protocol):
-    """Driver calls that this package uses."""
-
-    def adopt_thread(self) -> None:
-        """Prepare the calling thread for driver calls; each thread calls this first."""
-
-    def nodes(self, graph: int) -> list[int]: ...
-    def edges(self, graph: int) -> list[Edge]: ...
-    def kind(self, node: int) -> int: ...
-    def kernel_node(self, node: int) -> KernelNode: ...
-    def memset_node(self, node: int) -> bytes:
-        """Return the node as a row of tables.MEMSET."""
-
-    def memcpy_node(self, node: int) -> bytes:
-        """Return the node as a row of tables.MEMCPY.
-
-        Raises:
-            GraphRefusedError: The copy reads or writes host memory or an array.
-        """
-
-    def kernel(self, function: int) -> Kernel: ...
-    def binary(self, digest: str) -> bytes: ...
-
-    def load_library(self, image: bytes) -> int: ...
-    def library_kernel(self, library: int, name: str) -> int: ...
-    def set_function_attributes(self, function: int, attributes: Sequence[tuple[int, int]]) -> None: ...
-
-    def new_graph(self) -> int: ...
-    def add_kernels(self, graph: int, rows: Array) -> list[Handle]:
-        """Add one node for each row of LAUNCH; the memory that the rows point to must stay valid during the call."""
-
-    def add_memset(self, graph: int, row: Array) -> Handle: ...
-    def add_memcpy(self, graph: int, row: Array) -> Handle: ...
-    def add_empty(self, graph: int) -> Handle: ...
-    def set_attributes(self, node: Handle, attributes: Attributes) -> None: ...
-    def add_edges(self, graph: int, nodes: Sequence[Handle], edges: Array) -> None:
-        """Add edges: rows of tables.EDGE whose ends are indices into `nodes`."""
-
-    def instantiate(self, graph: int) -> int: ...
-    def launch(self, executable: int, stream: int) -> None: ...
-    def destroy(self, graph: int, executable: int) -> None: ...
-
-    def address_range(self, address: int) -> Range | None: ...
-    def read(self, address: int, size: int) -> bytes: ...
-    def write(self, address: int, data: bytes) -> None: ...
-    def fill(self, address: int, size: int, value: int) -> None: ...
-    def synchronize(self) -> None: ...
-    def move_tensor_map(self, descriptor: bytes, address: int) -> bytes: ...
-
-
 @dataclass
 class Captured:
     """Result of an ordinary capture: the raw graph and its executable; `keep` holds the objects that own them."""
@@ -147,44 +90,3 @@ class Captured:
     graph: int
     executable: int
     keep: list[Any] = field(default_factory=list)
-
-
-class FrameworkApi(Protocol):
-    """Calls to the framework that owns the tensors."""
-
-    def sizes(self) -> dict[str, int]:
-        """Return the batch size by graph key."""
-
-    def regions(self) -> list[SymbolRegion]:
-        """Return live named memory (param:, buffer:, kv:, static:)."""
-
-    def pool(self) -> list[SymbolRegion]:
-        """Return the segments of the graph-private pool after capture."""
-
-    def reserve(self, sizes: Sequence[int]) -> list[int]:
-        """Allocate memory for restored graphs, and return the addresses."""
-
-    def release(self) -> None:
-        """Free the memory of `reserve` when the bundle is not used after all."""
-
-    def trace(self) -> list[AllocationEvent]:
-        """Return all allocations of this process until now, in order."""
-
-    def capture(self, key: str) -> Captured: ...
-    def refusal(self, key: str) -> str | None: ...
-    def stream(self) -> int: ...
-
-
-class Workload(Protocol):
-    """Inputs and outputs of a graph, for the proof."""
-
-    has_eager: bool
-    """True if `eager` can compute the outputs of a graph without the graph."""
-
-    def prepare(self, key: str, seed: int) -> None:
-        """Write seeded inputs and a seeded KV cache."""
-
-    def observe(self, key: str) -> bytes:
-        """Return the outputs and the KV cache after a replay."""
-
-    def eager(self, key: str) -> None: ...

@@ -8,8 +8,8 @@ second process. Let a, b be one parameter word in both:
   otherwise                                       -> conflict: the graph is refused.
 An address of the pool can have had several allocations. Any of them proves the pointer: it is stored by its place in the second
 process, where the graph was captured as it is.
-The start of one region may be the end of another in both processes. Such a word is read as the start. The assumption that
-the two regions touch is recorded, and every restore checks it.
+The start of one region may be the end of another in both processes. Such a word is read as the start. If a process finds both
+by name, every restore checks that they touch there too. Otherwise they lie apart in every restore, and the proof decides.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from coldstart.graphs.errors import BaseCollisionError
 from coldstart.graphs.record import Snapshot
 from coldstart.graphs.tables import (
     ABSOLUTE,
-    ASSUMED,
     RELOCATION,
     TENSOR_MAP,
     TENSOR_MAP_BYTES,
+    TOUCHING,
     Array,
     Graph,
     SymbolRegion,
@@ -40,13 +40,13 @@ COMMON = np.dtype([("a", "<u8"), ("b", "<u8"), ("size", "<u8")])
 
 @dataclass
 class Classified:
-    """Result for one graph: relocations, assumptions, and the payload bytes that are noise or in conflict.
+    """Result for one graph: relocations, pairs of touching regions, and the payload bytes that are noise or in conflict.
 
     The region numbers are those of `Memory.regions`.
     """
 
     relocations: Array
-    assumed: Array
+    touching: Array
     noise: Array
     conflict: Array
     windows: int
@@ -214,7 +214,7 @@ class Classifier:
     def __post_init__(self) -> None:
         self.open: Array = np.asarray(self.a.payload != self.b.payload)
         self._rows: list[Array] = []
-        self._assumed: list[Array] = []
+        self._touching: list[Array] = []
 
     def run(self, aligned: Array, everywhere: Array) -> Classified:
         """Classify; `aligned` are the windows at 4-byte stride, `everywhere` those at any byte, as in packed structs."""
@@ -224,9 +224,9 @@ class Classifier:
         self._find_pointers(self._still_open(everywhere))
         noise, conflict = self._split_rest(self._still_open(everywhere))
         rows = np.concatenate([np.zeros(0, RELOCATION), *self._rows])
-        assumed = np.unique(np.concatenate([np.zeros(0, ASSUMED), *self._assumed]))
+        touching = np.unique(np.concatenate([np.zeros(0, TOUCHING), *self._touching]))
         return Classified(
-            rows[np.argsort(rows["place"], kind="stable")], assumed, noise, conflict, len(aligned)
+            rows[np.argsort(rows["place"], kind="stable")], touching, noise, conflict, len(aligned)
         )
 
     def _words(self, at: Array) -> tuple[Array, Array]:
@@ -255,9 +255,9 @@ class Classifier:
         rows["region"], rows["offset"] = np.where(inside, region, before), np.where(inside, offset, rest + 1)
         self._rows.append(rows)
         both = inside & past & (region != before)
-        assumed = np.zeros(int(both.sum()), ASSUMED)
-        assumed["end_of"], assumed["start_of"] = before[both], region[both]
-        self._assumed.append(assumed)
+        touching = np.zeros(int(both.sum()), TOUCHING)
+        touching["end_of"], touching["start_of"] = before[both], region[both]
+        self._touching.append(touching)
 
     def _find_maps(self) -> None:
         """Add the tensor maps whose addresses have moved with common memory, if all their other bytes are explained.

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from mmap import mmap
 
 from coldstart.graphs.errors import AlteredTableError
 
-Buffer = bytes | mmap
 KPARAM_INFO, KPARAM_INFO_V2 = 0x17, 0x45
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -55,17 +53,17 @@ def read_cubin(image: bytes) -> Cubin:
         raise AlteredTableError(f"cannot parse kernel binary as a cubin: {error}") from error
 
 
-def sections(image: Buffer) -> list[Section]:
+def sections(image: bytes) -> list[Section]:
     """Return all sections in order. Raises ValueError or struct.error if the file is incomplete."""
     return [Section(name, r[1], r[2], r[6], _body(image, r)) for name, r in _rows(image)]
 
 
-def spans(image: Buffer) -> list[tuple[str, int, int]]:
+def spans(image: bytes) -> list[tuple[str, int, int]]:
     """Return (name, offset, bytes) of all sections without a copy. Raises ValueError or struct.error."""
     return [(name, row[4], row[5]) for name, row in _rows(image)]
 
 
-def _rows(image: Buffer) -> list[tuple[str, tuple[int, ...]]]:
+def _rows(image: bytes) -> list[tuple[str, tuple[int, ...]]]:
     head = _HEADER.unpack_from(image)
     if head[0][:6] != b"\x7fELF\x02\x01":
         raise ValueError("no 64-bit little-endian ELF header")
@@ -75,7 +73,7 @@ def _rows(image: Buffer) -> list[tuple[str, tuple[int, ...]]]:
     return [(_string(strings, row[0]), row) for row in rows]
 
 
-def _body(image: Buffer, row: tuple[int, ...]) -> bytes:
+def _body(image: bytes, row: tuple[int, ...]) -> bytes:
     if row[1] in (0, 8):
         return b""
     if row[4] + row[5] > len(image):

@@ -23,7 +23,7 @@ class GraphRefusedError(GraphError):
 
 
 class AlteredTableError(GraphError):
-    """The bytes, shape or indices of a table differ from the sealed ones."""
+    """The bytes or types of a table differ from the sealed ones."""
 
     code = "CS-GRAPH-ALTERED"
 

@@ -13,13 +13,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coldstart.graphs.api import DriverApi
 from coldstart.graphs.errors import AlteredTableError, MissingRegionError
 from coldstart.graphs.tables import SymbolRegion, require_file, sha256
+
+if TYPE_CHECKING:
+    from coldstart.graphs.cuda.driver import CudaDriver
 
 FOLDER, ENTRY = "inputs", "workload"
 WINDOW = 1 << 20
@@ -74,7 +76,7 @@ def _places(held: Mapping[str, Any]) -> dict[str, list[Place]]:
 class InputLog:
     """Bytes of static regions, stored by digest: most are the same for every graph."""
 
-    def __init__(self, driver: DriverApi) -> None:
+    def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
         self.static: dict[str, dict[str, str]] = {}
         self.held: dict[str, bytes] = {}
@@ -117,11 +119,10 @@ def make_reader(directory: Path) -> Callable[[str], bytes]:
 class StoredInputs:
     """Workload of stored inputs; `here` finds named memory."""
 
-    driver: DriverApi
+    driver: CudaDriver
     inputs: Inputs
     read: Callable[[str], bytes]
     here: Where
-    has_eager: bool = False
 
     def prepare(self, key: str, seed: int) -> None:
         """Write the inputs of a graph and overwrite its outputs.
@@ -157,10 +158,6 @@ class StoredInputs:
         """Return the outputs and the KV windows. Raises MissingRegionError."""
         spans = [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
         return b"".join(self.driver.read(address, size) for address, size in [*self._outputs(key), *spans])
-
-    def eager(self, key: str) -> None:
-        """Raise MissingRegionError: no model is available here."""
-        raise MissingRegionError(f"{key} cannot run without its graph: this process has no model")
 
     @contextmanager
     def preserve(self, key: str) -> Iterator[None]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coldstart.graphs import words
-from coldstart.graphs.api import LAUNCH, DriverApi
+from coldstart.graphs.api import LAUNCH
 from coldstart.graphs.classify import Classified, Classifier, Memory
 from coldstart.graphs.errors import GraphError, format_reasons
 from coldstart.graphs.record import Snapshot, keep
@@ -22,12 +23,16 @@ from coldstart.graphs.tables import (
     BYTES,
     RELOCATION,
     TENSOR_MAP_BYTES,
+    TOUCHING,
     Array,
     Graph,
     Kernel,
     SymbolRegion,
     Tables,
 )
+
+if TYPE_CHECKING:
+    from coldstart.graphs.cuda.driver import CudaDriver
 
 NOISE = 0xFF
 
@@ -67,9 +72,14 @@ def combine(a: Snapshot, b: Snapshot) -> Tables:
         "pointers": sum(len(c.relocations) for c in found.values()),
         "noise_bytes": sum(len(c.noise) for c in found.values()),
         "conflict_bytes": sum(len(c.conflict) for c in found.values()),
+        "two_readings": sum(len(c.touching) for c in found.values()),
     }  # fmt: skip
     graphs = {key: _apply(pairs[key][1], found[key]) for key in keys if key not in conflicts}
-    tables = replace(b.tables, graphs=graphs, refused=reasons | conflicts, report=report)
+    pairs_of_graphs = (found[key].touching for key in graphs)
+    touching = np.unique(np.concatenate([np.zeros(0, TOUCHING), *pairs_of_graphs]))
+    named = [not any(memory.regions[i].is_provided for i in pair) for pair in touching.tolist()]
+    touching = touching[np.array(named, bool)]
+    tables = replace(b.tables, graphs=graphs, refused=reasons | conflicts, report=report, touching=touching)
     tables, used = _add_contents(tables, b, a.contents, memory)
     return _keep_regions(tables, used, memory.regions)
 
@@ -133,7 +143,7 @@ def _apply(graph: Graph, classified: Classified) -> Graph:
         0  # a tensor map's address is at its start
     )
     payload[classified.noise] = NOISE
-    return replace(graph, payload=payload, relocations=rows, assumed=classified.assumed)
+    return replace(graph, payload=payload, relocations=rows)
 
 
 # --- contents ----------------------------------------------------------------------------------------
@@ -184,15 +194,8 @@ def _link_content(one: bytes | None, other: bytes, memory: Memory) -> tuple[Arra
 
 
 def _keep_regions(tables: Tables, used: set[int], regions: list[SymbolRegion]) -> Tables:
-    """Return the tables with the regions that their rows name.
-
-    PyTorch's allocator places small tensors side by side in the same order in every process. An unnamed neighbor that no other
-    word points into gets no memory in a restore: the two readings always differ there, and only the proof can settle them.
-    """
-    ends = {int(i) for g in tables.graphs.values() for end in ("end_of", "start_of") for i in g.assumed[end]}
-    neighbors = {i for i in ends - used if regions[i].is_provided}
-    regions = [replace(r, size=0) if i in neighbors else r for i, r in enumerate(regions)]
-    used = used | ends
+    """Return the tables with the regions that their rows name."""
+    used = used | {i for pair in tables.touching.tolist() for i in pair}
     number = np.zeros(len(regions) + 1, np.int64)
     number[sorted(used)] = np.arange(len(used))
 
@@ -203,23 +206,19 @@ def _keep_regions(tables: Tables, used: set[int], regions: list[SymbolRegion]) -
         return rows
 
     graphs = {
-        key: replace(
-            g,
-            relocations=renumber(g.relocations, "region"),
-            assumed=renumber(g.assumed, "end_of", "start_of"),
-        )
-        for key, g in tables.graphs.items()
+        key: replace(g, relocations=renumber(g.relocations, "region")) for key, g in tables.graphs.items()
     }
     return replace(
         tables, graphs=graphs, regions=[regions[i] for i in sorted(used)], blocks=renumber(tables.blocks, "region"),
         content_relocations=renumber(tables.content_relocations, "region"),
+        touching=renumber(tables.touching, "end_of", "start_of"),
     )  # fmt: skip
 
 
 # --- in a process ------------------------------------------------------------------------------------
 
 
-def relocate(payload: Array, relocations: Array, base: Array, driver: DriverApi) -> Array:
+def relocate(payload: Array, relocations: Array, base: Array, driver: CudaDriver) -> Array:
     """Return a copy of the payload with all relocations applied; `base` has the address of each region."""
     out = np.array(payload)
     plain = relocations[relocations["kind"] == ABSOLUTE]
@@ -235,17 +234,13 @@ def relocate(payload: Array, relocations: Array, base: Array, driver: DriverApi)
     return out
 
 
-def find_broken_assumptions(tables: Tables, base: Array) -> dict[str, dict[int, str]]:
-    """Return graph to row of `assumed` to reason, for words of two readings that differ in this process."""
-    broken: dict[str, dict[int, str]] = {}
-    for key, graph in tables.graphs.items():
-        for row, (end, start) in enumerate(graph.assumed.tolist()):
-            if int(base[end]) + tables.regions[end].size != int(base[start]):
-                names = tables.regions[end].symbol, tables.regions[start].symbol
-                broken.setdefault(key, {})[row] = (
-                    f"a word may be the end of {names[0]} or the start of {names[1]}, which do not touch here"
-                )
-    return broken
+def find_apart(tables: Tables, base: Array) -> str | None:
+    """Return why a word has two readings that differ in this process, None if none has."""
+    for end, start in tables.touching.tolist():
+        if int(base[end]) + tables.regions[end].size != int(base[start]):
+            names = tables.regions[end].symbol, tables.regions[start].symbol
+            return f"a word may be the end of {names[0]} or the start of {names[1]}, which do not touch here"
+    return None
 
 
 @dataclass

@@ -15,19 +15,23 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import prove, tables, words
-from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, Workload
+from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError, format_reasons
-from coldstart.graphs.inputs import ENTRY, InputLog, Inputs
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs
 from coldstart.graphs.link import combine
 from coldstart.graphs.record import load_snapshot, take
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.words import Intervals
+
+if TYPE_CHECKING:
+    from coldstart.graphs.cuda.driver import CudaDriver
+    from coldstart.graphs.torch_framework import TorchFramework
 
 FIRST, BUNDLE, REASON, LIVE = "layout-1", "bundle", "reason", "live.json"
 LEAST_STEPS = 2
@@ -89,7 +93,7 @@ def fail(work: Path, reason: str) -> None:
 
 
 def record(
-    work: Path, driver: DriverApi, framework: FrameworkApi, captured: Mapping[str, Captured], log: InputLog,
+    work: Path, driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured], log: InputLog,
     report: Mapping[str, Any],
 ) -> ContentWatch:  # fmt: skip
     """Write this process's layout, or as the second one the bundle, whose sealed report includes `report`.
@@ -135,7 +139,9 @@ def find_possible_symbols(work: Path) -> dict[str, set[str]]:
     return found
 
 
-def prove_bundle(work: Path, driver: DriverApi, framework: FrameworkApi, workload: Workload) -> prove.Proof:
+def prove_bundle(
+    work: Path, driver: CudaDriver, framework: TorchFramework, workload: StoredInputs
+) -> prove.Proof:
     """Restore the bundle before any capture, compare, and write the proof if every graph passed.
 
     Raises NotProvenError, AlteredTableError.
@@ -158,7 +164,7 @@ class ContentWatch:
     the proof then fails for each graph that reads any part of it, and passes for those that write it themselves.
     """
 
-    driver: DriverApi
+    driver: CudaDriver
     work: Path
     blocks: list[tuple[int, int]]
     steps: int = 0

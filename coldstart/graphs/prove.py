@@ -1,10 +1,9 @@
-"""Proof of a bundle before it is published: eager, captured and restored outputs are equal in a third process.
+"""Proof of a bundle before it is published, and its check at every start.
 
-All restored graphs run first, because a restore needs no forward pass. Then the eager forms run, and only then
-is anything captured: a library that creates its handle and a compiler cannot work inside a capture. For every
-graph and seed, two captured replays must be equal, because a graph that is not deterministic cannot be proven.
-Then eager(x) == capture(x) == restored(x) must hold for the bytes of the outputs and the KV cache. The proof
-contains the seal of the tables, so it is valid for these tables only.
+The proof runs in a third process. All restored graphs run first, because a restore needs no forward pass, and only then is
+anything captured. For every graph and seed, two captured replays must be equal, because a graph that is not deterministic
+cannot be proven. Then capture(x) == restored(x) must hold for the bytes of the outputs and the KV cache. The proof contains
+the seal of the tables, so it is valid for these tables only.
 """
 
 from __future__ import annotations
@@ -12,15 +11,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from coldstart.graphs.api import Captured, DriverApi, FrameworkApi, Workload
+from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import GraphError, NotProvenError, format_reasons
 from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.tables import read_manifest, require_file, sha256
+from coldstart.system.start_progress import Counter
+
+if TYPE_CHECKING:
+    from coldstart.graphs.cuda.driver import CudaDriver
+    from coldstart.graphs.inputs import StoredInputs
+    from coldstart.graphs.torch_framework import TorchFramework
 
 PROOF, REJECTED = "proof.json", "rejected.json"
 
@@ -30,28 +35,24 @@ class Proof:
     """Result of the proof.
 
     `hashes` has the SHA-256 of the outputs of each proven graph at the first seed; the first of `proven` is the smallest.
-    `eager` is whether outputs without any graph were compared. `settled` are the rows of each graph's `assumed` whose two
-    readings differed in the proof: its equal outputs show that the word is a start.
     """
 
     seal: str
     seeds: list[int]
     proven: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    eager: bool = True
     hashes: dict[str, str] = field(default_factory=dict)
-    settled: dict[str, list[int]] = field(default_factory=dict)
 
 
 def prove(
-    restorer: Restorer, driver: DriverApi, framework: FrameworkApi, workload: Workload, seeds: Sequence[int] = (1, 2)
+    restorer: Restorer, driver: CudaDriver, framework: TorchFramework, workload: StoredInputs, seeds: Sequence[int] = (1, 2)
 ) -> Proof:  # fmt: skip
-    """Run every restored graph, then the eager forms, then capture each and compare; nothing is written.
+    """Run every restored graph, then capture each and compare; nothing is written.
 
     Raises:
         NotProvenError: The bundle cannot be linked.
     """
-    proof = Proof(read_manifest(restorer.directory).seal, list(seeds), eager=workload.has_eager)
+    proof = Proof(read_manifest(restorer.directory).seal, list(seeds))
     if not restorer.link():
         raise NotProvenError(f"cannot link the bundle: {restorer.fallbacks['*']}")
     sizes, trial = restorer.sizes(), _Trial(driver, framework, workload, seeds)
@@ -62,14 +63,11 @@ def prove(
             trial.reasons[key] = f"not restored: {restorer.fallbacks.get(key)}"
         else:
             trial.observe("restored", key, graph.replay)
-    for key in keys if workload.has_eager else []:
-        trial.observe("eager", key, partial(workload.eager, key))
     for key in keys:
         trial.capture_and_compare(key)
     proof.failed = {key: trial.reasons[key] for key in keys if key in trial.reasons}
     proof.proven = [key for key in keys if key not in proof.failed]
     proof.hashes = {key: trial.digests["restored", key][0] for key in proof.proven}
-    proof.settled = {key: list(rows) for key, rows in restorer.broken.items()}
     return proof
 
 
@@ -81,9 +79,9 @@ class _Trial:
     pool whose graphs are all gone.
     """
 
-    driver: DriverApi
-    framework: FrameworkApi
-    workload: Workload
+    driver: CudaDriver
+    framework: TorchFramework
+    workload: StoredInputs
     seeds: Sequence[int]
     digests: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -117,9 +115,10 @@ class _Trial:
 
     def _find_difference(self, key: str) -> str | None:
         """Return the first difference between the forms of a graph, of which none has failed."""
-        reasons = {"again": "two replays of the captured graph differ"}
-        reasons |= {"eager": "captured and eager outputs differ"} if self.workload.has_eager else {}
-        reasons |= {"restored": "restored outputs differ from captured ones"}
+        reasons = {
+            "again": "two replays of the captured graph differ",
+            "restored": "restored outputs differ from captured ones",
+        }
         for number, seed in enumerate(self.seeds):
             for form, reason in reasons.items():
                 if self.digests[form, key][number] != self.digests["captured", key][number]:
@@ -127,7 +126,9 @@ class _Trial:
         return None
 
 
-def hash_outputs(driver: DriverApi, workload: Workload, key: str, seed: int, run: Callable[[], None]) -> str:
+def hash_outputs(
+    driver: CudaDriver, workload: StoredInputs, key: str, seed: int, run: Callable[[], None]
+) -> str:
     """Return the SHA-256 of the outputs of one run on the seeded input. Raises GraphError."""
     workload.prepare(key, seed)
     run()
@@ -159,3 +160,47 @@ def read_proof(directory: Path) -> Proof:
     if proof.seal != manifest.seal or sorted(proof.proven) != sorted(manifest.keys):
         raise NotProvenError("the proof is for other graphs than those of this bundle")
     return proof
+
+
+# --- at a start --------------------------------------------------------------------------------------
+
+
+def restore_proven(
+    restorer: Restorer, proof: Proof, workload: StoredInputs | None, *, every: bool = False
+) -> dict[str, Replayable]:
+    """Restore all graphs and replay the smallest one, or with `every` each, on its stored input; return the graphs by key.
+
+    If any output has another hash than in the proof, all of the bundle is dropped, and the result is empty. `workload` None
+    omits the replay.
+    """
+    if not restorer.link():
+        return {}
+    sizes, graphs = restorer.sizes(), dict[str, Replayable]()
+    counter = Counter("restore graphs", len(sizes), "graphs")
+    for number, key in enumerate(sorted(sizes, key=lambda key: sizes[key]), 1):
+        if (graph := restorer.restore(key)) is not None:
+            graphs[key] = graph
+        counter.show(number)
+    wrong = dict[str, str]()
+    for key in proof.proven if every else proof.proven[:1]:
+        if workload is None:
+            break
+        try:
+            if (reason := _find_mismatch(restorer, proof, workload, graphs.get(key), key)) is not None:
+                wrong[key] = reason
+        except GraphError as error:
+            wrong[key] = str(error)
+    if not wrong:
+        return graphs
+    restorer.drop(f"the canary failed: {'; '.join(f'{key}: {why}' for key, why in wrong.items())}")
+    return {}
+
+
+def _find_mismatch(
+    restorer: Restorer, proof: Proof, workload: StoredInputs, graph: Replayable | None, key: str
+) -> str | None:
+    if graph is None:
+        return restorer.fallbacks[key]
+    with workload.preserve(key):  # inputs in use
+        found = hash_outputs(restorer.driver, workload, key, proof.seeds[0], graph.replay)
+    return None if found == proof.hashes.get(key) else "its outputs differ from the proof"

@@ -13,22 +13,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coldstart.graphs import tables as stored
 from coldstart.graphs import words
-from coldstart.graphs.api import (
-    AllocationEvent,
-    Captured,
-    DriverApi,
-    Edge,
-    FrameworkApi,
-    KernelNode,
-    NodeKind,
-    Range,
-)
+from coldstart.graphs.api import AllocationEvent, Captured, Edge, KernelNode, NodeKind, Range
 from coldstart.graphs.errors import AlteredTableError, DriverError, GraphRefusedError
 from coldstart.graphs.tables import (
     EDGE,
@@ -43,6 +34,10 @@ from coldstart.graphs.tables import (
     Tables,
 )
 from coldstart.graphs.words import NONE, Intervals
+
+if TYPE_CHECKING:
+    from coldstart.graphs.cuda.driver import CudaDriver
+    from coldstart.graphs.torch_framework import TorchFramework
 
 COLLECTIVES = ("ncclDevKernel", "ncclKernel", "nvshmem", "cross_device_reduce", "multimem_all_reduce")
 CONTENT_LIMIT = 1 << 26  # larger memory holds activations
@@ -122,7 +117,7 @@ def load_snapshot(directory: Path) -> Snapshot:
     )
 
 
-def take(driver: DriverApi, framework: FrameworkApi, captured: Mapping[str, Captured]) -> Snapshot:
+def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured]) -> Snapshot:
     """Return a snapshot of these captures with all the data that another process needs."""
     pool = framework.pool()
     inside = Intervals(pool).find(np.array([r.base for r in framework.regions()], np.uint64))
@@ -220,7 +215,7 @@ class GraphBuilder:
         return Tables(self.graphs, list(self._kernels), attributes, refused=refused)
 
 
-def read_graphs(driver: DriverApi, framework: FrameworkApi, captured: Mapping[str, Captured]) -> Tables:
+def read_graphs(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured]) -> Tables:
     """Return tables with one row for each node of every supported graph."""
     builder, sizes, refused = GraphBuilder(), framework.sizes(), dict[str, str]()
     for key, capture in captured.items():
@@ -237,7 +232,7 @@ def read_graphs(driver: DriverApi, framework: FrameworkApi, captured: Mapping[st
     return builder.build_tables(refused)
 
 
-def _read_node(driver: DriverApi, builder: GraphBuilder, handle: int) -> None:
+def _read_node(driver: CudaDriver, builder: GraphBuilder, handle: int) -> None:
     kind = driver.kind(handle)
     if kind == NodeKind.KERNEL:
         node = driver.kernel_node(handle)
@@ -268,7 +263,7 @@ def _candidates(graph: Graph, kernels: Sequence[Kernel]) -> Array:
     return values[(values >= words.LOWEST) & (values < words.HIGHEST)]
 
 
-def _find_ranges(driver: DriverApi, addresses: Array) -> list[Range]:
+def _find_ranges(driver: CudaDriver, addresses: Array) -> list[Range]:
     """Return the driver allocations at these addresses, which are sorted."""
     ranges: dict[int, Range] = {}
     end = 0
@@ -280,7 +275,7 @@ def _find_ranges(driver: DriverApi, addresses: Array) -> list[Range]:
     return list(ranges.values())
 
 
-def _read_contents(driver: DriverApi, snapshot: Snapshot, used: Array) -> dict[int, bytes]:
+def _read_contents(driver: CudaDriver, snapshot: Snapshot, used: Array) -> dict[int, bytes]:
     """Return what outlives the capture: live memory of the pool, and other memory without a name that a word points into."""
     rows = snapshot.allocations[snapshot.allocations["live"] & snapshot.allocations["pool"]]
     spans = [(a, s) for a, s, _, _, _ in rows.tolist()]
@@ -293,7 +288,7 @@ def _read_contents(driver: DriverApi, snapshot: Snapshot, used: Array) -> dict[i
 # --- tensor maps -------------------------------------------------------------------------------------
 
 
-def _decode_maps(driver: DriverApi, graph: Graph, kernels: Sequence[Kernel]) -> Array:
+def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) -> Array:
     """Return the addresses in tensor maps, found by asking the driver where it writes each address bit."""
     rows: list[tuple[int, int, Array]] = []
     masks: list[int] = []
@@ -310,7 +305,7 @@ def _decode_maps(driver: DriverApi, graph: Graph, kernels: Sequence[Kernel]) -> 
     return np.array(rows, MAP)
 
 
-def bit_masks(driver: DriverApi, descriptor: bytes) -> list[int]:
+def bit_masks(driver: CudaDriver, descriptor: bytes) -> list[int]:
     """Return the descriptor bits that each address bit 0..47 sets (none below bit 4: addresses are aligned).
 
     The address is never 0: a driver may reject it.
@@ -322,11 +317,11 @@ def bit_masks(driver: DriverApi, descriptor: bytes) -> list[int]:
     return masks
 
 
-def _move(driver: DriverApi, descriptor: bytes, address: int) -> int:
+def _move(driver: CudaDriver, descriptor: bytes, address: int) -> int:
     return int.from_bytes(driver.move_tensor_map(descriptor, address), "little")
 
 
-def decode_map(driver: DriverApi, descriptor: bytes, masks: Sequence[int]) -> int | None:
+def decode_map(driver: CudaDriver, descriptor: bytes, masks: Sequence[int]) -> int | None:
     """Return the device address in a tensor map, or None if writing that address again does not give the same bytes."""
     changed = int.from_bytes(descriptor, "little") ^ _move(driver, descriptor, AWAY)
     address = AWAY ^ sum(1 << bit for bit, mask in enumerate(masks) if mask and changed & mask == mask)

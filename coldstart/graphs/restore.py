@@ -1,22 +1,19 @@
 """Restore graphs without a forward pass; the caller captures a graph that cannot be restored.
 
-A bundle is linked once. The smallest and the largest batch size are restored before the server is ready, and the rest in the
-background. Kernels come from the binaries in the bundle.
+A bundle is linked once, and its graphs are built before the server is ready. Kernels come from the binaries in the bundle.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coldstart.graphs.api import DriverApi, FrameworkApi, NodeKind
+from coldstart.graphs.api import NodeKind
 from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.errors import (
     AlteredTableError,
@@ -25,7 +22,7 @@ from coldstart.graphs.errors import (
     MissingKernelError,
     MissingRegionError,
 )
-from coldstart.graphs.link import find_broken_assumptions, make_launches, relocate
+from coldstart.graphs.link import find_apart, make_launches, relocate
 from coldstart.graphs.tables import (
     MEMCPY,
     MEMSET,
@@ -37,9 +34,12 @@ from coldstart.graphs.tables import (
     load,
     load_binary,
 )
+from coldstart.system import timeline
 
-Note = Callable[[str, float, float, str], None]
-Built = Callable[[str], None]
+if TYPE_CHECKING:
+    from coldstart.graphs.cuda.driver import CudaDriver
+    from coldstart.graphs.torch_framework import TorchFramework
+
 UNWRITTEN = 0xFF
 
 
@@ -47,8 +47,8 @@ UNWRITTEN = 0xFF
 class Replayable:
     """Replacement of a captured graph: replay() launches on the framework's current stream."""
 
-    driver: DriverApi
-    framework: FrameworkApi
+    driver: CudaDriver
+    framework: TorchFramework
     executable: int
     keep: list[Any] = field(default_factory=list)
 
@@ -58,42 +58,30 @@ class Replayable:
 
 
 class Restorer:
-    """Restore of one bundle in one process; thread-safe: any thread may request any graph.
+    """Restore of one bundle in one process."""
 
-    A word that may be the end of one region or the start of another is read as the start. A graph is refused if the
-    two readings differ in this process, unless the proof has `settled` that row of its `assumed`. None trusts every row:
-    the caller compares the outputs.
-    """
-
-    def __init__(
-        self, directory: Path, driver: DriverApi, framework: FrameworkApi, *, note: Note | None = None,
-        settled: Mapping[str, Collection[int]] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, directory: Path, driver: CudaDriver, framework: TorchFramework) -> None:
         self.directory, self.driver, self.framework = directory, driver, framework
         self.fallbacks: dict[str, str] = {}
-        self.broken: dict[str, dict[int, str]] = {}
-        self._settled, self._note = settled, note or (lambda name, start, end, track: None)
         self._tables, self._base = Tables(), np.zeros(0, np.uint64)
         self._functions, self._missing = list[int](), dict[int, str]()
         self._graphs: dict[str, Replayable] = {}
-        self._lock = threading.RLock()
-        self._thread: threading.Thread | None = None
 
     # --- linking -------------------------------------------------------------------------------------
     def link(self) -> bool:
         """Load and link the bundle; return False if it cannot be used, with the reason in `fallbacks['*']`."""
-        start = time.monotonic()
-        try:
-            tables = load(self.directory)
-            self._base = self._find_bases(tables.regions)
-            self._write_contents(tables)
-            self._functions, self._missing = self._find_kernels(tables.kernels)
-            self.broken = find_broken_assumptions(tables, self._base)
-            self._tables = tables
-        except GraphError as error:
-            self.fallbacks["*"] = str(error)
-            self._attempt("release", self.framework.release)
-        self._note("graphs: link", start, time.monotonic(), "graphs")
+        with timeline.measure("graphs: link", track="graphs"):
+            try:
+                tables = load(self.directory)
+                self._base = self._find_bases(tables.regions)
+                if reason := find_apart(tables, self._base):
+                    raise MissingRegionError(reason)
+                self._write_contents(tables)
+                self._functions, self._missing = self._find_kernels(tables.kernels)
+                self._tables = tables
+            except GraphError as error:
+                self.fallbacks["*"] = str(error)
+                self._attempt("release", self.framework.release)
         return "*" not in self.fallbacks
 
     def _find_bases(self, regions: Sequence[SymbolRegion]) -> Array:
@@ -140,16 +128,14 @@ class Restorer:
     # --- building ------------------------------------------------------------------------------------
     def restore(self, key: str) -> Replayable | None:
         """Return the restored graph, or None with the reason in `fallbacks`; the caller then captures it."""
-        with self._lock:
-            if key not in self._graphs:
-                start = time.monotonic()
-                try:
+        if key not in self._graphs:
+            try:
+                with timeline.measure(f"graphs: {key}", track="restore"):
                     self._graphs[key] = self._build(key)
-                except GraphError as error:
-                    self.fallbacks[key] = str(error)
-                    return None
-                self._note(f"graphs: {key}", start, time.monotonic(), "restore")
-            return self._graphs[key]
+            except GraphError as error:
+                self.fallbacks[key] = str(error)
+                return None
+        return self._graphs[key]
 
     def _build(self, key: str) -> Replayable:
         """Build a graph in the driver: nodes in captured order, attributes, edges with their data, instantiation."""
@@ -158,7 +144,7 @@ class Restorer:
             reason = tables.refused.get(key, "the bundle does not contain this graph")
             raise GraphRefusedError(self.fallbacks.get("*", reason))
         graph = tables.graphs[key]
-        self._refuse(key, graph)
+        self._refuse(graph)
         payload = relocate(graph.payload, graph.relocations, self._base, self.driver)
         launches = make_launches(graph, payload, tables.kernels, self._functions)
         raw = self.driver.new_graph()
@@ -175,10 +161,7 @@ class Restorer:
             raise
         return Replayable(self.driver, self.framework, executable, [launches, raw])
 
-    def _refuse(self, key: str, graph: Graph) -> None:
-        for row, reason in self.broken.get(key, {}).items():
-            if self._settled is not None and row not in self._settled.get(key, ()):
-                raise GraphRefusedError(reason)
+    def _refuse(self, graph: Graph) -> None:
         for number in np.unique(graph.nodes["kernel"][graph.nodes["kind"] == 0]).tolist():
             if number in self._missing:
                 raise GraphRefusedError(self._missing[number])
@@ -190,50 +173,15 @@ class Restorer:
         except GraphError as error:
             self.fallbacks.setdefault(what, str(error))
 
-    # --- order ---------------------------------------------------------------------------------------
     def sizes(self) -> dict[str, int]:
         """Return the batch size of every graph of the linked bundle."""
         return {key: graph.size for key, graph in self._tables.graphs.items()}
 
-    def list_first(self, batch: int = 1) -> list[str]:
-        """Return the graphs that batches of up to `batch` rows use, and the largest graph, smallest first."""
-        sizes = self.sizes()
-        order = sorted(sizes, key=sizes.__getitem__)
-        below = sum(size < batch for size in sizes.values())
-        return list(dict.fromkeys([*order[: below + 1], *order[-1:]]))
-
-    def start(self, keys: Sequence[str], built: Built) -> None:
-        """Build these graphs in the background, largest first; `built` is called in that thread after each success."""
-        order = sorted(keys, key=lambda key: -self.sizes()[key])
-        self._thread = threading.Thread(
-            target=self._build_all, args=(order, built), name="graphs", daemon=True
-        )
-        self._thread.start()
-
-    def _build_all(self, keys: Sequence[str], built: Built) -> None:
-        self._attempt("thread", self.driver.adopt_thread)
-        for key in keys:
-            if self.restore(key) is not None:
-                built(key)
-
-    def wait(self) -> None:
-        """Block until the background thread has ended."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def region(self, symbol: str) -> SymbolRegion:
-        """Return a region at its address in this process. Raises MissingRegionError."""
-        for base, region in zip(self._base.tolist(), self._tables.regions, strict=False):
-            if region.symbol == symbol:
-                return SymbolRegion(symbol, region.size, base)
-        raise MissingRegionError(f"the graphs in the bundle use no memory named {symbol}")
-
     def drop(self, reason: str) -> None:
         """Drop every restored graph and free the memory; all graphs are captured from then on."""
-        with self._lock:
-            restored, self._graphs = list(self._graphs.values()), {}
-            self._tables = Tables()
-            self.fallbacks["*"] = reason
+        restored, self._graphs = list(self._graphs.values()), {}
+        self._tables = Tables()
+        self.fallbacks["*"] = reason
         for graph in restored:
             self._attempt("destroy", functools.partial(self.driver.destroy, graph.keep[1], graph.executable))
         self._attempt("release", self.framework.release)
@@ -250,7 +198,7 @@ def _find_named(region: SymbolRegion, named: Mapping[str, SymbolRegion]) -> int:
     return here.base
 
 
-def _add_nodes(driver: DriverApi, raw: int, graph: Graph, rows: Array, payload: Array) -> list[Any]:
+def _add_nodes(driver: CudaDriver, raw: int, graph: Graph, rows: Array, payload: Array) -> list[Any]:
     """Add the nodes; each sequence of kernels is one batch."""
     nodes, handles = graph.nodes, list[Any]()
     for other in [*np.flatnonzero(nodes["kind"] != NodeKind.KERNEL).tolist(), len(nodes)]:

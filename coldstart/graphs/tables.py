@@ -35,7 +35,7 @@ EDGE = np.dtype(
 RELOCATION = np.dtype(
     [("place", "<u4"), ("region", "<u2"), ("kind", "u1"), ("reserved", "u1"), ("offset", "<i8")]
 )
-ASSUMED = np.dtype([("end_of", "<u2"), ("start_of", "<u2")])
+TOUCHING = np.dtype([("end_of", "<u2"), ("start_of", "<u2")])
 BLOCK = np.dtype([("region", "<u4"), ("length", "<u4"), ("offset", "<u8"), ("start", "<u8")])
 MEMSET = np.dtype(
     [("target", "<u8"), ("pitch", "<u8"), ("value", "<u4"), ("element", "<u4"), ("width", "<u8"), ("height", "<u8")]
@@ -45,14 +45,14 @@ MEMCPY = np.dtype(
      ("source_pitch", "<u8"), ("source_height", "<u8"), ("target_pitch", "<u8"), ("target_height", "<u8")]
 )  # fmt: skip
 BYTES = np.dtype("u1")
-PARTS = {"nodes": NODE, "edges": EDGE, "payload": BYTES, "relocations": RELOCATION, "assumed": ASSUMED}
+PARTS = {"nodes": NODE, "edges": EDGE, "payload": BYTES, "relocations": RELOCATION}
 GRAPH = np.dtype([("size", "<u4"), *((name, "<u4") for name in PARTS)])
-CONTENTS = {"blocks": BLOCK, "contents": BYTES, "content_relocations": RELOCATION}
+CONTENTS = {"blocks": BLOCK, "contents": BYTES, "content_relocations": RELOCATION, "touching": TOUCHING}
 
 NO_KERNEL = 0xFFFFFFFF
 ABSOLUTE, TENSOR_MAP = 0, 1
 TENSOR_MAP_BYTES = 128
-FORMAT = 3  # format 2 searched for the needed contents, and counted allocations of all sizes together
+FORMAT = 4  # format 3 had the touching regions of each graph
 MANIFEST, ARRAYS, KERNELS = "graphs.json", "tables.npz", "kernels"
 
 
@@ -94,8 +94,7 @@ class SymbolRegion:
 class Graph:
     """Graph of batch size `size`. A node has payload[n.payload : n.payload + n.size]; edge ends are node numbers.
 
-    A relocation is a word of the payload that is the address of `region` plus `offset`. A row of `assumed` is a word that is
-    read as the start of one region and may be the end of another.
+    A relocation is a word of the payload that is the address of `region` plus `offset`.
     """
 
     size: int
@@ -103,7 +102,6 @@ class Graph:
     edges: Array
     payload: Array
     relocations: Array = field(default_factory=lambda: np.zeros(0, RELOCATION))
-    assumed: Array = field(default_factory=lambda: np.zeros(0, ASSUMED))
 
 
 @dataclass
@@ -111,6 +109,7 @@ class Tables:
     """Graphs of one model by key, what they share, and the reasons for graphs that are captured instead.
 
     `blocks` are (region, length, offset in the region, start in `contents`); `content_relocations` are addresses in `contents`.
+    A row of `touching` is a pair of regions of which a word is read as the start of the second and may be the end of the first.
     """
 
     graphs: dict[str, Graph] = field(default_factory=dict)
@@ -122,6 +121,7 @@ class Tables:
     blocks: Array = field(default_factory=lambda: np.zeros(0, BLOCK))
     contents: Array = field(default_factory=lambda: np.zeros(0, BYTES))
     content_relocations: Array = field(default_factory=lambda: np.zeros(0, RELOCATION))
+    touching: Array = field(default_factory=lambda: np.zeros(0, TOUCHING))
 
     def without(self, reasons: Mapping[str, str]) -> Tables:
         """Return the tables without these graphs, which are refused with the reasons."""
@@ -157,7 +157,6 @@ def sha256(data: bytes) -> str:
 
 def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
     """Write the tables and kernel binaries into `directory`, which is created; return the seal."""
-    check(tables)
     (directory / KERNELS).mkdir(parents=True, exist_ok=True)
     for digest, data in binaries.items():
         (directory / KERNELS / digest).write_bytes(data)
@@ -226,9 +225,7 @@ def load(directory: Path) -> Tables:
         for number, row in enumerate(counts)
     ]
     shared = {f.name: getattr(manifest, f.name) for f in fields(Tables) if hasattr(manifest, f.name)}
-    tables = Tables(**shared | arrays | {"graphs": dict(zip(manifest.keys, graphs, strict=True))})
-    check(tables)
-    return tables
+    return Tables(**shared | arrays | {"graphs": dict(zip(manifest.keys, graphs, strict=True))})
 
 
 def _split(rows: Array, counts: Array, name: str) -> list[Array]:
@@ -257,62 +254,3 @@ def rewrite(tables: Tables, directory: Path) -> None:
 def _need(condition: object, what: str) -> None:
     if not bool(condition):
         raise AlteredTableError(f"graph tables: {what}")
-
-
-def check(tables: Tables) -> None:
-    """Raise AlteredTableError unless every index of every table is valid for the table that it refers to."""
-    for name, dtype in CONTENTS.items():
-        _check_type(name, getattr(tables, name), dtype)
-    sizes = np.array([r.size for r in tables.regions] or [0], np.int64)
-    for graph in tables.graphs.values():
-        _check_nodes(graph, tables)
-        _check_relocations(graph.relocations, sizes, len(tables.regions), len(graph.payload))
-        for end in ("end_of", "start_of"):
-            _need(
-                (graph.assumed[end] < len(tables.regions)).all(), "an assumption has an invalid region number"
-            )
-    _check_relocations(tables.content_relocations, sizes, len(tables.regions), len(tables.contents))
-    b = tables.blocks
-    _need((b["region"] < len(tables.regions)).all(), "a content block has an invalid region number")
-    ends = b["offset"].astype(np.int64) + b["length"]
-    _need(
-        (b["offset"] < 1 << 62).all() and (ends <= sizes[b["region"]]).all(),
-        "a content block exceeds its region",
-    )
-    ends = b["start"].astype(np.int64) + b["length"]
-    _need(
-        (b["start"] < 1 << 62).all() and (ends <= len(tables.contents)).all(),
-        "a content block exceeds the contents",
-    )
-
-
-def _check_type(name: str, array: Array, dtype: np.dtype[Any]) -> None:
-    _need(array.dtype == dtype and array.ndim == 1, f"{name} has another type or shape")
-
-
-def _check_nodes(graph: Graph, tables: Tables) -> None:
-    for name, dtype in PARTS.items():
-        _check_type(name, getattr(graph, name), dtype)
-    n, kernel = graph.nodes, graph.nodes["kind"] == 0
-    ends = n["payload"].astype(np.int64) + n["size"]
-    _need((ends <= len(graph.payload)).all(), "a node's payload exceeds the payload table")
-    _need((n["payload"] % 16 == 0).all(), "a payload is not aligned")
-    _need((n["attributes"] < len(tables.attributes)).all(), "a node has an invalid attributes number")
-    _need((n["kernel"][kernel] < len(tables.kernels)).all(), "a node has an invalid kernel number")
-    sizes = np.array([k.size for k in tables.kernels] or [0])
-    same = not kernel.any() or (sizes[n["kernel"][kernel]] == n["size"][kernel]).all()
-    _need(same, "a payload has another size than its kernel's parameters")
-    _need((n["size"][n["kind"] == 1] == MEMCPY.itemsize).all(), "a copy's payload has another size")
-    _need((n["size"][n["kind"] == 2] == MEMSET.itemsize).all(), "a memset's payload has another size")
-    _need(np.isin(n["kind"], (0, 1, 2, 5)).all(), "a node has an unsupported kind")
-    ends = np.maximum(graph.edges["source"], graph.edges["target"])
-    _need((ends < len(n)).all(), "an edge ends outside its graph")
-
-
-def _check_relocations(rows: Array, sizes: Array, regions: int, room: int) -> None:
-    width = np.where(rows["kind"] == TENSOR_MAP, TENSOR_MAP_BYTES, 8)
-    _need((rows["place"] + width.astype(np.int64) <= room).all(), "a relocation exceeds its table")
-    _need((rows["region"] < regions).all(), "a relocation has an invalid region number")
-    _need((rows["kind"] <= TENSOR_MAP).all(), "a relocation has an unknown kind")
-    inside = (rows["offset"] >= 0) & (rows["offset"] <= sizes[rows["region"]])
-    _need(inside.all(), "a relocation points outside its region")

@@ -1,4 +1,4 @@
-"""FrameworkApi over PyTorch: names of memory, segments of the private pool, capture with CUDAGraph.
+"""PyTorch as the framework that owns the tensors: names of memory, segments of the private pool, capture with CUDAGraph.
 
 Without a GPU, tests cover only the pure functions; benchmarks/gpu/verify.py runs this module on a GPU.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from coldstart.graphs.api import AllocationEvent, Captured, DriverApi
+from coldstart.graphs.api import AllocationEvent, Captured
 from coldstart.graphs.errors import GraphRefusedError
 from coldstart.graphs.tables import SymbolRegion
+
+if TYPE_CHECKING:
+    from coldstart.graphs.cuda.driver import CudaDriver
 
 Capture = Callable[[str], Any]
 
@@ -26,7 +29,7 @@ class TorchFramework:
 
     def __init__(
         self,
-        driver: DriverApi,
+        driver: CudaDriver,
         tensors: Mapping[str, Any],
         sizes: Mapping[str, int],
         capture: Capture,
@@ -112,12 +115,6 @@ def tensor_regions(tensors: Mapping[str, Any]) -> list[SymbolRegion]:
         if storage.nbytes():
             regions.append(SymbolRegion(symbol, int(storage.nbytes()), int(storage.data_ptr())))
     return regions
-
-
-def module_tensors(module: Any) -> dict[str, Any]:
-    """Return the tensors of a torch module as param:<fqn> and buffer:<fqn>."""
-    named = {f"param:{name}": p.data for name, p in module.named_parameters()}
-    return named | {f"buffer:{name}": b for name, b in module.named_buffers()}
 
 
 def pool_segments(snapshot: Mapping[str, Any], pool: tuple[int, int]) -> list[SymbolRegion]:

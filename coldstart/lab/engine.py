@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any
 
 from coldstart.errors import UsageError
 from coldstart.lab.loop import Call, Loop, Timer
@@ -19,12 +18,12 @@ VOCABULARY = 1 << 31
 
 
 class EngineSimulator:
-    """One server; `run` it once. `records` are in order of arrival, and `engine` has the counts of the run."""
+    """One server; `run` it once. `records` are in order of arrival."""
 
     def __init__(
-        self, profile: IterationProfile, settings: SchedulerSettings, machine: EngineResources, **given: Any
+        self, profile: IterationProfile, settings: SchedulerSettings, machine: EngineResources
     ) -> None:
-        self.engine = VirtualEngine(profile, settings, machine, self._emit, **given)
+        self.engine = VirtualEngine(profile, settings, machine, self._emit)
         self.records: list[RequestRecord] = []
         self._policy, self._loop = settings.policy, Loop()
         self._timer: Timer | None = None

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
+
+import msgspec
 
 from coldstart.artifacts import files, ownership
 from coldstart.artifacts.bundle import Bundle, Trust
@@ -171,7 +173,7 @@ class _Preparation:
             self.drop_section("kv", str(error))
             return
         self.env |= {kv_plan.VARIABLE: "1"}
-        self.task = replace(self.task, kv_plan=[asdict(plan) for plan in plans])
+        self.task = replace(self.task, kv_plan=msgspec.to_builtins(plans))
 
     def graphs(self) -> None:
         """Unpack the `graphs` section, if the bundle has one, like code: it contains kernels."""

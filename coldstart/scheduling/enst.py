@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coldstart.scheduling.job import Job
-
 
 def execute_times(counts: Sequence[int], quanta: Sequence[float], batch: int) -> list[float]:
     """T_execute by level, in seconds: T(L) = T(L-1) + q(L-1) * (jobs above L) / B, with T(0) = 0."""
@@ -19,9 +17,3 @@ def execute_times(counts: Sequence[int], quanta: Sequence[float], batch: int) ->
         above += count
         times.append(times[-1] + quantum * above / batch)
     return times
-
-
-def promote_time(job: Job, now: float, alpha_s: float) -> float:
-    """Seconds until starvation prevention lifts the job to Q1."""
-    left = job.unserved_since + alpha_s - now
-    return left if left > 0.0 else 0.0

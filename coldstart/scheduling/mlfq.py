@@ -27,8 +27,8 @@ class SkipJoinMlfq(Policy):
         self.profile = profile
         self.settings = s = settings or SchedulerSettings()
         first = s.first_quantum_s if s.first_quantum_s is not None else profile.shortest_s
-        levels = s.levels if s.levels is not None else quanta.count_levels(profile, first, s.growth)
-        self.quanta = quanta.geometric(first, levels, s.growth)
+        levels = s.levels if s.levels is not None else quanta.count_levels(profile, first)
+        self.quanta = quanta.geometric(first, levels)
         self._used = [quantum * (1 - 1e-9) for quantum in self.quanta]
         self.queues = LevelQueues(levels)
         self.demotions = self.promotions = 0
@@ -132,7 +132,7 @@ class SkipJoinMlfq(Policy):
         level = self.next_level(job)
         job.attained_s = 0.0
         if level != job.level:
-            self.queues.move(job, level, at_head=self.settings.demote_to_head)
+            self.queues.move(job, level)
             self.moved += 1
             job.demotions += 1
             self.demotions += 1

@@ -76,10 +76,9 @@ class Turns:
         self._all_s += seconds
         self._oldest_s += seconds * self._oldest
 
-    def use_arrival_order(self, keep: bool = False) -> bool:
-        """Return whether the next iteration serves in order of arrival. With `keep`, repeat the previous decision."""
-        if not keep:
-            self._oldest = self.share > 0 and self._oldest_s <= self.share * self._all_s
+    def use_arrival_order(self) -> bool:
+        """Return whether the next iteration serves in order of arrival."""
+        self._oldest = self.share > 0 and self._oldest_s <= self.share * self._all_s
         return self._oldest
 
 

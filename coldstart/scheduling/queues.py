@@ -17,22 +17,20 @@ class LevelQueues:
     def __init__(self, levels: int) -> None:
         self._levels: list[OrderedDict[str, Job]] = [OrderedDict() for _ in range(levels)]
 
-    def push(self, job: Job, level: int, *, at_head: bool = False) -> None:
+    def push(self, job: Job, level: int) -> None:
         """Append the job to a level, and set its `level`. Raises ValueError if the level has a job of this id."""
         if job.id in self._levels[level]:
             raise ValueError(f"job {job.id} is in queue {level + 1} already")
         job.level = level
         self._levels[level][job.id] = job
-        if at_head:
-            self._levels[level].move_to_end(job.id, last=False)
 
     def remove(self, job: Job) -> None:
         """Remove the job. Raises KeyError if it is not queued."""
         del self._levels[job.level][job.id]
 
-    def move(self, job: Job, level: int, *, at_head: bool = False) -> None:
+    def move(self, job: Job, level: int) -> None:
         self.remove(job)
-        self.push(job, level, at_head=at_head)
+        self.push(job, level)
 
     def counts(self) -> list[int]:
         """Return the queue lengths, highest priority first."""

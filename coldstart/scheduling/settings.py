@@ -69,7 +69,6 @@ class SchedulerSettings:
         unused_by=_STOCK,
     )
     levels: int | None = setting(None, "Number of queues (default: enough for the longest prefill).", least=1)
-    growth: float = setting(2.0, "Quantum of a queue divided by that of the queue before it.", above=1)
     eta: int = setting(
         1,
         "Minimum number of queues that a demotion moves a request down.",
@@ -114,7 +113,6 @@ class SchedulerSettings:
         least=0,
         unused_by=_STOCK,
     )
-    demote_to_head: bool = setting(False, "Place a demoted request at the head of its new queue.")
     oldest_share: float = setting(
         0.0,
         "Share of the time that serves requests in order of arrival; a larger share delays long requests less.",

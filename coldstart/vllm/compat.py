@@ -6,8 +6,8 @@ It compares the version with those that the end-to-end tests ran with, and guard
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
 from coldstart.system import runtime
 
@@ -32,6 +32,8 @@ CHECKED: dict[Feature, Versions] = {
 log = logging.getLogger("vllm.coldstart")
 fallbacks: list[Fallback] = []
 """Fallbacks that occurred in this process after its server had started it."""
+sources: list[Callable[[], Iterable[Fallback]]] = []
+"""Functions that return the fallbacks of one feature until now."""
 
 
 def check(feature: Feature, load: Callable[[], object] | None = None) -> str | None:
@@ -55,6 +57,19 @@ def fall_back(section: str, reason: str) -> None:
 
     log.warning("coldstart: %s: %s", section, reason)
     fallbacks.append(Fallback(section, reason))
+
+
+def report() -> dict[str, Any]:
+    """Return a worker's report to its server, see WORKER_REPORT."""
+    from coldstart.contract import fallback
+    from coldstart.weights.load import report
+
+    loaded, found = report.document(), [*fallbacks, *(one for source in sources for one in source())]
+    return {
+        "fast_path": {one.stage: False for one in found},
+        "fallbacks": [*fallback.encode(found), *loaded.get("fallbacks", [])],
+        "load": loaded,
+    }
 
 
 def version() -> str:

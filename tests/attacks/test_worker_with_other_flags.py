@@ -69,85 +69,42 @@ def test_every_variable_of_the_installed_sources_is_classified(part: str) -> Non
 
 
 @pytest.mark.vllm
-def test_difference_covers_every_configuration_field_without_a_reason() -> None:
-    from dataclasses import dataclass, field
-
-    from coldstart.vllm.engine import adoption
-
-    @dataclass
-    class Inner:
-        model: str = "/m"
-        logprobs_mode: str = "raw_logprobs"
-        served_model_name: str = "a"
-        hf_token: str = "t"
-
-    @dataclass
-    class Sizes:
-        max_num_seqs: int = 8
-        policy: str = "fcfs"
-
-    @dataclass
-    class Config:
-        model_config: Inner = field(default_factory=Inner)
-        scheduler_config: Sizes = field(default_factory=Sizes)
-        of_next_year: dict[str, list[int]] = field(default_factory=lambda: {"a": [1, 2]})
-
-    built = adoption.facts(Config())
-    same = adoption.facts(
-        Config(Inner("/elsewhere/m", served_model_name="b", hf_token="u"), Sizes(4, "priority"))
-    )
-    assert adoption.difference(built, same) is None
-    for other, named in (
-        (
-            Config(Inner(logprobs_mode="raw_logits")),
-            "model_config.logprobs_mode: the built worker has raw_logprobs",
-        ),
-        (Config(scheduler_config=Sizes(9)), "scheduler_config.max_num_seqs: the built worker has 8"),
-        (Config(of_next_year={"a": [1, 3]}), "of_next_year.a.1: the built worker has 2"),
-    ):
-        assert str(adoption.difference(built, adoption.facts(other))).startswith(named)
-    assert all(adoption.APART.values())
-
-
-@pytest.mark.vllm
 @pytest.mark.parametrize(
-    ("words", "leaf"),
+    ("words", "named"),
     [
-        (["--logprobs-mode", "raw_logits"], "model_config.logprobs_mode"),
-        # vLLM keeps these among the additional settings, which models read when they are built.
-        (["--gdn-prefill-backend", "triton"], "additional_config.gdn_prefill_backend"),
-        (["--additional-config", '{"of": "a plug-in"}'], "additional_config.of"),
-        (["--jit-monitor-mode", "error"], "observability_config.jit_monitor_mode"),
-        (["--num-gpu-blocks-override", "9"], "cache_config.num_gpu_blocks_override"),
+        (["--logprobs-mode", "raw_logits"], "logprobs_mode"),
+        (["--gdn-prefill-backend", "triton"], "gdn_prefill_backend"),
+        (["--additional-config", '{"of": "a plug-in"}'], "additional_config"),
+        (["--jit-monitor-mode", "error"], "jit_monitor_mode"),
+        (["--num-gpu-blocks-override", "9"], "num_gpu_blocks_override"),
+        (["-cc.mode=0"], "compilation_config"),
+        (["--max-num-seqs", "9"], "max_num_seqs: the built worker has 8, this start needs 9"),
+        # The scheduler enforces a smaller limit.
+        (["--max-num-seqs", "7"], None),
         # Flags that a worker does not receive or does not use.
         (["--additional-config", '{"coldstart_scheduler": {}}'], None),
         (["--scheduling-policy", "priority", "--served-model-name", "x", "--api-key", "k"], None),
     ],
 )
 def test_difference_names_flag_that_a_worker_may_read(
-    words: list[str], leaf: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], named: str | None, home: Path
 ) -> None:
-    """Over vLLM's own parser and configuration; benchmarks/results/flags.json has every flag."""
+    """Over vLLM's own parser."""
     from coldstart.vllm.engine import adoption, server
 
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
     config |= {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 64}
     place = home / "model"
     place.mkdir()
     (place / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
-    given = ["--model", str(place), "--skip-tokenizer-init", "--max-model-len", "512"]
+    given = ["--model", str(place), "--skip-tokenizer-init", "--max-num-seqs", "8"]
 
-    def facts(*more: str) -> dict[str, object]:
-        return adoption.facts(server.configure(server.parse_args([*given, *more])[0]))
+    def described(*more: str, key: str = "k") -> dict[str, str]:
+        return adoption.describe_worker(server.parse_args([*given, *more])[0], LaunchPlan([], key=key))
 
-    reason = adoption.difference(facts(), facts(*words))
-    assert (reason or "None").startswith(str(leaf))
-    # The sampler is built with the tokens that end its thinking.
-    assert (
-        adoption.explain_ignored("reasoning_config") is None
-        and adoption.explain_ignored("reasoning_config.x") is None
-    )
+    reason = adoption.difference(described(), described(*words))
+    assert (reason or "None").startswith(str(named))
+    assert "the bundle's key" in str(adoption.difference(described(), described(key="other")))
 
 
 def test_forked_server_reports_reason_when_the_worker_does_not_fit(

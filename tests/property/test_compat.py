@@ -6,28 +6,29 @@ import pytest
 
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.vllm import compat
-from coldstart.vllm.scheduling import SCHEDULER_CLS, limits
+from coldstart.vllm.scheduling import SCHEDULER_CLS, scheduler
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 
 
 def config(stages: int = 1, **changes: object) -> SimpleNamespace:
-    scheduler = SimpleNamespace(policy="fcfs", enable_chunked_prefill=True)
-    for name, value in changes.items():
-        setattr(scheduler, name, value)
+    fields = {"policy": "fcfs", "enable_chunked_prefill": True} | changes
     return SimpleNamespace(
-        scheduler_config=scheduler, parallel_config=SimpleNamespace(pipeline_parallel_size=stages)
+        scheduler_config=SimpleNamespace(**fields),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
     )
 
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_require_accepts_a_common_configuration(stages: int) -> None:
-    limits.require(config(stages))
+    scheduler.require(config(stages))
 
 
 def test_require_names_the_missing_integration_point(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "check", lambda feature, load=None: f"no {feature} here.")
-    with pytest.raises(limits.IncompatibleVllmError, match=r"no scheduler here; serve with --scheduler fcfs"):
-        limits.require(config())
+    with pytest.raises(
+        scheduler.IncompatibleVllmError, match=r"no scheduler here; serve with --scheduler fcfs"
+    ):
+        scheduler.require(config())
 
 
 @pytest.mark.parametrize(
@@ -38,8 +39,8 @@ def test_require_names_the_missing_integration_point(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_require_refuses_unsupported_configuration(change: dict[str, object], words: str) -> None:
-    with pytest.raises(limits.IncompatibleVllmError, match=words):
-        limits.require(config(**change))
+    with pytest.raises(scheduler.IncompatibleVllmError, match=words):
+        scheduler.require(config(**change))
 
 
 def test_settings_survive_the_command_line() -> None:

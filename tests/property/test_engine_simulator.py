@@ -127,7 +127,6 @@ def test_every_load_ends_with_every_token(
         depth=depth,
         link_bytes_s=1e9,
     )
-    assert simulator.engine.counts.peak_blocks <= device
     for record, row in zip(simulator.records, rows, strict=True):
         assert record.ok and record.output_tokens == row.output_tokens
         assert record.due_s < record.first_token_s <= record.finished_s  # type: ignore[operator]

@@ -16,8 +16,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, finder, make_reader
-from coldstart.graphs.online import Online
-from coldstart.graphs.prove import read_proof
+from coldstart.graphs.prove import read_proof, restore_proven
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import SymbolRegion, read_manifest
 from tests.support.graphs.decoder import VOCABULARY
@@ -76,26 +75,16 @@ def prove(model: SimModel, work: Path) -> dict[str, Any]:
 
 
 def restore(model: SimModel, directory: Path) -> dict[str, Any]:
-    """Ready with two graphs, then the rest; then every graph against an ordinary capture."""
+    """Restore all graphs, then compare every graph with an ordinary capture."""
     proof = read_proof(directory)
-    restorer = Restorer(directory, model.driver, model, settled=proof.settled)
+    restorer = Restorer(directory, model.driver, model)
     every = CANARY.read() == "all"
-    online = Online(restorer, proof, workload(model, directory), every=every)
-    used = online.begin()
-    shown: list[str] = []
-    for key in model.sizes() if used else ():
-        if not online.is_first(key):
-            online.defer(key, lambda key=key: shown.append(key))  # type: ignore[misc]
+    graphs = restore_proven(restorer, proof, workload(model, directory), every=every)
     launches = model.driver.launches
-    if used:
-        online.build_deferred()
-        restorer.wait()
-    graphs = {key: graph for key in model.sizes() if (graph := restorer.restore(key)) is not None}
     equal = {key: _outputs(model, g.executable, key) == _outputs(model, model.capture(key).executable, key)
              for key, g in graphs.items()}  # fmt: skip
     return {
-        "used": used, "shown": shown, "launches_before_ready": launches, "fallbacks": restorer.fallbacks,
-        "restored": list(graphs), "equal": equal,
+        "launches_before_ready": launches, "fallbacks": restorer.fallbacks, "restored": list(graphs), "equal": equal,
     }  # fmt: skip
 
 

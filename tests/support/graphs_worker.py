@@ -87,7 +87,7 @@ class Manager:
 
 
 class Framework:
-    """FrameworkApi of the simulated model under vLLM's keys."""
+    """Framework of the simulated model under vLLM's keys."""
 
     def __init__(self, model: SimModel, sizes: dict[str, int], capture: Any) -> None:
         self._model, self._sizes, self._capture, self.refusals = model, sizes, capture, dict[str, str]()
@@ -203,6 +203,4 @@ def start(
     session, runner = restore.Restoring(bundle, **options), Runner(model)
     before(model)
     session.run(runner, runner.own)
-    if session.online is not None:
-        session.online.restorer.wait()
     return session, runner

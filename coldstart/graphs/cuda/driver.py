@@ -1,4 +1,4 @@
-"""DriverApi over cuda-bindings.
+"""Calls of the CUDA driver that this package uses, over cuda-bindings.
 
 One kernel-parameter struct is reused: each node's 72 bytes are copied into it from the launch table, so a
 node costs one memmove and one driver call.
@@ -88,10 +88,6 @@ class CudaDriver:
         probe = (2, 11, 12)
         self._range = [self.d.CUpointer_attribute(i) for i in probe]
         self._params = self.d.CUDA_KERNEL_NODE_PARAMS()
-
-    def adopt_thread(self) -> None:
-        """Make the context current in the calling thread."""
-        call(self.d.cuCtxSetCurrent, self.context)
 
     # --- reading -------------------------------------------------------------------------------------
     def nodes(self, graph: int) -> list[int]:

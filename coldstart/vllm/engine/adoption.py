@@ -1,143 +1,80 @@
-"""Decide whether a prebuilt worker can serve a start, by comparing the complete configurations.
+"""Decide whether what was built before a start fits it, by comparing vLLM's engine arguments.
 
-A worker receives one object, vLLM's configuration, so every leaf of it is compared. A leaf that differs prevents the adoption
-unless APART has a reason why a worker cannot have read it. A flag of a newer vLLM is therefore compared at once.
+vLLM builds an engine from these arguments, the environment and the model. Environment and code are compared before
+(`launch/template_environment.py`, `system/fingerprint.py`), and the bundle's key and the weights' digest cover the model. An
+argument that differs prevents the use of a built worker unless APART has a reason why a worker cannot have read it. An
+argument of a newer vLLM is therefore compared at once.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-from collections.abc import Iterator, Mapping
-from pathlib import PurePath
-from typing import Any
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import fields
 
+from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.settings import KEY
 from coldstart.system import secrets
 
-# Names of leaves; a name that ends in a dot covers everything below it.
-_NAMED = "a name of the server, or a number chosen for this start"
 _ENGINE = "used by the engine only, which every server builds"
-_OURS = "settings of our scheduler, which the engine builds"
-_KV = "passed to the worker when it is adopted"
-_MODULES = "modules of the model, filled in when it is built"
-_FOUND = "determined by the engine after the worker is built"
+_LOGS = "affects logs only"
 APART: Mapping[str, str] = {
-    "instance_id": _NAMED,
-    "model_config.served_model_name": _NAMED,
-    "model_config.served_model_name.": _NAMED,
-    "model_config.hf_token": "a credential",
-    "scheduler_config.scheduler_cls": _ENGINE,
-    "scheduler_config.policy": _ENGINE,
-    "scheduler_config.max_num_queued_reqs": _ENGINE,
-    "scheduler_config.max_num_queued_tokens": _ENGINE,
-    "scheduler_config.max_num_active_seqs": _ENGINE,
-    "scheduler_config.long_prefill_token_threshold": _ENGINE,
-    "scheduler_config.long_prefill_token_threshold_adaptive": _ENGINE,
-    "scheduler_config.prefill_schedule_interval": _ENGINE,
-    "scheduler_config.stream_interval": _ENGINE,
-    "additional_config": "it is empty",
-    f"additional_config.{KEY}": _OURS,
-    f"additional_config.{KEY}.": _OURS,
-    "kv_transfer_config": _KV,
-    "kv_transfer_config.": _KV,
-    "cache_config.num_gpu_blocks": _FOUND,
-    "cache_config.num_cpu_blocks": _FOUND,
+    "served_model_name": "a name of the server",
+    "hf_token": "a credential",
+    "scheduler_cls": _ENGINE,
+    "scheduling_policy": _ENGINE,
+    "max_num_queued_reqs": _ENGINE,
+    "max_num_queued_tokens": _ENGINE,
+    "max_num_active_seqs": _ENGINE,
+    "long_prefill_token_threshold": _ENGINE,
+    "long_prefill_token_threshold_adaptive": _ENGINE,
+    "prefill_schedule_interval": _ENGINE,
+    "stream_interval": _ENGINE,
     "shutdown_timeout": _ENGINE,
-    "structured_outputs_config.": _ENGINE,
-    "logging_config.": "affects logs only",
-    "parallel_config.data_parallel_master_port": _NAMED,
-    "parallel_config._data_parallel_master_port_list": _NAMED,
-    "parallel_config._data_parallel_master_port_list.": _NAMED,
-    "parallel_config._coord_store_port": _NAMED,
-    "compilation_config.static_forward_context": _MODULES,
-    "compilation_config.static_forward_context.": _MODULES,
-    "compilation_config.static_all_moe_layers": _MODULES,
-    "compilation_config.static_all_moe_layers.": _MODULES,
-    "compilation_config.traced_files": "filled in when it is compiled",
-    "compilation_config.compilation_time": "filled in when it is compiled",
-    "compilation_config.cache_dir": "location of files",
-    "compilation_config.local_cache_dir": "location of files",
-    "compilation_config.debug_dump_path": "location of files",
-    "compilation_config.enabled_custom_ops": "counted while the model is built",
-    "compilation_config.enabled_custom_ops.": "counted while the model is built",
-    "compilation_config.disabled_custom_ops": "counted while the model is built",
-    "compilation_config.disabled_custom_ops.": "counted while the model is built",
+    "structured_outputs_config": _ENGINE,
+    "kv_transfer_config": "passed to the worker when it is adopted",
+    "logging_config": _LOGS,
+    "log_level": _LOGS,
+    "log_config_file": _LOGS,
+    "disable_log_stats": _LOGS,
+    "enable_log_requests": _LOGS,
+    "aggregate_engine_logging": _LOGS,
 }
 # A worker with larger buffers than this start needs can serve it, because the scheduler enforces the limit.
-ROOMY = frozenset({"scheduler_config.max_num_seqs"})
+ROOMY = frozenset({"max_num_seqs"})
 MODEL = "the model's directory"
-_DEEPEST = 12
 
 
-def facts(config: Any, **more: object) -> dict[str, object]:
-    """Return every leaf of a configuration by its dotted name, and `more`. A leaf that is not text or number becomes its type.
+def describe(args: Namespace) -> dict[str, str]:
+    """Return the parsed engine arguments by name. Call this before a configuration is created, which changes some."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
 
-    The model's directory is replaced by MODEL, because the bundle's key and the weights' digest cover its content.
-    """
-    place = config.model_config.model
-    leaves = ((name, MODEL if leaf == place else leaf) for name, leaf in _leaves(config, "", 0))
-    return {name: leaf for name, leaf in leaves if not explain_ignored(name)} | more
+    given = AsyncEngineArgs.from_cli_args(args)
+    return {field.name: repr(getattr(given, field.name)) for field in fields(given)}
 
 
-def explain_ignored(name: str) -> str | None:
-    """Return why a worker does not depend on a leaf of this name, or None."""
-    below = (name[: place + 1] for place, letter in enumerate(name) if letter == ".")
-    return APART.get(name) or next((APART[start] for start in below if start in APART), None)
+def describe_worker(args: Namespace, plan: LaunchPlan) -> dict[str, str]:
+    """Return what a worker for `args` depends on: the arguments but APART, and the model's content, not its directory."""
+    found = describe(args)
+    # The settings of our scheduler, which the engine builds, are among the additional ones.
+    found["additional_config"] = repr({k: v for k, v in (args.additional_config or {}).items() if k != KEY})
+    found = {name: MODEL if value == found["model"] else value for name, value in found.items()}
+    content = {"the bundle's key": str(plan.key), "the weights": str(plan.weights)}
+    return {name: value for name, value in found.items() if name not in APART} | content
 
 
-def difference(built: Mapping[str, object], wanted: Mapping[str, object]) -> str | None:
-    """Return the first leaf that differs, with both values; None if the worker can be adopted."""
+def difference(built: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
+    """Return the first argument that differs, with both values; None if the worker can be adopted."""
     for name in sorted({*built, *wanted}):
-        had, requested = built.get(name), wanted.get(name)
+        had, requested = built.get(name, "none"), wanted.get(name, "none")
         if had != requested and not (name in ROOMY and _is_roomier(had, requested)):
             return f"{name}: the built worker has {_shown(name, had)}, this start needs {_shown(name, requested)}"
     return None
 
 
-def _is_roomier(had: object, requested: object) -> bool:
-    return isinstance(had, int) and isinstance(requested, int) and had >= requested
+def _is_roomier(had: str, requested: str) -> bool:
+    return had.isdecimal() and requested.isdecimal() and int(had) >= int(requested)
 
 
-def _shown(name: str, value: object) -> str:
-    return secrets.HIDDEN if secrets.named(name) else secrets.text(str(value))[:200]
-
-
-def _leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, object]]:
-    members = _members(value) if depth < _DEEPEST else None
-    if members is None:
-        yield name, _leaf(value)
-        return
-    for key, item in members:
-        yield from _leaves(item, f"{name}.{key}" if name else str(key), depth + 1)
-
-
-def _members(value: Any) -> list[tuple[str, Any]] | None:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _attributes(value)
-    if isinstance(value, Mapping):
-        return sorted((str(key), item) for key, item in value.items()) if value else None
-    if isinstance(value, list | tuple) and value:
-        return [(str(index), item) for index, item in enumerate(value)]
-    if hasattr(value, "to_dict") and not isinstance(value, type):  # transformers' configurations
-        return sorted((str(key), item) for key, item in value.to_dict().items())
-    return None
-
-
-def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """Return the declared fields and the public attributes that vLLM's validation adds, without its private caches."""
-    declared = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    public = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
-    return sorted((declared | public).items())
-
-
-def _leaf(value: Any) -> object:
-    if value is None or isinstance(value, str | bool | int | float):
-        return value.value if isinstance(value, enum.Enum) else value
-    if isinstance(value, enum.Enum):
-        return f"{type(value).__name__}.{value.name}"
-    if isinstance(value, set | frozenset):
-        return ", ".join(sorted(map(str, value)))
-    if isinstance(value, PurePath) or type(value).__module__ == "torch":
-        return str(value)
-    return getattr(value, "__qualname__", None) or type(value).__qualname__
+def _shown(name: str, value: str) -> str:
+    return secrets.HIDDEN if secrets.named(name) else secrets.text(value)[:200]

@@ -16,9 +16,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract.graphs import COMPILE_REPORT
-
-MODULE, WORKER = "vllm.compilation.decorators", "vllm.v1.worker.gpu_worker"
+MODULE = "vllm.compilation.decorators"
 
 
 class Aot:
@@ -30,6 +28,9 @@ class Aot:
     @property
     def reasons(self) -> list[str]:
         """Return why vLLM compiled in this process although the bundle has artifacts."""
+        # A section can contain only caches of other compilers: without compilation vLLM requests no artifact.
+        if not self.loaded and not self._misses and self._directory.is_dir():
+            return ["vLLM requested no ahead-of-time artifact"]
         count = _compilations() if self.loaded and not self._misses else 0
         counted = (
             f"vLLM loaded the artifact and compiled {count} graphs again: it contains no kernels for them"
@@ -52,11 +53,6 @@ class Aot:
             return compiled
 
         module._try_load_aot_compiled_fn = load
-
-    def report_in(self, module: Any) -> None:
-        """Add to vLLM's worker, if the module has one, the method that reports to the server."""
-        if (worker := getattr(module, "Worker", None)) is not None:
-            setattr(worker, COMPILE_REPORT, lambda worker: {"loaded": self.loaded, "reasons": self.reasons})
 
     def lay(self, path: Path) -> bool:
         """Copy the artifact of `path`'s rank and Inductor's cache there, unless the path exists. Return whether it exists."""

@@ -7,6 +7,7 @@ the same number of threads as vLLM's binding would, so reductions and tokens are
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,10 +27,13 @@ from coldstart.vllm.engine import adoption, stepdowns
 _set_num_threads = torch.set_num_threads
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Built:
+    """Worker of a template, the arguments that it was built for, and why it does not fit this process's server."""
+
     worker: WorkerWrapperBase
-    facts: Mapping[str, object]
+    arguments: Mapping[str, str]
+    unfit: str | None = None
 
 
 _kept: list[_Built] = []
@@ -42,15 +46,14 @@ class ColdExecutor(UniProcExecutor):
         die_with_parent()
         use_serving_threads(self.vllm_config)
         built = _kept.pop() if _kept else None
-        reason = adoption.difference(built.facts, facts(self.vllm_config)) if built is not None else None
-        if built is not None and reason is None:
+        if built is not None and built.unfit is None:
             self._adopt(built.worker)
             return
         with timeline.measure("build worker", track="engine"):
             require_worker(self.vllm_config)
             super()._init_executor()
-        if reason is not None:
-            self.driver_worker.worker.record_built_by_server(reason)
+        if built is not None:
+            self.driver_worker.worker.record_built_by_server(built.unfit)
 
     def _adopt(self, worker: WorkerWrapperBase) -> None:
         self.driver_worker = worker
@@ -66,32 +69,30 @@ def require_worker(config: VllmConfig) -> None:
     if reason := compat.check("worker", _import_worker):
         compat.fall_back("worker", f"{reason} vLLM's own worker runs and compiles.")
         config.parallel_config.worker_cls = stepdowns.VLLM_WORKER
-        config.parallel_config.worker_extension_cls = stepdowns.EXTENSION
 
 
 def _import_worker() -> None:
     import coldstart.vllm.engine.worker  # noqa: F401
 
 
-def prebuild(config: VllmConfig) -> None:
+def prebuild(config: VllmConfig, arguments: Mapping[str, str]) -> None:
     """Build a worker with one OpenMP thread (no team, so the process can be forked) and store it for adoption."""
-    given = facts(config)  # read before the build, which fills some in
     _set_num_threads(1)
     executor = _Prebuilder(config)
     executor.collective_rpc("warm_up")
-    _kept.append(_Built(executor.driver_worker, given))
+    _kept.append(_Built(executor.driver_worker, arguments))
     torch.set_num_threads = _set_num_threads
 
 
-def obstacle(config: VllmConfig) -> str | None:
-    """Return why the prebuilt worker of this process does not fit `config`, None if it fits or does not exist."""
-    return adoption.difference(_kept[0].facts, facts(config)) if _kept else None
+def check_built(args: Namespace, plan: LaunchPlan) -> str | None:
+    """Return why the prebuilt worker of this process does not fit, None if it fits or does not exist.
 
-
-def facts(config: VllmConfig) -> dict[str, object]:
-    """Return what a worker for `config` depends on: the complete configuration, the bundle's key and the weights' digest."""
-    plan = LaunchPlan.current()
-    return adoption.facts(config, **{"the bundle's key": plan.key, "the weights": plan.weights})
+    Call this before the engine's process is forked: it builds another worker then.
+    """
+    for built in _kept:
+        built.unfit = adoption.difference(built.arguments, adoption.describe_worker(args, plan))
+        return built.unfit
+    return None
 
 
 class _Prebuilder(UniProcExecutor):

@@ -14,10 +14,11 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
@@ -256,7 +257,7 @@ def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:
         "blocks": int(cache.num_gpu_blocks),
         "block_tokens": int(cache.block_size),
     }
-    return sizing | ({"plans": [asdict(p) for p in kv_plan.collect(notes)]} if notes else {})
+    return sizing | ({"plans": msgspec.to_builtins(kv_plan.collect(notes))} if notes else {})
 
 
 def _write(path: Path, value: object) -> None:

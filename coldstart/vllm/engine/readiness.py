@@ -15,7 +15,7 @@ from typing import Any
 
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
-from coldstart.contract.graphs import COMPILE_REPORT, GRAPHS_REPORT, KV_REPORT
+from coldstart.contract.graphs import WORKER_REPORT
 from coldstart.contract.plan import CANARY_BATCH, READY_FD_ENV, LaunchPlan
 from coldstart.system import start_progress, timeline
 
@@ -77,24 +77,36 @@ class Readiness:
             "tokens": self.tokens,
             "canary": self._canary(),
         }
-        if self.worker_reports:
-            for worker in await self.engine.collective_rpc("coldstart_report"):
-                for name, taken in worker["fast_path"].items():
-                    report["fast_path"][name] = taken and report["fast_path"].get(name, True)
-                report["fallbacks"] += worker["fallbacks"]
+        requested = self._list_requested()
+        for worker in await self._ask_workers(requested):
+            for name, taken in worker["fast_path"].items():
+                report["fast_path"][name] = taken and report["fast_path"].get(name, True)
+            report["fallbacks"] += (one for one in worker["fallbacks"] if one not in report["fallbacks"])
+            if worker["load"]:
                 report.setdefault("loads", []).append(worker["load"])
-        if (compiled := self.plan.engine.compiled) is not None:
-            # A section can contain only caches of other compilers: without compilation vLLM requests no artifact.
-            fallbacks = await compile_fallbacks(self.engine, expected=compiled.is_dir())
-            report["fast_path"]["compile"] = not fallbacks
-            report["fallbacks"] += fallback.encode(fallbacks)
-        if self.plan.engine.kv_plan:
-            report["fallbacks"] += fallback.encode(await kv_fallbacks(self.engine))
-        if self.plan.engine.restore or self.plan.engine.deferred:
-            fallbacks = await graph_fallbacks(self.engine)
-            report["fast_path"]["graphs"] = not fallbacks
-            report["fallbacks"] += fallback.encode(fallbacks)
+        for section in requested:
+            report["fast_path"].setdefault(section, True)
         return report
+
+    def _list_requested(self) -> list[str]:
+        """Return the sections that the plug-in takes from the bundle."""
+        task = self.plan.engine
+        graphs = task.restore is not None or task.deferred
+        wanted = {"compile": task.compiled is not None, "kv": bool(task.kv_plan), "graphs": graphs}
+        return [section for section, is_wanted in wanted.items() if is_wanted]
+
+    async def _ask_workers(self, requested: list[str]) -> list[dict[str, Any]]:
+        """Return the reports of the workers."""
+        if not self.worker_reports and not requested:
+            return []
+        try:
+            reports: list[dict[str, Any]] = await self.engine.collective_rpc(WORKER_REPORT)
+        except Exception as error:  # noqa: BLE001 - without the plug-in vLLM raises various errors
+            lost = [Fallback(section, f"the plug-in did not load: {error}") for section in requested]
+            return [
+                {"fast_path": dict.fromkeys(requested, False), "fallbacks": fallback.encode(lost), "load": {}}
+            ]
+        return reports
 
     def _without_worker(self) -> bool:
         """Return whether this vLLM does not support our worker, which then cannot report this itself."""
@@ -136,40 +148,9 @@ class Readiness:
         return tokens
 
 
-async def compile_fallbacks(engine: Any, *, expected: bool) -> list[Fallback]:
-    """Return why workers compiled; `expected` states that the bundle contains vLLM's artifacts, so that one must be loaded."""
-    try:
-        workers = await engine.collective_rpc(COMPILE_REPORT)
-    except Exception as error:  # noqa: BLE001 - without the plug-in vLLM raises various errors
-        return [Fallback("compile", f"the plug-in did not load: {error}")]
-    reasons = [reason for worker in workers for reason in worker["reasons"]]
-    if expected and not any(worker["loaded"] for worker in workers) and not reasons:
-        reasons = ["vLLM requested no ahead-of-time artifact"]
-    return [Fallback("compile", reason) for reason in dict.fromkeys(reasons)]
-
-
-async def kv_fallbacks(engine: Any) -> list[Fallback]:
-    """Return why ranks profiled their KV cache although the bundle contains its size."""
-    try:
-        reasons = await engine.collective_rpc(KV_REPORT)
-    except Exception as error:  # noqa: BLE001 - without the plug-in vLLM raises various errors
-        reasons = [f"the plug-in did not load: {error}"]
-    return [Fallback("kv", reason) for reason in dict.fromkeys(filter(None, reasons))]
-
-
 def refuse(reason: str) -> None:
     """Report to the starter that this process cannot serve the plan, and why."""
     descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
     if descriptor >= 0:
         os.write(descriptor, (json.dumps({"unfit": reason}) + "\n").encode())
         os.close(descriptor)
-
-
-async def graph_fallbacks(engine: Any) -> list[Fallback]:
-    """Return the CUDA graphs that the workers captured although the bundle contains them, or why they restored none."""
-    try:
-        workers = await engine.collective_rpc(GRAPHS_REPORT)
-    except Exception as error:  # noqa: BLE001 - without the plug-in vLLM raises various errors
-        return [Fallback("graphs", f"the plug-in did not load: {error}")]
-    reasons = {f"{'all' if k == '*' else k}: {why}": None for worker in workers for k, why in worker.items()}
-    return [Fallback("graphs", reason) for reason in reasons]

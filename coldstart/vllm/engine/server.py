@@ -142,11 +142,15 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
     from vllm.usage.usage_lib import UsageContext
 
     with timeline.measure("configure", track="server"):
+        # Parsing the arguments has imported our executor, if this server uses it.
+        if executor := sys.modules.get("coldstart.vllm.engine.executor"):
+            reason = executor.check_built(args, plan)
+            if reason and plan.must_adopt:
+                # A worker built in a thawed process would die of an illegal instruction.
+                raise UnfitError(reason)
         config = configure(args)
         if scheduler.settle(args, config, plan):
             config = configure(args)
-    if plan.must_adopt:
-        _require_built_worker(config)
     # A spawned engine imports everything again, about 10 s on a GPU. Creating the configuration forces "spawn" on the CPU,
     # for a worker process that does not exist here; a user's own worker there keeps it.
     forks = args.worker_cls == stepdowns.WORKER or not current_platform.is_cpu()
@@ -221,14 +225,6 @@ def fail_requests_at_shutdown(engine: Any) -> None:
 
 class UnfitError(RuntimeError):
     """The prebuilt worker of this process does not fit the start; the message has the difference."""
-
-
-def _require_built_worker(config: Any) -> None:
-    # A worker built in a thawed process would die of an illegal instruction.
-    from coldstart.vllm.engine import executor
-
-    if reason := executor.obstacle(config):
-        raise UnfitError(reason)
 
 
 def warm_tokenizer(config: Any) -> None:

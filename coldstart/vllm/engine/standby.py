@@ -16,7 +16,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,13 @@ from coldstart.system.ipc.peers import Listener, PeerError
 from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat
 from coldstart.vllm.engine import renewal, server, stepdowns
+from coldstart.vllm.engine.adoption import describe
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, refuse
 
 SERVING = "serving"
 """A file beside the socket that exists while a server runs."""
 PATIENCE_S, AGAIN_S = 10.0, 0.1
-
-
-def described(args: Namespace) -> dict[str, str]:
-    """Return the parsed engine arguments by name. Read them before a configuration is created, which changes some."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
-    given = AsyncEngineArgs.from_cli_args(args)
-    return {field.name: repr(getattr(given, field.name)) for field in fields(given)}
 
 
 def difference(held: dict[str, str], asked: dict[str, str]) -> str | None:
@@ -145,7 +138,7 @@ class Standby:
             plan.install()
             args, fallbacks = server.parse_args(plan.vllm_args)
             plan.fallbacks.extend(fallbacks)
-            if reason := difference(self.held, described(args)):
+            if reason := difference(self.held, describe(args)):
                 refuse(reason)
                 return 1
             self.serving = asyncio.create_task(self._awake(plan, args))
@@ -259,7 +252,7 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
 
 async def _reside(plan: LaunchPlan, level: int, listening: Path, acknowledge: int) -> int:
     args, _ = server.parse_args(plan.vllm_args)
-    held = described(args)
+    held = describe(args)
     # Each server builds its own application; here it only needs the imported modules.
     async with server.engine_client(args, plan, EarlyApplication()) as engine:
         gc.enable()

@@ -16,8 +16,6 @@ EXECUTOR = "coldstart.vllm.engine.executor.ColdExecutor"
 WORKER = "coldstart.vllm.engine.worker.ColdWorker"
 _CPU_WORKER = "vllm.v1.worker.cpu_worker"
 VLLM_WORKER = f"{_CPU_WORKER}.CPUWorker"
-# Passed to vLLM's own workers, so that they too can report how they loaded the weights.
-EXTENSION = "coldstart.vllm.weights.extension.Reporting"
 
 Fallbacks = list[Fallback]
 
@@ -42,8 +40,6 @@ def settle(args: Namespace) -> Fallbacks:
             return fallbacks
         reason = f"{reason} vLLM's own worker runs and compiles."
         fallbacks += [Fallback(stage, reason) for stage in ("worker", "compile")]
-    if args.load_format == LOAD_FORMAT and not args.worker_extension_cls:
-        args.worker_extension_cls = EXTENSION
     return fallbacks
 
 
@@ -61,8 +57,8 @@ def can_use_executor(args: Namespace) -> bool:
 
 
 def reports(args: Namespace) -> bool:
-    """Return whether the workers of this server have the method `coldstart_report`."""
-    return bool(args.worker_cls == WORKER or args.worker_extension_cls == EXTENSION)
+    """Return whether the workers of this server report something, whatever the plan requests."""
+    return bool(args.worker_cls == WORKER or args.load_format == LOAD_FORMAT)
 
 
 def say(fallbacks: Fallbacks) -> None:

@@ -31,7 +31,7 @@ from coldstart.system.ipc.peers import Listener, PeerError
 from coldstart.system.proc import memory, randomness
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.vllm import compat
-from coldstart.vllm.engine import ahead, application, renewal, server, stepdowns
+from coldstart.vllm.engine import adoption, ahead, application, renewal, server, stepdowns
 from coldstart.vllm.engine.readiness import refuse
 
 
@@ -55,6 +55,8 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
         raise RuntimeError(f"cannot build a template: {reason}")
     args, _ = server.parse_args(plan.vllm_args)
     fallbacks: stepdowns.Fallbacks = []
+    lack = (compat.check("template") or compat.check("worker")) if level == ENGINE else None
+    arguments = adoption.describe_worker(args, plan) if level == ENGINE and not lack else {}
     config = server.configure(args)
     application.warm(args, config)
     ahead.prepare()
@@ -64,11 +66,11 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
         raise RuntimeError(
             "CUDA was initialized by an import: a fork of this process could not use the device"
         )
-    if level == "engine" and (reason := compat.check("template") or compat.check("worker")):
-        fallbacks.append(Fallback("template", f"{reason} Each server builds its own worker."))
-    elif level == "engine":
+    if lack:
+        fallbacks.append(Fallback("template", f"{lack} Each server builds its own worker."))
+    elif level == ENGINE:
         server.warm_tokenizer(config)
-        prebuild_worker(config)
+        prebuild_worker(config, arguments)
         # gloo listens for the other members of a group of one. A thawed template would need the same ports again.
         addresses.stop_listening()
     if threading.active_count() > 1:
@@ -91,13 +93,13 @@ def _import_everything() -> None:
     server.import_engine()
 
 
-def prebuild_worker(config: Any) -> None:
-    """Build a worker for `config` and store it for the executor of a forked engine to adopt."""
+def prebuild_worker(config: Any, arguments: dict[str, str]) -> None:
+    """Build a worker for `config`, made of `arguments`, and store it for the executor of a forked engine to adopt."""
     from coldstart.vllm.engine import executor
 
     if config.parallel_config.world_size > 1:
         raise RuntimeError("an engine template needs one rank: gloo's threads do not survive a fork")
-    executor.prebuild(config)
+    executor.prebuild(config, arguments)
 
 
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)

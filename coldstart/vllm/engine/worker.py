@@ -25,7 +25,6 @@ from coldstart.system import timeline
 from coldstart.vllm import compat
 from coldstart.vllm.engine import compiled, kernel_names
 from coldstart.vllm.weights import entry
-from coldstart.weights.load import report
 
 logger = logging.getLogger("vllm.coldstart")
 
@@ -130,12 +129,6 @@ class ColdWorker(CPUWorker):
 
     def coldstart_report(self) -> dict[str, Any]:
         """Report the restored sections and the fallbacks to the process that started this server."""
-        loaded = report.document()
-        return {
-            "fast_path": self.fast_path,
-            "fallbacks": [
-                *fallback.encode([*compat.fallbacks, *self.fallbacks]),
-                *loaded.get("fallbacks", []),
-            ],
-            "load": loaded,
-        }
+        found = compat.report()
+        named = [*fallback.encode(self.fallbacks), *found["fallbacks"]]
+        return found | {"fast_path": self.fast_path | found["fast_path"], "fallbacks": named}

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from coldstart.contract.graphs import CAPTURE_NEXT
 from coldstart.system import timeline
-from coldstart.vllm.graphs.hooks import Curtain, log
+from coldstart.vllm.graphs.hooks import log
 
 FIRST = (1, 2, 4, 8)
 PATIENCE_S, PAUSE_S = 1.0, 0.01
@@ -77,17 +77,25 @@ class ManagerSizes:
     """Graphs of the runner in v1/worker/gpu, by its CudaGraphManager."""
 
     def __init__(self, manager: Any) -> None:
-        self._manager, self._curtain = manager, Curtain(manager)
+        self._manager, self._all = manager, {key: list(rows) for key, rows in manager._candidates.items()}
+        self._hidden = set[Any]()
 
     def items(self) -> list[Item]:
         return [(mode, one) for mode, rows in self._manager._capture_descs.items() for one in rows]
 
     def hide(self, item: Item) -> None:
-        self._curtain.hide(item[1])
+        self._hidden.add(item[1])
+        self._draw()
         self._manager.graphs.pop(item[1], None)
 
     def show(self, item: Item) -> None:
-        self._curtain.reveal(item[1])
+        self._hidden.discard(item[1])
+        self._draw()
+
+    def _draw(self) -> None:
+        """Let dispatch see what is not hidden, in vLLM's order."""
+        rows = {key: [d for d in every if d not in self._hidden] for key, every in self._all.items()}
+        self._manager._candidates = rows
 
     @contextmanager
     def limited(self, items: Sequence[Item]) -> Iterator[None]:

@@ -1,4 +1,6 @@
-"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`): installs the plug-in if requested."""
+"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`): adds a report to the workers, and
+the plug-in if requested.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,14 @@ def register() -> None:
     """Hook vLLM if the launch plan requests it; without a plan, import and read nothing else."""
     if not PLAN.read():
         return
-    from coldstart.contract.graphs import EngineTask
+    from coldstart.contract.graphs import WORKER_REPORT, EngineTask
     from coldstart.contract.plan import LaunchPlan
+    from coldstart.vllm import compat, late
 
+    late.when_imported(
+        "vllm.v1.worker.gpu_worker",  # of which the CPU's worker is a subclass
+        lambda module: setattr(module.Worker, WORKER_REPORT, lambda worker: compat.report()),
+    )
     if (task := LaunchPlan.current().engine) != EngineTask():
         from coldstart.vllm.graphs import plugin
 

@@ -12,9 +12,10 @@ values have a margin, because vLLM's check is strict and one refusal changes the
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from coldstart.artifacts.files import replacing
 from coldstart.graphs.errors import AlteredTableError, GraphRefusedError
@@ -26,13 +27,15 @@ MARGIN = 256 << 20
 LEAST = 0.25
 
 
-@dataclass(frozen=True)
-class KvPlan:
+Size = Annotated[int, msgspec.Meta(gt=0)]
+
+
+class KvPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Plan of one rank, in bytes; `vllm` and `device` are the version and the device of the measurement."""
 
-    rank: int
-    kv_cache_memory_bytes: int
-    free_memory_baseline: int
+    rank: Annotated[int, msgspec.Meta(ge=0)]
+    kv_cache_memory_bytes: Size
+    free_memory_baseline: Size
     vllm: str
     device: str
 
@@ -49,7 +52,7 @@ class KvPlan:
                 f"rank {self.rank} has {free} bytes free, {missing} fewer than when the KV plan of "
                 f"{self.kv_cache_memory_bytes} bytes was measured: vLLM profiles again"
             )
-        return replace(
+        return msgspec.structs.replace(
             self,
             kv_cache_memory_bytes=size,
             free_memory_baseline=self.free_memory_baseline - missing,
@@ -69,7 +72,7 @@ def note(directory: Path, worker: Any, kv_cache_memory_bytes: int) -> None:
     baseline = int(worker.init_snapshot.free_memory)
     figures = (int(kv_cache_memory_bytes) - MARGIN, baseline - MARGIN)
     plan = KvPlan(int(worker.rank), *figures, __version__, current_platform.get_device_name())
-    (directory / f"rank-{plan.rank}.json").write_text(json.dumps(asdict(plan)))
+    (directory / f"rank-{plan.rank}.json").write_text(json.dumps(msgspec.to_builtins(plan)))
 
 
 def collect(directory: Path) -> list[KvPlan]:
@@ -81,16 +84,9 @@ def collect(directory: Path) -> list[KvPlan]:
 def parse_plan(data: object) -> KvPlan:
     """Parse one plan of a kv section. Raises AlteredTableError."""
     try:
-        plan = KvPlan(**data)  # type: ignore[arg-type]
-    except TypeError as error:
+        return msgspec.convert(data, KvPlan)
+    except msgspec.ValidationError as error:
         raise AlteredTableError(f"invalid start-up plan in the kv section: {error}") from error
-    sizes = (plan.kv_cache_memory_bytes, plan.free_memory_baseline)
-    good = type(plan.rank) is int and plan.rank >= 0 and all(type(n) is int and n > 0 for n in sizes)
-    if not good or not all(isinstance(t, str) for t in (plan.vllm, plan.device)):
-        raise AlteredTableError(
-            "invalid start-up plan in the kv section: expected a rank from 0, sizes above 0, and names of vLLM and device"
-        )
-    return plan
 
 
 def parse_plans(data: object) -> list[KvPlan]:

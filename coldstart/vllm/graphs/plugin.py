@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract.graphs import CANARY, CAPTURE_NEXT, GRAPHS_REPORT, KV_REPORT, EngineTask
+from coldstart.contract.fallback import Fallback
+from coldstart.contract.graphs import CANARY, CAPTURE_NEXT, EngineTask
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
 from coldstart.vllm import compat, late
@@ -102,12 +103,12 @@ def _defer(deferral: Deferral) -> None:
         kind.capture_model = _wrapped(kind.capture_model, deferral.run)
 
     def worker(module: Any) -> None:
-        setattr(module.Worker, GRAPHS_REPORT, lambda worker: deferral.fallbacks())
         setattr(module.Worker, CAPTURE_NEXT, lambda worker, agreed: deferral.advance(agreed))
 
     def fail(reason: str) -> None:
         deferral.reason = f"vLLM captures all CUDA graphs before the server is ready: {reason}"
 
+    _report_graphs(deferral.fallbacks)
     if reason := compat.check("deferred-capture"):
         fail(reason)
     else:
@@ -123,12 +124,18 @@ def _install(session: Later, *, recording: bool) -> None:
         if recording:
             kind.load_model = _preceded(kind.load_model, session.prepare_load)
 
-    def worker(module: Any) -> None:
-        setattr(module.Worker, GRAPHS_REPORT, lambda worker: session.fallbacks())
-
+    _report_graphs(session.fallbacks)
     for name in RUNNERS:
         late.when_imported(name, runner, session.decline)
-    late.when_imported(WORKER, worker)
+
+
+def _report_graphs(reasons: Callable[[], dict[str, str]]) -> None:
+    """Report the reasons by key, of which `*` is all graphs."""
+    compat.sources.append(
+        lambda: [
+            Fallback("graphs", f"{'all' if key == '*' else key}: {why}") for key, why in reasons().items()
+        ]
+    )
 
 
 def _preceded(original: Callable[..., Any], before: Callable[[], None]) -> Callable[..., Any]:
@@ -150,24 +157,27 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
 
 def _lay_compiled(compiled: aot.Aot) -> None:
+    compat.sources.append(lambda: [Fallback("compile", reason) for reason in compiled.reasons])
     if reason := compat.check("aot"):
         log.warning("vLLM compiles: %s", reason)
         compiled.miss(reason)
     else:
         late.when_imported(aot.MODULE, compiled.install, compiled.miss)
-    late.when_imported(aot.WORKER, compiled.report_in)
 
 
 def _size_kv(task: EngineTask) -> None:
-    reason = compat.check("kv-plan")
-    if reason:
-        log.warning("vLLM profiles the KV cache: %s", reason)
-        _report_kv_later(reason)
+    if reason := compat.check("kv-plan"):
+        _profile_kv(reason)
         return
     if task.kv_note:
         late.when_imported(WORKER, functools.partial(_note_kv, task.kv_note))
     if task.kv_plan:
-        late.when_imported(WORKER, functools.partial(_apply_kv, task.kv_plan), _report_kv_later)
+        late.when_imported(WORKER, functools.partial(_apply_kv, task.kv_plan), _profile_kv)
+
+
+def _profile_kv(reason: str) -> None:
+    """Report why vLLM profiles the KV cache."""
+    compat.fall_back("kv", reason)
 
 
 def _note_kv(directory: Path, module: Any) -> None:
@@ -184,28 +194,17 @@ def _note_kv(directory: Path, module: Any) -> None:
 
 def _apply_kv(plans: list[dict[str, Any]], module: Any) -> None:
     """Write the bundle's plan under the fingerprint that this worker computes, then let vLLM's own check decide."""
-    original, reasons = module.maybe_apply_startup_plan, list[str]()
+    original = module.maybe_apply_startup_plan
 
     @functools.wraps(original)
     def apply(worker: Any) -> None:
+        reason = "vLLM's own check rejected the KV plan"
         try:
             kv_plan.write_for_worker(worker, plans)
         except (GraphError, OSError, ValueError) as error:
-            log.warning("vLLM profiles the KV cache: %s", error)
-            reasons.append(str(error))
+            reason = str(error)
         original(worker)
-        if not reasons and worker.cache_config.kv_cache_memory_bytes is None:
-            reasons.append("vLLM's own check rejected the KV plan")
+        if worker.cache_config.kv_cache_memory_bytes is None:
+            _profile_kv(reason)
 
     module.maybe_apply_startup_plan = apply
-    _report_kv(reasons, module)
-
-
-def _report_kv_later(reason: str) -> None:
-    late.when_imported(WORKER, functools.partial(_report_kv, [reason]))
-
-
-def _report_kv(reasons: list[str], module: Any) -> None:
-    """Add to vLLM's worker, if the module has one, the method that reports to the server."""
-    if (worker := getattr(module, "Worker", None)) is not None:
-        setattr(worker, KV_REPORT, lambda worker: "; ".join(reasons) or None)

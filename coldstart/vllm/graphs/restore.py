@@ -6,17 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract.plan import CANARY_BATCH
 from coldstart.graphs import offline
 from coldstart.graphs.cuda.driver import CudaDriver
 from coldstart.graphs.errors import GraphError, GraphRefusedError
 from coldstart.graphs.inputs import Inputs, StoredInputs, finder, make_reader
-from coldstart.graphs.online import Online
-from coldstart.graphs.prove import read_proof
-from coldstart.graphs.restore import Restorer
+from coldstart.graphs.prove import read_proof, restore_proven
+from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.tables import read_manifest
 from coldstart.graphs.torch_framework import TorchFramework
-from coldstart.system import timeline
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hooks
 from coldstart.vllm.graphs.hooks import log, refuse_unsupported
@@ -99,34 +96,30 @@ class Proving:
 
 
 class Restoring:
-    """Session of an online start, and the source of graphs for the hook."""
+    """Session of an online start."""
 
     def __init__(self, directory: Path, *, canary: str = "1") -> None:
         self.directory, self._canary = directory, canary
         self.proof, self.extras = read_proof(directory), read_extras(directory)
-        self._declined: dict[str, str] = {}
-        self.online: Online | None = None
+        self._fallbacks: dict[str, str] = {}
 
     def fallbacks(self) -> dict[str, str]:
-        return self._declined | (dict(self.online.restorer.fallbacks) if self.online else {})
+        return dict(self._fallbacks)
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """Link and hook, let vLLM capture the rest, then build the remaining graphs in the background."""
+        """Restore the graphs and let vLLM capture the rest."""
         try:
             refuse_unsupported(runner)
             self._refuse_another_driver()
-            online = self._begin(runner)
-            undo = hooks.install(runner, self)
+            undo = hooks.install(runner, self._restore(runner))
         except GraphError as error:
             log.warning("vLLM captures its CUDA graphs: %s", error)
-            self._declined["*"] = str(error)
+            self._fallbacks["*"] = str(error)
             return own()
         try:
-            result = own()
+            return own()
         finally:
             undo()
-        online.build_deferred()
-        return result
 
     def _refuse_another_driver(self) -> None:
         """Raise GraphRefusedError for another driver: its data in graph nodes may change with each patch release."""
@@ -136,39 +129,15 @@ class Restoring:
                 f"the graphs were recorded with driver {wanted}, this machine has {present}"
             )
 
-    def _begin(self, runner: Any) -> Online:
-        driver = CudaDriver()
-        self._made = make_attributes(runner, self.extras["attributes"])
+    def _restore(self, runner: Any) -> dict[str, Replayable]:
+        driver, made = CudaDriver(), make_attributes(runner, self.extras["attributes"])
         framework = vllm_framework(driver, runner)
-        restorer = Restorer(self.directory, driver, framework, note=timeline.emit, settled=self.proof.settled)
+        restorer = Restorer(self.directory, driver, framework)
         workload = open_workload(driver, framework, self.directory) if self._canary != "0" else None
-        every = self._canary == "all"
-        self.online = Online(restorer, self.proof, workload, every=every, batch=CANARY_BATCH)
-        if not self.online.begin():
-            remove_attributes(runner, self._made)
-            raise GraphRefusedError(restorer.fallbacks["*"])
-        return self.online
-
-    # --- GraphSource, for the hook --------------------------------------------------------------------
-    def _online(self) -> Online:
-        if self.online is None:
-            raise GraphRefusedError("the graphs of the bundle are not linked in this process")
-        return self.online
-
-    def is_usable(self, key: str) -> bool:
-        return key in self._online().restorer.sizes()
-
-    def is_first(self, key: str) -> bool:
-        return self._online().is_first(key)
-
-    def defer(self, key: str, show: Callable[[], None]) -> None:
-        self._online().defer(key, show)
-
-    def restore(self, key: str) -> Any:
-        graph = self._online().restorer.restore(key)
-        if graph is None:
-            raise GraphRefusedError(self._online().restorer.fallbacks[key])
-        return graph
-
-    def attributes(self) -> Mapping[str, Any]:
-        return self._made
+        graphs = restore_proven(restorer, self.proof, workload, every=self._canary == "all")
+        self._fallbacks = restorer.fallbacks
+        for key, reason in self._fallbacks.items():
+            log.warning("%s is captured normally: %s", key, reason)
+        if not graphs:
+            remove_attributes(runner, made)
+        return graphs

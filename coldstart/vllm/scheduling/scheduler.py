@@ -15,8 +15,8 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from coldstart.scheduling import Job, Policy, SchedulerSettings, SkipJoinMlfq
-from coldstart.vllm.scheduling import limits
+from coldstart.scheduling import Job, SchedulerSettings, SkipJoinMlfq
+from coldstart.vllm import compat
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 from coldstart.vllm.scheduling.flight import PipelinedScheduler, count_tokens_after_flight
 from coldstart.vllm.scheduling.host import HostKv
@@ -24,7 +24,27 @@ from coldstart.vllm.scheduling.placement import Placement
 from coldstart.vllm.scheduling.queue import PickedQueue
 from coldstart.vllm.scheduling.started import RUNNING, Started
 from coldstart.vllm.scheduling.states import steps_left
-from coldstart.vllm.scheduling.view import EngineView, Places
+from coldstart.vllm.scheduling.view import EngineView
+
+
+class IncompatibleVllmError(RuntimeError):
+    """Our scheduler cannot run here; the message has the reason."""
+
+
+def require(config: Any) -> None:
+    """Check a server that was started manually. Raises IncompatibleVllmError if our scheduler cannot run."""
+    if reason := compat.check("scheduler") or find_unsupported(config):
+        raise IncompatibleVllmError(f"{reason.removesuffix('.')}; serve with --scheduler fcfs")
+
+
+def find_unsupported(config: Any) -> str | None:
+    """Return the settings of this configuration that the scheduler does not support, as a sentence, or None."""
+    wrong = []
+    if config.scheduler_config.policy != "fcfs":
+        wrong.append(f"--scheduling-policy {config.scheduler_config.policy} (the queues are replaced)")
+    if not config.scheduler_config.enable_chunked_prefill:
+        wrong.append("chunked prefill switched off")
+    return f"the scheduler does not support {'; '.join(wrong)}." if wrong else None
 
 
 class PolicyScheduler(PipelinedScheduler):
@@ -37,11 +57,11 @@ class PolicyScheduler(PipelinedScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        limits.require(self.vllm_config)
+        require(self.vllm_config)
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
         self.profile = self.settings.iteration_profile()
         self._prefill_s = lru_cache(maxsize=8192)(self.profile.prefill)
-        self.ranking = self.create_ranking()
+        self.ranking = SkipJoinMlfq(self.profile, self.settings)
         self.batch = min(self.settings.batch or self.max_num_active_reqs, self.max_num_running_reqs)
         self.waiting = self.picked_new = PickedQueue()
         self.kv_holding_waiting = self.picked_holding = PickedQueue()
@@ -49,8 +69,7 @@ class PolicyScheduler(PipelinedScheduler):
         self.started = Started()
         self.counters, self.exporter = Counters(), Exporter()
         self.host = HostKv(self.connector, self.kv_cache_manager)
-        places = Places(self.jobs, self.started, self.picked_holding, self.host)
-        self.view = EngineView(self, places, self.batch, self._evict)
+        self.view = EngineView(self)
         self.placement = Placement(
             self.view, self.ranking, self.jobs, self.settings, keeps_kv=self.connector is not None
         )
@@ -59,10 +78,6 @@ class PolicyScheduler(PipelinedScheduler):
         self._last_step_s: float | None = None
         self._stands_for, self._sessions = 0, False
         self._inside = self._unlisted = False
-
-    def create_ranking(self) -> Policy:
-        """Return the order of requests; a subclass may have another."""
-        return SkipJoinMlfq(self.profile, self.settings)
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
@@ -188,11 +203,10 @@ class PolicyScheduler(PipelinedScheduler):
                 self.jobs[request_id].blocked_s += step_s
 
     def _publish(self) -> None:
-        if isinstance(self.ranking, SkipJoinMlfq):
-            self.counters.demotions = self.ranking.demotions
-            self.counters.promotions = self.ranking.promotions
-            if self.exporter.enabled:
-                self.exporter.publish(self.counters, self.ranking.queues.counts())
+        self.counters.demotions = self.ranking.demotions
+        self.counters.promotions = self.ranking.promotions
+        if self.exporter.enabled:
+            self.exporter.publish(self.counters, self.ranking.queues.counts())
 
     def _evict(self, request: Request) -> None:
         self.started.discard(request)

@@ -15,7 +15,6 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.scheduling.settings import KEY, selects_deadlines
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import OFFLOADING_MODULE, SCHEDULER_CLS
-from coldstart.vllm.scheduling.limits import unsupported
 
 METRICS_ENV = "PROMETHEUS_MULTIPROC_DIR"
 SECTION = "scheduler"
@@ -79,12 +78,10 @@ def _obstacle(config: Any) -> str | None:
     if reason := compat.check("scheduler"):
         return reason
     try:
-        if reason := unsupported(config):
-            return reason
-        import_module(SCHEDULER_CLS.rpartition(".")[0])
+        reason = import_module(SCHEDULER_CLS.rpartition(".")[0]).find_unsupported(config)
+        return str(reason) if reason else None
     except Exception as problem:  # noqa: BLE001 - the server must start after any error of an unknown vLLM
         return f"cannot load the scheduler: {type(problem).__name__}: {problem}."
-    return None
 
 
 def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:

@@ -6,33 +6,20 @@ Invariant: every answer is vLLM's own state at the time of the call. Blocks that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from coldstart.scheduling.job import Job
-from coldstart.vllm.scheduling.flight import PipelinedScheduler, count_tokens_after_flight, unscheduled
-from coldstart.vllm.scheduling.host import HostKv
-from coldstart.vllm.scheduling.queue import PickedQueue
-from coldstart.vllm.scheduling.started import Started
+from coldstart.vllm.scheduling.flight import count_tokens_after_flight, unscheduled
 from coldstart.vllm.scheduling.states import State, all_in_flight, read_state
 
 WAITING, RUNNING, PREEMPTED = RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 
 Enst = Callable[[Request], float]
-
-
-@dataclass(frozen=True)
-class Places:
-    """Places of a live request: its job, the slots, the queue of requests with KV, and the host."""
-
-    jobs: Mapping[str, Job]
-    started: Started
-    holding: PickedQueue
-    host: HostKv
 
 
 class EngineView:
@@ -42,10 +29,11 @@ class EngineView:
     blocks in each of `groups` KV cache groups. `speculates` is whether the number of tokens of the next step is uncertain.
     """
 
-    def __init__(
-        self, engine: PipelinedScheduler, places: Places, batch: int, evict: Callable[[Request], None]
-    ) -> None:
-        self._engine, self._places, self.batch, self.evict = engine, places, batch, evict
+    def __init__(self, engine: Any) -> None:
+        self._engine, self.batch, self.evict = engine, engine.batch, engine._evict
+        self._stages: int = engine.stages
+        self._jobs: Mapping[str, Job] = engine.jobs
+        self._in_flight: Callable[[Request], bool] = engine.is_in_flight
         manager = engine.kv_cache_manager
         self._pool = manager.block_pool
         self.token_budget: int = engine.max_num_scheduled_tokens
@@ -64,7 +52,7 @@ class EngineView:
         return found
 
     def job(self, request: Request) -> Job:
-        return self._places.jobs[request.request_id]
+        return self._jobs[request.request_id]
 
     def state(self, request: Request) -> State:
         return read_state(request, self._engine.finished_recving_kv_req_ids)
@@ -75,12 +63,12 @@ class EngineView:
         if request.status is RUNNING:
             if request.num_output_placeholders and all_in_flight(request):
                 return False
-            return self._engine.stages == 1 or not self._engine.is_in_flight(request)
+            return self._stages == 1 or not self._in_flight(request)
         if request.status is WAITING and not (request.num_computed_tokens or request.num_stale_output_tokens):
             return True  # shortcut for most of a burst; the code below gives the same
         state = self.state(request)
         if state is State.HOST:
-            return self._places.host.hit(request) == 0
+            return bool(self._engine.host.hit(request) == 0)
         return state is State.NEW or state is State.LOADED
 
     def runs(self, request: Request) -> bool:
@@ -118,11 +106,11 @@ class EngineView:
 
     def started(self) -> Iterator[Request]:
         """Return the requests that hold a slot, running or parked."""
-        return iter(self._places.started)
+        return iter(self._engine.started)
 
     def can_proceed(self, request: Request) -> bool:
         """Return whether the request holds a slot and has a token that no step under way computes."""
-        return self.runs(request) and not all_in_flight(request) and not self._engine.is_in_flight(request)
+        return self.runs(request) and not all_in_flight(request) and not self._in_flight(request)
 
     def prefilling(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests with prompt tokens to compute: not running yet, or within a chunked prefill."""
@@ -130,7 +118,7 @@ class EngineView:
 
     def loading(self, name: str) -> bool:
         """Return whether a load of the request is under way."""
-        request = self._places.holding.get(name)
+        request = self._engine.picked_holding.get(name)
         return request is not None and self.state(request) is State.LOADING
 
     def is_loaded(self, request: Request) -> bool:
@@ -139,16 +127,16 @@ class EngineView:
 
     def list_evictable(self) -> Iterator[Request]:
         """Return the started requests whose blocks no step under way writes."""
-        freeable, in_flight = self._engine._request_blocks_can_be_freed, self._engine.is_in_flight
-        return (r for r in self._places.started if freeable(r) and not in_flight(r))
+        freeable, in_flight = self._engine._request_blocks_can_be_freed, self._in_flight
+        return (r for r in self._engine.started if freeable(r) and not in_flight(r))
 
     def is_in_flight(self, name: str) -> bool:
         """Return whether another pipeline stage still works on the request, which is then neither served nor evicted."""
-        return self._engine.stages > 1 and self._engine.is_in_flight(self.request(name))
+        return self._stages > 1 and self._in_flight(self.request(name))
 
     def free_slots(self) -> int:
         """Return the number of free slots of the model runner."""
-        taken = len(self._places.started) + self._engine.num_waiting_for_streaming_input
+        taken = len(self._engine.started) + self._engine.num_waiting_for_streaming_input
         slots: int = self._engine.max_num_running_reqs - taken
         return slots
 
@@ -185,11 +173,11 @@ class EngineView:
 
     def has_evicted(self) -> bool:
         """Return whether any request was evicted and does not run yet."""
-        return bool(self._places.host.away) or bool(self._places.holding)
+        return bool(self._engine.host.away) or bool(self._engine.picked_holding)
 
     def find_on_host(self, name: str) -> Request | None:
         """Return the request if it was evicted, neither runs nor loads, and the host holds its KV; else None."""
-        host = self._places.host
+        host = self._engine.host
         request = host.away.get(name)
         if request is None or self.state(request) is not State.HOST:
             return None

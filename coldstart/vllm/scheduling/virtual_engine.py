@@ -86,25 +86,11 @@ class EngineResources:
         return -(-tokens // self.block_tokens)
 
 
-@dataclass(slots=True)
-class Counts:
-    """Totals of a run; `served` sums the requests of all iterations."""
-
-    iterations: int = 0
-    served: int = 0
-    evictions: int = 0
-    blocks_evicted: int = 0
-    blocks_in: int = 0
-    recomputed_tokens: int = 0
-    peak_blocks: int = 0
-
-
 class _Link(OffloadingWorker):
     """Worker of vLLM's connector whose copies only take time."""
 
     def __init__(self, machine: EngineResources) -> None:
         self.block_s, self.start_s, self.now = machine.block_bytes / machine.link_bytes_s, 0.0, 0.0
-        self.loaded = 0
         self._free = {True: 0.0, False: 0.0}
         self._jobs: dict[int, tuple[float, int]] = {}
 
@@ -112,7 +98,6 @@ class _Link(OffloadingWorker):
         return self._submit(job_id, len(src_spec.block_ids), out=True)
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
-        self.loaded += len(dst_spec.block_ids)
         return self._submit(job_id, len(dst_spec.block_ids), out=False)
 
     def get_finished(self) -> list[TransferResult]:
@@ -156,15 +141,14 @@ class VirtualEngine:
         settings: SchedulerSettings,
         machine: EngineResources,
         emit: Callable[[str, int, bool], object],
-        policy_scheduler: type[PolicyScheduler] = PolicyScheduler,
     ) -> None:
         self.profile, self.machine, self.emit = profile, machine, emit
-        self.now, self.counts = 0.0, Counts()
+        self.now = 0.0
         given = machine.context_s
         self._context_s = CONTEXT_SHARE * profile.decode(1) if given is None else given
         if settings.profile is None:
             settings = replace(settings, profile=profile.encode())
-        scheduler = policy_scheduler if settings.policy == MLFQ else AsyncScheduler
+        scheduler = PolicyScheduler if settings.policy == MLFQ else AsyncScheduler
         self._deadlines = None
         if settings.policy == DEADLINE:
             self._deadlines = settings.deadlines(machine.device_blocks * machine.block_tokens)
@@ -172,10 +156,7 @@ class VirtualEngine:
         self.scheduler.clock = lambda: self.now
         self._flight: deque[_Iteration] = deque()
         self._context: dict[str, int] = {}
-        self._lost: dict[str, int] = {}
         self._busy_until, self._empty = 0.0, 0
-        self._preempt = self.scheduler._preempt_request
-        self.scheduler._preempt_request = self._count_and_preempt
         self._link, self._worker = _Link(machine), None
         if self.scheduler.connector is not None:
             self._worker = OffloadingConnectorWorker(
@@ -231,7 +212,6 @@ class VirtualEngine:
         tokens, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        self._count(starts)
         self._busy_until = start_s + self._seconds(tokens, starts)
         sampled = {name: self._sample(name, starts[name] + tokens[name]) for name in tokens}
         return _Iteration(self._busy_until, output, sampled)
@@ -251,27 +231,11 @@ class VirtualEngine:
         self._context[name] += 1
         return [self._context[name] * 17 % 991]
 
-    def _count(self, starts: dict[str, int]) -> None:
-        counts, pool = self.counts, self.scheduler.kv_cache_manager.block_pool
-        counts.iterations += bool(starts)
-        counts.served += len(starts)
-        counts.recomputed_tokens += sum(max(0, self._lost.pop(n, 0) - start) for n, start in starts.items())
-        held = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
-        counts.peak_blocks = max(counts.peak_blocks, held)
-
-    def _count_and_preempt(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        self.counts.evictions += 1
-        held = self.scheduler.kv_cache_manager.get_blocks(request.request_id).blocks
-        self.counts.blocks_evicted += sum(map(len, held))
-        self._lost[request.request_id] = request.num_computed_tokens
-        self._preempt(request, *args, **kwargs)
-
     def _deliver(self, done: _Iteration) -> None:
         names, transfers = list(done.sampled), None
         if self._worker is not None:
             self._link.now = self.now
             sending, receiving = self._worker.get_finished(done.output.finished_req_ids)
-            self.counts.blocks_in = self._link.loaded
             transfers = KVConnectorOutput(
                 finished_sending=sending,
                 finished_recving=receiving,

@@ -8,7 +8,7 @@ import pytest
 
 from coldstart.graphs.api import AllocationEvent
 from coldstart.graphs.errors import BaseCollisionError
-from coldstart.graphs.link import combine, find_broken_assumptions
+from coldstart.graphs.link import combine, find_apart
 from coldstart.graphs.record import Snapshot, number_allocations
 from coldstart.graphs.tables import Kernel, Tables
 from tests.support.graphs.random_graphs import KEY, Field, Placement, Program, judge, place, snapshot, third
@@ -86,7 +86,7 @@ def test_the_end_of_one_is_the_start_of_another_in_both_captures() -> None:
     tables = combine(*shots)
     for apart in (True, False):
         process = third(program, tables, place(program, 2), 3, _touching(3, apart)[1])
-        assert bool(find_broken_assumptions(tables, process.base)) is apart
+        assert bool(find_apart(tables, process.base)) is apart
 
 
 def test_equal_bases_prove_nothing_and_are_refused() -> None:

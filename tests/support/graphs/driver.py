@@ -1,4 +1,4 @@
-"""The simulated driver: DriverApi over the launcher; graphs are replayed in a random legal order."""
+"""The simulated driver over the launcher; graphs are replayed in a random legal order."""
 
 from __future__ import annotations
 

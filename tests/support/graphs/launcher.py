@@ -82,10 +82,6 @@ class Launcher:
             raise DriverError(call, "INVALID_HANDLE")
         return value
 
-    def adopt_thread(self) -> None:
-        return None
-
-    # --- modules -------------------------------------------------------------------------------------
     def function(self, library: str, name: str) -> int:
         """Load the module lazily, as the first launch of any of its kernels does."""
         if library not in self._loaded:

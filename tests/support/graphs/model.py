@@ -1,4 +1,4 @@
-"""FrameworkApi and Workload over the simulated decoder: one process of a serving engine."""
+"""Framework and workload over the simulated decoder: one process of a serving engine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ __all__ = ["SHAPES", "SIZES", "Shape", "SimModel", "libraries"]
 class SimModel(Decoder):
     """Names its memory, captures, and gives seeded inputs and outputs."""
 
-    has_eager = True
-
-    # --- FrameworkApi --------------------------------------------------------------------------------
+    # --- framework -----------------------------------------------------------------------------------
     def sizes(self) -> dict[str, int]:
         return {f"decode:{size}": size for size in self.shape.sizes}
 
@@ -63,7 +61,7 @@ class SimModel(Decoder):
     def stream(self) -> int:
         return 0
 
-    # --- Workload ------------------------------------------------------------------------------------
+    # --- workload ------------------------------------------------------------------------------------
     def prepare(self, key: str, seed: int) -> None:
         values = np.random.default_rng(seed)
         n = self.shape.rows(self.sizes()[key])

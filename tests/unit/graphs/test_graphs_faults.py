@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from support.graphs_tools import SMALL, linked, outputs, restored
 
-from coldstart.graphs.api import DriverApi
+from coldstart.graphs.cuda.driver import CudaDriver
 from coldstart.graphs.errors import DriverError
-from coldstart.graphs.online import Online
-from coldstart.graphs.prove import read_proof
+from coldstart.graphs.prove import read_proof, restore_proven
 from coldstart.graphs.restore import Restorer
 from tests.support.graphs.model import SimModel
 
-METHODS = {name for name, _ in inspect.getmembers(DriverApi, inspect.isfunction) if not name.startswith("_")}
+METHODS = {name for name, _ in inspect.getmembers(CudaDriver, inspect.isfunction) if not name.startswith("_")}
 
 
 class Faulty:
@@ -69,7 +68,7 @@ def test_restore_works_or_is_refused_when_any_call_fails(
     assert refused > 0
 
 
-def test_a_background_failure_is_recorded_and_the_graph_can_be_restored_later(
+def test_a_failure_is_recorded_and_the_graph_can_be_restored_later(
     bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = SimModel(SMALL, 32)
@@ -80,8 +79,7 @@ def test_a_background_failure_is_recorded_and_the_graph_can_be_restored_later(
 
     with monkeypatch.context() as patch:
         patch.setattr(model.driver, "instantiate", broken)
-        restorer.start(["decode:8", "decode:64"], lambda key: None)
-        restorer.wait()
+        assert [restorer.restore(key) for key in ("decode:8", "decode:64")] == [None, None]
     assert set(restorer.fallbacks) == {"decode:8", "decode:64"}
     assert restored(restorer, "decode:8")
 
@@ -94,19 +92,7 @@ def test_a_failed_link_gives_its_memory_back(bundle_directory: Path, monkeypatch
         raise DriverError("cuMemcpyHtoD", "injected")
 
     monkeypatch.setattr(model.driver, "write", broken)
-    online = Online(Restorer(bundle_directory, model.driver, model), read_proof(bundle_directory), None)
-    assert not online.begin() and "injected" in online.restorer.fallbacks["*"]
+    restorer = Restorer(bundle_directory, model.driver, model)
+    assert not restore_proven(restorer, read_proof(bundle_directory), None)
+    assert "injected" in restorer.fallbacks["*"]
     assert len(model.driver.memory._bases) == before and not model.reserved
-
-
-def test_the_background_thread_adopts_the_context(
-    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import threading
-
-    model, adopted = SimModel(SMALL, 34), []
-    monkeypatch.setattr(model.driver, "adopt_thread", lambda: adopted.append(threading.current_thread().name))
-    restorer = linked(bundle_directory, model)
-    restorer.start(["decode:8"], lambda key: None)
-    restorer.wait()
-    assert adopted == ["graphs"]

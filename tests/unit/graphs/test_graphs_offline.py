@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.graphs_tools import bundle, offline
+from support.graphs_tools import offline
 
 from coldstart.graphs import overview as inspection
 from coldstart.graphs.errors import AlteredTableError, GraphError
@@ -58,15 +58,12 @@ def test_views_of_one_storage_are_one_region() -> None:
     assert [r.symbol for r in drop_aliases(views)] == ["param:embed"]
 
 
-def test_inspection_and_difference(bundle_directory: Path, tmp_path: Path) -> None:
+def test_inspection(bundle_directory: Path) -> None:
     seen = inspection.summarize_directory(bundle_directory)
     assert seen["graphs"] == 4 and seen["proof"]["graphs"] == 4 and seen["edges_with_data"] > 0
     assert set(seen["relocations_by_region"]) == {"alloc", "kv", "lib", "param", "pool", "static"}
     assert sum(seen["relocations_by_region"].values()) == seen["relocations"]
     assert seen["nodes_by_kind"]["memset"] == seen["nodes_by_kind"]["memcpy"] == 4
-    bundle(tmp_path / "other", seeds=(5, 6))
-    same = inspection.compare_directories(bundle_directory, tmp_path / "other")
-    assert same["graphs_changed"] == {} and same["kernels_only"] == [[], []]
 
 
 def test_a_refusal_names_kernel_byte_addresses_and_memory() -> None:

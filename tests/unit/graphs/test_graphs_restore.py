@@ -12,7 +12,7 @@ from support.graphs_tools import SMALL, bundle, linked, outputs, restored, seal
 from coldstart.graphs import prove as gate
 from coldstart.graphs import tables as stored
 from coldstart.graphs.api import Captured
-from coldstart.graphs.errors import DriverError, GraphRefusedError, MissingRegionError, NotProvenError
+from coldstart.graphs.errors import DriverError, GraphRefusedError, NotProvenError
 from coldstart.graphs.restore import Restorer
 from tests.support.graphs.model import SimModel
 
@@ -28,23 +28,6 @@ def test_restored_outputs_are_the_captured_ones_without_a_forward(bundle_directo
     assert model.driver.launches == 0 and restorer.fallbacks == {}
     for key, graph in graphs.items():
         assert outputs(model, graph.executable, key) == outputs(model, model.capture(key).executable, key)
-
-
-def test_smallest_and_largest_first_then_the_background(bundle_directory: Path) -> None:
-    seen: list[str] = []
-    model = SimModel(SMALL, 5)
-    restorer = Restorer(bundle_directory, model.driver, model, note=lambda name, *_: seen.append(name))
-    assert restorer.list_first() == [] and restorer.link()
-    assert restorer.list_first() == ["decode:1", "decode:256"]
-    assert restorer.list_first(8) == ["decode:1", "decode:8", "decode:256"]
-    assert restorer.list_first(500) == ["decode:1", "decode:8", "decode:64", "decode:256"]
-    for key in restorer.list_first():
-        restorer.restore(key)
-    built: list[str] = []
-    restorer.start(["decode:8", "decode:64"], built.append)
-    restorer.wait()
-    assert built == ["decode:64", "decode:8"]
-    assert seen == ["graphs: link", *(f"graphs: {key}" for key in ("decode:1", "decode:256", *built))]
 
 
 def test_replay_launches_on_the_stream_of_the_moment(
@@ -85,24 +68,22 @@ def test_a_region_of_another_size_prevents_the_restore(bundle_directory: Path) -
     assert restorer.restore("decode:1") is None and not model.reserved
 
 
-def test_regions_are_at_their_addresses_in_this_process(bundle_directory: Path) -> None:
-    model = SimModel(SMALL, 41)
-    restorer = linked(bundle_directory, model)
-    assert restorer.region("static:out").base == model.named["static:out"].base
+def test_a_graph_that_the_bundle_lacks_has_a_reason(bundle_directory: Path) -> None:
+    restorer = linked(bundle_directory, SimModel(SMALL, 41))
     assert restorer.restore("decode:3") is None and "does not contain" in restorer.fallbacks["decode:3"]
-    with pytest.raises(MissingRegionError):
-        restorer.region("pool:99")
 
 
 def test_memory_that_a_capture_would_have_written_is_nan_where_nothing_is_stored(
     bundle_directory: Path,
 ) -> None:
     model = SimModel(SMALL, 42)
-    pool = linked(bundle_directory, model).region("pool:0")
+    assert linked(bundle_directory, model)
     tables = stored.load(bundle_directory)
     number = next(i for i, r in enumerate(tables.regions) if r.symbol == "pool:0")
+    provided = [r for r in tables.regions if r.is_provided]
+    pool, base = tables.regions[number], model.reserved[provided.index(tables.regions[number])]
     blocks = [(offset, length) for region, length, offset, _ in tables.blocks.tolist() if region == number]
-    held = bytearray(model.driver.read(pool.base, pool.size))
+    held = bytearray(model.driver.read(base, pool.size))
     for offset, length in blocks:
         held[offset : offset + length] = b"\xff" * length
     assert blocks and set(held) == {0xFF}

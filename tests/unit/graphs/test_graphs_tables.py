@@ -1,4 +1,4 @@
-"""Representation: round trip, structural checks, every altered byte."""
+"""Representation: round trip, every altered byte."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.graphs_tools import seal
 
 from coldstart.graphs import tables as stored
 from coldstart.graphs.errors import AlteredTableError
-from coldstart.graphs.tables import CONTENTS, MANIFEST, PARTS, check
+from coldstart.graphs.tables import CONTENTS, MANIFEST, PARTS
 
 
 def test_round_trip(bundle_directory: Path, tmp_path: Path) -> None:
@@ -52,38 +52,6 @@ def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Pat
             stored.load(copy)
 
 
-@pytest.mark.parametrize(
-    ("table", "column", "value"),
-    [
-        ("nodes", "payload", 1 << 30),
-        ("nodes", "kernel", 1 << 20),
-        ("nodes", "kind", 3),
-        ("nodes", "attributes", 900),
-        ("nodes", "size", 3),
-        ("edges", "source", 1 << 20),
-        ("relocations", "place", 1 << 30),
-        ("relocations", "region", 60000),
-        ("relocations", "offset", 1 << 40),
-        ("relocations", "offset", -1),
-        ("relocations", "kind", 9),
-        ("assumed", "end_of", 60000),
-        ("blocks", "length", 1 << 20),
-        ("blocks", "region", 60000),
-    ],
-)
-def test_tables_sealed_with_bad_indices_are_refused(
-    bundle_directory: Path, table: str, column: str, value: int
-) -> None:
-    tables = stored.load(bundle_directory)
-    graph = next(iter(tables.graphs.values()))
-    holder = tables if table in CONTENTS else graph
-    rows = getattr(holder, table).copy() if table != "assumed" else np.zeros(1, PARTS["assumed"])
-    rows[column][-1] = value
-    setattr(holder, table, rows)
-    with pytest.raises(AlteredTableError):
-        check(tables)
-
-
 def _reseal(directory: Path, **changes: object) -> None:
     document = json.loads((directory / MANIFEST).read_text()) | changes
     del document["seal"]
@@ -91,11 +59,11 @@ def _reseal(directory: Path, **changes: object) -> None:
     (directory / MANIFEST).write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize("version", [2, 99])
+@pytest.mark.parametrize("version", [3, 99])
 def test_another_format_names_both_versions(version: int, bundle_directory: Path, tmp_path: Path) -> None:
     shutil.copytree(bundle_directory, tmp_path / "b")
     _reseal(tmp_path / "b", format=version)
-    with pytest.raises(AlteredTableError, match=f"has format {version}, but this version reads format 3"):
+    with pytest.raises(AlteredTableError, match=f"has format {version}, but this version reads format 4"):
         stored.load(tmp_path / "b")
 
 

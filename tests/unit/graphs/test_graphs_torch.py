@@ -11,7 +11,6 @@ from coldstart.graphs.api import AllocationEvent, Captured
 from coldstart.graphs.record import read_graphs
 from coldstart.graphs.torch_framework import (
     TorchFramework,
-    module_tensors,
     pool_segments,
     tensor_regions,
     trace_events,
@@ -57,7 +56,7 @@ def test_tied_weights_have_one_storage() -> None:
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(4, 4, bias=False)
     module.register_buffer("part", module.weight.data[1:])
-    regions = tensor_regions(module_tensors(module))
+    regions = tensor_regions({"param:weight": module.weight.data, "buffer:part": module.part})
     assert [r.symbol for r in regions] == ["param:weight", "buffer:part"]
     assert regions[0].base == regions[1].base and regions[0].size == 64
 

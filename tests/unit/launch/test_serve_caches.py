@@ -20,7 +20,7 @@ from tools.command_line import run
 from tools.shell import Run
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.graphs import COMPILE_REPORT, EngineTask
+from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import caches, prepare
 from coldstart.launch.fetch import Weights
@@ -145,18 +145,16 @@ def test_vllms_own_look_up_finds_the_artifact_under_its_own_hash(
 
     monkeypatch.setattr(compilation_counter, "num_inductor_compiles", 0)
     held = aot.Aot(_bundle(tmp_path, b"artifact"))
+    assert held.reasons == ["vLLM requested no ahead-of-time artifact"]
     held.install(decorators)
     path = tmp_path / "user" / "torch_aot_compile" / "another-hash" / "rank_0_0" / "model"
     found = decorators._try_load_aot_compiled_fn(_model(), str(path))
     assert found.data == b"artifact" and found.finalized
     assert (path.parents[1] / "inductor_cache" / "xy" / "kernel.py").read_text() == "k"
     assert (held.loaded, held.reasons) == (1, [])
-    worker = SimpleNamespace(Worker=type("Worker", (), {}))
-    held.report_in(worker)
-    assert getattr(worker.Worker(), COMPILE_REPORT)() == {"loaded": 1, "reasons": []}
     # PyTorch before 2.12 compiles after it has loaded an artifact.
     monkeypatch.setattr(compilation_counter, "num_inductor_compiles", 3)
-    (reason,) = getattr(worker.Worker(), COMPILE_REPORT)()["reasons"]
+    (reason,) = held.reasons
     assert reason == "vLLM loaded the artifact and compiled 3 graphs again: it contains no kernels for them"
 
 

@@ -107,7 +107,6 @@ def test_incompatible_vllm_runs_its_scheduler_with_a_reason(lacking: set[str]) -
 def test_vllm_scheduler_runs_when_ours_cannot_be_imported(
     lacking: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settle, "unsupported", lambda config: None)
     monkeypatch.setitem(sys.modules, "coldstart.vllm.scheduling.scheduler", None)
     plan, args = LaunchPlan([]), ours()
     assert settle.settle(args, None, plan) and args.scheduler_cls is None

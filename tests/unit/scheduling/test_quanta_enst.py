@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.scheduling.enst import execute_times, promote_time
-from coldstart.scheduling.job import Job
+from coldstart.scheduling.enst import execute_times
 from coldstart.scheduling.quanta import geometric, join_level
 
 
@@ -23,12 +22,6 @@ def test_execute_time_is_the_papers_double_sum(counts: list[int], batch: int) ->
     for level, found in enumerate(execute_times(counts, quanta, batch)):
         wanted = sum(counts[j] * sum(quanta[j:level]) for j in range(level)) / batch
         assert found == pytest.approx(wanted)
-
-
-def test_promotion_is_never_in_the_past() -> None:
-    job = Job("a", 0.0, 10, unserved_since=1.0)
-    assert promote_time(job, now=1.1, alpha_s=0.3) == pytest.approx(0.2)
-    assert promote_time(job, now=9.0, alpha_s=0.3) == 0.0
 
 
 @pytest.mark.parametrize(("first", "levels", "growth"), [(0, 3, 2), (1, 0, 2), (1, 3, 1)])

@@ -40,7 +40,7 @@ def test_vllms_worker_runs_when_ours_cannot_be_imported(monkeypatch: pytest.Monk
     from coldstart.vllm.engine import executor
 
     monkeypatch.setattr(compat, "fallbacks", found := [])
-    chosen = SimpleNamespace(worker_cls=stepdowns.WORKER, worker_extension_cls="")
+    chosen = SimpleNamespace(worker_cls=stepdowns.WORKER)
     config = SimpleNamespace(parallel_config=chosen)
     monkeypatch.setattr(executor, "_import_worker", lambda: None)
     executor.require_worker(config)  # type: ignore[arg-type]
@@ -48,7 +48,6 @@ def test_vllms_worker_runs_when_ours_cannot_be_imported(monkeypatch: pytest.Monk
     monkeypatch.setattr(executor, "_import_worker", lambda: import_module("vllm.gone"))
     executor.require_worker(config)  # type: ignore[arg-type]
     assert chosen.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker"
-    assert chosen.worker_extension_cls == stepdowns.EXTENSION
     assert found[0].stage == "worker" and "vllm.gone" in found[0].reason
 
 
@@ -192,7 +191,7 @@ def test_a_template_without_our_worker_still_serves(
     monkeypatch.setattr(template.server, "parse_args", lambda _: (Namespace(), []))
     monkeypatch.setattr(template.server, "configure", lambda _: None)
     monkeypatch.setattr(template.application, "warm", lambda *_: None)
-    monkeypatch.setattr(template, "prebuild_worker", lambda _: pytest.fail("built"))
+    monkeypatch.setattr(template, "prebuild_worker", lambda *_: pytest.fail("built"))
     monkeypatch.setattr(template.threading, "active_count", lambda: 1)
     monkeypatch.setattr(template.gc, "freeze", lambda: None)
     monkeypatch.setattr(os, "environ", dict(os.environ))

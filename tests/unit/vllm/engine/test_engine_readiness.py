@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.contract.graphs import COMPILE_REPORT, GRAPHS_REPORT, KV_REPORT, EngineTask
+from coldstart.contract.graphs import WORKER_REPORT, EngineTask
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm.engine.readiness import Readiness
 
@@ -75,6 +75,12 @@ def read_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[di
         os.close(writer)
 
 
+def _answer(section: str = "", *reasons: str) -> dict[str, Any]:
+    """Return the report of one worker."""
+    named = [{"section": section, "reason": reason} for reason in reasons]
+    return {"fast_path": dict.fromkeys([section] if reasons else [], False), "fallbacks": named, "load": {}}
+
+
 ReadLines = Callable[[], list[dict[str, Any]] | None]
 
 
@@ -107,7 +113,7 @@ GRAPHS = LaunchPlan([], canary=CANARY | {"batch": [7, 9]}, engine=EngineTask(res
 
 def test_wrong_later_token_of_restored_graphs_is_reported_before_listening(read_lines: ReadLines) -> None:
     """The first token comes from a prefill and would not detect a wrong decode graph."""
-    engine = Engine(7, **{GRAPHS_REPORT: [{}]})
+    engine = Engine(7, **{WORKER_REPORT: [_answer()]})
     engine.later = [0]
     assert _run(Readiness(GRAPHS, engine, worker_reports=False).proven()) is False
     (report,) = read_lines() or []
@@ -117,7 +123,7 @@ def test_wrong_later_token_of_restored_graphs_is_reported_before_listening(read_
 def test_near_tied_tokens_that_swap_in_a_batch_do_not_fail_the_start(
     read_lines: ReadLines, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = Engine(7, **{GRAPHS_REPORT: [{}]})
+    engine = Engine(7, **{WORKER_REPORT: [_answer()]})
     engine.together = [0]  # alone 8 is best; in a batch the other one of the two
     readiness = Readiness(GRAPHS, engine, worker_reports=False)
     assert _run(readiness.proven()) is True
@@ -126,65 +132,34 @@ def test_near_tied_tokens_that_swap_in_a_batch_do_not_fail_the_start(
 
 
 def test_restored_graphs_answer_all_tokens_alone_and_in_a_batch(read_lines: ReadLines) -> None:
-    engine = Engine(7, **{GRAPHS_REPORT: [{}]})
+    engine = Engine(7, **{WORKER_REPORT: [_answer()]})
     readiness = Readiness(GRAPHS, engine, worker_reports=False)
     assert _run(readiness.proven()) is True and engine.prompts == [[5, 6]] * 5
     report = _report(read_lines, readiness)
     assert report["canary"] is True and report["tokens"] == [7, 8]
 
 
+SECTIONS = {
+    "compile": EngineTask(compiled=Path("/unpacked")),
+    "kv": EngineTask(kv_plan=[{"rank": 0}]),
+    "graphs": EngineTask(restore=Path("/unpacked")),
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.parametrize(
-    ("answer", "reasons"),
+    ("reasons", "named"),
     [
-        ([None, None], []),
-        (["999 bytes are free to rank 0"] * 2, ["999 bytes are free to rank 0"]),
+        ([[], []], []),
+        ([["moved"], ["moved", "gone"]], ["moved", "gone"]),
         (RuntimeError("no such method"), ["the plug-in did not load: no such method"]),
     ],
 )
-def test_a_kv_size_that_was_not_applied_is_named(
-    read_lines: ReadLines, answer: Any, reasons: list[str]
+def test_a_requested_section_counts_as_used_when_no_worker_says_otherwise(
+    read_lines: ReadLines, section: str, reasons: Any, named: list[str]
 ) -> None:
-    engine = Engine(**{KV_REPORT: answer})
-    plan = LaunchPlan([], engine=EngineTask(kv_plan=[{"rank": 0}]))
-    report = _report(read_lines, Readiness(plan, engine, worker_reports=False))
-    assert report["fallbacks"] == [{"section": "kv", "reason": reason} for reason in reasons]
-
-
-@pytest.mark.parametrize(
-    ("answer", "reasons"),
-    [
-        ([{}], []),
-        ([{}, {"8": "moved"}, {"8": "moved"}], ["8: moved"]),
-        ([{"*": "another driver"}], ["all: another driver"]),
-        (AttributeError("unknown"), ["the plug-in did not load: unknown"]),
-    ],
-)
-def test_graphs_count_as_restored_when_no_worker_says_otherwise(
-    read_lines: ReadLines, answer: Any, reasons: list[str]
-) -> None:
-    engine = Engine(**{GRAPHS_REPORT: answer})
-    report = _report(
-        read_lines, Readiness(LaunchPlan([], engine=EngineTask(restore=Path("/unpacked"))), engine, False)
-    )
-    assert report["fast_path"] == {"graphs": not reasons}
-    assert report["fallbacks"] == [{"section": "graphs", "reason": reason} for reason in reasons]
-
-
-@pytest.mark.parametrize(
-    ("folder", "loaded", "reasons", "expected"),
-    [
-        ("aot", 1, [], []),
-        ("aot", 0, [], ["vLLM requested no ahead-of-time artifact"]),
-        ("triton", 0, [], []),  # with `-cc.mode=0` vLLM never looks for an artifact
-        ("triton", 0, ["rank_0_0: the bundle has 0 artifacts"], ["rank_0_0: the bundle has 0 artifacts"]),
-    ],
-)
-def test_an_artifact_must_be_loaded_only_if_the_section_contains_one(
-    read_lines: ReadLines, tmp_path: Path, folder: str, loaded: int, reasons: list[str], expected: list[str]
-) -> None:
-    (tmp_path / folder).mkdir()
-    engine = Engine(**{COMPILE_REPORT: [{"loaded": loaded, "reasons": reasons}]})
-    plan = LaunchPlan([], engine=EngineTask(compiled=tmp_path / "aot"))
-    report = _report(read_lines, Readiness(plan, engine, worker_reports=False))
-    assert report["fast_path"] == {"compile": not expected}
-    assert [one["reason"] for one in report["fallbacks"]] == expected
+    given = [_answer(section, *of) for of in reasons] if isinstance(reasons, list) else reasons
+    plan = LaunchPlan([], engine=SECTIONS[section])
+    report = _report(read_lines, Readiness(plan, Engine(**{WORKER_REPORT: given}), worker_reports=False))
+    assert report["fast_path"] == {section: not named} and "loads" not in report
+    assert report["fallbacks"] == [{"section": section, "reason": reason} for reason in named]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.contract.graphs import CAPTURE_NEXT, GRAPHS_REPORT, EngineTask
+from coldstart.contract.graphs import CAPTURE_NEXT, EngineTask
 from coldstart.vllm.graphs import deferred, plugin
 from coldstart.vllm.graphs.deferred import Deferral
 from tests.support.graphs.model import Shape, SimModel
@@ -230,9 +230,11 @@ def test_task_hooks_the_runner_and_the_worker(monkeypatch: pytest.MonkeyPatch) -
     kind, worker = type("Runner", (), {"capture_model": Runner.capture_model}), type("Worker", (), {})
     module = SimpleNamespace(GPUModelRunner=kind, Worker=worker)
     monkeypatch.setattr(plugin.late, "when_imported", lambda name, work, failed=None: work(module))
+    monkeypatch.setattr(plugin.compat, "sources", [])
     plugin.register(EngineTask(deferred=True))
     assert kind.capture_model is not Runner.capture_model
-    assert getattr(worker(), GRAPHS_REPORT)() == {} and getattr(worker(), CAPTURE_NEXT)(True)["left"] == 0
+    assert plugin.compat.report()["fallbacks"] == [] and getattr(worker(), CAPTURE_NEXT)(True)["left"] == 0
     monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
     plugin.register(EngineTask(deferred=True))
-    assert "deferred-capture is gone." in getattr(worker(), GRAPHS_REPORT)()["*"]
+    (fallback,) = plugin.compat.report()["fallbacks"]
+    assert fallback["section"] == "graphs" and "deferred-capture is gone." in fallback["reason"]

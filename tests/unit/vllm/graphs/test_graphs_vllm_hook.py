@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from coldstart.contract.graphs import COMPILE_REPORT, KV_REPORT, EngineTask
-from coldstart.graphs.errors import AlteredTableError, DriverError, GraphRefusedError
+from coldstart.contract.graphs import EngineTask
+from coldstart.graphs.errors import AlteredTableError, GraphRefusedError
 from coldstart.vllm.graphs import hooks, kv_plan, plugin
 from coldstart.vllm.graphs.hooks import graph_key
 from coldstart.vllm.graphs.record import captured_graphs
@@ -36,34 +35,14 @@ class Descriptor:
     num_ubatches: int = 1
 
 
-class Source:
-    """Source that restores the given graphs; the others fail or are absent."""
+@pytest.fixture(autouse=True)
+def nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin.compat, "sources", [])
+    monkeypatch.setattr(plugin.compat, "fallbacks", [])
 
-    def __init__(
-        self, usable: set[int], broken: set[int] = frozenset(), behind: set[int] = frozenset()  # type: ignore[assignment]
-    ) -> None:  # fmt: skip
-        self._usable, self._broken, self._behind = usable, broken, behind
-        self.waiting: dict[int, Any] = {}
 
-    def _tokens(self, key: str) -> int:
-        return int(key.split("num_tokens=")[1].split(",")[0])
-
-    def is_usable(self, key: str) -> bool:
-        return self._tokens(key) in self._usable
-
-    def is_first(self, key: str) -> bool:
-        return self._tokens(key) not in self._behind
-
-    def defer(self, key: str, show: Any) -> None:
-        self.waiting[self._tokens(key)] = show
-
-    def restore(self, key: str) -> Any:
-        if self._tokens(key) in self._broken:
-            raise DriverError("cuGraphInstantiate", "OUT_OF_MEMORY")
-        return f"restored {self._tokens(key)}"
-
-    def attributes(self) -> Mapping[str, Any]:
-        return {"hidden_states": "buffer"}
+def _restored(*sizes: int) -> dict[str, str]:
+    return {f"FULL:num_tokens={size},num_ubatches=1": f"restored {size}" for size in sizes}
 
 
 @dataclass
@@ -96,9 +75,9 @@ def _manager() -> Manager:
     return Manager({Mode.FULL: full, Mode.PIECEWISE: [Descriptor(Mode.PIECEWISE, 8)]})
 
 
-def test_the_manager_gets_restored_graphs_and_captures_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
     manager = _manager()
-    hooked = hooks.restoring(_capture, _runner(manager), Source({4, 1, 8}, broken={1}))
+    hooked = hooks.restoring(_capture, _runner(manager), _restored(4, 8))
     hooked(manager, None)
     found = {(d.cg_mode.name, d.num_tokens): g for d, g in manager.graphs.items()}
     assert found == {
@@ -106,50 +85,12 @@ def test_the_manager_gets_restored_graphs_and_captures_the_rest(caplog: pytest.L
         ("PIECEWISE", 8): "captured 8",
     }  # fmt: skip
     assert [d.num_tokens for d in manager._capture_descs[Mode.FULL]] == [4, 2, 1]
-    assert manager.hidden_states == "buffer" and "captured normally" in caplog.text
-
-
-def test_graph_in_progress_is_hidden_from_dispatch() -> None:
-    manager, source = _manager(), Source({4, 2, 1}, broken={2}, behind={2, 4})
-    full = manager._capture_descs[Mode.FULL]
-    manager._candidates = {(n, 0): [d for d in reversed(full) if d.num_tokens >= n] for n in (1, 2, 3)}
-    hooks.restoring(_capture, _runner(manager), source)(manager, None)
-    assert [d.num_tokens for d in manager.graphs if d.cg_mode is Mode.FULL] == [1]
-    assert {key: [d.num_tokens for d in rows] for key, rows in manager._candidates.items()} == {
-        (1, 0): [1], (2, 0): [], (3, 0): []
-    }  # fmt: skip
-    source.waiting[4]()
-    assert [d.num_tokens for d in manager._candidates[1, 0]] == [1, 4] and manager.graphs[
-        full[0]
-    ] == "restored 4"
-    with pytest.raises(DriverError):
-        source.waiting[2]()
-    assert full[1] not in manager.graphs and full[1] not in manager._candidates[2, 0]
-
-
-@needs_vllm
-def test_vllm_dispatch_avoids_hidden_graphs() -> None:
-    from vllm.config.compilation import CUDAGraphMode
-    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
-
-    two, four = (BatchExecutionDescriptor(CUDAGraphMode.FULL, n, n) for n in (2, 4))
-    manager = CudaGraphManager.__new__(CudaGraphManager)
-    vars(manager).update(
-        graphs={}, _graphs_captured=True, _candidates={(2, 0): [two], (4, 0): [four]}, _lora_dispatch_map={},
-        vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1)),
-    )  # fmt: skip
-    curtain = hooks.Curtain(manager)
-    curtain.hide(four)
-    assert manager.dispatch(2, 2, None, 0) == two
-    assert manager.dispatch(4, 4, None, 0).cg_mode == CUDAGraphMode.NONE
-    curtain.show(four, "graph")
-    assert manager.dispatch(4, 4, None, 0) == four and manager.graphs == {four: "graph"}
 
 
 def test_piecewise_graphs_are_captured_by_vllm() -> None:
     """A restored piece would read the bundle's pool, while the captured piece before it writes another one."""
     manager = _manager()
-    hooks.restoring(_capture, _runner(manager), Source({8}))(manager, None)
+    hooks.restoring(_capture, _runner(manager), _restored(8))(manager, None)
     assert {g for d, g in manager.graphs.items() if d.cg_mode is Mode.PIECEWISE} == {"captured 8"}
     assert set(captured_graphs(SimpleNamespace(cudagraph_manager=manager))) == {
         graph_key(d) for d in manager.graphs if d.cg_mode is Mode.FULL
@@ -169,7 +110,7 @@ def test_a_draft_models_manager_captures_its_own_graphs() -> None:
         list[str](),
     )
     vars(draft).update(vars(_manager()))
-    hooks.restoring(_capture, _runner(target), Source({4, 2, 1}))(draft, None)
+    hooks.restoring(_capture, _runner(target), _restored(4, 2, 1))(draft, None)
     assert set(draft.graphs.values()) == {"captured 4", "captured 2", "captured 1", "captured 8"}
     hooks.watching(_feed, _runner(target), seen.append)(draft, lambda desc, warmup: None)
     assert seen == []
@@ -184,7 +125,7 @@ def test_inputs_are_seen_when_they_lie_ready() -> None:
 def test_memory_profiling_captures_as_always() -> None:
     manager = _manager()
     manager._max_full_descs_to_capture = 2
-    hooks.restoring(_capture, _runner(manager), Source({4}))(manager, None)
+    hooks.restoring(_capture, _runner(manager), _restored(4))(manager, None)
     assert "restored 4" not in manager.graphs.values()
 
 
@@ -199,7 +140,7 @@ def test_install_can_be_undone() -> None:
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
     before = CudaGraphManager.capture
-    undo = hooks.install(object(), Source(set()))
+    undo = hooks.install(object(), {})
     assert CudaGraphManager.capture is not before
     undo()
     assert CudaGraphManager.capture is before
@@ -209,7 +150,7 @@ def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(hooks.compat, "check", lambda feature, load=None: f"{feature} differ.")
     monkeypatch.setattr(hooks, "restoring", lambda *_: pytest.fail("patched"))
     with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
-        hooks.install(object(), Source(set()))
+        hooks.install(object(), {})
     with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
         hooks.watch(object(), print)
 
@@ -218,7 +159,7 @@ def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
 def test_a_runner_without_the_patched_method_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, hooks.MODULE, SimpleNamespace(CudaGraphManager=type("Renamed", (), {})))
     with pytest.raises(GraphRefusedError, match=r"lacks an integration point of graphs: .*capture"):
-        hooks.install(object(), Source(set()))
+        hooks.install(object(), {})
 
 
 def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
@@ -230,42 +171,26 @@ def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: None)
     plugin.register(EngineTask(compiled=tmp_path, kv_plan=[{}], restore=tmp_path))
-    reported = worker()
-    assert "_try_load_aot_compiled_fn" in getattr(reported, COMPILE_REPORT)()["reasons"][0]
-    assert "maybe_apply_startup_plan" in getattr(reported, plugin.KV_REPORT)()
-    assert "GPUModelRunner" in getattr(reported, plugin.GRAPHS_REPORT)()["*"]
+    reasons = {one["section"]: one["reason"] for one in plugin.compat.report()["fallbacks"]}
+    assert "_try_load_aot_compiled_fn" in reasons["compile"]
+    assert "maybe_apply_startup_plan" in reasons["kv"] and "GPUModelRunner" in reasons["graphs"]
 
 
-@pytest.mark.parametrize("task", [EngineTask(kv_plan=[{}]), EngineTask(kv_note=Path("/noted"))])
-def test_kv_cache_is_profiled_without_the_check_of_vllm(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, task: EngineTask
+@pytest.mark.parametrize(
+    ("task", "section"),
+    [
+        (EngineTask(kv_plan=[{}]), "kv-plan"),
+        (EngineTask(kv_note=Path("/noted")), "kv-plan"),
+        (EngineTask(compiled=Path("/none")), "aot"),
+    ],
+)
+def test_server_reports_what_this_vllm_does_not_support(
+    monkeypatch: pytest.MonkeyPatch, task: EngineTask, section: str
 ) -> None:
-    hooked: list[tuple[str, Any]] = []
     monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
-    monkeypatch.setattr(plugin.late, "when_imported", lambda *pair: hooked.append(pair))
+    monkeypatch.setattr(plugin.late, "when_imported", lambda *_: pytest.fail("hooked"))
     plugin.register(task)
-    assert "kv-plan is gone." in caplog.text
-    # Only the report reaches the worker; a module without one is unchanged.
-    ((name, work),) = hooked
-    module = SimpleNamespace(Worker=type("Worker", (), {}))
-    work(module)
-    work(SimpleNamespace())
-    assert name == plugin.WORKER and vars(module).keys() == {"Worker"}
-    assert getattr(module.Worker(), plugin.KV_REPORT)() == "kv-plan is gone."
-
-
-def test_server_reports_compilation_without_the_look_up_of_vllm(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    hooked: dict[str, Any] = {}
-    monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
-    monkeypatch.setattr(plugin.late, "when_imported", hooked.__setitem__)
-    plugin.register(EngineTask(compiled=tmp_path))
-    module = SimpleNamespace(Worker=type("Worker", (), {}))
-    hooked.pop(plugin.aot.WORKER)(module)
-    assert hooked == {}
-    report = getattr(module.Worker(), COMPILE_REPORT)()
-    assert report == {"loaded": 0, "reasons": ["aot is gone."]}
+    assert [one["reason"] for one in plugin.compat.report()["fallbacks"]] == [f"{section} is gone."]
 
 
 def _plan(baseline: int = 1000) -> kv_plan.KvPlan:
@@ -341,7 +266,6 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
     )
     original = gpu_worker.maybe_apply_startup_plan
     monkeypatch.setattr(gpu_worker, "maybe_apply_startup_plan", original)
-    monkeypatch.setattr(gpu_worker.Worker, KV_REPORT, None, raising=False)
 
     def worker(free: int, rank: int = 1) -> Any:
         return SimpleNamespace(
@@ -356,8 +280,10 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
     def applied(plans: Any, one: Any) -> tuple[int | None, str | None]:
         gpu_worker.maybe_apply_startup_plan = original
         plugin._apply_kv(plans, gpu_worker)
+        plugin.compat.fallbacks.clear()
         gpu_worker.maybe_apply_startup_plan(one)
-        return one.cache_config.kv_cache_memory_bytes, getattr(gpu_worker.Worker, KV_REPORT)(one)
+        reasons = [one.reason for one in plugin.compat.fallbacks]
+        return one.cache_config.kv_cache_memory_bytes, "; ".join(reasons) or None
 
     size, reason = applied(plans, worker(474))
     assert size is None and "rank 1 has 474 bytes free" in str(reason)

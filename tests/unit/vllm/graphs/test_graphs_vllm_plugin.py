@@ -113,10 +113,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_bundle_without_a_proof_is_not_used_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
 ) -> None:
+    monkeypatch.setattr(plugin.compat, "sources", [])
     plugin.register(EngineTask(restore=tmp_path))
     assert installed[plugin.RUNNERS[0]].GPUModelRunner().capture_model() == "own"
-    worker = installed[plugin.WORKER].Worker()
-    assert "proof" in getattr(worker, plugin.GRAPHS_REPORT)()["*"]
+    (fallback,) = plugin.compat.report()["fallbacks"]
+    assert fallback["section"] == "graphs" and "proof" in fallback["reason"]
     with pytest.raises(NotProvenError):
         Restoring(tmp_path)
 
@@ -205,7 +206,7 @@ def test_refused_start_captures_graphs(
     def broken(runner: Any) -> None:
         raise GraphRefusedError("no device")
 
-    monkeypatch.setattr(session, "_begin", broken)
+    monkeypatch.setattr(session, "_restore", broken)
     assert session.run(_runner(), lambda: "captured") == "captured"
     assert session.fallbacks() == {"*": "no device"}
 

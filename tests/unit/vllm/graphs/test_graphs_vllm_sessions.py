@@ -14,7 +14,6 @@ from coldstart.graphs import offline
 from coldstart.graphs import prove as gate
 from coldstart.graphs import tables as stored
 from coldstart.graphs.errors import DriverError, GraphRefusedError
-from coldstart.graphs.restore import Restorer
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import record, restore
 from coldstart.vllm.graphs.hooks import refuse_unsupported
@@ -46,7 +45,7 @@ def _equal(runner: Runner) -> dict[int, bool]:
 
 def test_recorded_and_proved_inside_the_worker(bundle_directory: Path) -> None:
     tables, proof = stored.load(bundle_directory), gate.read_proof(bundle_directory)
-    assert len(proof.proven) == 4 and not proof.eager
+    assert len(proof.proven) == 4
     assert proof.proven[0] == "FULL:num_tokens=1" and set(proof.hashes) == set(tables.graphs)
     held = tables.report["workload"]
     assert held["outputs"]["FULL:num_tokens=8"] == [[OUT, 0, 8 * 8 * 4]] and len(held["kv"]) == 2
@@ -58,15 +57,6 @@ def test_a_start_captures_nothing(here: dict[str, SimModel], bundle_directory: P
     assert runner.cudagraph_manager.captured == [] and session.fallbacks() == {}
     assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
     assert all(rows for rows in runner.cudagraph_manager._candidates.values())
-
-
-def test_the_batch_that_readiness_checks_has_its_graph_before_the_background_is_done(
-    here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Restorer, "start", lambda *_: None)
-    _, runner = start(here, bundle_directory)
-    shown = {d.num_tokens for rows in runner.cudagraph_manager._candidates.values() for d in rows}
-    assert shown == {1, 8, 256} == {d.num_tokens for d in runner.cudagraph_manager.graphs}
 
 
 def test_every_graph_can_be_a_canary(here: dict[str, SimModel], bundle_directory: Path) -> None:
@@ -85,22 +75,6 @@ def test_a_wrong_canary_drops_everything_before_the_first_answer(
     assert not here["model"].reserved
     without, runner = start(here, bundle_directory, seed=201, canary="0")
     assert without.fallbacks() == {} and runner.cudagraph_manager.captured == []
-
-
-def test_a_start_trusts_only_the_readings_that_the_proof_settled(
-    here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = stored.load(bundle_directory)
-    apart = {key: {0: "do not touch"} for key in tables.graphs}
-    monkeypatch.setattr("coldstart.graphs.restore.find_broken_assumptions", lambda tables, base: apart)
-    proof = json.loads((bundle_directory / gate.PROOF).read_text())
-    (bundle_directory / gate.PROOF).write_text(
-        json.dumps(proof | {"settled": {key: [0] for key in [*apart][1:]}})
-    )
-    session, runner = start(here, bundle_directory, canary="0")
-    assert session.fallbacks() == {next(iter(apart)): "do not touch"}
-    assert len(runner.cudagraph_manager.captured) == 1
-    assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
 
 
 def test_one_graph_that_cannot_be_built_is_captured_and_named(
