@@ -14,7 +14,6 @@ model = "meta-llama/Llama-2-7b-hf"  # model to serve, by default the name of the
 args = ["--max-model-len", "4096"]  # vLLM arguments; by default those of its newest trusted bundle
 devices = [0, 1]            # optional: GPUs that its server sees; all models have the key, or none
 aliases = ["llama"]         # more names; mode, on_miss, revision, untrusted: as for `coldstart serve`
-engine_template = false     # true: a live host also retains the built engine and forks its servers from it
 
 [[models.llama2-7b.tiers]]  # optional, between awake and stopped, in order of increasing penalty_s
 name = "asleep-1"
@@ -36,9 +35,9 @@ from typing import Annotated, Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
-from coldstart.host.launches import FAIL, Catalogue, Launch
+from coldstart.host.launches import FAIL, FORKED, Catalogue, Launch
 from coldstart.host.policies import make
-from coldstart.host.specification import AWAKE, TEMPLATE, HostSettings, ModelSpec, Tier, stopped
+from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier, stopped
 from coldstart.host.tables import (
     Seconds,
     Size,
@@ -94,16 +93,13 @@ def find_next_moment(expression: str, now: float) -> float:
 class Profile:
     """Estimates for a model that never started here: bytes when awake, seconds from stopped, and their source.
 
-    `forked_s` is the start time in seconds from the engine template, if known. `shared` is the part of `memory`, in
-    bytes, that a server forked from a runtime template shares with the template. `needs_no_template` is as in Launch.
+    `shared` is the part of `memory`, in bytes, that a server forked from a runtime template shares with the template.
     """
 
     memory: int
     start_s: float
     source: str
-    forked_s: float | None = None
     shared: int = 0
-    needs_no_template: bool = False
 
 
 Profiles = Callable[[Launch], Profile]
@@ -123,7 +119,7 @@ class Figures:
     prewarm: Annotated[str, parse_crontab] | None = None
 
 
-_SET_BY_HOST = {"name", "weights_from", "needs_no_template"}
+_SET_BY_HOST = {"name", "weights_from"}
 _LAUNCH_KEYS = {field.name for field in fields(Launch)} - _SET_BY_HOST
 _FIGURE_KEYS = {field.name for field in fields(Figures)}
 
@@ -211,6 +207,8 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     parse_at("policy", lambda _: make(settings.policy, {}, settings.memory), settings.policy)
     launches = {name: _launch(name, {"on_miss": on_miss, **given}) for name, given in models.items()}
     _check_devices(launches)
+    if all(launch.mode not in FORKED for launch in launches.values()):
+        settings = replace(settings, runtime_template=False)
     figures = {name: _figures(name, given, idle_s) for name, given in models.items()}
     lenders = {}
     for name, given in models.items():
@@ -218,8 +216,6 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
             arguments, lenders[name] = adopt(launches[name])
             launches[name] = replace(launches[name], args=arguments)
     known = {name: _profile(one, launches[name], profiles) for name, one in figures.items()}
-    decided = {name for name, profile in known.items() if profile and profile.needs_no_template}
-    launches |= {name: replace(launches[name], needs_no_template=True) for name in decided}
     catalogue = Catalogue(launches.values(), settings.default_model)
     if not settings.runtime_template:
         known = {name: one and replace(one, shared=0) for name, one in known.items()}
@@ -244,9 +240,7 @@ def _launch(name: str, given: dict[str, Any]) -> Launch:
     place = f"models.{name}"
     reject_unknown_keys(given, _LAUNCH_KEYS | _FIGURE_KEYS, place)
     own = {key: value for key, value in given.items() if key in _LAUNCH_KEYS}
-    return decode(
-        Launch, {"model": name, **own}, place, name=name, weights_from=None, needs_no_template=False
-    )
+    return decode(Launch, {"model": name, **own}, place, name=name, weights_from=None)
 
 
 def _check_devices(launches: Mapping[str, Launch]) -> None:
@@ -279,18 +273,8 @@ def _specify(launch: Launch, figures: Figures, known: Profile | None) -> ModelSp
     memory = figures.memory if figures.memory is not None or known is None else known.memory - shared
     start_s = figures.start_s if figures.start_s is not None or known is None else known.start_s
     assert memory is not None and start_s is not None
-    between = list(figures.tiers)
-    if launch.engine_template and TEMPLATE not in (tier.name for tier in between):
-        between.append(_template_tier(memory, start_s, between, known))
-    tiers = (Tier(AWAKE, memory, 0.0), *between, stopped(start_s))
+    tiers = (Tier(AWAKE, memory, 0.0), *figures.tiers, stopped(start_s))
     return ModelSpec(launch.name, tiers, figures.pinned, figures.idle_s, figures.prewarm, launch.devices)
-
-
-def _template_tier(memory: int, start_s: float, above: list[Tier], known: Profile | None) -> Tier:
-    """Return the tier of an engine template, with the memory of the tier above it until the first start measures it."""
-    forked_s = start_s if known is None or known.forked_s is None else min(start_s, known.forked_s)
-    most = min([memory, *(tier.memory for tier in above)])
-    return Tier(TEMPLATE, most, max([forked_s, *(tier.penalty_s for tier in above)]))
 
 
 KINDS = ("added", "removed", "changed", "settings")

@@ -22,8 +22,9 @@ from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
 class Core:
     """Models of one machine. `now` is in seconds on one monotonic clock."""
 
-    def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings) -> None:
-        self.residents = Residents(specs, settings)
+    def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings, template_bytes: int = 0) -> None:
+        """`template_bytes` are reserved while the settings require a runtime template."""
+        self.residents = Residents(specs, settings, template_bytes)
         self.pending, self.own_starts = PendingRequests(), OwnStarts(self.residents)
         self.requests = self.hits = self.starts = self.departures = 0
         self._retirement = ""
@@ -64,9 +65,6 @@ class Core:
             case events.Configured(specs, settings, reason):
                 self._retirement = reason
                 yield from self._configured(specs, settings or self.settings, now)
-            case events.TemplateHeld(memory):
-                self.residents.record_template(memory)
-                self._next_check = -inf if self.residents.unsettled() else self._next_check
             case events.Tick():
                 pass
             case _ if event.model in self.models:

@@ -92,13 +92,6 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateHeld:
-    """Device memory reserved for the host's own template process, in bytes."""
-
-    memory: int
-
-
-@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed. The driver sends this event when `Core.deadline` is reached."""
 
@@ -134,19 +127,7 @@ class Prewarm:
     model: str
 
 
-Event = (
-    Arrived
-    | Ended
-    | Started
-    | Failed
-    | Left
-    | Measured
-    | TemplateHeld
-    | Tick
-    | Configured
-    | Outdated
-    | Prewarm
-)
+Event = Arrived | Ended | Started | Failed | Left | Measured | Tick | Configured | Outdated | Prewarm
 
 
 @dataclass(frozen=True, slots=True)

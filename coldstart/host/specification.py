@@ -15,13 +15,13 @@ from coldstart.errors import UsageError
 from coldstart.host.tables import Seconds, Size, require_settings
 from coldstart.scheduling.declaration import setting
 
-AWAKE, TEMPLATE, STOPPED = "awake", "template", "stopped"
+AWAKE, STOPPED = "awake", "stopped"
 QUEUE, REFUSE = "queue", "refuse"
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Residency level of a model: awake, asleep-1, asleep-2, template, snapshot or stopped.
+    """Residency level of a model: awake, asleep-1, asleep-2 or stopped.
 
     `memory` and `host_memory` are the bytes held on the device and in host memory; `penalty_s` is the time until it is
     ready.

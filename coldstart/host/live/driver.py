@@ -144,7 +144,7 @@ class Driver(Front[Ticket]):
         template_bytes: int = 0,
     ) -> None:
         super().__init__(file.catalogue, log or Log(quiet=True), clock)
-        self.core = Core(file.models, file.settings)
+        self.core = Core(file.models, file.settings, template_bytes)
         self.record = Record(self.log, self.facts, self.status)
         self.metrics = self.record.metrics
         self.lifecycle = Lifecycle(

@@ -214,20 +214,16 @@ def _plan(request: ServeRequest) -> LaunchPlan:
 
 
 def _template(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
-    """Supervise a template for this host's servers, or the user's own if a usable one runs, which is not ended."""
+    """Supervise a template for this host's servers."""
     from coldstart.launch import preparation, template_pool
 
-    request, level = _request(message), message["template"]
+    request, root = _request(message), Path(message["templates"])
     plan, model = _plan(request), request.lookup.model.name
-    own = template_pool.find(level, request.lookup.key.digest)
-    if own is not None and template_pool.obstacle(own, plan) is None:
-        return _guard(own, channel, None, lambda: None)
-    root = Path(message["templates"])
-    warm = preparation.start_template(level, plan, model, message["ready_timeout"], root=root)
-    return _guard(warm, channel, warm.pid, lambda: template_pool.stop(warm, force=True))
+    warm = preparation.start_template(message["template"], plan, model, message["ready_timeout"], root=root)
+    return _guard(warm, channel, lambda: template_pool.stop(warm, force=True))
 
 
-def _guard(warm: Warm, channel: json_lines.Channel, pid: int | None, stop: Callable[[], None]) -> int:
+def _guard(warm: Warm, channel: json_lines.Channel, stop: Callable[[], None]) -> int:
     """Wait until a template ends or its lease does.
 
     After SIGUSR1, or when a start has hidden it because it did not answer, end it after its last forked process.
@@ -235,21 +231,12 @@ def _guard(warm: Warm, channel: json_lines.Channel, pid: int | None, stop: Calla
     import select
 
     assert warm.pid is not None
-    retired = False
-
-    def retire(*_: object) -> None:
-        nonlocal retired
-        retired = True
-        if pid is not None:
-            warm.socket.unlink(missing_ok=True)
-
-    signal.signal(signal.SIGUSR1, retire)
+    signal.signal(signal.SIGUSR1, lambda *_: warm.socket.unlink(missing_ok=True))
     pidfd = os.pidfd_open(warm.pid)
     try:
-        channel.send({"ready": {"mode": f"template-{warm.level}", "pid": pid}})
+        channel.send({"ready": {"mode": f"template-{warm.level}", "pid": warm.pid}})
         while not select.select([pidfd], [], [], RETIRES_S)[0]:
-            hidden = retired or (pid is not None and not warm.socket.exists())
-            if hidden and (pid is None or not processes.children(warm.pid)):
+            if not warm.socket.exists() and not processes.children(warm.pid):
                 break
     finally:
         stop()

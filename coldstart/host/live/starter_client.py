@@ -1,7 +1,7 @@
 """Factory of servers that sends orders to the starter process.
 
-Invariant: a starter process that has ended, is stopped or does not begin an order is replaced. The supervisors that it
-has forked continue.
+Invariant: a starter process that has ended or does not begin an order is replaced. The supervisors that it has forked
+continue.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from coldstart.host.live.servers import ModelServer
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
-from coldstart.system.proc.processes import is_stopped
 
-# Interval in seconds at which the starter process is checked; it is replaced if it is stopped at two checks in a row.
+# Interval in seconds at which the starter process is checked.
 CHECK_S = 1.0
 # Time in seconds in which it must begin an order: at the first one it still imports modules, on a busy machine.
 BEGIN_S = 30.0
@@ -57,7 +56,7 @@ class Starter:
         self._channel: json_lines.Channel | None = None
         self._number = 0
         self._living: set[ModelServer] = set()
-        self._was_stopped, self._began_s = False, 0.0
+        self._began_s = 0.0
         self._checks: asyncio.TimerHandle | None = None
 
     def warm(self) -> None:
@@ -82,22 +81,18 @@ class Starter:
         self._channel, self._began_s = json_lines.Channel(ours), asyncio.get_running_loop().time()
 
     def _check(self) -> None:
-        """Replace the process if it is stopped or late, and restart it if it has ended."""
+        """Replace the process if it is late, and restart it if it has ended."""
         loop = asyncio.get_running_loop()
         self._checks = loop.call_later(CHECK_S, self._check)
-        was_stopped, self._was_stopped = self._was_stopped, self._is_stopped()
         due = loop.time() - BEGIN_S
         is_late = any(not one.is_begun and one.ordered_s < due for one in self._living)
-        if self._process is not None and (is_late or (was_stopped and self._was_stopped)):
+        if self._process is not None and is_late:
             self._process.kill()
             loop.run_in_executor(None, self._process.wait)
             self._process = None
         if loop.time() - self._began_s > RESTART_S:
             with suppress(OSError):  # no memory or descriptor: the next check tries again
                 self.warm()
-
-    def _is_stopped(self) -> bool:
-        return self._process is not None and is_stopped(self._process.pid)
 
     def begin(
         self,
@@ -140,15 +135,12 @@ class Starter:
             "templates": str(self.directory / "templates"),
         }
 
-        def order() -> socket.socket:
-            with log.open("ab") as file:
-                ours, theirs = socket.socketpair()
-                with theirs:
-                    # If this fails, closing `theirs` ends the lease at once.
-                    self._order(message, (theirs.fileno(), file.fileno()))
-                return ours
-
-        server = ModelServer(path, log, order)
+        with log.open("ab") as file:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                # If this fails, closing `theirs` ends the lease at once.
+                self._order(message, (theirs.fileno(), file.fileno()))
+        server = ModelServer(path, log, ours)
         self._living.add(server)
         server.ended.add_done_callback(lambda _: self._living.discard(server))
         return server
@@ -170,8 +162,8 @@ class Starter:
             self._checks.cancel()
         if self._process is not None and self._channel is not None:
             self._channel.close()
-            if self._is_stopped():
-                self._process.kill()
+            # No supervisor depends on it, and a stopped process would not notice the end of its connection.
+            self._process.kill()
             await asyncio.to_thread(self._process.wait)
         with suppress(OSError, UsageError):  # what killed supervisors have left
             await asyncio.to_thread(scratch.sweep)

@@ -12,7 +12,7 @@ from support.engines import home
 from support.recorded_models import engine, model
 from tools.recorded import publish_recorded
 
-from coldstart.host.live import profiles, run
+from coldstart.host.live import run
 
 __all__ = ["engine", "home", "model"]
 SHORT, LONG = ("--max-model-len", "512"), ("--max-model-len", "1024")
@@ -34,7 +34,6 @@ def hosted(monkeypatch: pytest.MonkeyPatch, sources: list[Any]) -> list[Any]:
         return SimpleNamespace(run=lambda: received.append(file) or 0)
 
     monkeypatch.setattr(run, "ModelHost", host)
-    monkeypatch.setattr(profiles.criu, "missing", lambda: "not here")
     return received
 
 

@@ -27,7 +27,6 @@ from coldstart.host.live import starter as starter_module
 from coldstart.host.live.log import describe_failure
 from coldstart.host.live.starter import _guard, supervise
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.launch import planning, template_pool
 from coldstart.launch.template_pool import Warm
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc import processes
@@ -137,9 +136,8 @@ def test_supervisors_that_ended_leave_no_zombie(starter: Starter) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("own", [True, False])
 def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shell with one child replaces a template with one server."""
     monkeypatch.setattr(starter_module, "RETIRES_S", 0.01)
@@ -150,7 +148,7 @@ def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
         json_lines.Channel(ours) as there,
     ):
         assert process.stdout is not None
-        server, pid = int(process.stdout.readline()), process.pid if own else None
+        server = int(process.stdout.readline())
         warm = Warm("runtime", "key", tmp_path, "tiny", process.pid)
         warm.socket.touch()
         said, stops, stops_beside_server = list[Any](), list[bool](), list[int]()
@@ -158,47 +156,22 @@ def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
         def retire() -> None:
             said.extend(there.receive() or ())
             os.kill(os.getpid(), signal.SIGUSR1)
-            if own:
-                wait_until(lambda: not warm.socket.exists())
-                time.sleep(0.2)
-                stops_beside_server.append(len(stops))
+            wait_until(lambda: not warm.socket.exists())
+            time.sleep(0.2)
+            stops_beside_server.append(len(stops))
             os.kill(server, signal.SIGKILL)
 
         before = signal.getsignal(signal.SIGUSR1)
         thread = threading.Thread(target=retire, daemon=True)
         thread.start()
         try:
-            assert _guard(warm, json_lines.Channel(theirs), pid, lambda: stops.append(True)) == 0
+            assert _guard(warm, json_lines.Channel(theirs), lambda: stops.append(True)) == 0
         finally:
             signal.signal(signal.SIGUSR1, before)
         thread.join()
-        assert said == [{"ready": {"mode": "template-runtime", "pid": pid}}]
-        # The user's template is used and not changed.
-        assert warm.socket.exists() != own and process.poll() is None and len(stops) == 1
-        assert stops_beside_server == ([0] if own else [])
+        assert said == [{"ready": {"mode": "template-runtime", "pid": process.pid}}]
+        assert process.poll() is None and len(stops) == 1 and stops_beside_server == [0]
         process.kill()
-
-
-@pytest.mark.parametrize(
-    ("own", "obstacle", "started"), [(None, None, True), ("own", None, False), ("own", "stale", True)]
-)
-def test_fitting_template_of_the_user_is_not_changed(
-    monkeypatch: pytest.MonkeyPatch, own: str | None, obstacle: str | None, started: bool
-) -> None:
-    request = SimpleNamespace(
-        lookup=SimpleNamespace(model=SimpleNamespace(name="m"), key=SimpleNamespace(digest="k"))
-    )
-    monkeypatch.setattr(starter_module, "_request", lambda _: request)
-    monkeypatch.setattr(starter_module, "_guard", lambda warm, channel, pid, stop: (warm, pid))
-    monkeypatch.setattr(planning, "plan", lambda _: "plan")
-    monkeypatch.setattr(template_pool, "find", lambda level, digest: own)
-    monkeypatch.setattr(
-        template_pool, "obstacle", lambda warm, plan: {None: "there is none"}.get(warm, obstacle)
-    )
-    new = SimpleNamespace(pid=7)
-    monkeypatch.setattr(template_pool, "start", lambda *_, **__: new)
-    message = {"template": "engine", "templates": "/t", "ready_timeout": 1.0}
-    assert starter_module._template(message, None) == ((new, 7) if started else (own, None))
 
 
 GATEWAY = """
