@@ -45,7 +45,6 @@ from coldstart.host.tables import (
     expect_table,
     parse_at,
     read_toml,
-    reject_unknown_keys,
     require_keys,
 )
 from coldstart.units import format_memory
@@ -107,9 +106,9 @@ Adopt = Callable[[Launch], tuple[Arguments, str]]
 """Returns the arguments of a launch that the file gives none, and the bundle that records them; "" if none does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Memory, times and tiers that the file sets for a model; a profile supplies `memory` and `start_s` that are None."""
+@dataclass(frozen=True)
+class ModelTable(Launch):
+    """Table of a model: its launch, and memory, times and tiers; a profile supplies `memory` and `start_s` that are None."""
 
     memory: Size | None = None
     start_s: Seconds | None = None
@@ -119,23 +118,16 @@ class Figures:
     prewarm: Annotated[str, parse_crontab] | None = None
 
 
-_SET_BY_HOST = {"name", "weights_from"}
-_LAUNCH_KEYS = {field.name for field in fields(Launch)} - _SET_BY_HOST
-_FIGURE_KEYS = {field.name for field in fields(Figures)}
-
-
 @dataclass(frozen=True, slots=True)
 class HostFile:
     """Parsed configuration of a host.
 
-    `sources` maps each model to the source of its memory size: the file or a profile. `notes` are warnings about keys.
-    `lenders` maps each model without own arguments to the bundle whose arguments it has.
+    `notes` are warnings about keys. `lenders` maps each model without own arguments to the bundle whose arguments it has.
     """
 
     settings: HostSettings
     models: tuple[ModelSpec, ...]
     catalogue: Catalogue
-    sources: Mapping[str, str]
     notes: tuple[str, ...] = ()
     lenders: Mapping[str, str] = field(default_factory=dict)
 
@@ -159,7 +151,7 @@ def describe_limits(file: HostFile, machine: int | None, template_bytes: int = 0
     template = template_bytes if file.settings.runtime_template else 0
     beside = f", of which the runtime template has {format_memory(template)}" if template else ""
     for model in file.models:
-        needed, source = model.tiers[0].memory, file.sources[model.name]
+        needed, source = model.tiers[0].memory, model.memory_source
         most = min(limit, file.settings.each_device * len(model.devices) or limit)
         if needed > most - template:
             yield (
@@ -205,26 +197,27 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     on_miss = top.pop("on_miss", FAIL)
     settings = decode(HostSettings, top)
     parse_at("policy", lambda _: make(settings.policy, {}, settings.memory), settings.policy)
-    launches = {name: _launch(name, {"on_miss": on_miss, **given}) for name, given in models.items()}
+    defaults = {"on_miss": on_miss} | ({} if idle_s is None else {"idle_s": idle_s})
+    launches = {
+        name: decode(
+            ModelTable, {"model": name, **defaults, **given}, f"models.{name}", name=name, weights_from=None
+        )
+        for name, given in models.items()
+    }
     _check_devices(launches)
     if all(launch.mode not in FORKED for launch in launches.values()):
         settings = replace(settings, runtime_template=False)
-    figures = {name: _figures(name, given, idle_s) for name, given in models.items()}
     lenders = {}
     for name, given in models.items():
         if adopt is not None and "args" not in given:
             arguments, lenders[name] = adopt(launches[name])
             launches[name] = replace(launches[name], args=arguments)
-    known = {name: _profile(one, launches[name], profiles) for name, one in figures.items()}
+    known = {name: _find_profile(launch, profiles) for name, launch in launches.items()}
     catalogue = Catalogue(launches.values(), settings.default_model)
-    if not settings.runtime_template:
-        known = {name: one and replace(one, shared=0) for name, one in known.items()}
-    specs = tuple(_specify(launches[name], one, known[name]) for name, one in figures.items())
-    sources = {
-        name: "file" if profile is None or figures[name].memory is not None else profile.source
-        for name, profile in known.items()
-    }
-    return HostFile(settings, specs, catalogue, sources, lenders=lenders)
+    specs = tuple(
+        _specify(launch, known[name], shares=settings.runtime_template) for name, launch in launches.items()
+    )
+    return HostFile(settings, specs, catalogue, lenders=lenders)
 
 
 def _model_tables(given: Any) -> dict[str, dict[str, Any]]:
@@ -234,13 +227,6 @@ def _model_tables(given: Any) -> dict[str, dict[str, Any]]:
             hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0',
         )
     return {name: expect_table(one, f"models.{name}") for name, one in given.items()}
-
-
-def _launch(name: str, given: dict[str, Any]) -> Launch:
-    place = f"models.{name}"
-    reject_unknown_keys(given, _LAUNCH_KEYS | _FIGURE_KEYS, place)
-    own = {key: value for key, value in given.items() if key in _LAUNCH_KEYS}
-    return decode(Launch, {"model": name, **own}, place, name=name, weights_from=None)
 
 
 def _check_devices(launches: Mapping[str, Launch]) -> None:
@@ -253,28 +239,31 @@ def _check_devices(launches: Mapping[str, Launch]) -> None:
         )
 
 
-def _figures(name: str, given: dict[str, Any], idle_s: object) -> Figures:
-    own = {key: value for key, value in given.items() if key in _FIGURE_KEYS}
-    default = {} if idle_s is None else {"idle_s": idle_s}
-    return decode(Figures, {**default, **own}, f"models.{name}")
-
-
-def _profile(figures: Figures, launch: Launch, profiles: Profiles | None) -> Profile | None:
-    """Return the model's profile, or None if the file sets all figures."""
-    given = {key: True for key in ("memory", "start_s") if getattr(figures, key) is not None}
+def _find_profile(model: ModelTable, profiles: Profiles | None) -> Profile:
+    """Return the model's profile, with the figures that the file sets."""
+    given: dict[str, Any] = {
+        key: one for key in ("memory", "start_s") if (one := getattr(model, key)) is not None
+    }
     if profiles is None or len(given) == 2:
-        require_keys(given, ("memory", "start_s"), f"models.{launch.name}")
-        return None
-    return profiles(launch)
+        require_keys(given, ("memory", "start_s"), f"models.{model.name}")
+        return Profile(source="file", **given)
+    if model.memory is not None:
+        given |= {"source": "file", "shared": 0}
+    return replace(profiles(model), **given)
 
 
-def _specify(launch: Launch, figures: Figures, known: Profile | None) -> ModelSpec:
-    shared = known.shared if known is not None and figures.memory is None else 0
-    memory = figures.memory if figures.memory is not None or known is None else known.memory - shared
-    start_s = figures.start_s if figures.start_s is not None or known is None else known.start_s
-    assert memory is not None and start_s is not None
-    tiers = (Tier(AWAKE, memory, 0.0), *figures.tiers, stopped(start_s))
-    return ModelSpec(launch.name, tiers, figures.pinned, figures.idle_s, figures.prewarm, launch.devices)
+def _specify(model: ModelTable, known: Profile, *, shares: bool) -> ModelSpec:
+    """Return the specification of a model; with `shares` its server does not count what it shares with a template."""
+    memory = known.memory - (known.shared if shares else 0)
+    return ModelSpec(
+        model.name,
+        (Tier(AWAKE, memory, 0.0), *model.tiers, stopped(known.start_s)),
+        model.pinned,
+        model.idle_s,
+        model.prewarm,
+        model.devices,
+        known.source,
+    )
 
 
 KINDS = ("added", "removed", "changed", "settings")

@@ -14,7 +14,7 @@ from coldstart.host import events, pending
 from coldstart.host.events import Action, Event, Failure
 from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
-from coldstart.host.pending import OwnStarts, PendingRequests
+from coldstart.host.pending import PendingRequests
 from coldstart.host.residents import Residents
 from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
 
@@ -25,7 +25,7 @@ class Core:
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings, template_bytes: int = 0) -> None:
         """`template_bytes` are reserved while the settings require a runtime template."""
         self.residents = Residents(specs, settings, template_bytes)
-        self.pending, self.own_starts = PendingRequests(), OwnStarts(self.residents)
+        self.pending = PendingRequests()
         self.requests = self.hits = self.starts = self.departures = 0
         self._retirement = ""
         self._serving: dict[str, str] = {}
@@ -50,7 +50,7 @@ class Core:
     def deadline(self) -> float:
         """Return when `Tick` is due at the latest; infinity if nothing depends on time."""
         waits = self.pending.deadline(self._now, self.settings.patience_s, self.settings.hold_s)
-        return min(self._next_check, waits, self.own_starts.deadline(self._now))
+        return min(self._next_check, waits)
 
     def idle_limit(self, model: Model) -> float:
         """Return the seconds without a request after which the model stops; infinity: never."""
@@ -72,26 +72,18 @@ class Core:
 
     def _of_model(
         self,
-        event: events.Started
-        | events.Failed
-        | events.Left
-        | events.Measured
-        | events.Outdated
-        | events.Prewarm,
+        event: events.Started | events.Failed | events.Left | events.Measured | events.Outdated,
         model: Model,
         now: float,
     ) -> Iterator[Action]:
         match event:
             case events.Started(_, seconds, memory):
                 self.residents.ready(model, now, seconds, memory)
-                self.own_starts.end_prewarming(model.spec.name)
             case events.Failed() if model.leaving:
                 # The host had already ordered this process to end.
                 self.residents.complete_leave(model, now)
             case events.Failed(_, reason, external, hint, code):
                 yield from self._failed(model, Failure(reason, hint, code), now, external)
-            case events.Prewarm():
-                self.own_starts.prewarm(model, now)
             case events.Left():
                 self.residents.complete_leave(model, now)
             case events.Measured(_, memory, tier) if tier != AWAKE or model.state is State.READY:
@@ -126,8 +118,6 @@ class Core:
         for request in model.in_flight:
             self._serving.pop(request, None)
         self.residents.failed(model, reason, now, external)
-        if self.own_starts.end_prewarming(model.spec.name):
-            yield events.Missed(model.spec.name, str(reason))
         if model.repeats_start:
             return
         for waiting in self.pending.take(model.spec.name):
@@ -137,7 +127,6 @@ class Core:
         self, specs: tuple[ModelSpec, ...], settings: HostSettings, now: float
     ) -> Iterator[Action]:
         for name in self.residents.configure(specs, settings, now):
-            self.own_starts.end_prewarming(name)
             for waiting in self.pending.take(name):
                 yield pending.unknown(waiting.request, name)
         self._next_check = -inf
@@ -155,8 +144,6 @@ class Core:
         while (oldest := self.pending.oldest()) is not None and now >= oldest.since + self.settings.hold_s:
             self.pending.drop(oldest.request)
             yield pending.too_long(oldest, now)
-        for name in self.own_starts.take_expired(now):
-            yield events.Missed(name, f"no memory became free within {self.settings.hold_s:g} s")
 
     def _checked(self, now: float) -> Iterator[Action]:
         """Check all models: late starts, idle and retired models, memory above the reservations."""
@@ -203,7 +190,7 @@ class Core:
                 yield events.Dispatch(waiting.request, waiting.model)
 
     def _started(self, now: float) -> Iterator[Action]:
-        own = self.own_starts.list_starts(len(self.pending), now)
+        own = pending.list_own_starts(self.residents, len(self.pending), now)
         for waiting in [*self.pending.oldest_of_each_model(), *own]:
             model = self.models[waiting.model]
             if model.state not in STARTABLE or now < model.retry_at:

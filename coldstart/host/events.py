@@ -120,14 +120,7 @@ class Outdated:
     reason: str = "its arguments changed"
 
 
-@dataclass(frozen=True, slots=True)
-class Prewarm:
-    """Start the model without a request, after all pending requests and without evicting a model in use."""
-
-    model: str
-
-
-Event = Arrived | Ended | Started | Failed | Left | Measured | Tick | Configured | Outdated | Prewarm
+Event = Arrived | Ended | Started | Failed | Left | Measured | Tick | Configured | Outdated
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +173,4 @@ class Refuse:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Missed:
-    """Report that a prewarmed model did not start."""
-
-    model: str
-    reason: str
-
-
-Action = Start | Leave | Abort | Dispatch | Refuse | Missed
+Action = Start | Leave | Abort | Dispatch | Refuse

@@ -232,7 +232,8 @@ class Residents:
         model.ready(now, seconds, memory)
         self._starting.discard(model.spec.name)
         self._book_beside(model, 0)
-        self.measured(model, model.observed.memory)
+        self.device.record(model.spec.name, model.observed.memory)
+        self.price(model)
 
     def measured(self, model: Model, memory: int, tier: str = AWAKE) -> None:
         """Record the measured bytes, even above the capacity; those of another tier take effect when the model is in it."""

@@ -84,7 +84,6 @@ class ModelFacts:
 
     aliases: Sequence[str] = ()
     adapters: Sequence[str] = ()
-    memory_source: str = "file"
     requests: int = 0
     hits: int = 0
     starts: int = 0
@@ -194,7 +193,7 @@ def _model(
         "pinned": model.spec.pinned,
         "retired": model.retired,
         "memory_bytes": model.observed.memory,
-        "memory_source": facts.memory_source,
+        "memory_source": model.observed.source,
         "held_bytes": core.residents.device.reserved(model.spec.name),
         "penalty_s": {tier.name: model.observed.penalty_s(tier) for tier in model.spec.tiers},
         "held": waiting,

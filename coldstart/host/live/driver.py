@@ -24,7 +24,7 @@ from coldstart.host.live.profiles import Meter
 from coldstart.host.live.record import Record
 from coldstart.host.live.starter_client import Starter
 from coldstart.host.live.upstream import AbortedError, Replica
-from coldstart.host.model_state import Model, State
+from coldstart.host.model_state import State
 from coldstart.host.status import Progress, estimate_progress
 from coldstart.system.start_progress import StartProgress
 
@@ -96,38 +96,6 @@ END_S = 10.0
 LOOK_S = 0.02
 
 
-def is_resumable(ticket: Ticket, error: Exception) -> bool:
-    """Return whether the request's stream has begun, or its server aborted it, and it was not resumed before.
-
-    A request that is resumed twice may be the cause of the failures.
-    """
-    has_begun = ticket.stream is not None and bool(ticket.stream.tokens)
-    return (has_begun or isinstance(error, AbortedError)) and not ticket.tries
-
-
-async def await_end(
-    replica: Replica,
-    models: Mapping[str, Model],
-    residences: Mapping[str, Replica],
-    clock: Callable[[], float],
-) -> bool:
-    """Wait until `replica` has ended and its model can start again; return whether it can within END_S."""
-    name, deadline = replica.name, clock() + END_S
-    while residences.get(name) is replica or _must_wait(name, models, residences, clock()):
-        if clock() > deadline:
-            return False
-        await asyncio.sleep(LOOK_S)
-    return name in models
-
-
-def _must_wait(name: str, models: Mapping[str, Model], residences: Mapping[str, Replica], now: float) -> bool:
-    """Return whether the model must wait: the core has not yet seen its server end, or it is in backoff after a failure."""
-    known = models.get(name)
-    if known is None or name in residences:
-        return False
-    return known.state is State.READY or now < known.retry_at
-
-
 class Driver(Front[Ticket]):
     """Driver of one host."""
 
@@ -181,16 +149,28 @@ class Driver(Front[Ticket]):
         """Admit a stream that the next server of its model can continue, or an aborted request; return None for any other.
 
         A request whose connection was lost before its answer is not admitted: it may have killed its server, and its
-        client can repeat it.
+        client can repeat it. Nor is one that was resumed before: it may be the cause of both failures.
         """
-        if self.facts.stopping or not is_resumable(ticket, error):
-            return None
-        if not await await_end(replica, self.core.models, self.lifecycle.residences, self.clock):
+        has_begun = ticket.stream is not None and bool(ticket.stream.tokens)
+        is_resumable = (has_begun or isinstance(error, AbortedError)) and not ticket.tries
+        if self.facts.stopping or not is_resumable or not await self._await_end(replica):
             return None
         made = len(ticket.stream.tokens) if ticket.stream else 0
         self.log.write("again", model=replica.name, made=made)
         self.leave(ticket)
         return self._admit(ticket.route, tries=ticket.tries + 1)
+
+    async def _await_end(self, replica: Replica) -> bool:
+        """Wait until `replica` has ended and its model can start again; return whether it can within END_S."""
+        name, deadline = replica.name, self.clock() + END_S
+        while (now := self.clock()) <= deadline:
+            model, server = self.core.models.get(name), self.lifecycle.residences.get(name)
+            # Without a server, the core may not have seen its end yet, or the model is in backoff after a failure.
+            can_start = model is None or (model.state is not State.READY and now >= model.retry_at)
+            if server is not replica and (server is not None or can_start):
+                return model is not None
+            await asyncio.sleep(LOOK_S)
+        return False
 
     def state(self, model: str) -> str:
         """Return the model's state in one word."""
@@ -236,8 +216,6 @@ class Driver(Front[Ticket]):
                     self._grant(ticket, residence)
             case events.Refuse(number, code, reason, after, detail, hint):
                 self._refuse(number, AdmissionRefusedError(code, reason, after, detail, hint))
-            case events.Missed(model, reason):
-                self.record.record_missed_prewarming(model, reason)
             case _:
                 if isinstance(action, events.Leave) and action.evicted_for is not None:
                     for ticket in self._tickets.values():
@@ -255,9 +233,23 @@ class Driver(Front[Ticket]):
         self.lifecycle.configure(file.catalogue.launches)
         self.schedule.configure(file.crontabs)
 
+    def load(self, model: str, keep_s: float | None = None) -> Ticket:
+        """Start a model as a request would, without counting one; the ticket is granted once the model is ready.
+
+        Raises AdmissionRefusedError under the same conditions as `enter`.
+        """
+        ticket = self.enter(model, counted=False)
+        ticket.keep_s = keep_s
+        ticket.granted.add_done_callback(lambda _: self.leave(ticket))
+        return ticket
+
     def _prewarm(self, model: str) -> None:
+        def end(granted: asyncio.Future[Replica]) -> None:
+            if (refused := granted.exception()) is not None and not self.facts.stopping:
+                self.record.record_missed_prewarming(model, str(refused))
+
         self.log.write("prewarm", model=model)
-        self.emit(events.Prewarm(model))
+        self.load(model).granted.add_done_callback(end)
 
     def unload(self, model: str | None) -> list[str]:
         """Stop a model, or all that the host does not start by itself, after their running requests; return their names."""

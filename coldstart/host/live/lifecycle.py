@@ -179,7 +179,9 @@ class Lifecycle:
                 continue
             with suppress(OSError):  # includes ProcessLookupError
                 pid, sharers = residence.ready.pid, self._count_sharers(name)
-                self.record.record_gpu_memory(name, await asyncio.to_thread(self.meter.gpu_memory, pid))
+                self.facts.get_model(name).gpu_memory_bytes = await asyncio.to_thread(
+                    self.meter.gpu_memory, pid
+                )
                 memory = await asyncio.to_thread(self._measure, pid, sharers)
                 if memory is not None and not ended.done():
                     self.record.record_memory(self.core.residents, name, memory)
@@ -215,7 +217,7 @@ class Lifecycle:
             await residence.end()
             return
         self.log.write("sleep", model=residence.name, tier=tier, reason=reason)
-        self.record.record_gpu_memory(residence.name, None)
+        self.facts.get_model(residence.name).gpu_memory_bytes = None
         self.emit(events.Left(residence.name))
         self._retire_if_outdated(residence.launch)
 
