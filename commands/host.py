@@ -168,7 +168,6 @@ def run(
         offline=common.offline,
         heartbeat_s=heartbeat,
         drain_s=drain_timeout,
-        typed=frozenset(typed["models"]),
     )
 
     def announce(url: str, file: "HostFile") -> None:

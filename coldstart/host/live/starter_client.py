@@ -11,9 +11,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +22,7 @@ from coldstart.contract.weights import PacedFetch
 from coldstart.errors import UsageError
 from coldstart.host.launches import Launch
 from coldstart.host.live.servers import ModelServer
+from coldstart.host.live.starter import StartOrder
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
@@ -47,11 +47,9 @@ class Starter:
         *,
         offline: bool,
         env: Mapping[str, str] | None = None,
-        in_file: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`in_file` returns whether a host file has the model's arguments, which hints then name."""
         self.env = os.environ if env is None else env
-        self.directory, self.cache, self.offline, self.in_file = directory, cache, offline, in_file
+        self.directory, self.cache, self.offline = directory, cache, offline
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: json_lines.Channel | None = None
         self._number = 0
@@ -106,8 +104,7 @@ class Starter:
     ) -> ModelServer:
         """Start a server, or a template of this level for the servers that are begun here; returns at once.
 
-        The server listens at its socket, or as vLLM's arguments in `listen` define; `env` is added to its
-        environment. `pace` limits the rate at which weights are fetched.
+        The arguments are those of StartOrder. Without `listen` the server listens at its socket.
 
         Raises:
             OSError: The order cannot be sent.
@@ -115,31 +112,22 @@ class Starter:
         self._number += 1
         path = self.directory / f"{self._number}.sock"
         log = self.directory / f"{self._number}.log"
-        message = {
-            "model": launch.model,
-            **({"place": f"in args of [models.{launch.name}]"} if self.in_file(launch.name) else {}),
-            "args": list(launch.args),
-            "served": launch.served_names,
-            "mode": launch.mode,
-            "on_miss": launch.on_miss,
-            "revision": launch.revision,
-            "untrusted": launch.untrusted,
-            "cache": str(self.cache.root),
-            "offline": self.offline,
-            "environment": dict(env),
-            "listen": list(listen or ("--uds", str(path))),
-            "ready_timeout": deadline_s,
-            "weights_from": launch.weights_from,
-            "pace": None if pace is None else asdict(pace),
-            "template": template,
-            "templates": str(self.directory / "templates"),
-        }
-
+        order = StartOrder(
+            launch,
+            deadline_s,
+            str(self.cache.root),
+            str(self.directory / "templates"),
+            self.offline,
+            tuple(listen or ("--uds", str(path))),
+            dict(env),
+            pace,
+            template,
+        )
         with log.open("ab") as file:
             ours, theirs = socket.socketpair()
             with theirs:
                 # If this fails, closing `theirs` ends the lease at once.
-                self._order(message, (theirs.fileno(), file.fileno()))
+                self._order(order.encode(), (theirs.fileno(), file.fileno()))
         server = ModelServer(path, log, ours)
         self._living.add(server)
         server.ended.add_done_callback(lambda _: self._living.discard(server))
