@@ -136,7 +136,7 @@ class Core:
         # Dispatch first: a model with pending requests is not idle.
         yield from self._dispatched()
         if now >= self._next_check:
-            yield from self._checked(now)
+            self._check(now)
         yield from self._started(now)
         yield from self._ordered()
 
@@ -145,17 +145,14 @@ class Core:
             self.pending.drop(oldest.request)
             yield pending.too_long(oldest, now)
 
-    def _checked(self, now: float) -> Iterator[Action]:
-        """Check all models: late starts, idle and retired models, memory above the reservations."""
+    def _check(self, now: float) -> None:
+        """Check all models: idle and retired models, memory above the reservations."""
         self.residents.forget_retired()
         evict_excess(self.residents, now)
-        for name, model in self.models.items():
+        for model in self.models.values():
             if self._due(model) > now:
                 continue
-            if model.state is State.STARTING:
-                model.aborted = True
-                yield events.Abort(name)
-            elif model.state is not State.FAILED and (
+            if model.state is not State.FAILED and (
                 model.retired or self.residents.count() > self.settings.min_residents
             ):
                 why = self._retirement if model.retired else f"idle for {now - model.since:.0f} s"
@@ -171,8 +168,6 @@ class Core:
 
     def _due(self, model: Model) -> float:
         """Return when the model's state changes by time alone."""
-        if model.state is State.STARTING and not model.aborted:
-            return model.since + self.settings.ready_timeout_s
         if model.retired and model.state in (State.READY, State.ASLEEP):
             return -inf
         if model.state is State.FAILED and (model.repeats_start or self.residents.returns(model)):

@@ -144,13 +144,6 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
-    """End a start that passed its deadline; `Failed` follows."""
-
-    model: str
-
-
-@dataclass(frozen=True, slots=True)
 class Dispatch:
     """Send the request to its model now."""
 
@@ -173,4 +166,4 @@ class Refuse:
     hint: str = ""
 
 
-Action = Start | Leave | Abort | Dispatch | Refuse
+Action = Start | Leave | Dispatch | Refuse

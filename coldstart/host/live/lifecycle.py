@@ -53,10 +53,10 @@ class Residence(Replica):
         """Return whether the server is ready and not ending."""
         return bool(self.start_s) and not self.is_ending
 
-    async def post(self, path: str) -> bool:
-        """Return whether the server carries out an order."""
+    async def post(self, path: str, timeout_s: float) -> bool:
+        """Return whether the server carries out an order in this time."""
         try:
-            async with await self.upstream.request("POST", path) as answer:
+            async with asyncio.timeout(timeout_s), await self.upstream.request("POST", path) as answer:
                 await answer.read()
                 return answer.status == 200
         except OSError:  # includes TimeoutError
@@ -93,7 +93,7 @@ class Lifecycle:
         )
         self._tasks = Tasks(self.log)
 
-    def carry_out(self, order: events.Start | events.Leave | events.Abort) -> None:
+    def carry_out(self, order: events.Start | events.Leave) -> None:
         """Begin to carry out an order of the core."""
         match order:
             case events.Start(model, tier):
@@ -101,13 +101,13 @@ class Lifecycle:
                 self._tasks.spawn(self._wake(known, tier.name) if known else self._start(model, tier.name))
             case events.Leave(model, tier, reason):
                 self._tasks.spawn(self._leave(model, tier.name, reason))
-            case events.Abort(model):
-                self.log.write("start aborted", model=model, reason=self._too_late())
-                if model in self.residences:
-                    self._tasks.spawn(self.residences[model].end(self._too_late()))
 
     def _too_late(self) -> str:
-        return f"the server was not ready within {self.core.settings.ready_timeout_s:g} s"
+        return f"the server was not ready within {self._ready_timeout_s:g} s"
+
+    @property
+    def _ready_timeout_s(self) -> float:
+        return self.core.settings.ready_timeout_s
 
     async def _start(self, model: str, tier: str) -> None:
         """Start a server, and observe it until its end."""
@@ -143,7 +143,7 @@ class Lifecycle:
 
     def _begin(self, launch: Launch, began: float) -> ModelServer | None:
         """Return a new server; if it cannot be created, report a failed start to the core and return None."""
-        left = self.core.settings.ready_timeout_s - (self.clock() - began)
+        left = self._ready_timeout_s - (self.clock() - began)
         try:
             if left > 0 and not self.facts.stopping:
                 return self.servers.begin(launch, left, env=show_devices(launch))
@@ -156,6 +156,10 @@ class Lifecycle:
 
     async def _came_up(self, residence: Residence, waited_s: float) -> bool:
         """Wait until the server is ready, and return whether it is. Before it began, its start waited for a template."""
+        left = self._ready_timeout_s - (self.clock() - residence.began)
+        if not (await asyncio.wait([residence.server.ready], timeout=left))[0]:
+            self.log.write("start aborted", model=residence.name, reason=self._too_late())
+            await residence.end(self._too_late())
         try:
             ready = await residence.server.ready
         except StartFailedError as failed:
@@ -184,7 +188,6 @@ class Lifecycle:
                 )
                 memory = await asyncio.to_thread(self._measure, pid, sharers)
                 if memory is not None and not ended.done():
-                    self.record.record_memory(self.core.residents, name, memory)
                     self.emit(events.Measured(name, memory))
 
     def _count_sharers(self, model: str) -> int:
@@ -212,7 +215,9 @@ class Lifecycle:
         if (residence := self.residences.get(model)) is None:
             self.emit(events.Left(model))
             return
-        if tier == STOPPED or not await residence.post(f"/sleep?level={tier.removeprefix(_SLEEP)}"):
+        if tier == STOPPED or not await residence.post(
+            f"/sleep?level={tier.removeprefix(_SLEEP)}", self._ready_timeout_s
+        ):
             self.log.write("stop", model=residence.name, tier=tier, reason=reason)
             await residence.end()
             return
@@ -224,7 +229,7 @@ class Lifecycle:
     async def _wake(self, residence: Residence, tier: str) -> None:
         """Wake the server up; end it if that fails."""
         began = self.clock()
-        if await residence.post("/wake_up"):
+        if await residence.post("/wake_up", self._ready_timeout_s):
             residence.start_s = self.clock() - began
             # The stages and fallbacks in the ready file are those of the start, not of this waking.
             self._report_ready(residence, replace(residence.ready, document={}), tier)

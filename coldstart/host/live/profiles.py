@@ -6,12 +6,10 @@ it. That memory is not the memory of a GPU, so on a GPU the host's file must giv
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle, anyone
@@ -58,16 +56,13 @@ def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arg
     return found.vllm_args, "" if lender is None else f"{lender.name}:v{lender.version}"
 
 
-def look_up_launch(
-    launch: Launch, cache: Cache, *, offline: bool, use: Callable[[Arguments], str] | None = None
-) -> Lookup:
-    """Look up the bundle of a launch. Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail".
-
-    `use` is as in `inspection.miss`.
-    """
+def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
+    """Look up the bundle of a launch. Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail"."""
     found = look_up_model(launch, cache, offline=offline)
     if found.bundle is None and launch.on_miss == FAIL:
-        raise inspection.miss(found, use)
+        raise inspection.miss(
+            found, lambda recorded: f"use the arguments of that bundle: {shlex.join(recorded)}"
+        )
     return found
 
 
@@ -79,8 +74,8 @@ ASSUMED_START_S = 60.0
 RUNTIME_TEMPLATE_BYTES = 540 << 20
 
 
-def create_profiles(cache: Cache, *, offline: bool, typed: Container[str] = ()) -> Profiles:
-    """Return profiles that are read from bundles; `typed` are the models of the command line, not of a host file.
+def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
+    """Return profiles that are read from bundles.
 
     They raise what a lookup raises, NoBundleError if the launch requires a bundle, and UsageError if no source gives
     the memory.
@@ -92,8 +87,7 @@ def create_profiles(cache: Cache, *, offline: bool, typed: Container[str] = ()) 
                 f"models.{launch.name}: bundles do not contain the GPU memory of a model",
                 hint="write memory and start_s for it in the host file",
             )
-        use = _type_arguments if launch.name in typed else partial(_write_arguments, launch.name)
-        found = look_up_launch(launch, cache, offline=offline, use=use)
+        found = look_up_launch(launch, cache, offline=offline)
         known = choose_profile(launch, found)
         shared = min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4) if launch.mode in FORKED else 0
         return replace(known, shared=shared)
@@ -104,15 +98,6 @@ def create_profiles(cache: Cache, *, offline: bool, typed: Container[str] = ()) 
 def find_template_bytes() -> int:
     """Return the bytes that a runtime template counts with: the GPU's memory has none of it."""
     return RUNTIME_TEMPLATE_BYTES if runtime.targets_cpu() else 0
-
-
-def _type_arguments(args: Arguments) -> str:
-    return f"type -- {shlex.join(args)}"
-
-
-def _write_arguments(model: str, args: Arguments) -> str:
-    # JSON's strings and lists are also TOML's.
-    return f"write args = {json.dumps(args)} in [models.{model}]"
 
 
 def choose_profile(launch: Launch, found: Lookup) -> Profile:

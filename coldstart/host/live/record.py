@@ -11,8 +11,7 @@ from coldstart.host.configuration import HostFile
 from coldstart.host.live.log import Log
 from coldstart.host.live.metrics import Metrics, sum_phases
 from coldstart.host.live.servers import Ready
-from coldstart.host.residents import Residents
-from coldstart.host.status import HostFacts, LastStart
+from coldstart.host.status import HostFacts
 
 
 class Record:
@@ -47,8 +46,14 @@ class Record:
         facts.starts += 1
         facts.mode, facts.pid, facts.gpu_memory_bytes = ready.mode, ready.pid, None
         phases, fallbacks = document.get("phases", {}), fallback.decode(document.get("fallbacks"))
-        spans = document.get("spans", ())
-        facts.last_start = LastStart(time.time(), mode, seconds, phases, tuple(fallbacks), spans)
+        facts.last_start = {
+            "at_unix_s": time.time(),
+            "mode": mode,
+            "seconds": seconds,
+            "phases": phases,
+            "fallbacks": fallback.encode(fallbacks),
+            "spans": document.get("spans", ()),
+        }
         summed = sum_phases(phases)
         self._remember(name, mode, seconds, None, summed)
         self.facts.start_s += seconds
@@ -71,21 +76,6 @@ class Record:
         """Record that a model did not start at a moment of its schedule."""
         self._missed.labels(name).inc()
         self.log.write("prewarm missed", model=name, reason=reason)
-
-    def record_memory(self, residents: Residents, name: str, memory: int) -> None:
-        """Record the measured memory of a server; log once that the host has less, because later requests are refused."""
-        model = residents.models.get(name)
-        if model is None or not residents.fits(model) or memory <= (most := residents.max_memory(model)):
-            return
-        self.log.write(
-            "model too large",
-            model=name,
-            memory_bytes=memory,
-            estimate_bytes=model.observed.memory,
-            limit_bytes=most,
-            reason="its server uses more memory than the host has for it: it stops, and later requests are refused (507)",
-            hint="give the host a larger --memory, or let the model use less: a smaller kv_cache_memory_bytes",
-        )
 
     def record_end(self, name: str) -> None:
         """Record that the model has no running server."""

@@ -60,7 +60,7 @@ def _write_host_file(tmp_path: Path, model: str, args: str) -> Path:
 
 
 @pytest.mark.parametrize("args", ["args = []", 'args = ["--max-model-len", "1024"]'])
-def test_the_hint_names_the_line_of_the_host_file_when_no_bundle_has_its_arguments(
+def test_the_hint_names_the_arguments_of_the_nearest_bundle_when_none_fits(
     model: str, hosted: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], args: str
 ) -> None:
     publish_recorded(model, SHORT)
@@ -68,17 +68,8 @@ def test_the_hint_names_the_line_of_the_host_file_when_no_bundle_has_its_argumen
         cli.main(["host", "--host-file", str(_write_host_file(tmp_path, model, args))])
     said = capsys.readouterr().err
     assert ended.value.code == 3 and hosted == []
-    assert 'hint: write args = ["--max-model-len", "512"] in [models.mine], or coldstart materialize ' in said
+    assert "hint: use the arguments of that bundle: --max-model-len 512, or coldstart materialize " in said
     assert "coldstart serve" not in said
-
-
-def test_the_hint_names_the_arguments_to_type_when_no_bundle_has_the_typed_ones(
-    model: str, hosted: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    publish_recorded(model, SHORT)
-    with pytest.raises(SystemExit):
-        cli.main(["host", model, "--memory", "8GiB", "--", *LONG])
-    assert "hint: type -- --max-model-len 512, or coldstart materialize " in capsys.readouterr().err
 
 
 def test_a_reloaded_host_file_takes_the_arguments_of_the_newest_bundle(

@@ -9,7 +9,6 @@ import pytest
 from coldstart.errors import UsageError
 from coldstart.host.core import Core
 from coldstart.host.events import (
-    Abort,
     Action,
     Arrived,
     Configured,
@@ -123,15 +122,6 @@ def test_model_that_dies_while_stopping_has_stopped() -> None:
     host(2.0, Arrived("r", "b"))
     assert _brief(host(3.0, Failed("a", "killed"))) == [_start("b")]
     assert host.core.models["a"].state is State.STOPPED and host.core.models["a"].failures == 0
-
-
-def test_a_start_past_its_deadline_is_ended_once() -> None:
-    host = Driver(ready_timeout_s=60.0)
-    host(0.0, Arrived("1", "a"))
-    assert host.core.deadline() == 30.0, "patience first"
-    assert host(30.0, Tick()) == [] and host.core.deadline() == 60.0
-    assert host(60.0, Tick()) == [Abort("a")] and host(61.0, Tick()) == []
-    assert _brief(host(62.0, Failed("a", "too slow"))) == [(503, "1")]
 
 
 def test_pending_request_is_refused_after_its_time_limit() -> None:
