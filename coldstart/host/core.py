@@ -91,7 +91,7 @@ class Core:
             case events.Outdated(_, reason) if model.state in (State.READY, State.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now, reason)
         self._watch(model)
-        if self.settings.min_residents or self.residents.unsettled():
+        if self.residents.unsettled():
             self._next_check = -inf
 
     def _arrived(self, event: events.Arrived, now: float) -> Iterator[Action]:
@@ -152,9 +152,7 @@ class Core:
         for model in self.models.values():
             if self._due(model) > now:
                 continue
-            if model.state is not State.FAILED and (
-                model.retired or self.residents.count() > self.settings.min_residents
-            ):
+            if model.state is not State.FAILED:
                 why = self._retirement if model.retired else f"idle for {now - model.since:.0f} s"
                 self.residents.drain(model, model.spec.tiers[-1], now, why)
         self._next_check = inf

@@ -118,7 +118,6 @@ class HostSettings:
     )
     patience_s: float = 30.0
     hold_s: float = 600.0
-    min_residents: int = setting(0, "", least=0)
     max_residents: int | None = setting(
         None,
         "Maximum number of models that run at once; default: as memory allows.",
@@ -145,11 +144,6 @@ class HostSettings:
 
     def __post_init__(self) -> None:
         require_settings(self)
-        if self.max_residents is not None and self.max_residents < self.min_residents:
-            raise UsageError(
-                f"max_residents: expected {self.min_residents} or more, found {self.max_residents}",
-                hint="write at least min_residents",
-            )
 
 
 @dataclass(slots=True)

@@ -149,7 +149,6 @@ def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
         "host_memory_used_bytes": residents.beside.used,
         "max_held": settings.max_held,
         "loaders": settings.loaders,
-        "min_residents": settings.min_residents,
         "max_residents": settings.max_residents,
         "default_model": settings.default_model,
         "config": {
