@@ -44,18 +44,12 @@ class Schedule:
         self._prewarm, self._miss, self._now = prewarm, miss, now
         self._crontabs: dict[str, str] = {}
         self._next: dict[str, float] = {}
-        self._checked = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def configure(self, crontabs: Mapping[str, str]) -> None:
-        """Apply the cron expressions by model; the next moments of unchanged ones are retained."""
-        now = self._now()
-        self._next = {
-            model: self._next[model]
-            if self._crontabs.get(model) == crontab
-            else find_next_moment(crontab, now)
-            for model, crontab in crontabs.items()
-        }
+        """Apply the cron expressions by model; a moment of an unchanged one that has passed is not lost."""
+        known = self._crontabs
+        self._next = {model: at for model, at in self._next.items() if crontabs.get(model) == known[model]}
         self._crontabs = dict(crontabs)
         self.check()
 
@@ -64,31 +58,19 @@ class Schedule:
         return self._next.get(model)
 
     def check(self) -> None:
-        """Order the starts that are due, and wait for the next moment."""
+        """Order the starts that are due, and wait for the next moment, which is found again: the clock may have been set."""
         now = self._now()
-        was_set_back, self._checked = now < self._checked, now
-        for model, at in list(self._next.items()):
-            if at > now and not was_set_back:
-                continue
-            self._next[model] = find_next_moment(self._crontabs[model], now)
+        for model, at in self._next.items():
             if at <= now - LATE_S:
                 self._miss(model, f"the moment passed {now - at:.0f} s ago, while the host did not run")
             elif at <= now:
                 self._prewarm(model)
-        self._wait(now)
-
-    def close(self) -> None:
-        """Order no further starts."""
-        self._crontabs, self._next = {}, {}
-        self._wait(0.0)
-
-    def _wait(self, now: float) -> None:
+        self._next = {model: find_next_moment(one, now) for model, one in self._crontabs.items()}
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if self._next:
-            wait = min(CHECK_S, max(0.0, min(self._next.values()) - now))
-            self._timer = asyncio.get_running_loop().call_later(wait, self.check)
+        due_s = min(self._next.values(), default=inf) - now
+        timer = asyncio.get_running_loop().call_later
+        self._timer = timer(min(CHECK_S, max(0.0, due_s)), self.check) if self._next else None
 
 
 END_S = 10.0
@@ -278,7 +260,7 @@ class Driver(Front[Ticket]):
     def drain(self) -> None:
         """Refuse new and waiting requests; stop each model once its running requests have ended."""
         self.facts.stopping = True
-        self.schedule.close()
+        self.schedule.configure({})
         for number in [one for one, ticket in self._tickets.items() if not ticket.granted.done()]:
             self._refuse(number, AdmissionRefusedError(503, STOPPING, 5.0))
             self.emit(events.Ended(number))
