@@ -127,7 +127,7 @@ def run(
         require_unit(memory, "--memory", hint=f"--memory {memory.strip()}MiB")
     typed["models"] = dict.fromkeys(models or (), own)
 
-    known = create_profiles(common.cache, offline=common.offline, typed=typed["models"])
+    known = create_profiles(common.cache, offline=common.offline)
     adopt = partial(profiles.adopt_arguments, cache=common.cache, offline=common.offline)
 
     def read(profiles: "Profiles", adopt: "Adopt | None") -> "HostFile":
@@ -168,7 +168,6 @@ def run(
         offline=common.offline,
         heartbeat_s=heartbeat,
         drain_s=drain_timeout,
-        typed=frozenset(typed["models"]),
     )
 
     def announce(url: str, file: "HostFile") -> None:

@@ -14,7 +14,6 @@ model = "meta-llama/Llama-2-7b-hf"  # model to serve, by default the name of the
 args = ["--max-model-len", "4096"]  # vLLM arguments; by default those of its newest trusted bundle
 devices = [0, 1]            # optional: GPUs that its server sees; all models have the key, or none
 aliases = ["llama"]         # more names; mode, on_miss, revision, untrusted: as for `coldstart serve`
-engine_template = false     # true: a live host also retains the built engine and forks its servers from it
 
 [[models.llama2-7b.tiers]]  # optional, between awake and stopped, in order of increasing penalty_s
 name = "asleep-1"
@@ -36,9 +35,9 @@ from typing import Annotated, Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
-from coldstart.host.launches import FAIL, Catalogue, Launch
+from coldstart.host.launches import FAIL, FORKED, Catalogue, Launch
 from coldstart.host.policies import make
-from coldstart.host.specification import AWAKE, TEMPLATE, HostSettings, ModelSpec, Tier, stopped
+from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier, stopped
 from coldstart.host.tables import (
     Seconds,
     Size,
@@ -46,7 +45,6 @@ from coldstart.host.tables import (
     expect_table,
     parse_at,
     read_toml,
-    reject_unknown_keys,
     require_keys,
 )
 from coldstart.units import format_memory
@@ -94,16 +92,13 @@ def find_next_moment(expression: str, now: float) -> float:
 class Profile:
     """Estimates for a model that never started here: bytes when awake, seconds from stopped, and their source.
 
-    `forked_s` is the start time in seconds from the engine template, if known. `shared` is the part of `memory`, in
-    bytes, that a server forked from a runtime template shares with the template. `needs_no_template` is as in Launch.
+    `shared` is the part of `memory`, in bytes, that a server forked from a runtime template shares with the template.
     """
 
     memory: int
     start_s: float
     source: str
-    forked_s: float | None = None
     shared: int = 0
-    needs_no_template: bool = False
 
 
 Profiles = Callable[[Launch], Profile]
@@ -111,9 +106,9 @@ Adopt = Callable[[Launch], tuple[Arguments, str]]
 """Returns the arguments of a launch that the file gives none, and the bundle that records them; "" if none does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Memory, times and tiers that the file sets for a model; a profile supplies `memory` and `start_s` that are None."""
+@dataclass(frozen=True)
+class ModelTable(Launch):
+    """Table of a model: its launch, and memory, times and tiers; a profile supplies `memory` and `start_s` that are None."""
 
     memory: Size | None = None
     start_s: Seconds | None = None
@@ -123,23 +118,16 @@ class Figures:
     prewarm: Annotated[str, parse_crontab] | None = None
 
 
-_SET_BY_HOST = {"name", "weights_from", "needs_no_template"}
-_LAUNCH_KEYS = {field.name for field in fields(Launch)} - _SET_BY_HOST
-_FIGURE_KEYS = {field.name for field in fields(Figures)}
-
-
 @dataclass(frozen=True, slots=True)
 class HostFile:
     """Parsed configuration of a host.
 
-    `sources` maps each model to the source of its memory size: the file or a profile. `notes` are warnings about keys.
-    `lenders` maps each model without own arguments to the bundle whose arguments it has.
+    `notes` are warnings about keys. `lenders` maps each model without own arguments to the bundle whose arguments it has.
     """
 
     settings: HostSettings
     models: tuple[ModelSpec, ...]
     catalogue: Catalogue
-    sources: Mapping[str, str]
     notes: tuple[str, ...] = ()
     lenders: Mapping[str, str] = field(default_factory=dict)
 
@@ -163,7 +151,7 @@ def describe_limits(file: HostFile, machine: int | None, template_bytes: int = 0
     template = template_bytes if file.settings.runtime_template else 0
     beside = f", of which the runtime template has {format_memory(template)}" if template else ""
     for model in file.models:
-        needed, source = model.tiers[0].memory, file.sources[model.name]
+        needed, source = model.tiers[0].memory, model.memory_source
         most = min(limit, file.settings.each_device * len(model.devices) or limit)
         if needed > most - template:
             yield (
@@ -209,26 +197,27 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     on_miss = top.pop("on_miss", FAIL)
     settings = decode(HostSettings, top)
     parse_at("policy", lambda _: make(settings.policy, {}, settings.memory), settings.policy)
-    launches = {name: _launch(name, {"on_miss": on_miss, **given}) for name, given in models.items()}
+    defaults = {"on_miss": on_miss} | ({} if idle_s is None else {"idle_s": idle_s})
+    launches = {
+        name: decode(
+            ModelTable, {"model": name, **defaults, **given}, f"models.{name}", name=name, weights_from=None
+        )
+        for name, given in models.items()
+    }
     _check_devices(launches)
-    figures = {name: _figures(name, given, idle_s) for name, given in models.items()}
+    if all(launch.mode not in FORKED for launch in launches.values()):
+        settings = replace(settings, runtime_template=False)
     lenders = {}
     for name, given in models.items():
         if adopt is not None and "args" not in given:
             arguments, lenders[name] = adopt(launches[name])
             launches[name] = replace(launches[name], args=arguments)
-    known = {name: _profile(one, launches[name], profiles) for name, one in figures.items()}
-    decided = {name for name, profile in known.items() if profile and profile.needs_no_template}
-    launches |= {name: replace(launches[name], needs_no_template=True) for name in decided}
+    known = {name: _find_profile(launch, profiles) for name, launch in launches.items()}
     catalogue = Catalogue(launches.values(), settings.default_model)
-    if not settings.runtime_template:
-        known = {name: one and replace(one, shared=0) for name, one in known.items()}
-    specs = tuple(_specify(launches[name], one, known[name]) for name, one in figures.items())
-    sources = {
-        name: "file" if profile is None or figures[name].memory is not None else profile.source
-        for name, profile in known.items()
-    }
-    return HostFile(settings, specs, catalogue, sources, lenders=lenders)
+    specs = tuple(
+        _specify(launch, known[name], shares=settings.runtime_template) for name, launch in launches.items()
+    )
+    return HostFile(settings, specs, catalogue, lenders=lenders)
 
 
 def _model_tables(given: Any) -> dict[str, dict[str, Any]]:
@@ -238,15 +227,6 @@ def _model_tables(given: Any) -> dict[str, dict[str, Any]]:
             hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0',
         )
     return {name: expect_table(one, f"models.{name}") for name, one in given.items()}
-
-
-def _launch(name: str, given: dict[str, Any]) -> Launch:
-    place = f"models.{name}"
-    reject_unknown_keys(given, _LAUNCH_KEYS | _FIGURE_KEYS, place)
-    own = {key: value for key, value in given.items() if key in _LAUNCH_KEYS}
-    return decode(
-        Launch, {"model": name, **own}, place, name=name, weights_from=None, needs_no_template=False
-    )
 
 
 def _check_devices(launches: Mapping[str, Launch]) -> None:
@@ -259,38 +239,31 @@ def _check_devices(launches: Mapping[str, Launch]) -> None:
         )
 
 
-def _figures(name: str, given: dict[str, Any], idle_s: object) -> Figures:
-    own = {key: value for key, value in given.items() if key in _FIGURE_KEYS}
-    default = {} if idle_s is None else {"idle_s": idle_s}
-    return decode(Figures, {**default, **own}, f"models.{name}")
-
-
-def _profile(figures: Figures, launch: Launch, profiles: Profiles | None) -> Profile | None:
-    """Return the model's profile, or None if the file sets all figures."""
-    given = {key: True for key in ("memory", "start_s") if getattr(figures, key) is not None}
+def _find_profile(model: ModelTable, profiles: Profiles | None) -> Profile:
+    """Return the model's profile, with the figures that the file sets."""
+    given: dict[str, Any] = {
+        key: one for key in ("memory", "start_s") if (one := getattr(model, key)) is not None
+    }
     if profiles is None or len(given) == 2:
-        require_keys(given, ("memory", "start_s"), f"models.{launch.name}")
-        return None
-    return profiles(launch)
+        require_keys(given, ("memory", "start_s"), f"models.{model.name}")
+        return Profile(source="file", **given)
+    if model.memory is not None:
+        given |= {"source": "file", "shared": 0}
+    return replace(profiles(model), **given)
 
 
-def _specify(launch: Launch, figures: Figures, known: Profile | None) -> ModelSpec:
-    shared = known.shared if known is not None and figures.memory is None else 0
-    memory = figures.memory if figures.memory is not None or known is None else known.memory - shared
-    start_s = figures.start_s if figures.start_s is not None or known is None else known.start_s
-    assert memory is not None and start_s is not None
-    between = list(figures.tiers)
-    if launch.engine_template and TEMPLATE not in (tier.name for tier in between):
-        between.append(_template_tier(memory, start_s, between, known))
-    tiers = (Tier(AWAKE, memory, 0.0), *between, stopped(start_s))
-    return ModelSpec(launch.name, tiers, figures.pinned, figures.idle_s, figures.prewarm, launch.devices)
-
-
-def _template_tier(memory: int, start_s: float, above: list[Tier], known: Profile | None) -> Tier:
-    """Return the tier of an engine template, with the memory of the tier above it until the first start measures it."""
-    forked_s = start_s if known is None or known.forked_s is None else min(start_s, known.forked_s)
-    most = min([memory, *(tier.memory for tier in above)])
-    return Tier(TEMPLATE, most, max([forked_s, *(tier.penalty_s for tier in above)]))
+def _specify(model: ModelTable, known: Profile, *, shares: bool) -> ModelSpec:
+    """Return the specification of a model; with `shares` its server does not count what it shares with a template."""
+    memory = known.memory - (known.shared if shares else 0)
+    return ModelSpec(
+        model.name,
+        (Tier(AWAKE, memory, 0.0), *model.tiers, stopped(known.start_s)),
+        model.pinned,
+        model.idle_s,
+        model.prewarm,
+        model.devices,
+        known.source,
+    )
 
 
 KINDS = ("added", "removed", "changed", "settings")

@@ -14,7 +14,7 @@ from coldstart.host import events, pending
 from coldstart.host.events import Action, Event, Failure
 from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
-from coldstart.host.pending import OwnStarts, PendingRequests
+from coldstart.host.pending import PendingRequests
 from coldstart.host.residents import Residents
 from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
 
@@ -22,9 +22,10 @@ from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
 class Core:
     """Models of one machine. `now` is in seconds on one monotonic clock."""
 
-    def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings) -> None:
-        self.residents = Residents(specs, settings)
-        self.pending, self.own_starts = PendingRequests(), OwnStarts(self.residents)
+    def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings, template_bytes: int = 0) -> None:
+        """`template_bytes` are reserved while the settings require a runtime template."""
+        self.residents = Residents(specs, settings, template_bytes)
+        self.pending = PendingRequests()
         self.requests = self.hits = self.starts = self.departures = 0
         self._retirement = ""
         self._serving: dict[str, str] = {}
@@ -49,7 +50,7 @@ class Core:
     def deadline(self) -> float:
         """Return when `Tick` is due at the latest; infinity if nothing depends on time."""
         waits = self.pending.deadline(self._now, self.settings.patience_s, self.settings.hold_s)
-        return min(self._next_check, waits, self.own_starts.deadline(self._now))
+        return min(self._next_check, waits)
 
     def idle_limit(self, model: Model) -> float:
         """Return the seconds without a request after which the model stops; infinity: never."""
@@ -64,9 +65,6 @@ class Core:
             case events.Configured(specs, settings, reason):
                 self._retirement = reason
                 yield from self._configured(specs, settings or self.settings, now)
-            case events.TemplateHeld(memory):
-                self.residents.record_template(memory)
-                self._next_check = -inf if self.residents.unsettled() else self._next_check
             case events.Tick():
                 pass
             case _ if event.model in self.models:
@@ -74,26 +72,18 @@ class Core:
 
     def _of_model(
         self,
-        event: events.Started
-        | events.Failed
-        | events.Left
-        | events.Measured
-        | events.Outdated
-        | events.Prewarm,
+        event: events.Started | events.Failed | events.Left | events.Measured | events.Outdated,
         model: Model,
         now: float,
     ) -> Iterator[Action]:
         match event:
             case events.Started(_, seconds, memory):
                 self.residents.ready(model, now, seconds, memory)
-                self.own_starts.end_prewarming(model.spec.name)
             case events.Failed() if model.leaving:
                 # The host had already ordered this process to end.
                 self.residents.complete_leave(model, now)
             case events.Failed(_, reason, external, hint, code):
                 yield from self._failed(model, Failure(reason, hint, code), now, external)
-            case events.Prewarm():
-                self.own_starts.prewarm(model, now)
             case events.Left():
                 self.residents.complete_leave(model, now)
             case events.Measured(_, memory, tier) if tier != AWAKE or model.state is State.READY:
@@ -101,7 +91,7 @@ class Core:
             case events.Outdated(_, reason) if model.state in (State.READY, State.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now, reason)
         self._watch(model)
-        if self.settings.min_residents or self.residents.unsettled():
+        if self.residents.unsettled():
             self._next_check = -inf
 
     def _arrived(self, event: events.Arrived, now: float) -> Iterator[Action]:
@@ -128,8 +118,6 @@ class Core:
         for request in model.in_flight:
             self._serving.pop(request, None)
         self.residents.failed(model, reason, now, external)
-        if self.own_starts.end_prewarming(model.spec.name):
-            yield events.Missed(model.spec.name, str(reason))
         if model.repeats_start:
             return
         for waiting in self.pending.take(model.spec.name):
@@ -139,7 +127,6 @@ class Core:
         self, specs: tuple[ModelSpec, ...], settings: HostSettings, now: float
     ) -> Iterator[Action]:
         for name in self.residents.configure(specs, settings, now):
-            self.own_starts.end_prewarming(name)
             for waiting in self.pending.take(name):
                 yield pending.unknown(waiting.request, name)
         self._next_check = -inf
@@ -149,7 +136,7 @@ class Core:
         # Dispatch first: a model with pending requests is not idle.
         yield from self._dispatched()
         if now >= self._next_check:
-            yield from self._checked(now)
+            self._check(now)
         yield from self._started(now)
         yield from self._ordered()
 
@@ -157,22 +144,15 @@ class Core:
         while (oldest := self.pending.oldest()) is not None and now >= oldest.since + self.settings.hold_s:
             self.pending.drop(oldest.request)
             yield pending.too_long(oldest, now)
-        for name in self.own_starts.take_expired(now):
-            yield events.Missed(name, f"no memory became free within {self.settings.hold_s:g} s")
 
-    def _checked(self, now: float) -> Iterator[Action]:
-        """Check all models: late starts, idle and retired models, memory above the reservations."""
+    def _check(self, now: float) -> None:
+        """Check all models: idle and retired models, memory above the reservations."""
         self.residents.forget_retired()
         evict_excess(self.residents, now)
-        for name, model in self.models.items():
+        for model in self.models.values():
             if self._due(model) > now:
                 continue
-            if model.state is State.STARTING:
-                model.aborted = True
-                yield events.Abort(name)
-            elif model.state is not State.FAILED and (
-                model.retired or self.residents.count() > self.settings.min_residents
-            ):
+            if model.state is not State.FAILED:
                 why = self._retirement if model.retired else f"idle for {now - model.since:.0f} s"
                 self.residents.drain(model, model.spec.tiers[-1], now, why)
         self._next_check = inf
@@ -186,8 +166,6 @@ class Core:
 
     def _due(self, model: Model) -> float:
         """Return when the model's state changes by time alone."""
-        if model.state is State.STARTING and not model.aborted:
-            return model.since + self.settings.ready_timeout_s
         if model.retired and model.state in (State.READY, State.ASLEEP):
             return -inf
         if model.state is State.FAILED and (model.repeats_start or self.residents.returns(model)):
@@ -205,7 +183,7 @@ class Core:
                 yield events.Dispatch(waiting.request, waiting.model)
 
     def _started(self, now: float) -> Iterator[Action]:
-        own = self.own_starts.list_starts(len(self.pending), now)
+        own = pending.list_own_starts(self.residents, len(self.pending), now)
         for waiting in [*self.pending.oldest_of_each_model(), *own]:
             model = self.models[waiting.model]
             if model.state not in STARTABLE or now < model.retry_at:

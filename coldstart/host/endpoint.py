@@ -140,15 +140,16 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """Limits for one connection, and for all connections together."""
+    """Limits for one connection, and for all connections together.
 
-    head_bytes: int = setting(
-        32 * KIB, "Maximum size of a request's line and headers.", "--max-head-bytes", "BYTES", least=1 * KIB
-    )
-    headers: int = setting(128, "Maximum number of headers of a request.", "--max-headers", "N", least=1)
-    head_s: float = setting(
-        10.0, "Time in which a request's headers must arrive.", "--head-timeout", "SECONDS", above=0
-    )
+    A request's line and headers have at most `head_bytes` and arrive within `head_s` seconds; there are at most `headers`. A
+    client that does not read is disconnected after `write_s` seconds.
+    """
+
+    head_bytes: int = 32 * KIB
+    headers: int = 128
+    head_s: float = 10.0
+    write_s: float = 30.0
     body_bytes: int = setting(
         64 * MIB, "Maximum size of a request body.", "--max-body-bytes", "BYTES", least=1 * KIB
     )
@@ -166,13 +167,6 @@ class GatewayLimits:
         60.0,
         "Time after which a connection without a request is closed.",
         "--keep-alive-timeout",
-        "SECONDS",
-        above=0,
-    )
-    write_s: float = setting(
-        30.0,
-        "Time after which a client that does not read is disconnected.",
-        "--write-timeout",
         "SECONDS",
         above=0,
     )

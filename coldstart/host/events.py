@@ -92,13 +92,6 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateHeld:
-    """Device memory reserved for the host's own template process, in bytes."""
-
-    memory: int
-
-
-@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed. The driver sends this event when `Core.deadline` is reached."""
 
@@ -127,26 +120,7 @@ class Outdated:
     reason: str = "its arguments changed"
 
 
-@dataclass(frozen=True, slots=True)
-class Prewarm:
-    """Start the model without a request, after all pending requests and without evicting a model in use."""
-
-    model: str
-
-
-Event = (
-    Arrived
-    | Ended
-    | Started
-    | Failed
-    | Left
-    | Measured
-    | TemplateHeld
-    | Tick
-    | Configured
-    | Outdated
-    | Prewarm
-)
+Event = Arrived | Ended | Started | Failed | Left | Measured | Tick | Configured | Outdated
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +141,6 @@ class Leave:
     tier: Tier
     reason: str
     evicted_for: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """End a start that passed its deadline; `Failed` follows."""
-
-    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +166,4 @@ class Refuse:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Missed:
-    """Report that a prewarmed model did not start."""
-
-    model: str
-    reason: str
-
-
-Action = Start | Leave | Abort | Dispatch | Refuse | Missed
+Action = Start | Leave | Dispatch | Refuse

@@ -25,11 +25,9 @@ FAIL, WARN = "fail", "warn"
 class Launch:
     """Launch specification of the model `name`; `model` is an alias, a repository id or a directory.
 
-    `on_miss` is "fail" or "warn" (start stock vLLM if no bundle matches). With `engine_template` the host builds the
-    model's engine once, forks its servers from it, and retains it as the tier `template` while its memory is not
-    needed. An `unlisted` model is not listed in /v1/models. `weights_from` is the source of the weights on a machine
-    without them. Its server sees only the `devices`, by their numbers for the host; empty: all. `needs_no_template`: a start
-    uses the user's engine template or the bundle's snapshot.
+    `on_miss` is "fail" or "warn" (start stock vLLM if no bundle matches). An `unlisted` model is not listed in /v1/models.
+    `weights_from` is the source of the weights on a machine without them. Its server sees only the `devices`, by their
+    numbers for the host; empty: all.
     """
 
     name: str
@@ -40,11 +38,9 @@ class Launch:
     on_miss: str = FAIL
     revision: str | None = None
     untrusted: bool = False
-    engine_template: bool = False
     unlisted: bool = False
     weights_from: str | None = None
     devices: tuple[int, ...] = ()
-    needs_no_template: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -88,7 +84,7 @@ class Launch:
     def same_server(self) -> tuple[object, ...]:
         """Return a key that is equal for two launches whose servers would be started identically."""
         arguments = (self.model, tuple(self.args), self.served_names)
-        return (*arguments, self.revision, self.untrusted, self.engine_template, self.devices)
+        return (*arguments, self.revision, self.untrusted, self.devices)
 
     def names(self) -> Iterator[tuple[str, str]]:
         """Yield pairs of a name that requests can use and the name that its server uses for it."""

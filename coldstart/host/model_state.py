@@ -64,7 +64,6 @@ class Model:
     since: float = 0.0
     entered: float | None = None
     keep_s: float | None = None
-    aborted: bool = False
     retired: bool = False
 
     def __post_init__(self) -> None:
@@ -161,7 +160,7 @@ class Model:
         return self.state in RESIDENT
 
     def _enter(self, state: State, now: float) -> None:
-        self.state, self.since, self.aborted, self.leaving = state, now, False, False
+        self.state, self.since, self.leaving = state, now, False
         self.entered, self.keep_s = now, None
         if state is not State.DRAINING:
             self.target = None

@@ -23,8 +23,8 @@ _OWN = ""
 class Residents:
     """Models by name, two memory accounts and the policy."""
 
-    def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings) -> None:
-        self.settings, specs = settings, tuple(specs)
+    def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings, template_bytes: int = 0) -> None:
+        self.settings, self._template_bytes, specs = settings, template_bytes, tuple(specs)
         _check(specs, settings)
         self.models = {spec.name: Model(spec) for spec in specs}
         self.device = DeviceMemory(settings.memory, settings.each_device)
@@ -35,7 +35,11 @@ class Residents:
         self._retiring = False
         self._draining: dict[str, Model] = {}
         self._starting: set[str] = set()
+        self._reserve_template()
         self._reprice()
+
+    def _reserve_template(self) -> None:
+        self.device.record(_OWN, self._template_bytes if self.settings.runtime_template else 0)
 
     def _reprice(self) -> None:
         self.pinned = [name for name, model in self.models.items() if model.spec.pinned]
@@ -71,6 +75,7 @@ class Residents:
         before, self.settings = self.settings, settings
         self.device.resize(settings.memory, settings.each_device)
         self.beside.capacity = settings.host_memory
+        self._reserve_template()
         if (before.policy, before.memory) == (settings.policy, settings.memory):
             return
         self.policy = make(settings.policy, self.costs, settings.memory)
@@ -129,10 +134,6 @@ class Residents:
     def template_memory(self) -> int:
         """Return the device bytes of the host's own template process."""
         return self.device.reserved(_OWN)
-
-    def record_template(self, memory: int) -> None:
-        """Record the device bytes reserved for the host's own template process."""
-        self.device.record(_OWN, memory)
 
     def fits(self, model: Model) -> bool:
         """Return whether the model can start once all models that are not pinned are evicted."""
@@ -231,7 +232,8 @@ class Residents:
         model.ready(now, seconds, memory)
         self._starting.discard(model.spec.name)
         self._book_beside(model, 0)
-        self.measured(model, model.observed.memory)
+        self.device.record(model.spec.name, model.observed.memory)
+        self.price(model)
 
     def measured(self, model: Model, memory: int, tier: str = AWAKE) -> None:
         """Record the measured bytes, even above the capacity; those of another tier take effect when the model is in it."""

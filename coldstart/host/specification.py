@@ -15,13 +15,13 @@ from coldstart.errors import UsageError
 from coldstart.host.tables import Seconds, Size, require_settings
 from coldstart.scheduling.declaration import setting
 
-AWAKE, TEMPLATE, STOPPED = "awake", "template", "stopped"
+AWAKE, STOPPED = "awake", "stopped"
 QUEUE, REFUSE = "queue", "refuse"
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Residency level of a model: awake, asleep-1, asleep-2, template, snapshot or stopped.
+    """Residency level of a model: awake, asleep-1, asleep-2 or stopped.
 
     `memory` and `host_memory` are the bytes held on the device and in host memory; `penalty_s` is the time until it is
     ready.
@@ -43,6 +43,7 @@ class ModelSpec:
 
     A pinned model is started at once and never evicted. `prewarm` is a cron expression of the moments at which it starts.
     `devices` are the numbers of the devices over which its memory is spread evenly; empty: it is not placed.
+    `memory_source` is the source of its memory: file, bundle or assumed.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ModelSpec:
     idle_s: float | None = None
     prewarm: str | None = None
     devices: tuple[int, ...] = ()
+    memory_source: str = "file"
 
     def __post_init__(self) -> None:
         names = [tier.name for tier in self.tiers]
@@ -116,7 +118,6 @@ class HostSettings:
     )
     patience_s: float = 30.0
     hold_s: float = 600.0
-    min_residents: int = setting(0, "", least=0)
     max_residents: int | None = setting(
         None,
         "Maximum number of models that run at once; default: as memory allows.",
@@ -143,27 +144,25 @@ class HostSettings:
 
     def __post_init__(self) -> None:
         require_settings(self)
-        if self.max_residents is not None and self.max_residents < self.min_residents:
-            raise UsageError(
-                f"max_residents: expected {self.min_residents} or more, found {self.max_residents}",
-                hint="write at least min_residents",
-            )
 
 
 @dataclass(slots=True)
 class Observed:
     """Memory and penalties of a model: those of its specification, corrected by measurements.
 
-    A measured penalty changes the estimate by WEIGHT times the difference.
+    A measured penalty changes the estimate by WEIGHT times the difference. `source` is the source of the memory, which a
+    measurement makes "observed".
     """
 
     spec: ModelSpec
+    source: str = field(init=False)
     _memory: dict[str, int] = field(init=False)
     _penalty_s: dict[str, float] = field(init=False)
 
     WEIGHT = 1 / 3
 
     def __post_init__(self) -> None:
+        self.source = self.spec.memory_source
         self._memory = {tier.name: tier.memory for tier in self.spec.tiers}
         self._penalty_s = {tier.name: tier.penalty_s for tier in self.spec.tiers}
 
@@ -182,6 +181,8 @@ class Observed:
     def measured(self, tier: str, memory: int) -> None:
         """Record the device bytes of a tier."""
         self._memory[tier] = memory
+        if tier == AWAKE:
+            self.source = "observed"
 
     def started(self, tier: Tier, seconds: float, memory: int | None) -> None:
         """Record a start from `tier` after `seconds`; `memory` is the measured size in bytes, if known."""

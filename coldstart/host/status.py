@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, field
 from math import isinf
 from typing import Any
 
-from coldstart.contract import fallback
-from coldstart.contract.fallback import Fallback
 from coldstart.host.core import Core
 from coldstart.host.model_state import Model, State
 from coldstart.system.start_progress import StartProgress
@@ -62,29 +60,12 @@ SCHEMA_VERSION = 1
 RECENT = 100
 
 
-@dataclass(frozen=True, slots=True)
-class LastStart:
-    """A successful start. `phases` in seconds by name, `fallbacks` and `spans` from the server's ready file."""
-
-    at_unix_s: float
-    mode: str
-    seconds: float
-    phases: Mapping[str, float] = field(default_factory=dict)
-    fallbacks: tuple[Fallback, ...] = ()
-    spans: Sequence[Mapping[str, Any]] = ()
-
-    def build_document(self) -> dict[str, Any]:
-        """Return the status document's `last_start`."""
-        return asdict(self) | {"fallbacks": fallback.encode(self.fallbacks)}
-
-
 @dataclass(slots=True)
 class ModelFacts:
-    """Facts about one model that the core does not know."""
+    """Facts about one model that the core does not know. `last_start` is as in the status document."""
 
     aliases: Sequence[str] = ()
     adapters: Sequence[str] = ()
-    memory_source: str = "file"
     requests: int = 0
     hits: int = 0
     starts: int = 0
@@ -94,7 +75,7 @@ class ModelFacts:
     pid: int | None = None
     gpu_memory_bytes: int | None = None
     progress: StartProgress | None = None
-    last_start: LastStart | None = None
+    last_start: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -168,7 +149,6 @@ def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
         "host_memory_used_bytes": residents.beside.used,
         "max_held": settings.max_held,
         "loaders": settings.loaders,
-        "min_residents": settings.min_residents,
         "max_residents": settings.max_residents,
         "default_model": settings.default_model,
         "config": {
@@ -194,7 +174,7 @@ def _model(
         "pinned": model.spec.pinned,
         "retired": model.retired,
         "memory_bytes": model.observed.memory,
-        "memory_source": facts.memory_source,
+        "memory_source": model.observed.source,
         "held_bytes": core.residents.device.reserved(model.spec.name),
         "penalty_s": {tier.name: model.observed.penalty_s(tier) for tier in model.spec.tiers},
         "held": waiting,
@@ -213,7 +193,7 @@ def _model(
         "next_prewarm_unix_s": facts.next_prewarm_unix_s,
         "mode": facts.mode,
         "pid": facts.pid,
-        "last_start": facts.last_start.build_document() if facts.last_start else None,
+        "last_start": facts.last_start,
     } | ({} if facts.gpu_memory_bytes is None else {"gpu_memory_bytes": facts.gpu_memory_bytes})
 
 

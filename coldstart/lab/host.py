@@ -11,7 +11,6 @@ from functools import partial
 
 from coldstart.host.core import Core
 from coldstart.host.events import (
-    Abort,
     Action,
     Arrived,
     Dispatch,
@@ -26,7 +25,7 @@ from coldstart.host.events import (
     Tick,
 )
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.lab.loop import Loop, Timer
+from coldstart.lab.loop import Loop
 from coldstart.lab.records import ModelRequest, Replay
 
 
@@ -53,7 +52,6 @@ class _Host:
         self.requests: list[ModelRequest] = []
         self.outcome = Replay()
         self._loop = Loop(core.deadline, lambda: self._tell(Tick()))
-        self._starting: dict[str, Timer] = {}
         self._started_s, self._peak = 0.0, 0
 
     def replay(self, requests: Iterable[ModelRequest]) -> Replay:
@@ -85,12 +83,10 @@ class _Host:
     def _do(self, action: Action, now: float) -> None:
         match action:
             case Start(model):
-                seconds = self.start_s(action)
+                seconds, most = self.start_s(action), self.core.settings.ready_timeout_s
                 self._started_s += seconds
-                self._starting[model] = self._later(seconds, Started(model, seconds))
-            case Abort(model):
-                self._starting.pop(model).cancel()
-                self._later(0.0, Failed(model, "the start passed its deadline"))
+                late = Failed(model, "the start passed its deadline")
+                self._later(min(seconds, most), Started(model, seconds) if seconds <= most else late)
             case Leave(model):
                 self._later(self.leave_s, Left(model))
             case Dispatch(name):
@@ -101,5 +97,5 @@ class _Host:
             case Refuse(name, status, reason):
                 self.outcome.records[int(name)].error = f"HTTP {status}: {reason}"
 
-    def _later(self, seconds: float, event: Event) -> Timer:
-        return self._loop.plan(self._loop.now + seconds, partial(self._tell, event))
+    def _later(self, seconds: float, event: Event) -> None:
+        self._loop.plan(self._loop.now + seconds, partial(self._tell, event))

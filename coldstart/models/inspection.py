@@ -271,18 +271,17 @@ def list_missing_sections(bundle: Bundle) -> dict[str, str]:
 
 
 class ProofStart(NamedTuple):
-    """What a bundle records of the start that verified it: seconds to ready, bytes of memory, and its spans."""
+    """What a bundle records of the start that verified it: seconds to ready, and bytes of memory."""
 
     ready_s: float
     memory_bytes: int
-    spans: Any
 
 
 def read_proof(bundle: Bundle) -> ProofStart | None:
     """Return the start that verified the bundle; None if the bundle does not contain it."""
     try:
         phases: Any = bundle.json("stages")
-        proof = ProofStart(float(phases["ready_s"]), int(phases["memory_bytes"]), phases.get("spans"))
+        proof = ProofStart(float(phases["ready_s"]), int(phases["memory_bytes"]))
     except (BundleError, KeyError, TypeError, ValueError):
         return None
     return proof if proof.memory_bytes > 0 and proof.ready_s >= 0 else None

@@ -15,13 +15,14 @@ from support.client_key_files import write_clients
 from tools.raw_server import Asked, answering, say
 from tools.shell import Run
 
+from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived, Failed, Started
 from coldstart.host.live.run import ModelHost
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.host.status import HostFacts, LastStart
+from coldstart.host.status import HostFacts
 
 HOST_FILE = 'memory = "9MiB"\n[models.a]\nargs = []\nmemory = "4MiB"\nstart_s = 1.0\n'
 
@@ -34,9 +35,11 @@ def _status_document() -> dict[str, Any]:
     core.handle(Started("a", 2.0), 2.0)
     core.handle(Arrived("2", "b"), 2.0)
     core.handle(Failed("b", "no weights \x1b[31m"), 3.0)
-    facts.get_model("a").last_start = LastStart(
-        1e9, "snapshot", 2.0, {"load": 1.5, "thaw": 0.25}, (Fallback("compile", "it is not trusted"),)
-    )
+    facts.get_model("a").last_start = {
+        **{"at_unix_s": 1e9, "mode": "snapshot", "seconds": 2.0, "spans": []},
+        "phases": {"load": 1.5, "thaw": 0.25},
+        "fallbacks": fallback.encode([Fallback("compile", "it is not trusted")]),
+    }
     facts.get_model("a").next_prewarm_unix_s = 1e9
     facts.template_error = "a model fits in 8.0 GiB only without the template"
     facts.config_error = "memory: invalid size 'much'"

@@ -61,8 +61,9 @@ def test_two_models_in_memory_for_one(
     machine.run("materialize", "tiny-qwen2", "-q", "--", *EAGER)
     file = tmp_path / "host.toml"
     models = "\n".join(
-        f'[models.{name}]\nargs = {json.dumps(args)}\nmemory = {BIG}\naliases = ["{name}-alias"]'
-        for name, args in (("tiny-llama", VLLM), ("tiny-qwen2", EAGER))
+        f'[models.{name}]\nargs = {json.dumps(args)}\nmemory = {BIG}\naliases = ["{name}-alias"]\nmode = "{mode}"'
+        # The host's runtime template has the arguments of a model that can be forked from it.
+        for name, args, mode in (("tiny-llama", VLLM, "template-engine"), ("tiny-qwen2", EAGER, "auto"))
     )
     # Memory for one model and the host's runtime template, and too little for two even once they are measured.
     file.write_text(f"memory = {BIG + (3 << 28)}\n{models}\n")

@@ -106,12 +106,12 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     """Serve in this process instead of planning and starting a server."""
     channel.send({"process": os.getpid()})
     os.environ.update(message["environment"])
-    if message["model"] == "broken":
+    if message["launch"]["model"] == "broken":
         raise UsageError("no weights at /nowhere")
-    words = list(message["args"])
+    words = list(message["launch"]["args"])
     if "--max-model-len" in words:
         time.sleep(int(words[words.index("--max-model-len") + 1]) / 1000)
-    if message["weights_from"] is not None:
+    if message["launch"]["weights_from"] is not None:
         _fetch(message, words)
     listen = dict(zip(message["listen"][::2], message["listen"][1::2], strict=True))
     server = _Server((listen["--host"], int(listen["--port"])), _Answer)
@@ -121,9 +121,9 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
 
 
 def _fetch(message: Mapping[str, Any], words: list[str]) -> None:
-    model, pace = Path(message["model"]), PacedFetch(**message["pace"])
+    model, pace = Path(message["launch"]["model"]), PacedFetch(**message["pace"])
     config = json.loads((model / "config.json").read_text())
-    asked = WeightsRequest(message["weights_from"], model / "plan.json", pace)
+    asked = WeightsRequest(message["launch"]["weights_from"], model / "plan.json", pace)
     plan = LaunchPlan(Arguments([*words, "--load-format", LOAD_FORMAT]), weights_from=asked)
     names = fetch._node_names(asked.read(), config, plan.vllm_args)
     with (

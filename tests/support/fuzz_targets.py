@@ -130,10 +130,9 @@ async def _connect(data: bytes) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        status = 400
-        request = memory.create_body()
+        status, content = 400, b""
         try:
-            content = await request.read(receive)
+            content = await memory.read(receive)
             messages.parse_routing(content)
             messages.parse_routing(messages.replace_model(content, "other"))
             messages.parse(content)
@@ -143,7 +142,7 @@ async def _connect(data: bytes) -> None:
         except (ValueError, messages.BodyMemoryFullError):
             pass
         finally:
-            request.release()
+            memory.release(len(content))
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 

@@ -16,10 +16,13 @@ from coldstart.fleet.sizing import Costs
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 from coldstart.host import configuration as host_file
 from coldstart.host.live import access_control
-from coldstart.host.live.metrics import Metrics, StartMetrics
+from coldstart.host.live.log import Log
+from coldstart.host.live.metrics import Metrics
+from coldstart.host.live.record import Record
 from coldstart.host.model_state import State
 from coldstart.host.policies import POLICIES
 from coldstart.host.specification import HostSettings, Tier
+from coldstart.host.status import HostFacts
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference"
@@ -71,8 +74,7 @@ def status() -> dict[str, Any]:
 
 def test_metrics_page_names_every_metric_of_a_host() -> None:
     page = read("metrics.md")
-    metrics = Metrics(status)
-    StartMetrics(metrics)
+    metrics = Record(Log(quiet=True), HostFacts(), status).metrics
     assert rows(section(page, "## Host")) == families(metrics.text())
     assert {str(state) for state in State} == set(
         re.findall(r"`(\w+)`", page.partition("States are")[2])[: len(State)]
@@ -97,7 +99,7 @@ def list_names(*kinds: type) -> set[str]:
 def test_configuration_page_names_every_key_of_a_host_file() -> None:
     part = read("configuration.md").partition("## Host file")[2].partition("## Fleet file")[0]
     assert rows(section(part, "Keys at the top:")) == list_names(HostSettings) | {"idle_s", "on_miss"}
-    expected = host_file._LAUNCH_KEYS | host_file._FIGURE_KEYS
+    expected = list_names(host_file.ModelTable) - {"name", "weights_from"}
     assert rows(section(part, "Keys of a table `[models.NAME]`:")) == expected
     assert rows(section(part, "Keys of a table `[[models.NAME.tiers]]`")) == list_names(Tier)
     assert all(f"`{name}`" in part for name in POLICIES)

@@ -1,4 +1,4 @@
-"""Access to a gateway, by its own key, by a client's key, or without a key as `SitePolicy` permits.
+"""Access to a gateway, by its own key, by a client's key, or without a key from a host and an origin that it accepts.
 
 A page of another site can make a browser send requests to a gateway. It cannot choose the Host and Origin headers,
 and without the gateway's consent (CORS) it can send neither JSON nor a header that carries a key.
@@ -89,34 +89,6 @@ def allow_origins(app: Application, origins: Sequence[str]) -> Application:
     )
 
 
-class SitePolicy:
-    """Hosts and origins that one gateway accepts."""
-
-    def __init__(self, endpoint: GatewayEndpoint) -> None:
-        self._names = {"localhost", endpoint.host.lower(), *(name.lower() for name in endpoint.allow_hosts)}
-        self._origins = {origin.lower().encode() for origin in endpoint.allow_origins}
-
-    def find_violation(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[int, str] | None:
-        """Return status and reason of the rejection of a request; None for a request that passes."""
-        host = headers.get(b"host")
-        if host is not None and not self._accepts_host(host):
-            return 421, f"the host {_show(host)} is not a name of this gateway (--allow-host)"
-        origin = headers.get(b"origin")
-        if origin is not None and origin not in self._origins and origin.partition(b"://")[2] != host:
-            return 403, f"web pages of {_show(origin)} may not use this gateway (--allow-origin)"
-        if scope["method"] not in SAFE_METHODS and not _proves_consent(headers):
-            return 415, "the request needs the header Content-Type: application/json"
-        return None
-
-    def _accepts_host(self, host: bytes) -> bool:
-        """Return whether a Host header names this gateway.
-
-        An IP address is accepted: a foreign page can rebind only a name to the gateway's address.
-        """
-        name = _strip_port(host.decode("latin-1").lower())
-        return name in self._names or "*" in self._names or _is_address(name)
-
-
 def _show(value: bytes) -> str:
     return repr(value[:200].decode("ascii", errors="replace"))
 
@@ -151,7 +123,8 @@ class AccessControl:
     def __init__(self, front: Front[Any], endpoint: GatewayEndpoint, keyed: frozenset[str]) -> None:
         self.front, self.endpoint, self._keyed = front, endpoint, keyed
         self._key = None if endpoint.api_key is None else endpoint.api_key.encode()
-        self._policy = SitePolicy(endpoint)
+        self._names = {"localhost", endpoint.host.lower(), *(name.lower() for name in endpoint.allow_hosts)}
+        self._origins = {origin.lower().encode() for origin in endpoint.allow_origins}
 
     def find_refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Return status and reason for a request that the client may not send; None for any other."""
@@ -169,7 +142,26 @@ class AccessControl:
             return 403, f"the client {client.name} may use models only"
         if self.endpoint.requires_key and path not in OPEN:
             return 401, "the API key is missing or wrong"
-        return self._policy.find_violation(scope, given)
+        return self._find_violation(scope, given)
+
+    def _find_violation(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[int, str] | None:
+        """Return status and reason of the rejection of a request without a key; None for one that passes."""
+        host, origin = headers.get(b"host"), headers.get(b"origin")
+        if host is not None and not self._accepts_host(host):
+            return 421, f"the host {_show(host)} is not a name of this gateway (--allow-host)"
+        if origin is not None and origin not in self._origins and origin.partition(b"://")[2] != host:
+            return 403, f"web pages of {_show(origin)} may not use this gateway (--allow-origin)"
+        if scope["method"] not in SAFE_METHODS and not _proves_consent(headers):
+            return 415, "the request needs the header Content-Type: application/json"
+        return None
+
+    def _accepts_host(self, host: bytes) -> bool:
+        """Return whether a Host header names this gateway.
+
+        An IP address is accepted: a foreign page can rebind only a name to the gateway's address.
+        """
+        name = _strip_port(host.decode("latin-1").lower())
+        return name in self._names or "*" in self._names or _is_address(name)
 
     def refresh_keys(self) -> None:
         """Read the clients' keys again if their files have changed."""

@@ -83,7 +83,7 @@ class Gateway:
 
     A key of `endpoint` is required everywhere except at OPEN and at the routes `more`, which have other keys. A
     client's own key opens the routes of models, and the others if the client is an admin. `routes` are additional routes
-    that require a key; they replace routes with the same path. Requests without a key are checked by `SitePolicy`.
+    that require a key; they replace routes with the same path. Requests without a key are checked by their host and origin.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Gateway:
             scope,
             receive,
             send,
-            memory=self._memory.create_body(),
+            memory=self._memory,
             heartbeat_s=self.heartbeat_s,
             model=model,
             client=scope.get(CLIENT),

@@ -24,7 +24,7 @@ from coldstart.host.live.profiles import Meter
 from coldstart.host.live.record import Record
 from coldstart.host.live.starter_client import Starter
 from coldstart.host.live.upstream import AbortedError, Replica
-from coldstart.host.model_state import Model, State
+from coldstart.host.model_state import State
 from coldstart.host.status import Progress, estimate_progress
 from coldstart.system.start_progress import StartProgress
 
@@ -44,18 +44,12 @@ class Schedule:
         self._prewarm, self._miss, self._now = prewarm, miss, now
         self._crontabs: dict[str, str] = {}
         self._next: dict[str, float] = {}
-        self._checked = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def configure(self, crontabs: Mapping[str, str]) -> None:
-        """Apply the cron expressions by model; the next moments of unchanged ones are retained."""
-        now = self._now()
-        self._next = {
-            model: self._next[model]
-            if self._crontabs.get(model) == crontab
-            else find_next_moment(crontab, now)
-            for model, crontab in crontabs.items()
-        }
+        """Apply the cron expressions by model; a moment of an unchanged one that has passed is not lost."""
+        known = self._crontabs
+        self._next = {model: at for model, at in self._next.items() if crontabs.get(model) == known[model]}
         self._crontabs = dict(crontabs)
         self.check()
 
@@ -64,68 +58,24 @@ class Schedule:
         return self._next.get(model)
 
     def check(self) -> None:
-        """Order the starts that are due, and wait for the next moment."""
+        """Order the starts that are due, and wait for the next moment, which is found again: the clock may have been set."""
         now = self._now()
-        was_set_back, self._checked = now < self._checked, now
-        for model, at in list(self._next.items()):
-            if at > now and not was_set_back:
-                continue
-            self._next[model] = find_next_moment(self._crontabs[model], now)
+        for model, at in self._next.items():
             if at <= now - LATE_S:
                 self._miss(model, f"the moment passed {now - at:.0f} s ago, while the host did not run")
             elif at <= now:
                 self._prewarm(model)
-        self._wait(now)
-
-    def close(self) -> None:
-        """Order no further starts."""
-        self._crontabs, self._next = {}, {}
-        self._wait(0.0)
-
-    def _wait(self, now: float) -> None:
+        self._next = {model: find_next_moment(one, now) for model, one in self._crontabs.items()}
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if self._next:
-            wait = min(CHECK_S, max(0.0, min(self._next.values()) - now))
-            self._timer = asyncio.get_running_loop().call_later(wait, self.check)
+        due_s = min(self._next.values(), default=inf) - now
+        timer = asyncio.get_running_loop().call_later
+        self._timer = timer(min(CHECK_S, max(0.0, due_s)), self.check) if self._next else None
 
 
 END_S = 10.0
 """Time in seconds that a server has to end after its connections were lost."""
 LOOK_S = 0.02
-
-
-def is_resumable(ticket: Ticket, error: Exception) -> bool:
-    """Return whether the request's stream has begun, or its server aborted it, and it was not resumed before.
-
-    A request that is resumed twice may be the cause of the failures.
-    """
-    has_begun = ticket.stream is not None and bool(ticket.stream.tokens)
-    return (has_begun or isinstance(error, AbortedError)) and not ticket.tries
-
-
-async def await_end(
-    replica: Replica,
-    models: Mapping[str, Model],
-    residences: Mapping[str, Replica],
-    clock: Callable[[], float],
-) -> bool:
-    """Wait until `replica` has ended and its model can start again; return whether it can within END_S."""
-    name, deadline = replica.name, clock() + END_S
-    while residences.get(name) is replica or _must_wait(name, models, residences, clock()):
-        if clock() > deadline:
-            return False
-        await asyncio.sleep(LOOK_S)
-    return name in models
-
-
-def _must_wait(name: str, models: Mapping[str, Model], residences: Mapping[str, Replica], now: float) -> bool:
-    """Return whether the model must wait: the core has not yet seen its server end, or it is in backoff after a failure."""
-    known = models.get(name)
-    if known is None or name in residences:
-        return False
-    return known.state is State.READY or now < known.retry_at
 
 
 class Driver(Front[Ticket]):
@@ -144,7 +94,7 @@ class Driver(Front[Ticket]):
         template_bytes: int = 0,
     ) -> None:
         super().__init__(file.catalogue, log or Log(quiet=True), clock)
-        self.core = Core(file.models, file.settings)
+        self.core = Core(file.models, file.settings, template_bytes)
         self.record = Record(self.log, self.facts, self.status)
         self.metrics = self.record.metrics
         self.lifecycle = Lifecycle(
@@ -181,16 +131,28 @@ class Driver(Front[Ticket]):
         """Admit a stream that the next server of its model can continue, or an aborted request; return None for any other.
 
         A request whose connection was lost before its answer is not admitted: it may have killed its server, and its
-        client can repeat it.
+        client can repeat it. Nor is one that was resumed before: it may be the cause of both failures.
         """
-        if self.facts.stopping or not is_resumable(ticket, error):
-            return None
-        if not await await_end(replica, self.core.models, self.lifecycle.residences, self.clock):
+        has_begun = ticket.stream is not None and bool(ticket.stream.tokens)
+        is_resumable = (has_begun or isinstance(error, AbortedError)) and not ticket.tries
+        if self.facts.stopping or not is_resumable or not await self._await_end(replica):
             return None
         made = len(ticket.stream.tokens) if ticket.stream else 0
         self.log.write("again", model=replica.name, made=made)
         self.leave(ticket)
         return self._admit(ticket.route, tries=ticket.tries + 1)
+
+    async def _await_end(self, replica: Replica) -> bool:
+        """Wait until `replica` has ended and its model can start again; return whether it can within END_S."""
+        name, deadline = replica.name, self.clock() + END_S
+        while (now := self.clock()) <= deadline:
+            model, server = self.core.models.get(name), self.lifecycle.residences.get(name)
+            # Without a server, the core may not have seen its end yet, or the model is in backoff after a failure.
+            can_start = model is None or (model.state is not State.READY and now >= model.retry_at)
+            if server is not replica and (server is not None or can_start):
+                return model is not None
+            await asyncio.sleep(LOOK_S)
+        return False
 
     def state(self, model: str) -> str:
         """Return the model's state in one word."""
@@ -236,8 +198,6 @@ class Driver(Front[Ticket]):
                     self._grant(ticket, residence)
             case events.Refuse(number, code, reason, after, detail, hint):
                 self._refuse(number, AdmissionRefusedError(code, reason, after, detail, hint))
-            case events.Missed(model, reason):
-                self.record.record_missed_prewarming(model, reason)
             case _:
                 if isinstance(action, events.Leave) and action.evicted_for is not None:
                     for ticket in self._tickets.values():
@@ -255,9 +215,23 @@ class Driver(Front[Ticket]):
         self.lifecycle.configure(file.catalogue.launches)
         self.schedule.configure(file.crontabs)
 
+    def load(self, model: str, keep_s: float | None = None) -> Ticket:
+        """Start a model as a request would, without counting one; the ticket is granted once the model is ready.
+
+        Raises AdmissionRefusedError under the same conditions as `enter`.
+        """
+        ticket = self.enter(model, counted=False)
+        ticket.keep_s = keep_s
+        ticket.granted.add_done_callback(lambda _: self.leave(ticket))
+        return ticket
+
     def _prewarm(self, model: str) -> None:
+        def end(granted: asyncio.Future[Replica]) -> None:
+            if (refused := granted.exception()) is not None and not self.facts.stopping:
+                self.record.record_missed_prewarming(model, str(refused))
+
         self.log.write("prewarm", model=model)
-        self.emit(events.Prewarm(model))
+        self.load(model).granted.add_done_callback(end)
 
     def unload(self, model: str | None) -> list[str]:
         """Stop a model, or all that the host does not start by itself, after their running requests; return their names."""
@@ -286,7 +260,7 @@ class Driver(Front[Ticket]):
     def drain(self) -> None:
         """Refuse new and waiting requests; stop each model once its running requests have ended."""
         self.facts.stopping = True
-        self.schedule.close()
+        self.schedule.configure({})
         for number in [one for one, ticket in self._tickets.items() if not ticket.granted.done()]:
             self._refuse(number, AdmissionRefusedError(503, STOPPING, 5.0))
             self.emit(events.Ended(number))

@@ -18,8 +18,8 @@ from coldstart.host.live import messages
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
 from coldstart.host.live.messages import (
+    BodyMemory,
     BodyMemoryFullError,
-    BoundedBody,
     ClientGoneError,
     Headers,
     Receive,
@@ -46,7 +46,7 @@ class Exchange:
         receive: Receive,
         send: Send,
         *,
-        memory: BoundedBody,
+        memory: BodyMemory,
         heartbeat_s: float,
         model: str | None = None,
         client: ClientKey | None = None,
@@ -60,7 +60,7 @@ class Exchange:
         self.streams = False
         self.keep_s: float | None = None
         self.ticket: Ticket | None = None
-        self.body = b""
+        self.body, self._held_bytes = b"", 0
         self.first_s: float | None = None
         self.stream: Continuation | None = None
 
@@ -71,12 +71,18 @@ class Exchange:
                 with suppress(ClientGoneError):
                     await run_while_connected(self.receive, self._answer)
         finally:
-            self.memory.release()
+            self._release()
+
+    def _release(self) -> None:
+        """Free the memory of the body, once."""
+        self.memory.release(self._held_bytes)
+        self._held_bytes = 0
 
     async def _read(self) -> bool:
         """Read and parse the body; return whether the request can be answered."""
         try:
             self.body = await self.memory.read(self.receive)
+            self._held_bytes = len(self.body)
             self.asked, self.streams = messages.parse_routing(self.body)
             self.keep_s = messages.find_keep_alive(self.scope)
             return True
@@ -206,7 +212,7 @@ class Exchange:
             if self.stream is not None and answer.status != 200:
                 self.stream = ticket.stream = None
             if self.stream is None:
-                self.memory.release()
+                self._release()
             if self.status:
                 await self._more(messages.comment("coldstart " + self._timing(replica, ticket)))
             else:

@@ -4,8 +4,8 @@ A server hangs if one of these conditions holds at each check during `hang_timeo
 
 - during its start, or if it has no API process, a signal has stopped one of its processes;
 - its API process does not answer GET /health;
-- requests wait for the next byte of their answers, and no body of any answer grew; and no counter of the engine in
-  GET /metrics has changed; and its processes, except the API process, have used almost no CPU time.
+- requests wait for the next byte of their answers; and no counter of the engine in GET /metrics has changed; and its
+  processes, except the API process, have used almost no CPU time.
 
 A long prefill or compilation does not count as a hang: the API process answers, and the engine computes. Nor does a client
 that does not read its answer: no byte is waited for. Without the engine's counters (`--disable-log-stats`) the third condition
@@ -20,7 +20,6 @@ import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.host.live.servers import ModelServer
@@ -32,14 +31,6 @@ INTERVALS = 4
 _IDLE_SHARE = 0.05
 _COUNTER = b"vllm:"
 _HOLDS_REQUESTS = re.compile(rb"^vllm:num_requests_(?:running|waiting)(?:{.*})? (?!0(?:\.0)?$)", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Observation of one check: bytes of all bodies, and the engine's counters, None if they were not readable."""
-
-    received: int
-    counters: bytes | None
 
 
 class HangDetector:
@@ -54,7 +45,7 @@ class HangDetector:
     ) -> None:
         self._server, self._upstream = server, upstream
         self._probe = Upstream(place) if place is not None else None
-        self._seen = _Seen(0, None)
+        self._counters = b""
 
     async def find(self, timeout_s: Callable[[], float]) -> str:
         """Wait until the server hangs, and return the reason. `timeout_s` returns the current `hang_timeout_s`."""
@@ -83,17 +74,16 @@ class HangDetector:
     async def _stands_still(self, probe: Upstream, interval_s: float) -> bool:
         metrics = await _ask(probe, "/metrics", interval_s)
         lines = [line for line in (metrics or b"").splitlines() if line.startswith(_COUNTER)]
-        counters = b"\n".join(lines)
-        seen = _Seen(self._upstream.received if self._upstream else 0, counters or None)
-        before, self._seen = self._seen, seen
+        before, self._counters = self._counters, b"\n".join(lines)
         used_s = await asyncio.to_thread(self._server.used_processor_s)
-        unchanged = seen.counters is not None and seen == before
-        return unchanged and self._holds_requests(counters) and used_s < _IDLE_SHARE * interval_s
-
-    def _holds_requests(self, counters: bytes) -> bool:
         if self._upstream is not None:
-            return self._upstream.awaits_bytes
-        return _HOLDS_REQUESTS.search(counters) is not None
+            waits = self._upstream.awaits_bytes
+        else:
+            waits = _HOLDS_REQUESTS.search(self._counters) is not None
+        # Without counters that can be read nothing is known.
+        return (
+            bool(self._counters) and self._counters == before and waits and used_s < _IDLE_SHARE * interval_s
+        )
 
 
 async def _ask(probe: Upstream, path: str, limit_s: float) -> bytes | None:

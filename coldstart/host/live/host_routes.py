@@ -51,12 +51,10 @@ async def _load(driver: Driver, request: Request) -> Response:
     except ValueError as error:
         return messages.refuse(400, str(error))
     try:
-        ticket = driver.enter(request.path_params["name"], counted=False)
+        ticket = driver.load(request.path_params["name"], keep_s)
     except AdmissionRefusedError as refused:
         return messages.refuse(refused.status, refused.reason, refused.retry_after_s, hint=refused.hint)
     was_ready = ticket.granted.done()  # or it is refused at once
-    ticket.keep_s = keep_s
-    ticket.granted.add_done_callback(lambda _: driver.leave(ticket))
     if waits == "true":
         try:
             await run_while_connected(request.receive, lambda: asyncio.wait([ticket.granted]))

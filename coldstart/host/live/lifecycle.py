@@ -1,7 +1,7 @@
 """Servers of the host's models, from the start order until their processes have ended; in between they may sleep and wake up.
 
 The tiers `asleep-N` are vLLM's sleep levels (`/sleep?level=N`, `/wake_up`), which vLLM offers with
-`--enable-sleep-mode` on platforms that support it. In the tier `template` no server runs.
+`--enable-sleep-mode` on platforms that support it.
 
 Invariant: every order results in exactly one event, whatever happens to the process: a start in Started or Failed, a
 leave order in Left.
@@ -25,10 +25,10 @@ from coldstart.host.live.profiles import Meter, show_devices
 from coldstart.host.live.record import Record
 from coldstart.host.live.servers import ModelServer, Ready, StartFailedError, end_by_force
 from coldstart.host.live.starter_client import Starter
-from coldstart.host.live.templates import RUNTIME, Templates
+from coldstart.host.live.templates import RUNTIME, RuntimeTemplate
 from coldstart.host.live.upstream import Replica, Upstream
 from coldstart.host.model_state import State
-from coldstart.host.specification import STOPPED, TEMPLATE
+from coldstart.host.specification import STOPPED
 
 STOPPING = "the host is stopping"
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
@@ -53,10 +53,10 @@ class Residence(Replica):
         """Return whether the server is ready and not ending."""
         return bool(self.start_s) and not self.is_ending
 
-    async def post(self, path: str) -> bool:
-        """Return whether the server carries out an order."""
+    async def post(self, path: str, timeout_s: float) -> bool:
+        """Return whether the server carries out an order in this time."""
         try:
-            async with await self.upstream.request("POST", path) as answer:
+            async with asyncio.timeout(timeout_s), await self.upstream.request("POST", path) as answer:
                 await answer.read()
                 return answer.status == 200
         except OSError:  # includes TimeoutError
@@ -70,7 +70,7 @@ class Residence(Replica):
 
 
 class Lifecycle:
-    """Servers and templates of one host. `emit` sends an event to the core; `residences` are the servers by model."""
+    """Servers and template of one host. `emit` sends an event to the core; `residences` are the servers by model."""
 
     def __init__(
         self,
@@ -88,45 +88,32 @@ class Lifecycle:
         self.record, self.emit, self.clock, self.meter = record, emit, clock, meter
         self.log, self.facts = record.log, record.facts
         self.residences: dict[str, Residence] = {}
-        self.templates = Templates(
-            servers,
-            core.settings,
-            residences=self.residences,
-            emit=emit,
-            meter=meter,
-            log=self.log,
-            facts=self.facts,
-            assumed_bytes=template_bytes,
+        self.template = RuntimeTemplate(
+            servers, meter=meter, log=self.log, facts=self.facts, reserved_bytes=template_bytes
         )
         self._tasks = Tasks(self.log)
 
-    def carry_out(self, order: events.Start | events.Leave | events.Abort) -> None:
+    def carry_out(self, order: events.Start | events.Leave) -> None:
         """Begin to carry out an order of the core."""
         match order:
             case events.Start(model, tier):
                 known = self.residences.get(model)
                 self._tasks.spawn(self._wake(known, tier.name) if known else self._start(model, tier.name))
             case events.Leave(model, tier, reason):
-                known = self.residences.get(model)
-                leaving = (
-                    self._leave(known, tier.name, reason) if known else self._end(model, events.Left(model))
-                )
-                self._tasks.spawn(leaving)
-            case events.Abort(model):
-                self.log.write("start aborted", model=model, reason=self._too_late())
-                if model in self.residences:
-                    self._tasks.spawn(self.residences[model].end(self._too_late()))
-                else:
-                    self.templates.abort(model)
+                self._tasks.spawn(self._leave(model, tier.name, reason))
 
     def _too_late(self) -> str:
-        return f"the server was not ready within {self.core.settings.ready_timeout_s:g} s"
+        return f"the server was not ready within {self._ready_timeout_s:g} s"
+
+    @property
+    def _ready_timeout_s(self) -> float:
+        return self.core.settings.ready_timeout_s
 
     async def _start(self, model: str, tier: str) -> None:
         """Start a server, and observe it until its end."""
         launch, began = self.launches[model], self.clock()
         self.log.write("start", model=model, tier=tier)
-        await self.templates.prepare(launch)
+        await self.template.wait(launch)
         waited_s = self.clock() - began
         server = self._begin(launch, began)
         if server is None:
@@ -143,17 +130,20 @@ class Lifecycle:
             del self.residences[model]
             self.record.record_end(model)
         if residence.is_ending and residence.start_s:
-            await self._end(model, events.Left(model))
+            self.emit(events.Left(model))
+            if (known := self.core.models.get(model)) and known.state is State.ASLEEP:
+                # It should have gone to sleep and failed: nothing of it remains.
+                self.emit(events.Outdated(model, "it did not go to sleep"))
             return
         if residence.start_s:
             self.log.write("server died", model=model, reason=residence.reason)
         external = server.was_killed or bool(residence.fault)
         cause = residence.failure or Failure(residence.reason)
-        await self._end(model, events.Failed(model, cause.message, external, cause.hint, cause.code))
+        self.emit(events.Failed(model, cause.message, external, cause.hint, cause.code))
 
     def _begin(self, launch: Launch, began: float) -> ModelServer | None:
         """Return a new server; if it cannot be created, report a failed start to the core and return None."""
-        left = self.core.settings.ready_timeout_s - (self.clock() - began)
+        left = self._ready_timeout_s - (self.clock() - began)
         try:
             if left > 0 and not self.facts.stopping:
                 return self.servers.begin(launch, left, env=show_devices(launch))
@@ -161,11 +151,15 @@ class Lifecycle:
         except OSError as error:  # no descriptor, no disk, no process
             reason = f"cannot start a server: {error.strerror or error}"
         self._record_failed_start(launch.name, reason, self.clock() - began)
-        self._tasks.spawn(self._end(launch.name, events.Failed(launch.name, reason)))
+        self.emit(events.Failed(launch.name, reason))
         return None
 
     async def _came_up(self, residence: Residence, waited_s: float) -> bool:
         """Wait until the server is ready, and return whether it is. Before it began, its start waited for a template."""
+        left = self._ready_timeout_s - (self.clock() - residence.began)
+        if not (await asyncio.wait([residence.server.ready], timeout=left))[0]:
+            self.log.write("start aborted", model=residence.name, reason=self._too_late())
+            await residence.end(self._too_late())
         try:
             ready = await residence.server.ready
         except StartFailedError as failed:
@@ -189,10 +183,11 @@ class Lifecycle:
                 continue
             with suppress(OSError):  # includes ProcessLookupError
                 pid, sharers = residence.ready.pid, self._count_sharers(name)
-                self.record.record_gpu_memory(name, await asyncio.to_thread(self.meter.gpu_memory, pid))
-                memory = await asyncio.to_thread(self._measure, name, pid, sharers)
+                self.facts.get_model(name).gpu_memory_bytes = await asyncio.to_thread(
+                    self.meter.gpu_memory, pid
+                )
+                memory = await asyncio.to_thread(self._measure, pid, sharers)
                 if memory is not None and not ended.done():
-                    self.record.record_memory(self.core.residents, name, memory)
                     self.emit(events.Measured(name, memory))
 
     def _count_sharers(self, model: str) -> int:
@@ -201,12 +196,10 @@ class Lifecycle:
         forked = [name for name, one in self.residences.items() if one.serves and one.ready.mode == mode]
         return len(forked) if model in forked else 0
 
-    def _measure(self, model: str, pid: int, sharers: int) -> int | None:
-        """Return the bytes that the server's process and the model's template hold, None if it cannot be measured."""
-        if (server := self.meter.tree(pid)) is None:
-            return None
-        own = server - self.templates.measure_lent(sharers)
-        return max(1, own) + self.templates.memory_beside(model)
+    def _measure(self, pid: int, sharers: int) -> int | None:
+        """Return the bytes that the server's processes hold beside the template, None if they cannot be measured."""
+        server = self.meter.tree(pid)
+        return None if server is None else max(1, server - self.template.measure_lent(sharers))
 
     async def _end_if_hung(self, residence: Residence) -> None:
         """Kill the server if it hangs; its end is then a failure."""
@@ -217,22 +210,26 @@ class Lifecycle:
         self.log.write("server hung", model=residence.name, reason=found)
         server.kill()
 
-    async def _leave(self, residence: Residence, tier: str, reason: str) -> None:
+    async def _leave(self, model: str, tier: str, reason: str) -> None:
         """Put the server to sleep for a sleeping tier; end it for another tier, or if it cannot sleep."""
-        sleeps = tier not in (STOPPED, TEMPLATE)
-        if not sleeps or not await residence.post(f"/sleep?level={tier.removeprefix(_SLEEP)}"):
+        if (residence := self.residences.get(model)) is None:
+            self.emit(events.Left(model))
+            return
+        if tier == STOPPED or not await residence.post(
+            f"/sleep?level={tier.removeprefix(_SLEEP)}", self._ready_timeout_s
+        ):
             self.log.write("stop", model=residence.name, tier=tier, reason=reason)
             await residence.end()
             return
         self.log.write("sleep", model=residence.name, tier=tier, reason=reason)
-        self.record.record_gpu_memory(residence.name, None)
+        self.facts.get_model(residence.name).gpu_memory_bytes = None
         self.emit(events.Left(residence.name))
         self._retire_if_outdated(residence.launch)
 
     async def _wake(self, residence: Residence, tier: str) -> None:
         """Wake the server up; end it if that fails."""
         began = self.clock()
-        if await residence.post("/wake_up"):
+        if await residence.post("/wake_up", self._ready_timeout_s):
             residence.start_s = self.clock() - began
             # The stages and fallbacks in the ready file are those of the start, not of this waking.
             self._report_ready(residence, replace(residence.ready, document={}), tier)
@@ -240,17 +237,6 @@ class Lifecycle:
         residence.start_s, residence.reason = 0.0, "the server did not wake up"
         self._record_failed_start(residence.name, residence.reason, self.clock() - began)
         await residence.end()
-
-    async def _end(self, model: str, event: events.Left | events.Failed) -> None:
-        """Send the core the event that ends a server, and first drop its template if the target tier does not retain it."""
-        known = self.core.models.get(model)
-        target = known.target if known else None
-        if isinstance(event, events.Failed) or target is None or target.name != TEMPLATE:
-            await self.templates.drop(model)
-        self.emit(event)
-        if known and known.state is State.ASLEEP and not self.templates.holds(model):
-            # It should have gone to sleep and failed: nothing of it remains.
-            self.emit(events.Outdated(model, "it did not go to sleep"))
 
     def _report_ready(self, residence: Residence, ready: Ready, mode: str) -> None:
         self.record.record_start(residence.name, ready, mode, residence.start_s)
@@ -262,23 +248,21 @@ class Lifecycle:
             self.record.record_failed_start(model, reason, seconds)
 
     def _retire_if_outdated(self, launch: Launch) -> None:
-        """Retire a server or a template if it would now be started with other arguments."""
+        """Retire a server if it would now be started with other arguments."""
         now = self.launches.get(launch.name)
         if now is not None and now.same_server != launch.same_server:
             self.emit(events.Outdated(launch.name))
 
     def begin(self) -> None:
         """Start the runtime template if the settings require one."""
-        self.templates.configure(self.launches.values(), self.core.settings)
+        self.template.configure(self.launches.values(), self.core.settings)
 
     def configure(self, launches: Mapping[str, Launch]) -> None:
-        """Apply other launches and the core's settings; retire servers and templates with outdated arguments."""
+        """Apply other launches and the core's settings; retire servers with outdated arguments."""
         self.launches = launches
-        running = self.templates.list_engine_launches()
-        running |= {name: residence.launch for name, residence in self.residences.items()}
-        for name, launch in running.items():
+        for name, residence in list(self.residences.items()):
             if self.core.models[name].state is not State.STARTING:
-                self._retire_if_outdated(launch)
+                self._retire_if_outdated(residence.launch)
         self.begin()
 
     def drain(self) -> None:
@@ -286,7 +270,7 @@ class Lifecycle:
         for name, model in list(self.core.models.items()):
             if model.state is State.STARTING and name in self.residences:
                 self._tasks.spawn(self.residences[name].end())
-        self.templates.drain()
+        self.template.drain()
 
     def kill(self) -> None:
         """End every server at once."""
@@ -296,7 +280,7 @@ class Lifecycle:
             residence.server.stop()
 
     async def close(self) -> None:
-        """Wait until every server and template has ended."""
+        """Wait until every server and the template have ended."""
         await self._tasks.wait()
-        await self.templates.close()
+        await self.template.close()
         await self.servers.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from math import ceil, inf
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -38,42 +38,33 @@ class BodyMemory:
         self.total = max(limits.buffered_bytes, limits.body_bytes)
         self.used = 0
 
-    def create_body(self) -> BoundedBody:
-        """Return an empty body for a request."""
-        return BoundedBody(self)
-
-
-class BoundedBody:
-    """Body of one request. Its size counts towards the gateway's memory until `release`."""
-
-    def __init__(self, memory: BodyMemory) -> None:
-        self._memory, self._size = memory, 0
-
     async def read(self, receive: Receive) -> bytes:
-        """Return the complete body.
+        """Return the complete body of a request. Its size counts until `release`.
 
         Raises:
             ClientGoneError: The client disconnected.
             BodyMemoryFullError: No memory is left for the body.
         """
-        parts = []
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            part = message.get("body", b"")
-            if self._memory.used + len(part) > self._memory.total:
-                raise BodyMemoryFullError
-            self._memory.used += len(part)
-            self._size += len(part)
-            parts.append(part)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+        parts: list[bytes] = []
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                part = message.get("body", b"")
+                if self.used + len(part) > self.total:
+                    raise BodyMemoryFullError
+                self.used += len(part)
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+        except BaseException:
+            self.release(sum(map(len, parts)))
+            raise
 
-    def release(self) -> None:
-        """Drop the body and free its memory."""
-        self._memory.used -= self._size
-        self._size = 0
+    def release(self, size: int) -> None:
+        """Free the memory of a body of `size` bytes."""
+        self.used -= size
 
 
 class _Routing(msgspec.Struct):
@@ -162,15 +153,6 @@ def event(data: bytes) -> bytes:
 def comment(text: str) -> bytes:
     """Return a server-sent-events comment, which keeps the connection alive and which clients ignore."""
     return b": " + text.encode() + b"\n\n"
-
-
-def timing(marks: Iterable[tuple[str, float | None, str | None]]) -> str:
-    """Format a Server-Timing header value from (name, seconds, description); entries with None seconds are omitted."""
-    entries = []
-    for name, seconds, about in marks:
-        if seconds is not None:
-            entries.append(f"{name};dur={seconds * 1000:.3f}" + (f';desc="{about}"' if about else ""))
-    return ", ".join(entries)
 
 
 class ClientGoneError(Exception):
@@ -291,7 +273,7 @@ def build_for_response(number: bytes, mode: str, server_timing: str) -> Headers:
 
 def format_timing(replica: Replica, ticket: Ticket, first_s: float | None) -> str:
     """Return the Server-Timing value of a request whose first chunk came after `first_s` seconds."""
-    start = None if ticket.hit else replica.start_s
-    return timing(
-        [("queued", ticket.queued_s, None), ("start", start, replica.mode), ("first-token", first_s, None)]
-    )
+    start_s = None if ticket.hit else replica.start_s
+    marks = (("queued", ticket.queued_s), ("start", start_s), ("first-token", first_s))
+    about = {"start": f';desc="{replica.mode}"'} if replica.mode else {}
+    return ", ".join(f"{name};dur={s * 1000:.3f}{about.get(name, '')}" for name, s in marks if s is not None)

@@ -124,19 +124,13 @@ class Metrics(Collector):
         )
         self.registry.register(self)
 
-    def counter(
-        self, name: str, about: str, labels: tuple[str, ...], *, prefix: str | None = None
-    ) -> Counter:
+    def counter(self, name: str, about: str, labels: tuple[str, ...], *, prefix: str = "") -> Counter:
         """Return a new counter."""
-        return Counter(
-            (self._prefix if prefix is None else prefix) + name, about, labels, registry=self.registry
-        )
+        return Counter((prefix or self._prefix) + name, about, labels, registry=self.registry)
 
-    def histogram(
-        self, name: str, about: str, labels: tuple[str, ...], *, prefix: str | None = None
-    ) -> Histogram:
+    def histogram(self, name: str, about: str, labels: tuple[str, ...], *, prefix: str = "") -> Histogram:
         """Return a new histogram of seconds."""
-        name = (self._prefix if prefix is None else prefix) + name
+        name = (prefix or self._prefix) + name
         return Histogram(name, about, labels, buckets=BUCKETS_S, registry=self.registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -166,31 +160,6 @@ class Metrics(Collector):
     def text(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
-
-
-class StartMetrics:
-    """Counters and histograms of starts, which `Record` updates as each start ends."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.starts = metrics.histogram(
-            "start_seconds", "Duration in seconds of successful starts.", ("model", "mode")
-        )
-        self.phases = metrics.histogram(
-            "start_phase_seconds",
-            "Time in seconds in a phase of a successful start; a phase can contain others.",
-            ("phase", "mode"),
-            prefix="coldstart_",
-        )
-        self.failed = metrics.counter("failed_starts", "Number of failed starts.", ("model",))
-        self.missed = metrics.counter(
-            "prewarms_missed", "Number of scheduled moments at which the model did not start.", ("model",)
-        )
-        self.fallbacks = metrics.counter(
-            "fallbacks",
-            "Number of fallbacks of successful starts, by section of the bundle or start mode.",
-            ("section",),
-            prefix="coldstart_",
-        )
 
 
 def sum_phases(phases: Mapping[str, float]) -> dict[str, float]:

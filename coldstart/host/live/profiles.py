@@ -6,25 +6,18 @@ it. That memory is not the memory of a GPU, so on a GPU the host's file must giv
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-from collections.abc import Callable, Container, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.template_levels import ENGINE
 from coldstart.errors import UsageError
 from coldstart.host.configuration import HostFile, Profile, Profiles
 from coldstart.host.launches import FAIL, FORKED, Launch
-from coldstart.launch import modes, template_pool
-from coldstart.launch.modes import SNAPSHOT, TEMPLATE_ENGINE
 from coldstart.models import inspection, resolver
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import weight_files
@@ -32,7 +25,6 @@ from coldstart.system import runtime
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
-from coldstart.system.snapshot import criu, runtime_image
 
 
 def look_up_model(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
@@ -64,16 +56,13 @@ def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arg
     return found.vllm_args, "" if lender is None else f"{lender.name}:v{lender.version}"
 
 
-def look_up_launch(
-    launch: Launch, cache: Cache, *, offline: bool, use: Callable[[Arguments], str] | None = None
-) -> Lookup:
-    """Look up the bundle of a launch. Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail".
-
-    `use` is as in `inspection.miss`.
-    """
+def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
+    """Look up the bundle of a launch. Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail"."""
     found = look_up_model(launch, cache, offline=offline)
     if found.bundle is None and launch.on_miss == FAIL:
-        raise inspection.miss(found, use)
+        raise inspection.miss(
+            found, lambda recorded: f"use the arguments of that bundle: {shlex.join(recorded)}"
+        )
     return found
 
 
@@ -83,35 +72,25 @@ ASSUMED_RUNTIME = 1 << 30
 ASSUMED_START_S = 60.0
 # Pages of torch and vLLM in a runtime template. A server forked from it shares them.
 RUNTIME_TEMPLATE_BYTES = 540 << 20
-# Stages that a server forked from its engine template still runs.
-_STILL_TO_DO = ("start engine", "build app", "first token")
-_DONE_WITHIN = ("build worker",)
 
 
-def create_profiles(cache: Cache, *, offline: bool, typed: Container[str] = ()) -> Profiles:
-    """Return profiles that are read from bundles; `typed` are the models of the command line, not of a host file.
+def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
+    """Return profiles that are read from bundles.
 
     They raise what a lookup raises, NoBundleError if the launch requires a bundle, and UsageError if no source gives
     the memory.
     """
 
     def profile(launch: Launch) -> Profile:
-        if launch.engine_template and (why := TEMPLATE_ENGINE.unavailable()):
-            raise UsageError(
-                f"models.{launch.name}: engine_template: {why.reason}",
-                hint="remove engine_template from the host file",
-            )
         if not runtime.targets_cpu():
             raise UsageError(
                 f"models.{launch.name}: bundles do not contain the GPU memory of a model",
                 hint="write memory and start_s for it in the host file",
             )
-        use = _type_arguments if launch.name in typed else partial(_write_arguments, launch.name)
-        found = look_up_launch(launch, cache, offline=offline, use=use)
-        known = replace(choose_profile(launch, found), needs_no_template=needs_no_template(launch, found))
-        if launch.mode not in FORKED or known.needs_no_template:
-            return known
-        return replace(known, shared=min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4))
+        found = look_up_launch(launch, cache, offline=offline)
+        known = choose_profile(launch, found)
+        shared = min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4) if launch.mode in FORKED else 0
+        return replace(known, shared=shared)
 
     return profile
 
@@ -119,33 +98,6 @@ def create_profiles(cache: Cache, *, offline: bool, typed: Container[str] = ()) 
 def find_template_bytes() -> int:
     """Return the bytes that a runtime template counts with: the GPU's memory has none of it."""
     return RUNTIME_TEMPLATE_BYTES if runtime.targets_cpu() else 0
-
-
-def _type_arguments(args: Arguments) -> str:
-    return f"type -- {shlex.join(args)}"
-
-
-def _write_arguments(model: str, args: Arguments) -> str:
-    # JSON's strings and lists are also TOML's.
-    return f"write args = {json.dumps(args)} in [models.{model}]"
-
-
-def needs_no_template(launch: Launch, found: Lookup) -> bool:
-    """Return whether a start uses the user's engine template, or a snapshot that CRIU can restore, and no runtime template."""
-    return launch.mode == modes.AUTO and (_has_engine_template(found) or _has_snapshot(found))
-
-
-def _has_engine_template(found: Lookup) -> bool:
-    with suppress(OSError, UsageError):  # no private directory for sockets
-        return TEMPLATE_ENGINE.unavailable() is None and bool(template_pool.find(ENGINE, found.key.digest))
-    return False
-
-
-def _has_snapshot(found: Lookup) -> bool:
-    if found.bundle is None:
-        return False
-    has_snapshot = runtime_image.engine_place(found.cache.runtimes, found.bundle.digest).is_dir()
-    return has_snapshot and SNAPSHOT.unavailable() is None and criu.missing() is None
 
 
 def choose_profile(launch: Launch, found: Lookup) -> Profile:
@@ -158,17 +110,7 @@ def read_profile(bundle: Bundle) -> Profile | None:
     """Return memory and seconds of the bundle's verification run; None if the bundle does not contain them."""
     if (proof := inspection.read_proof(bundle)) is None:
         return None
-    return Profile(proof.memory_bytes, proof.ready_s, "bundle", _forked(proof.spans))
-
-
-def _forked(spans: Any) -> float | None:
-    """Return the seconds of a start from an engine template, computed from the phases of the verification run."""
-    try:
-        seconds = sum(float(spans[name]) for name in _STILL_TO_DO)
-        seconds -= sum(float(spans[name]) for name in _DONE_WITHIN)
-    except (KeyError, TypeError, ValueError):
-        return None
-    return max(0.0, seconds)
+    return Profile(proof.memory_bytes, proof.ready_s, "bundle")
 
 
 def weights_bytes(model: Path | None) -> int:

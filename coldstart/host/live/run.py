@@ -11,7 +11,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ from coldstart.system.proc.processes import has_terminal
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Address and behaviour of a host; `config` is the file to watch, `typed` the models of the command line."""
+    """Address and behaviour of a host; `config` is the file to watch."""
 
     cache: Cache
     endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
@@ -46,11 +46,6 @@ class HostOptions:
     offline: bool = False
     heartbeat_s: float = HEARTBEAT_S
     drain_s: float | None = None
-    typed: Collection[str] = ()
-
-    def is_in_file(self, model: str) -> bool:
-        """Return whether the host file has the arguments of the model."""
-        return self.config is not None and model not in self.typed
 
 
 class ModelHost:
@@ -84,7 +79,7 @@ class ModelHost:
 
     async def _main(self, sock: socket.socket, directory: Path) -> None:
         options = self.options
-        starter = Starter(directory, options.cache, offline=options.offline, in_file=options.is_in_file)
+        starter = Starter(directory, options.cache, offline=options.offline)
         starter.warm()
         meter = Meter(on_cpu=runtime.targets_cpu())
         self.driver = Driver(

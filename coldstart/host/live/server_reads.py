@@ -49,9 +49,14 @@ def merge(own: str, servers: Iterable[tuple[str, str]]) -> tuple[str, list[str]]
     omitted = []
     for model, text in servers:
         try:
-            _add(families, _parse(text, model))
+            found = _parse(text, model)
         except ValueError:
+            found = None
+        if found is None or any(families.get(name, one).kind != one.kind for name, one in found.items()):
             omitted.append(model)
+            continue
+        for name, family in found.items():
+            families.setdefault(name, _Family(family.kind, family.help)).samples += family.samples
     return "".join(_format(name, family) for name, family in families.items()), omitted
 
 
@@ -94,15 +99,6 @@ def _relabel(name: str, labels: str, value: str, label: str) -> str:
     return f"{name}{{{joined}}} {value}\n" if joined else f"{name} {value}\n"
 
 
-def _add(families: dict[str, _Family], more: dict[str, _Family]) -> None:
-    """Append the samples of another text. Raises ValueError, and changes nothing, if a family has another type."""
-    for name, family in more.items():
-        if name in families and families[name].kind != family.kind:
-            raise ValueError(f"{name} is a {families[name].kind} and a {family.kind}")
-    for name, family in more.items():
-        families.setdefault(name, _Family(family.kind, family.help)).samples += family.samples
-
-
 def _format(name: str, family: _Family) -> str:
     about = f"# HELP {name} {family.help}\n" if family.help else ""
     return f"{about}# TYPE {name} {family.kind}\n" + "".join(family.samples)
@@ -142,10 +138,14 @@ async def read(residence: Residence, path: str, timeout_s: float) -> tuple[int, 
 async def add_metrics(own: bytes, residences: Iterable[Residence]) -> str:
     """Return the host's own metrics with those of its running servers, each labelled with its model."""
     serving = [residence for residence in residences if residence.serves]
-    found = await asyncio.gather(*map(_read_metrics, serving))
-    texts = {residence.name: text for residence, text in zip(serving, found, strict=True)}
+    texts = await asyncio.gather(*map(_read_metrics, serving))
+    given = [(one.name, text) for one, text in zip(serving, texts, strict=True) if text is not None]
     # A thread, because many servers have many lines.
-    return await asyncio.to_thread(_merge, own.decode(), texts)
+    merged, omitted = await asyncio.to_thread(merge, own.decode(), given)
+    were_read = {model for model, _ in given}.difference(omitted)
+    lines = [f'{_READ}{{model="{escape(one.name)}"}} {int(one.name in were_read)}\n' for one in serving]
+    about = f"# HELP {_READ} 1 if the server's own metrics are included, else 0.\n# TYPE {_READ} gauge\n"
+    return merged + about + "".join(lines)
 
 
 async def _read_metrics(residence: Residence) -> str | None:
@@ -154,12 +154,3 @@ async def _read_metrics(residence: Residence) -> str | None:
         return body.decode() if status == 200 else None
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _merge(own: str, texts: dict[str, str | None]) -> str:
-    given = [(model, text) for model, text in texts.items() if text is not None]
-    merged, omitted = merge(own, given)
-    read_models = {model for model, _ in given}.difference(omitted)
-    lines = [f'{_READ}{{model="{escape(model)}"}} {int(model in read_models)}\n' for model in texts]
-    about = f"# HELP {_READ} 1 if the server's own metrics are included, else 0.\n# TYPE {_READ} gauge\n"
-    return merged + about + "".join(lines)

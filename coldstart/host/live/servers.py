@@ -1,17 +1,15 @@
 """Server processes of a gateway, each observed over its lease, a connection to its supervisor.
 
-The end of the lease reports the end of the server, for any reason. The socket and log of a server are deleted when it
-ends. An order that the starter process did not begin, because it was killed or replaced, is sent again. A supervisor that a
-signal has stopped cannot report its server's end, so it is killed then.
+The end of the lease reports the end of the server, for any reason; also of an order that the starter process did not begin
+because it was killed or replaced. The socket and log of a server are deleted when it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +20,7 @@ from coldstart.host.live.server_log import ServerLog
 from coldstart.launch.modes import STANDBY
 from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.peers import PeerError
-from coldstart.system.proc import exits, processes
+from coldstart.system.proc import exits
 from coldstart.system.proc.tree import ProcessTree
 from coldstart.system.start_progress import KEY, StartProgress
 from coldstart.system.timeline import Span, Timeline
@@ -58,21 +56,17 @@ class Ready:
 
 # Interval in seconds at which the size of a server's log is checked.
 LOOK_AT_LOG_S = 10.0
-# Interval in seconds at which the supervisor of a server that has ended is checked.
-REPORT_S = 1.0
-# Number of times that an order is sent.
-ORDERS = 3
 
 
 class ModelServer:
-    """One server, or template, from its start order to its end. `order` sends the order to the starter and returns the lease.
+    """One server, or template, from its start order to its end, observed over its `lease`.
 
     `ready` raises StartFailedError. `ended` returns how it ended, after its files are deleted; `was_killed` is then
     whether another program killed it with SIGKILL. `progress` is what it last reported about its start, None before
     that and once it is ready. It listens at `socket` unless its order names another address.
     """
 
-    def __init__(self, path: Path, log: Path, order: Callable[[], socket.socket]) -> None:
+    def __init__(self, path: Path, log: Path, lease: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         self.socket, self.log = path, ServerLog(log)
         self.ready: asyncio.Future[Ready] = loop.create_future()
@@ -82,34 +76,24 @@ class ModelServer:
         self.progress: StartProgress | None = None
         # Mark the exception as retrieved: a caller may use only one of the two futures.
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._loop, self._order, self._orders, self._reason = loop, order, ORDERS, ""
-        self._failure = Failure("")
-        self._stopping = self._is_final = False
+        self._loop, self._reason, self._failure, self._is_final = loop, "", Failure(""), False
         self._trees: list[ProcessTree] = []
         self._kernel_kills = exits.count_memory_kills()
-        self._send()
-        self._looks = loop.call_later(LOOK_AT_LOG_S, self._look)
-
-    def _send(self) -> None:
-        self._orders -= 1
-        self.ordered_s = self._loop.time()
-        lease = self._order()
         lease.setblocking(False)
         self._channel = json_lines.Channel(lease)
-        self._loop.add_reader(lease, self._receive)
+        loop.add_reader(lease, self._receive)
+        self._looks = loop.call_later(LOOK_AT_LOG_S, self._look)
 
     def stop(self) -> None:
-        """Ask the server to end; a second call ends it at once, as does the first if its supervisor is stopped."""
-        self._stopping = True
+        """Ask the server to end; a second call ends it at once."""
         self._signal(signal.SIGTERM)
 
     def retire(self) -> None:
-        """Retire a template: it ends after all processes forked from it. Kill it if its supervisor is stopped."""
+        """Retire a template: it ends after all processes forked from it."""
         self._signal(signal.SIGUSR1)
 
     def kill(self) -> None:
         """Kill the server and its supervisor, also if they are stopped or do not answer."""
-        self._stopping = True
         for tree in self._trees:
             tree.kill()
         if not self.is_begun and not self.ended.done():
@@ -119,17 +103,12 @@ class ModelServer:
         """Return whether a signal has stopped one of its processes. Blocks."""
         return any(tree.is_stopped() for tree in self._trees)
 
-    def _has_stopped_supervisor(self) -> bool:
-        return bool(self._trees) and processes.is_stopped(self._trees[0].pid)
-
     def used_processor_s(self) -> float:
         """Return the CPU time in seconds that its engine has used since the last call. Blocks."""
         return self._trees[-1].used_processor_s() if self._trees else 0.0
 
     def _signal(self, number: int) -> None:
-        """Have the supervisor act as on this signal; kill it if it is stopped, because it would not."""
-        if self._has_stopped_supervisor():
-            self.kill()
+        """Have the supervisor act as on this signal."""
         if not self.ended.done():
             with suppress(OSError):
                 self._channel.send({"signal": int(number)})
@@ -144,7 +123,7 @@ class ModelServer:
         except PeerError as error:
             self._reason, messages = str(error), None
         if messages is None:
-            self._lost()
+            self._close()
             return
         for message in messages:
             self._process_message(message)
@@ -161,7 +140,6 @@ class ModelServer:
             # The process of a standby engine continues after its server has ended.
             if ready.pid is not None and ready.mode != STANDBY.name:
                 self._trees.append(ProcessTree(ready.pid))
-                self._watch(ready.pid)
             self.progress = None
             self.ready.set_result(ready)
         elif "failed" in message:
@@ -174,46 +152,9 @@ class ModelServer:
         elif "exit" in message:
             self._reason = self._reason or f"the server ended with exit code {message['exit']}"
 
-    def _watch(self, pid: int) -> None:
-        """Check the supervisor once this process has ended."""
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:  # it has ended, or no descriptor is free
-            self._check_supervisor()
-            return
-
-        def end() -> None:
-            self._loop.remove_reader(pidfd)
-            os.close(pidfd)
-            self._check_supervisor()
-
-        self._loop.add_reader(pidfd, end)
-
-    def _check_supervisor(self) -> None:
-        if self.ended.done():
-            return
-        if self._has_stopped_supervisor():
-            self.kill()
-        self._loop.call_later(REPORT_S, self._check_supervisor)
-
-    def _lost(self) -> None:
-        """Send the order again if no supervisor has begun it; else the server has ended."""
-        if self.is_begun or self._reason or self._stopping or not self._orders:
-            self._close()
-            return
-        self._release()
-        try:
-            self._send()
-        except OSError as error:
-            self._reason = f"cannot start a server: {error.strerror or error}"
-            self._close()
-
-    def _release(self) -> None:
+    def _close(self) -> None:
         self._loop.remove_reader(self._channel.socket)
         self._channel.close()
-
-    def _close(self) -> None:
-        self._release()
         self._looks.cancel()
         if not self._reason:
             died = "supervisor" if self.is_begun else "starter process"

@@ -19,15 +19,20 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+import msgspec
+
+from coldstart.contract.weights import PacedFetch
 from coldstart.errors import NoBundleError
 from coldstart.host.events import Failure
+from coldstart.host.launches import WARN, Launch
 from coldstart.host.live.log import describe_failure
+from coldstart.host.tables import decode_arguments
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
@@ -43,9 +48,35 @@ if TYPE_CHECKING:
 GRACE_S = 10.0
 # Interval in seconds at which a retired template is checked for remaining servers.
 RETIRES_S = 0.5
-# Place of the vLLM arguments of a command line, as hints name it.
-AFTER = "after --"
 Run = Callable[[Mapping[str, Any], json_lines.Channel], int]
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrder:
+    """Order to start a server of `launch`, or a template of the level `template`.
+
+    The server listens as vLLM's arguments in `listen` define; `environment` is added to its environment. `pace` limits the
+    rate at which weights are fetched. `cache` and `templates` are directories.
+    """
+
+    launch: Launch
+    ready_timeout_s: float
+    cache: str
+    templates: str
+    offline: bool = False
+    listen: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    pace: PacedFetch | None = None
+    template: str | None = None
+
+    def encode(self) -> dict[str, Any]:
+        """Return the message for the starter process."""
+        return cast("dict[str, Any]", msgspec.to_builtins(self))
+
+    @classmethod
+    def parse(cls, message: Mapping[str, Any]) -> StartOrder:
+        """Return the order of a message."""
+        return msgspec.convert(message, cls, dec_hook=decode_arguments)
 
 
 def main(descriptor: int) -> None:
@@ -104,10 +135,8 @@ def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run)
         killed = exits.is_kill(getattr(error, "code", None))
         # The log of a server has nothing to add to an error of vLLM that was recognized in it.
         flags = {"killed": killed, "final": getattr(error, "is_final", False)}
-        failed = asdict(_describe(error, message.get("place", AFTER)))
-        return _send(
-            channel, {"failed": failed} | {name: True for name, is_set in flags.items() if is_set}, 1
-        )
+        failed = {"failed": asdict(_describe(error))}
+        return _send(channel, failed | {name: True for name, is_set in flags.items() if is_set}, 1)
     return _send(channel, {"exit": code}, code)
 
 
@@ -117,11 +146,9 @@ def _send(channel: json_lines.Channel, message: Mapping[str, Any], code: int) ->
     return code
 
 
-def _describe(error: Exception, place: str) -> Failure:
-    """Return the error; its hint names the `place` of vLLM's arguments if vLLM rejected them."""
+def _describe(error: Exception) -> Failure:
     if (failure := describe_failure(error)) is not None:
-        is_final = getattr(error, "is_final", False)
-        return replace(failure, hint=failure.hint.replace(AFTER, place)) if is_final else failure
+        return failure
     import traceback
 
     traceback.print_exception(error)
@@ -150,13 +177,16 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     Raises the errors of planning and starting.
     """
     channel.send({"process": os.getpid()})
-    if message["template"] is not None:
-        return _template(message, channel)
+    order = StartOrder.parse(message)
+    # Set the environment before any code looks for a device.
+    os.environ.update(order.environment)
+    if order.template is not None:
+        return _template(order, order.template, channel)
     from coldstart.launch import driver
     from coldstart.system import secrets, start_progress
 
     request = replace(
-        _request(message, (*message["listen"], "--served-model-name", *message["served"])),
+        _request(order, (*order.listen, "--served-model-name", *order.launch.served_names)),
         observe=lambda pid: channel.send({"process": pid}),
         on_progress=lambda progress: channel.send({start_progress.KEY: asdict(progress)}),
     )
@@ -171,32 +201,24 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
     return _send(channel, {"code": servers[0].running.process.wait()}, code)
 
 
-def _request(message: Mapping[str, Any], listen: Sequence[str] = ()) -> ServeRequest:
-    from coldstart.contract.arguments import Arguments
-    from coldstart.contract.weights import PacedFetch
-    from coldstart.host.launches import Launch
+def _request(order: StartOrder, listen: Sequence[str] = ()) -> ServeRequest:
     from coldstart.host.live import profiles
     from coldstart.launch.planning import ServeRequest
     from coldstart.system.paths import Cache
 
-    # Set the environment before any code looks for a device.
-    os.environ.update(message["environment"])
-    names = ("revision", "untrusted", "weights_from")
-    launch = Launch(
-        "", message["model"], Arguments(message["args"]), **{name: message[name] for name in names}
-    )
-    found = profiles.look_up_model(launch, Cache.at(Path(message["cache"])), offline=message["offline"])
+    launch = order.launch
+    found = profiles.look_up_model(launch, Cache.at(Path(order.cache)), offline=order.offline)
     # Weights that are on this machine are read from it.
     fetched = launch.weights_from is not None and not found.model.weight_files
     return ServeRequest(
         found,
         listen,
-        mode=message["mode"],
-        without_bundle=message["on_miss"] == "warn",
-        ready_timeout=message["ready_timeout"],
-        templates=Path(message["templates"]),
+        mode=launch.mode,
+        without_bundle=launch.on_miss == WARN,
+        ready_timeout=order.ready_timeout_s,
+        templates=Path(order.templates),
         weights_from=launch.weights_from if fetched else None,
-        weights_pace=PacedFetch(**message["pace"]) if fetched and message["pace"] else None,
+        weights_pace=order.pace if fetched else None,
     )
 
 
@@ -213,21 +235,17 @@ def _plan(request: ServeRequest) -> LaunchPlan:
         raise NoBundleError(error.lines, hint=hint) from error
 
 
-def _template(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
-    """Supervise a template for this host's servers, or the user's own if a usable one runs, which is not ended."""
+def _template(order: StartOrder, level: str, channel: json_lines.Channel) -> int:
+    """Supervise a template for this host's servers."""
     from coldstart.launch import preparation, template_pool
 
-    request, level = _request(message), message["template"]
+    request, root = _request(order), Path(order.templates)
     plan, model = _plan(request), request.lookup.model.name
-    own = template_pool.find(level, request.lookup.key.digest)
-    if own is not None and template_pool.obstacle(own, plan) is None:
-        return _guard(own, channel, None, lambda: None)
-    root = Path(message["templates"])
-    warm = preparation.start_template(level, plan, model, message["ready_timeout"], root=root)
-    return _guard(warm, channel, warm.pid, lambda: template_pool.stop(warm, force=True))
+    warm = preparation.start_template(level, plan, model, order.ready_timeout_s, root=root)
+    return _guard(warm, channel, lambda: template_pool.stop(warm, force=True))
 
 
-def _guard(warm: Warm, channel: json_lines.Channel, pid: int | None, stop: Callable[[], None]) -> int:
+def _guard(warm: Warm, channel: json_lines.Channel, stop: Callable[[], None]) -> int:
     """Wait until a template ends or its lease does.
 
     After SIGUSR1, or when a start has hidden it because it did not answer, end it after its last forked process.
@@ -235,21 +253,12 @@ def _guard(warm: Warm, channel: json_lines.Channel, pid: int | None, stop: Calla
     import select
 
     assert warm.pid is not None
-    retired = False
-
-    def retire(*_: object) -> None:
-        nonlocal retired
-        retired = True
-        if pid is not None:
-            warm.socket.unlink(missing_ok=True)
-
-    signal.signal(signal.SIGUSR1, retire)
+    signal.signal(signal.SIGUSR1, lambda *_: warm.socket.unlink(missing_ok=True))
     pidfd = os.pidfd_open(warm.pid)
     try:
-        channel.send({"ready": {"mode": f"template-{warm.level}", "pid": pid}})
+        channel.send({"ready": {"mode": f"template-{warm.level}", "pid": warm.pid}})
         while not select.select([pidfd], [], [], RETIRES_S)[0]:
-            hidden = retired or (pid is not None and not warm.socket.exists())
-            if hidden and (pid is None or not processes.children(warm.pid)):
+            if not warm.socket.exists() and not processes.children(warm.pid):
                 break
     finally:
         stop()

@@ -1,7 +1,7 @@
 """Factory of servers that sends orders to the starter process.
 
-Invariant: a starter process that has ended, is stopped or does not begin an order is replaced. The supervisors that it
-has forked continue.
+Invariant: a starter process that has ended or does not begin an order is replaced. The supervisors that it has forked
+continue.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,12 +22,12 @@ from coldstart.contract.weights import PacedFetch
 from coldstart.errors import UsageError
 from coldstart.host.launches import Launch
 from coldstart.host.live.servers import ModelServer
+from coldstart.host.live.starter import StartOrder
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
-from coldstart.system.proc.processes import is_stopped
 
-# Interval in seconds at which the starter process is checked; it is replaced if it is stopped at two checks in a row.
+# Interval in seconds at which the starter process is checked.
 CHECK_S = 1.0
 # Time in seconds in which it must begin an order: at the first one it still imports modules, on a busy machine.
 BEGIN_S = 30.0
@@ -48,16 +47,14 @@ class Starter:
         *,
         offline: bool,
         env: Mapping[str, str] | None = None,
-        in_file: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`in_file` returns whether a host file has the model's arguments, which hints then name."""
         self.env = os.environ if env is None else env
-        self.directory, self.cache, self.offline, self.in_file = directory, cache, offline, in_file
+        self.directory, self.cache, self.offline = directory, cache, offline
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: json_lines.Channel | None = None
         self._number = 0
         self._living: set[ModelServer] = set()
-        self._was_stopped, self._began_s = False, 0.0
+        self._began_s = 0.0
         self._checks: asyncio.TimerHandle | None = None
 
     def warm(self) -> None:
@@ -82,22 +79,18 @@ class Starter:
         self._channel, self._began_s = json_lines.Channel(ours), asyncio.get_running_loop().time()
 
     def _check(self) -> None:
-        """Replace the process if it is stopped or late, and restart it if it has ended."""
+        """Replace the process if it is late, and restart it if it has ended."""
         loop = asyncio.get_running_loop()
         self._checks = loop.call_later(CHECK_S, self._check)
-        was_stopped, self._was_stopped = self._was_stopped, self._is_stopped()
         due = loop.time() - BEGIN_S
         is_late = any(not one.is_begun and one.ordered_s < due for one in self._living)
-        if self._process is not None and (is_late or (was_stopped and self._was_stopped)):
+        if self._process is not None and is_late:
             self._process.kill()
             loop.run_in_executor(None, self._process.wait)
             self._process = None
         if loop.time() - self._began_s > RESTART_S:
             with suppress(OSError):  # no memory or descriptor: the next check tries again
                 self.warm()
-
-    def _is_stopped(self) -> bool:
-        return self._process is not None and is_stopped(self._process.pid)
 
     def begin(
         self,
@@ -111,8 +104,7 @@ class Starter:
     ) -> ModelServer:
         """Start a server, or a template of this level for the servers that are begun here; returns at once.
 
-        The server listens at its socket, or as vLLM's arguments in `listen` define; `env` is added to its
-        environment. `pace` limits the rate at which weights are fetched.
+        The arguments are those of StartOrder. Without `listen` the server listens at its socket.
 
         Raises:
             OSError: The order cannot be sent.
@@ -120,35 +112,23 @@ class Starter:
         self._number += 1
         path = self.directory / f"{self._number}.sock"
         log = self.directory / f"{self._number}.log"
-        message = {
-            "model": launch.model,
-            **({"place": f"in args of [models.{launch.name}]"} if self.in_file(launch.name) else {}),
-            "args": list(launch.args),
-            "served": launch.served_names,
-            "mode": launch.mode,
-            "on_miss": launch.on_miss,
-            "revision": launch.revision,
-            "untrusted": launch.untrusted,
-            "cache": str(self.cache.root),
-            "offline": self.offline,
-            "environment": dict(env),
-            "listen": list(listen or ("--uds", str(path))),
-            "ready_timeout": deadline_s,
-            "weights_from": launch.weights_from,
-            "pace": None if pace is None else asdict(pace),
-            "template": template,
-            "templates": str(self.directory / "templates"),
-        }
-
-        def order() -> socket.socket:
-            with log.open("ab") as file:
-                ours, theirs = socket.socketpair()
-                with theirs:
-                    # If this fails, closing `theirs` ends the lease at once.
-                    self._order(message, (theirs.fileno(), file.fileno()))
-                return ours
-
-        server = ModelServer(path, log, order)
+        order = StartOrder(
+            launch,
+            deadline_s,
+            str(self.cache.root),
+            str(self.directory / "templates"),
+            self.offline,
+            tuple(listen or ("--uds", str(path))),
+            dict(env),
+            pace,
+            template,
+        )
+        with log.open("ab") as file:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                # If this fails, closing `theirs` ends the lease at once.
+                self._order(order.encode(), (theirs.fileno(), file.fileno()))
+        server = ModelServer(path, log, ours)
         self._living.add(server)
         server.ended.add_done_callback(lambda _: self._living.discard(server))
         return server
@@ -170,8 +150,8 @@ class Starter:
             self._checks.cancel()
         if self._process is not None and self._channel is not None:
             self._channel.close()
-            if self._is_stopped():
-                self._process.kill()
+            # No supervisor depends on it, and a stopped process would not notice the end of its connection.
+            self._process.kill()
             await asyncio.to_thread(self._process.wait)
         with suppress(OSError, UsageError):  # what killed supervisors have left
             await asyncio.to_thread(scratch.sweep)

@@ -255,8 +255,6 @@ class _Connection(asyncio.Protocol):
     def _add_body(self, body: bytes) -> None:
         assert self._answer is not None
         self._answer.take(body)
-        if self._answer.status == 200:
-            self.upstream.received += len(body)
 
     def _complete(self) -> None:
         assert self._answer is not None
@@ -264,13 +262,10 @@ class _Connection(asyncio.Protocol):
 
 
 class Upstream:
-    """Connections to the server at `place`, a unix socket or host and port. An idle one is closed after KEEP_ALIVE_S.
-
-    `received` counts the bytes in the bodies of all responses with status 200.
-    """
+    """Connections to the server at `place`, a unix socket or host and port. An idle one is closed after KEEP_ALIVE_S."""
 
     def __init__(self, place: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:
-        self.place, self.connect_s, self.received = place, connect_s, 0
+        self.place, self.connect_s = place, connect_s
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._closed = False

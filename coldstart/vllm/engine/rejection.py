@@ -23,7 +23,7 @@ _SENTENCE = re.compile(r".+?\.(?=\s+[A-Z])")
 _FAULT = re.compile(r"^(?:Value|Assertion) error, ")
 _INVALID = "vLLM rejects its arguments: "
 _SCARCE = "vLLM has too little memory for its arguments: "
-_LIMIT_KV = "limit the KV cache: --kv-cache-memory-bytes 268435456 after --, or use a smaller --gpu-memory-utilization"
+_LIMIT_KV = "limit the KV cache: --kv-cache-memory-bytes 268435456, or use a smaller --gpu-memory-utilization"
 # What failed, the message in vLLM's text, the hint, and the exit code.
 _KNOWN = (
     (
@@ -38,7 +38,7 @@ _KNOWN = (
     (
         _SCARCE,
         re.compile(r"(No available memory for the cache blocks\.?)"),
-        "raise --kv-cache-memory-bytes or --gpu-memory-utilization after --",
+        "raise --kv-cache-memory-bytes or --gpu-memory-utilization",
         CHECK_FAILED,
     ),
     (
@@ -46,7 +46,7 @@ _KNOWN = (
         re.compile(
             r"(To serve at least one request .+? larger than the available KV cache memory \([^)]*\)\.?)"
         ),
-        "use a smaller --max-model-len or a larger --kv-cache-memory-bytes after --",
+        "use a smaller --max-model-len or a larger --kv-cache-memory-bytes",
         CHECK_FAILED,
     ),
     (
@@ -58,13 +58,13 @@ _KNOWN = (
     (
         _INVALID,
         re.compile(r"\d+ validation errors? for \w*(?:Config|Args)\s+(.+?)\s*\[type=", re.DOTALL),
-        "change the arguments after --",
+        "change the arguments of vLLM",
         ERROR,
     ),
     (
         _INVALID,
         re.compile(r"^\S+\.py: error: (.+)$", re.MULTILINE),
-        "change the arguments after --; vLLM lists its options: vllm serve --help=all",
+        "change the arguments of vLLM, which lists them: vllm serve --help=all",
         ERROR,
     ),
 )

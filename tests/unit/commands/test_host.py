@@ -12,7 +12,7 @@ from support.engines import home
 from support.recorded_models import engine, model
 from tools.recorded import publish_recorded
 
-from coldstart.host.live import profiles, run
+from coldstart.host.live import run
 
 __all__ = ["engine", "home", "model"]
 SHORT, LONG = ("--max-model-len", "512"), ("--max-model-len", "1024")
@@ -34,7 +34,6 @@ def hosted(monkeypatch: pytest.MonkeyPatch, sources: list[Any]) -> list[Any]:
         return SimpleNamespace(run=lambda: received.append(file) or 0)
 
     monkeypatch.setattr(run, "ModelHost", host)
-    monkeypatch.setattr(profiles.criu, "missing", lambda: "not here")
     return received
 
 
@@ -61,7 +60,7 @@ def _write_host_file(tmp_path: Path, model: str, args: str) -> Path:
 
 
 @pytest.mark.parametrize("args", ["args = []", 'args = ["--max-model-len", "1024"]'])
-def test_the_hint_names_the_line_of_the_host_file_when_no_bundle_has_its_arguments(
+def test_the_hint_names_the_arguments_of_the_nearest_bundle_when_none_fits(
     model: str, hosted: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], args: str
 ) -> None:
     publish_recorded(model, SHORT)
@@ -69,17 +68,8 @@ def test_the_hint_names_the_line_of_the_host_file_when_no_bundle_has_its_argumen
         cli.main(["host", "--host-file", str(_write_host_file(tmp_path, model, args))])
     said = capsys.readouterr().err
     assert ended.value.code == 3 and hosted == []
-    assert 'hint: write args = ["--max-model-len", "512"] in [models.mine], or coldstart materialize ' in said
+    assert "hint: use the arguments of that bundle: --max-model-len 512, or coldstart materialize " in said
     assert "coldstart serve" not in said
-
-
-def test_the_hint_names_the_arguments_to_type_when_no_bundle_has_the_typed_ones(
-    model: str, hosted: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    publish_recorded(model, SHORT)
-    with pytest.raises(SystemExit):
-        cli.main(["host", model, "--memory", "8GiB", "--", *LONG])
-    assert "hint: type -- --max-model-len 512, or coldstart materialize " in capsys.readouterr().err
 
 
 def test_a_reloaded_host_file_takes_the_arguments_of_the_newest_bundle(

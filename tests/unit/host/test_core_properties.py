@@ -11,7 +11,6 @@ from tools.examples import examples
 
 from coldstart.host.core import Core
 from coldstart.host.events import (
-    Abort,
     Action,
     Arrived,
     Dispatch,
@@ -104,8 +103,6 @@ class Host(RuleBasedStateMachine):
                 self.served[model].append(int(request))
             case Refuse(request, status):
                 assert self.waiting.pop(request) and status in (429, 503, 504, 507)
-            case Abort(model):
-                assert model in self.starting
 
     @rule(name=st.sampled_from(NAMES))
     def arrive(self, name: str) -> None:

@@ -50,8 +50,8 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ('memory = "1GiB"\nready_timeout_s = -1\n' + MODEL, "ready_timeout_s: invalid time -1"),
         ('memory = "1GiB"\nhang_timeout_s = inf\n' + MODEL, "hang_timeout_s: invalid time inf"),
         (
-            'memory = "1GiB"\nmin_residents = 3\nmax_residents = 2\n' + MODEL,
-            "max_residents: expected 3 or more, found 2",
+            'memory = "1GiB"\nmax_residents = 0\n' + MODEL,
+            "max_residents: --max-residents must be at least 1, got 0",
         ),
         (
             'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = "2GiB", penalty_s = 1}]\n',

@@ -16,12 +16,9 @@ from coldstart.host.events import (
     Configured,
     Ended,
     Event,
-    Failed,
     Leave,
     Left,
-    Missed,
     Outdated,
-    Prewarm,
     Start,
     Started,
     Tick,
@@ -39,9 +36,7 @@ class Host:
 
     def __call__(self, now: float, *events: Event) -> list[str]:
         made: list[Action] = [action for event in events for action in self.core.handle(event, now)]
-        return [
-            f"{type(one).__name__} {one.model}" for one in made if isinstance(one, (Start, Leave, Missed))
-        ]
+        return [f"{type(one).__name__} {one.model}" for one in made if isinstance(one, (Start, Leave))]
 
     def serve(self, name: str, now: float, keep_s: float | None = None) -> list[str]:
         """Answer one request at `now`, of a model that is ready or may start."""
@@ -81,49 +76,14 @@ def test_default_model_does_not_return_when_it_is_no_longer_configured() -> None
     assert host(2.0, Left("a")) == [] and "a" not in host.core.models
 
 
-def test_prewarmed_model_evicts_an_idle_model_but_none_in_use() -> None:
-    host = Host(hold_s=1000.0, patience_s=1.0)
-    host(0.0, Arrived("1", "a"))
-    host(1.0, Started("a", 1.0))
-    assert host(2.0, Prewarm("b")) == [] and host(50.0, Tick()) == []
-    assert host(60.0, Ended("1")) == ["Leave a"]
-    assert host(61.0, Left("a")) == ["Start b"]
-    host(62.0, Started("b", 1.0))
-    assert host.core.own_starts.deadline(62.0) == inf
-
-
-def test_prewarming_is_missed_when_no_memory_becomes_free() -> None:
-    host = Host(hold_s=100.0)
-    host(0.0, Arrived("1", "a"))
-    host(1.0, Started("a", 1.0))
-    host(2.0, Prewarm("b"))
-    assert host(101.9, Tick()) == [] and host.core.deadline() == 102.0
-    assert host(102.0, Tick()) == ["Missed b"]
-    assert host(103.0, Ended("1")) == []
-
-
-def test_prewarming_of_a_model_that_failed_waits_for_the_delay_and_is_missed_once() -> None:
-    host = Host(backoff_s=8.0)
-    host(0.0, Arrived("1", "a"), Failed("a", "no weights"), Ended("1"))
-    assert host(1.0, Prewarm("a")) == []
-    assert host.core.deadline() == 8.0 and host(8.0, Tick()) == ["Start a"]
-    assert host(9.0, Failed("a", "no weights")) == ["Missed a"]
-    assert host(1e6, Tick()) == []
-
-
-def test_prewarming_renews_the_idle_time_of_a_model_that_is_ready() -> None:
+def test_order_renews_the_idle_time_of_a_model_that_is_ready() -> None:
     host = Host()
     host.serve("a", 0.0)
-    assert host(90.0, Prewarm("a")) == [] and host(150.0, Tick()) == []
+    assert (
+        host(90.0, Arrived("order", "a", counted=False), Ended("order")) == [] and host(150.0, Tick()) == []
+    )
     assert host(190.0, Tick()) == ["Leave a"]
-
-
-def test_prewarming_ends_when_the_model_is_no_longer_configured() -> None:
-    host = Host()
-    host(0.0, Arrived("1", "a"))
-    host(1.0, Started("a", 1.0), Prewarm("b"))
-    host(2.0, Configured((A,)), Prewarm("b"))
-    assert host(3.0, Ended("1")) == [] and host(1e3, Prewarm("b")) == ["Leave a"]
+    assert host.core.requests == 1
 
 
 def test_request_without_a_model_goes_to_the_default_model() -> None:

@@ -36,7 +36,7 @@ USAGE = "usage: api_server.py [-h]\napi_server.py: error: argument --max-model-l
             TOO_LONG,
             "vLLM rejects its arguments: User-specified max_model_len (4096) is greater than the derived max_model_len"
             " (max_position_embeddings=2048.0 or model_max_length=None in model's config.json).",
-            "change the arguments after --",
+            "change the arguments of vLLM",
             2,
         ),
         (
@@ -50,7 +50,7 @@ USAGE = "usage: api_server.py [-h]\napi_server.py: error: argument --max-model-l
             SCARCE,
             "vLLM has too little memory for its arguments: Available memory on node 0 (15.2/20.21 GiB) on startup is less"
             " than desired CPU memory utilization (0.99, 20.01 GiB).",
-            "--kv-cache-memory-bytes 268435456 after --, or use a smaller --gpu-memory-utilization",
+            "--kv-cache-memory-bytes 268435456, or use a smaller --gpu-memory-utilization",
             1,
         ),
         (
@@ -58,7 +58,7 @@ USAGE = "usage: api_server.py [-h]\napi_server.py: error: argument --max-model-l
                 "CPU mem", "GPU mem"
             ),
             "Free memory on device cuda:0 (15.2/20.21 GiB) on startup is less than desired GPU memory utilization",
-            "--kv-cache-memory-bytes 268435456 after --, or use a smaller --gpu-memory-utilization",
+            "--kv-cache-memory-bytes 268435456, or use a smaller --gpu-memory-utilization",
             1,
         ),
         (SMALL_CACHE, "the available KV cache memory (0.1 GiB).", "a smaller --max-model-len", 1),

@@ -24,7 +24,7 @@ from coldstart.host.live.log import Log
 from coldstart.host.live.record import Record
 from coldstart.host.live.servers import Ready
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.host.status import HostFacts, LastStart
+from coldstart.host.status import HostFacts
 
 
 async def _get(stage: Stage, path: str, **headers: str) -> tuple[int, Any]:
@@ -122,9 +122,10 @@ def build_status() -> dict[str, Any]:
     core.handle(Started(NAME, 3.0, 10 << 30), 5.0)
     facts.get_model(NAME).gpu_memory_bytes = 9 << 30
     facts.get_model(NAME).next_prewarm_unix_s = 1e9
-    facts.get_model(NAME).last_start = LastStart(
-        1e9, "snapshot", 3.25, {"import </script>": 1.0, "load weights": 2.0}
-    )
+    facts.get_model(NAME).last_start = {
+        **{"at_unix_s": 1e9, "mode": "snapshot", "seconds": 3.25, "fallbacks": [], "spans": []},
+        "phases": {"import </script>": 1.0, "load weights": 2.0},
+    }
     core.handle(Arrived("2", "b"), 5.5)
     core.handle(Ended("1"), 6.0)
     core.handle(Failed("b", "it fell <i>over</i>"), 7.0)

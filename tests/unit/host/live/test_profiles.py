@@ -36,20 +36,6 @@ class Bundle:
     ("stages", "expected"),
     [
         ({"memory_bytes": 5, "ready_s": 2.0}, Profile(5, 2.0, "bundle")),
-        (
-            {
-                "memory_bytes": 5,
-                "ready_s": 2.0,
-                "spans": {
-                    "start engine": 1.3,
-                    "build worker": 1.1,
-                    "build app": 0.125,
-                    "first token": 0.0625,
-                },
-            },
-            Profile(5, 2.0, "bundle", pytest.approx(0.3875)),
-        ),
-        ({"memory_bytes": 5, "ready_s": 2.0, "spans": {"start engine": 1.3}}, Profile(5, 2.0, "bundle")),
         ({"memory_bytes": 0, "ready_s": 2.0}, None),
         ({"ready_s": 2.0}, None),
         ([], None),
@@ -85,5 +71,3 @@ def test_model_without_a_bundle_is_refused_by_default(
     monkeypatch.setattr(profiles.runtime, "targets_cpu", lambda: False)
     with pytest.raises(UsageError, match="do not contain the GPU memory"):
         profile(Launch("m", "m", on_miss="warn"))
-    with pytest.raises(UsageError, match=r"models\.m: engine_template: .*fork"):
-        profile(Launch("m", "m", engine_template=True))

@@ -37,7 +37,7 @@ def test_clock_that_is_set_back_does_not_delay_the_next_moment() -> None:
         clock = Clock(a=HOURLY)
         hour = clock.now - clock.now % 3600 + 3600
         assert clock.tick(hour - 86400 - 10) == [] and clock.tick(hour - 86400) == ["prewarm a"]
-        clock.schedule.close()
+        clock.schedule.configure({})
 
     run(work())
 
@@ -75,7 +75,7 @@ def test_schedule_wakes_up_by_itself(tmp_path: Path) -> None:
             soon.configure({"a": DAILY})
             assert not made
             await wait_until(lambda: made)
-            soon.close()
+            soon.configure({})
 
     run(work())
 

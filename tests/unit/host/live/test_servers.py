@@ -6,16 +6,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.fake_upstream import run, wait_until
 
-from coldstart.contract.arguments import Arguments
 from coldstart.host.launches import Launch
-from coldstart.host.live import servers, starter_client
+from coldstart.host.live import starter_client
 from coldstart.host.live.servers import ModelServer, StartFailedError
 from coldstart.host.live.starter_client import Starter
 from coldstart.system.ipc import json_lines
@@ -25,21 +23,17 @@ from coldstart.system.start_progress import StartProgress
 
 
 class Leased:
-    """A server whose supervisor is this test. `orders` is the number of its orders; each has begun unless `ignored`."""
+    """A server whose supervisor is this test."""
 
-    def __init__(self, directory: Path, *, ignored: bool = False) -> None:
-        self.orders, self.ignored = 0, ignored
+    def __init__(self, directory: Path) -> None:
         (directory / "s").touch()
         (directory / "log").write_text("INFO fine\nValueError: too little memory\n")
-        self.server = ModelServer(directory / "s", directory / "log", self.order)
-
-    def order(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        self.orders += 1
-        self.there = json_lines.Channel(theirs)
-        if not self.ignored:
-            self.there.send({"process": 0})
-        return ours
+        self.server, self.there = (
+            ModelServer(directory / "s", directory / "log", ours),
+            json_lines.Channel(theirs),
+        )
+        self.there.send({"process": 0})
 
     async def end(self, *messages: dict[str, Any]) -> str:
         for message in messages:
@@ -99,39 +93,9 @@ def test_malformed_message_ends_the_server(tmp_path: Path) -> None:
     run(work())
 
 
-def test_starter_sends_the_order_again_when_its_process_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process is a fake that stores one order in a file and dies; the second one begins its order first."""
-    script = (
-        "import sys, socket, json; from pathlib import Path; from coldstart.system.ipc import json_lines;"
-        "c = json_lines.Channel(socket.socket(fileno=int(sys.argv[4])));"
-        f"m = next(c.replies()); orders = Path({str(tmp_path / 'orders')!r}); again = orders.exists();"
-        "orders.open('a').write(json.dumps(m) + '\\n');"
-        "again and json_lines.Channel(socket.socket(fileno=c.take())).send({'process': 0})"
-    )
-    interpreter = tmp_path / "python"
-    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{script}" "$@"\n')
-    interpreter.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(interpreter))
-
-    async def work() -> None:
-        starter = Starter(tmp_path, Cache(tmp_path / "cache"), offline=True)
-        launch = Launch("a", "tiny-llama", Arguments(("--seed", "1")), mode="fresh", untrusted=True)
-        server = starter.begin(launch, 9.0)
-        assert await server.ended == "the server's supervisor was killed" and server.was_killed
-        await starter.close()
-
-    run(work())
-    first, second = (tmp_path / "orders").read_text().splitlines()
-    assert first == second
-    assert '"model": "tiny-llama", "args": ["--seed", "1"], "served": ["a"], "mode": "fresh"' in first
-    assert '"offline": true' in first and '"ready_timeout": 9.0' in first and "1.sock" in first
-
-
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 @pytest.mark.slow
-def test_starter_process_is_replaced_before_an_order_needs_it(
+def test_starter_process_that_begins_no_order_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     monkeypatch.setattr(starter_client, "RESTART_S", 0.0)
@@ -142,6 +106,10 @@ def test_starter_process_is_replaced_before_an_order_needs_it(
         first = starter._process
         assert first is not None
         os.kill(first.pid, number)
+        with monkeypatch.context() as hasty:
+            hasty.setattr(starter_client, "BEGIN_S", 0.0)
+            lost = starter.begin(Launch("a", "/nowhere"), 9.0)
+            assert await lost.ended == "the server's starter process was killed" and lost.was_killed
         await wait_until(lambda: starter._process is not None and starter._process is not first)
         with pytest.raises(StartFailedError, match="/nowhere"):
             await starter.begin(Launch("a", "/nowhere"), 9.0).ready
@@ -181,34 +149,6 @@ def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
         await leased.end()
 
     run(work())
-
-
-@pytest.mark.parametrize("first", ["end", "retirement", "stop"])
-def test_stopped_supervisor_is_killed_when_it_cannot_report_or_obey(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
-) -> None:
-    monkeypatch.setattr(servers, "REPORT_S", 0.01)
-    supervisor, server = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
-
-    async def work() -> None:
-        leased = Leased(tmp_path, ignored=True)
-        leased.there.send({"process": supervisor.pid})
-        leased.there.send({"ready": {"mode": "template-runtime", "pid": server.pid}})
-        await leased.server.ready
-        supervisor.send_signal(signal.SIGSTOP)
-        await wait_until(lambda: processes.is_stopped(supervisor.pid))
-        act = {"end": server.kill, "retirement": leased.server.retire, "stop": leased.server.stop}
-        act[first]()
-        await wait_until(lambda: supervisor.poll() == -signal.SIGKILL)
-        assert server.wait() == -signal.SIGKILL
-        assert await leased.end() == "the server's supervisor was killed" and leased.server.was_killed
-
-    try:
-        run(work())
-    finally:
-        for one in (supervisor, server):
-            one.kill()
-            one.wait()
 
 
 def test_end_names_the_kernel_when_memory_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

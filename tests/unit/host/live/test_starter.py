@@ -20,14 +20,15 @@ import pytest
 from safetensors.numpy import save_file
 from support.waiting import wait_until
 
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundleError
 from coldstart.host.core import Core
 from coldstart.host.events import Arrived, Failed, Refuse
+from coldstart.host.launches import Launch
 from coldstart.host.live import starter as starter_module
 from coldstart.host.live.log import describe_failure
-from coldstart.host.live.starter import _guard, supervise
+from coldstart.host.live.starter import StartOrder, _guard, supervise
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.launch import planning, template_pool
 from coldstart.launch.template_pool import Warm
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc import processes
@@ -36,22 +37,9 @@ from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 # What a supervisor does, by the message's `does`.
 SOURCE = """
 import os, socket, sys, time
-from coldstart.artifacts.errors import DigestMismatchError
-from coldstart.errors import UsageError
 from coldstart.host.live import starter
 from coldstart.system.ipc import json_lines
 def run(message, channel):
-    if message["does"] == "fails":
-        raise UsageError("no such model", hint="name another")
-    if message["does"] == "finds a damaged bundle":
-        raise DigestMismatchError("blob sha256:0a does not match its digest")
-    if message["does"] == "is rejected":
-        from coldstart.launch import server_process
-        from coldstart.vllm.engine import rejection
-        found = rejection.find("api_server.py: error: argument --seed: invalid")
-        raise found.build_error(server_process.ServerExitedError)
-    if message["does"] == "breaks":
-        raise KeyError("weights")
     print("said", flush=True)
     try:
         channel.send({"ready": {"pid": os.getpid()}})
@@ -75,10 +63,10 @@ class Starter:
             self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))
         self.channel, self.log = json_lines.Channel(ours), directory / "log"
 
-    def order(self, does: str, **members: str) -> json_lines.Channel:
+    def order(self, does: str) -> json_lines.Channel:
         ours, theirs = socket.socketpair()
         with theirs, self.log.open("ab") as log:
-            self.channel.send({"does": does, **members}, (theirs.fileno(), log.fileno()))
+            self.channel.send({"does": does}, (theirs.fileno(), log.fileno()))
         return json_lines.Channel(ours)
 
 
@@ -95,7 +83,7 @@ def _all(lease: json_lines.Channel) -> list[dict[str, Any]]:
 
 
 def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path) -> None:
-    message = _describe_start(tmp_path) | {"on_miss": "fail", "args": ["--seed", "1"]}
+    message = _describe_start(tmp_path, args=Arguments(["--seed", "1"]))
     with pytest.raises(NoBundleError) as missing:
         supervise(message, SimpleNamespace(send=lambda _: None))  # type: ignore[arg-type]
     failure = describe_failure(missing.value)
@@ -137,9 +125,8 @@ def test_supervisors_that_ended_leave_no_zombie(starter: Starter) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-@pytest.mark.parametrize("own", [True, False])
 def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shell with one child replaces a template with one server."""
     monkeypatch.setattr(starter_module, "RETIRES_S", 0.01)
@@ -150,7 +137,7 @@ def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
         json_lines.Channel(ours) as there,
     ):
         assert process.stdout is not None
-        server, pid = int(process.stdout.readline()), process.pid if own else None
+        server = int(process.stdout.readline())
         warm = Warm("runtime", "key", tmp_path, "tiny", process.pid)
         warm.socket.touch()
         said, stops, stops_beside_server = list[Any](), list[bool](), list[int]()
@@ -158,47 +145,22 @@ def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
         def retire() -> None:
             said.extend(there.receive() or ())
             os.kill(os.getpid(), signal.SIGUSR1)
-            if own:
-                wait_until(lambda: not warm.socket.exists())
-                time.sleep(0.2)
-                stops_beside_server.append(len(stops))
+            wait_until(lambda: not warm.socket.exists())
+            time.sleep(0.2)
+            stops_beside_server.append(len(stops))
             os.kill(server, signal.SIGKILL)
 
         before = signal.getsignal(signal.SIGUSR1)
         thread = threading.Thread(target=retire, daemon=True)
         thread.start()
         try:
-            assert _guard(warm, json_lines.Channel(theirs), pid, lambda: stops.append(True)) == 0
+            assert _guard(warm, json_lines.Channel(theirs), lambda: stops.append(True)) == 0
         finally:
             signal.signal(signal.SIGUSR1, before)
         thread.join()
-        assert said == [{"ready": {"mode": "template-runtime", "pid": pid}}]
-        # The user's template is used and not changed.
-        assert warm.socket.exists() != own and process.poll() is None and len(stops) == 1
-        assert stops_beside_server == ([0] if own else [])
+        assert said == [{"ready": {"mode": "template-runtime", "pid": process.pid}}]
+        assert process.poll() is None and len(stops) == 1 and stops_beside_server == [0]
         process.kill()
-
-
-@pytest.mark.parametrize(
-    ("own", "obstacle", "started"), [(None, None, True), ("own", None, False), ("own", "stale", True)]
-)
-def test_fitting_template_of_the_user_is_not_changed(
-    monkeypatch: pytest.MonkeyPatch, own: str | None, obstacle: str | None, started: bool
-) -> None:
-    request = SimpleNamespace(
-        lookup=SimpleNamespace(model=SimpleNamespace(name="m"), key=SimpleNamespace(digest="k"))
-    )
-    monkeypatch.setattr(starter_module, "_request", lambda _: request)
-    monkeypatch.setattr(starter_module, "_guard", lambda warm, channel, pid, stop: (warm, pid))
-    monkeypatch.setattr(planning, "plan", lambda _: "plan")
-    monkeypatch.setattr(template_pool, "find", lambda level, digest: own)
-    monkeypatch.setattr(
-        template_pool, "obstacle", lambda warm, plan: {None: "there is none"}.get(warm, obstacle)
-    )
-    new = SimpleNamespace(pid=7)
-    monkeypatch.setattr(template_pool, "start", lambda *_, **__: new)
-    message = {"template": "engine", "templates": "/t", "ready_timeout": 1.0}
-    assert starter_module._template(message, None) == ((new, 7) if started else (own, None))
 
 
 GATEWAY = """
@@ -250,24 +212,19 @@ starter.main(socket.socketpair()[0].detach())
 """
 
 
-def _describe_start(tmp_path: Path) -> dict[str, Any]:
+def _describe_start(tmp_path: Path, **launch: Any) -> dict[str, Any]:
     """Write a model and return the message that orders its start."""
     (tmp_path / "config.json").write_text(
         json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
     )
     save_file({"a": np.zeros(4, np.float32)}, tmp_path / "model.safetensors")
-    return {
-        **dict.fromkeys(("template", "revision", "weights_from", "pace")),
-        **dict.fromkeys(("listen", "args"), ()),
-        **dict.fromkeys(("cache", "templates"), str(tmp_path / "own")),
-        **{"model": str(tmp_path), "served": ["m"], "environment": {}, "untrusted": False, "offline": True},
-        **{"mode": "auto", "on_miss": "warn", "ready_timeout": 1.0},
-    }
+    own = str(tmp_path / "own")
+    return StartOrder(Launch("m", str(tmp_path), **launch), 1.0, own, own, offline=True).encode()
 
 
 def test_supervisor_finds_the_modules_of_a_start_imported(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SUPERVISOR, json.dumps(_describe_start(tmp_path))],
+        [sys.executable, "-c", SUPERVISOR, json.dumps(_describe_start(tmp_path, on_miss="warn"))],
         check=False,
         env={**os.environ, SUPERVISOR_ENV: str(os.getpid())},
         capture_output=True,

@@ -1,10 +1,8 @@
-"""Warm templates of a host with fake servers: start, memory accounting, and stop."""
+"""Runtime template of a host with fake servers: start, memory accounting, and stop."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from coldstart.host.live import lifecycle, templates
 from coldstart.host.live.profiles import Meter
 from coldstart.host.live.servers import Ready
 
-ENGINE = {**TWO["a"], "engine_template": True}
-
 
 def _kept(stage: Stage) -> int:
     said: Any = stage.driver.status()
@@ -27,22 +23,6 @@ def _kept(stage: Stage) -> int:
 def _error(stage: Stage) -> str:
     said: Any = stage.driver.status()
     return str(said["host"]["runtime_template_error"])
-
-
-class Fixed(Meter):
-    """Meter with 3 bytes per template and 6 per server; `asked` counts measurements of templates, `trees` of servers."""
-
-    def __init__(self) -> None:
-        super().__init__(on_cpu=True)
-        self.asked = self.trees = 0
-
-    def tree(self, pid: int) -> int:
-        self.trees += 1
-        return 6
-
-    def alone(self, pid: int) -> int:
-        self.asked += 1
-        return 3
 
 
 def test_the_first_start_waits_for_the_runtime_template_and_its_memory_is_booked(tmp_path: Path) -> None:
@@ -115,82 +95,6 @@ def test_a_new_server_does_not_make_the_earlier_measurements_too_large(
     run(work())
 
 
-def _forks(stage: Stage) -> Any:
-    return stage.driver.lifecycle.templates.runtime
-
-
-@pytest.mark.parametrize("when", ["ready", "ready with a server", "starting"])
-def test_stopped_template_is_ended_and_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    monkeypatch.setattr(templates, "CHECK_S", 0.05)
-    monkeypatch.setattr(templates, "STABLE_S", 0.0)
-    sleeper = subprocess.Popen(["sleep", "60"])
-
-    async def work() -> None:
-        async with staged(
-            tmp_path, runtime_template=True, template_bytes=4, memory=20, hold=when == "starting"
-        ) as stage:
-            first, stage.servers.hold = stage.servers.templates[0], False
-            if when != "starting":
-                await wait_until(lambda: _forks(stage).pid)
-                _forks(stage).pid = sleeper.pid
-            if when == "ready with a server":
-                assert (await stage.ask(model="a", prompt=1))[0] == 200
-            first.stopped = True
-            sleeper.send_signal(signal.SIGSTOP)
-            await wait_until(lambda: len(stage.servers.templates) == 2)
-            # A server that was forked from it must not end with it.
-            assert first.retired is (when == "ready with a server") is not first.was_killed
-            assert (await stage.ask(model="b", prompt=2))[0] == 200
-
-    run(work())
-    sleeper.kill()
-    sleeper.wait()
-
-
-def test_start_waits_for_the_next_template_when_the_first_is_killed(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, runtime_template=True, template_bytes=4, hold=True, memory=20) as stage:
-            asked = asyncio.create_task(stage.ask(model="a", prompt=1))
-            await wait_until(lambda: stage.model("a")["state"] == "starting")
-            stage.servers.templates[0].kill()
-            await wait_until(lambda: len(stage.servers.templates) == 2)
-            await asyncio.sleep(2 * templates.SETTLE_S)
-            assert stage.servers.begun == []
-            stage.servers.hold = False
-            stage.servers.templates[1].gate.set()
-            assert (await asked)[0] == 200
-
-    run(work())
-
-
-def _restorable(*names: str) -> configuration.HostFile:
-    """Return a host file with a runtime template and two models; the bundles of `names` have a snapshot."""
-    return configuration.parse(
-        {"memory": 20, "runtime_template": True, "models": {"a": {}, "b": {}}},
-        lambda launch: configuration.Profile(5, 1.0, "bundle", needs_no_template=launch.name in names),
-    )
-
-
-def test_start_from_a_snapshot_does_not_wait_for_the_runtime_template(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, hold=True, template_bytes=4) as stage:
-            stage.driver.configure(_restorable("a"))
-            (template,) = stage.servers.templates
-            stage.servers.hold, stage.servers.mode = False, "snapshot"
-            assert template.launch.name == "b"
-            assert (await stage.ask(model="a", prompt=1))[0] == 200
-            assert not template.ready.done()
-            asked = asyncio.create_task(stage.ask(model="b", prompt=1))
-            await wait_until(lambda: stage.model("b")["state"] == "starting")
-            assert len(stage.servers.begun) == 1
-            template.gate.set()
-            assert (await asked)[0] == 200
-
-    run(work())
-
-
 def test_reload_stops_and_restarts_the_template(tmp_path: Path) -> None:
     def file(wanted: bool) -> configuration.HostFile:
         return configuration.parse({"memory": 20, "runtime_template": wanted, "models": TWO})
@@ -225,58 +129,31 @@ def test_failed_template_delays_no_model_and_is_retried(
     run(work())
 
 
-def test_an_engine_template_is_a_tier_with_its_own_memory(tmp_path: Path) -> None:
+def test_killed_template_is_replaced_at_once(tmp_path: Path) -> None:
     async def work() -> None:
-        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}, meter=Fixed()) as stage:
-            await stage.ask(model="a", prompt=1)
-            (template,) = stage.servers.templates
-            assert template.level == "engine" and stage.model("a")["penalty_s"].keys() == {
-                "awake", "template", "stopped"
-            }  # fmt: skip
-            assert (await stage.ask(model="b", prompt=1))[0] == 200
-            found = stage.model("a")
-            assert (found["state"], found["tier"], found["held_bytes"]) == ("asleep", "template", 3)
-            assert (await stage.ask(model="a", prompt=2))[0] == 200
-            # It was forked from the same template, and no memory is counted twice.
-            assert stage.servers.templates == [template] and not template.ended.done()
-        assert template.ended.done()
-
-    run(work())
-
-
-def test_an_engine_template_that_dies_leaves_the_model_stopped(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}, meter=Fixed()) as stage:
-            for name in "ab":
-                await stage.ask(model=name, prompt=1)
-            stage.servers.templates[0].over.set()
-            await wait_until(lambda: stage.model("a")["state"] == "stopped")
+        async with staged(tmp_path, runtime_template=True, template_bytes=4, memory=20) as stage:
+            stage.servers.templates[0].kill()
+            await wait_until(lambda: len(stage.servers.templates) == 2)
             assert (await stage.ask(model="a", prompt=1))[0] == 200
-            assert len(stage.servers.templates) == 2
-
-    run(work())
-
-
-def test_changed_arguments_stop_an_unused_template(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}, meter=Fixed()) as stage:
-            for name in "ab":
-                await stage.ask(model=name, prompt=1)
-            models = {"a": {**ENGINE, "args": ["--seed", "1"]}, "b": TWO["b"]}
-            stage.driver.configure(
-                configuration.parse({"memory": 15, "runtime_template": False, "models": models})
-            )
-            await wait_until(lambda: stage.model("a")["state"] == "stopped")
-            assert stage.servers.templates[0].ended.done()
 
     run(work())
 
 
 def test_slow_template_is_a_start_past_its_deadline(tmp_path: Path) -> None:
     async def work() -> None:
-        async with staged(tmp_path, {"a": ENGINE, "b": TWO["b"]}, hold=True, ready_timeout_s=0.05) as stage:
+        limits = {"runtime_template": True, "template_bytes": 4, "memory": 20, "ready_timeout_s": 0.05}
+        async with staged(tmp_path, hold=True, **limits) as stage:
             status, _, body = await stage.ask(model="a", prompt=1)
             assert status == 503 and "not ready within 0.05 s" in body["error"]["message"]
             assert stage.servers.begun == []
+
+    run(work())
+
+
+def test_no_memory_is_reserved_for_a_template_that_no_model_uses(tmp_path: Path) -> None:
+    async def work() -> None:
+        models = {"a": {**TWO["a"], "mode": "fresh"}}
+        async with staged(tmp_path, models, runtime_template=True, template_bytes=4) as stage:
+            assert (stage.servers.templates, _kept(stage)) == ([], 0)
 
     run(work())
