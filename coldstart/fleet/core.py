@@ -181,19 +181,19 @@ class FleetCore:
             yield Send(request, group.name)
 
     def _grow(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
-        name = model.spec.name
+        spec, name = model.spec, model.spec.name
         while need := model.wanted(now):
             if self._scale_up(model):
                 continue
             oldest = model.oldest()
-            demand = model.spec.demand(0.0 if oldest is None else now - oldest, self.settings.beside)
-            fits = room is None or demand.part(self.settings.most_ranks) <= room
+            waited_s = 0.0 if oldest is None else now - oldest
+            fits = room is None or spec.part(self.settings.most_ranks) <= room
             scheme = None
             # A server where a start failed is tried again only if no other server has memory, or can free
             # some.
             for avoided in dict.fromkeys((model.avoided(now), frozenset[str]())):
                 if fits:
-                    scheme = self.roster.place(name, demand, need, now, avoided)
+                    scheme = self.roster.place(spec, need, now, waited_s, avoided)
                 if scheme is None:
                     yield from self._reclaim(model, now, avoided)
                 if scheme is not None or self._leaving_for(name):
@@ -202,7 +202,7 @@ class FleetCore:
                 self._agenda.block(name)
                 return
             self.starts += 1
-            group, orders = self.roster.launch(model, demand, scheme, need, now)
+            group, orders = self.roster.launch(model, scheme, need, now)
             self._lives.add(group)
             yield from orders
         self._agenda.unblock(name)
@@ -213,11 +213,9 @@ class FleetCore:
 
         This is faster than a new start.
         """
-        if not self.settings.consolidate:
-            return False
-        demand, batch = model.spec.demand(0.0, self.settings.beside), model.spec.batch
-        groups = model.groups.values()
-        return any(self._lives.keeps_more(one, batch, demand.full_memory(len(one.workers))) for one in groups)
+        return self.settings.consolidate and any(
+            self._lives.keeps_more(one, model.spec) for one in model.groups.values()
+        )
 
     def _reclaim(self, model: Deployment, now: float, avoided: Collection[str]) -> Iterator[Action]:
         """Stop the longest idle group whose device then fits the model; at most one at a time per model."""

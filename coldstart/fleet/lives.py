@@ -14,7 +14,7 @@ from coldstart.fleet import events
 from coldstart.fleet.events import Action, LaunchRank, Move, Refuse
 from coldstart.fleet.groups import Agenda, Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.roster import Roster
-from coldstart.fleet.specification import FleetSettings
+from coldstart.fleet.specification import FleetModel, FleetSettings
 
 IDLE, RETRY = "idle", "retry"
 
@@ -69,20 +69,21 @@ class GroupLives:
         self.agenda.free()
         yield from self.roster.stop(group, now)
 
-    def keeps_more(self, group: Group, batch: int, memory: int) -> bool:
+    def keeps_more(self, group: Group, spec: FleetModel) -> bool:
         """Let one more worker of a starting pipeline remain after consolidation; return whether there was one.
 
-        A worker that does not hold the full model is enlarged if its device has `memory` bytes in total for it.
+        A worker that does not hold the full model is enlarged if its device has the memory for it.
         """
         if len(group.workers) < 2 or group.phase is not GroupPhase.STARTING:
             return False
+        memory = spec.full_memory(len(group.workers), self.settings.beside)
         full = [worker for worker in group.workers if worker.full]
         if len(full) <= group.keep and not any(
             self.roster.grow(worker, memory) for worker in group.workers if not worker.full
         ):
             return False
         group.keep += 1
-        group.capacity = batch * group.keep
+        group.capacity = spec.batch * group.keep
         return True
 
     def begin_serving(self, group: Group, now: float) -> Iterator[Action]:

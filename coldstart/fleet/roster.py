@@ -14,7 +14,7 @@ from coldstart.fleet import sizing
 from coldstart.fleet.events import FoundRank, LaunchRank, Share, Stop
 from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.reservations import BandwidthReservations
-from coldstart.fleet.sizing import Demand, Offer, Place, Scheme, choose
+from coldstart.fleet.sizing import Offer, Overlap, Place, Scheme, choose
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 
 
@@ -83,22 +83,22 @@ class Roster:
         return server.reservations
 
     def place(
-        self, model: str, demand: Demand, required: int, now: float, avoided: Collection[str] = ()
+        self, model: FleetModel, required: int, now: float, waited_s: float, avoided: Collection[str] = ()
     ) -> Scheme | None:
         """Return the scheme of a start by Algorithm 1 of ParaServe over the offers of the reservations (Algorithm 2).
 
         None: the model must wait. Servers in `avoided` are not used.
         """
-        most = self.settings.most_ranks
-        offers = self.offers(now, min(map(demand.part, range(1, most + 1))), avoided)
-        return choose(demand, offers, required=required, consolidate=self.settings.consolidate, most=most)
+        least = min(map(model.part, range(1, self.settings.most_ranks + 1)))
+        offers = self.offers(now, least, avoided)
+        return choose(model, offers, self.settings, required=required, waited_s=waited_s)
 
     def count_missing(self, server: FleetServer, model: str, size: int) -> int:
         """Return how many of `size` bytes of the model's weights the server must fetch."""
         return size
 
     def launch(
-        self, deployment: Deployment, demand: Demand, scheme: Scheme, keep: int, now: float
+        self, deployment: Deployment, scheme: Scheme, keep: int, now: float
     ) -> tuple[Group, list[LaunchRank]]:
         """Allocate memory and links for a scheme; return its group and the launch orders."""
         keep, model = min(keep, max(1, scheme.full)), deployment.spec
@@ -115,7 +115,7 @@ class Roster:
         for rank, place in enumerate(scheme.places):
             server, name = self.servers[place.server], f"{group.name}.{rank}"
             device, fetch = server.take(place.memory), self.count_missing(server, model.name, place.size)
-            deadline = now + self._budget(demand, scheme, place, server.spec.load)
+            deadline = now + _budget_s(model, scheme, place, server.spec.load)
             if fetch and deadline < inf:
                 self._reservations(server).claim(name, fetch, deadline, now)
             elif fetch:
@@ -177,15 +177,6 @@ class Roster:
             server.free[launch.device] -= worker.memory
         return group if whole else None
 
-    def _budget(self, demand: Demand, scheme: Scheme, place: Place, load: float) -> float:
-        """Return the seconds in which the rank must be fetched: the paper's D minus the current time."""
-        if not scheme.meets:
-            return inf
-        ranks = len(scheme.places)
-        after = sizing.ttft_s(demand.group_costs(ranks), 0.0, ranks, scheme.full, demand.waited_s)
-        term = demand.ttft_s - after
-        return sizing.fetch_budget_s(demand.costs, place.size, load, term)
-
     def measured(self, server: str, bandwidth: float, now: float) -> None:
         """Record the measured speed of a server's link, in bytes/s."""
         if (known := self.servers.get(server)) is not None:
@@ -235,3 +226,14 @@ class Roster:
         server = self.servers.get(worker.server)
         if server is not None:
             self._reservations(server).finished(worker.name, now)
+
+
+def _budget_s(model: FleetModel, scheme: Scheme, place: Place, load: float) -> float:
+    """Return the seconds in which the rank must be fetched: the paper's D minus the current time.
+
+    The load time is subtracted unless the load overlaps the fetch.
+    """
+    if not scheme.meets or model.ttft_s == inf:
+        return inf
+    term_s = model.ttft_s - (scheme.ttft_s - scheme.term_s)
+    return term_s if model.costs.overlap is Overlap.FULL else term_s - sizing.fetch_s(place.size, load)
