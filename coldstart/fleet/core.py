@@ -50,11 +50,6 @@ class FleetCore:
         """Return the number of waiting requests."""
         return self._agenda.held
 
-    @property
-    def moves(self) -> int:
-        """Return the number of streams handed over so far."""
-        return self._lives.moves
-
     def handle(self, event: Event, now: float) -> list[Action]:
         """Process an event and return the actions to carry out."""
         return [*self._note(event, now), *self._timed(now), *self._advance(now), *self.roster.shares()]
@@ -177,7 +172,7 @@ class FleetCore:
         while (found := model.next_to_send(now)) is not None:
             request, group = found
             self._agenda.send(request, group.name)
-            self._lives.give(group, request)
+            group.in_flight[request] = None
             yield Send(request, group.name)
 
     def _grow(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
@@ -222,8 +217,9 @@ class FleetCore:
         name, memory = model.spec.name, model.spec.memory
         if not self.settings.reclaim or self._leaving_for(name):
             return
-        for candidate in self._lives.idle:
-            group, worker = self._lives.groups[candidate], self._lives.groups[candidate].workers[0]
+        idle = (group for group in self.groups.values() if group.idle)
+        for group in sorted(idle, key=lambda one: one.since):
+            worker = group.workers[0]
             if worker.server in avoided:
                 continue
             free = self.roster.servers[worker.server].free[worker.device]

@@ -58,8 +58,8 @@ class FleetWorker:
 class Group:
     """A group of workers.
 
-    `keep` workers remain after consolidation; `capacity` is its limit of concurrent requests; `since` is the time at
-    which it became idle or began. `replaces` is the pipeline that it replaces. `predicted_s` is the predicted time to its
+    `keep` workers remain after consolidation, each with `batch` concurrent requests; `since` is the time at which it
+    became idle or began. `replaces` is the pipeline that it replaces. `predicted_s` is the predicted time to its
     first token at launch, including the wait of its oldest request; None for a group that was found when the fleet's
     process began. It gets no request before `suspect_until`.
     """
@@ -68,13 +68,18 @@ class Group:
     model: str
     workers: list[FleetWorker]
     keep: int
-    capacity: int
+    batch: int
     phase: GroupPhase = GroupPhase.STARTING
     in_flight: dict[str, None] = field(default_factory=dict)
     since: float = 0.0
     predicted_s: float | None = None
     suspect_until: float = 0.0
     replaces: str = ""
+
+    @property
+    def capacity(self) -> int:
+        """Return its limit of concurrent requests."""
+        return self.batch * self.keep
 
     @property
     def spare(self) -> int:
@@ -174,13 +179,15 @@ HOLD = "hold"
 class TrackedRequest:
     """A request of `model` that arrived at `since`; `group` has it, None while it waits.
 
-    `tries` counts groups that failed.
+    `tries` counts groups that failed. `target` is the group to which its stream moves, which counts it from the start of
+    the move.
     """
 
     model: str
     since: float
     group: str | None = None
     tries: int = 0
+    target: str | None = None
 
 
 class Agenda:
@@ -198,7 +205,6 @@ class Agenda:
         self._number = 0
         self._touched: dict[str, None] = {}
         self._blocked: dict[str, None] = {}
-        self._freed = False
 
     def wait(self, request: str, model: str, now: float) -> None:
         """Put a new request at the end of its model's queue."""
@@ -257,8 +263,8 @@ class Agenda:
         self._touched[model] = None
 
     def free(self) -> None:
-        """Record that a device or a link may have more room than before."""
-        self._freed = True
+        """Process the blocked models again: a device or a link may have more room than before."""
+        self._touched |= self._blocked
 
     def block(self, model: str) -> None:
         self._blocked[model] = None
@@ -268,6 +274,5 @@ class Agenda:
 
     def take(self) -> dict[str, None]:
         """Return the models to process now, and reset; empty if nothing has changed."""
-        names = self._touched | (self._blocked if self._freed else {})
-        self._touched, self._freed = {}, False
+        names, self._touched = self._touched, {}
         return names

@@ -102,15 +102,8 @@ class Roster:
     ) -> tuple[Group, list[LaunchRank]]:
         """Allocate memory and links for a scheme; return its group and the launch orders."""
         keep, model = min(keep, max(1, scheme.full)), deployment.spec
-        group = Group(
-            deployment.name_next_group(),
-            model.name,
-            [],
-            keep,
-            model.batch * keep,
-            since=now,
-            predicted_s=scheme.ttft_s,
-        )
+        name = deployment.name_next_group()
+        group = Group(name, model.name, [], keep, model.batch, since=now, predicted_s=scheme.ttft_s)
         orders = []
         for rank, place in enumerate(scheme.places):
             server, name = self.servers[place.server], f"{group.name}.{rank}"
@@ -134,7 +127,9 @@ class Roster:
         The group has no capacity before it replaces that of the rank.
         """
         model, server = deployment.spec, self.servers[rank.server]
-        group = Group(deployment.name_next_group(), model.name, [], 0, 0, since=now, replaces=rank.group)
+        group = Group(
+            deployment.name_next_group(), model.name, [], 0, model.batch, since=now, replaces=rank.group
+        )
         name, fetch = f"{group.name}.0", self.count_missing(server, model.name, model.size - rank.size)
         if fetch:
             server.reservations.trail(name, fetch, now)
