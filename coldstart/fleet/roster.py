@@ -160,6 +160,7 @@ class Roster:
         whole = len(parts) == first.ranks and not any(part.stopping for part in parts)
         whole = whole and all(part.launch.server in self.servers for part in parts)
         group = Group(first.group, model.name, [], 1, model.batch, since=now)
+        ready = any(part.ready and part.launch.rank == 0 for part in parts)
         for part in sorted(parts, key=lambda one: one.launch.rank):
             launch = part.launch
             server = self.servers.get(launch.server)
@@ -168,7 +169,7 @@ class Roster:
             full = launch.memory >= model.memory
             worker = self._add(group, launch, full=full)
             worker.memory -= model.memory if full and launch.worker in replaced else 0
-            worker.ready, worker.stopping = part.ready, not whole
+            worker.ready, worker.stopping = ready, not whole
             server.free[launch.device] -= worker.memory
         return group if whole else None
 

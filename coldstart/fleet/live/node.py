@@ -19,8 +19,8 @@ from uuid import uuid4
 from coldstart.contract import environment, fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.weights import PacedFetch
+from coldstart.fleet.events import FoundRank
 from coldstart.fleet.live.orders import (
-    FoundWorker,
     NodeReport,
     RankEnded,
     RankFetched,
@@ -47,29 +47,21 @@ class NodeFetch:
     """Fetch `pace` of one server's weights; `tell` sends it to the prefetcher.
 
     The prefetcher is another process, which may not have started or may restart. So each query of its progress
-    repeats the current rate.
+    repeats the current rate; None: no limit.
     """
 
     def __init__(self, pace: PacedFetch, tell: Tell = client.set_pace) -> None:
         self.pace, self._tell = pace, tell
-        self._changed = asyncio.Event()
-
-    def change(self, rate: float | None) -> None:
-        """Change the rate, in bytes/s; None: no limit."""
-        self.pace = PacedFetch(self.pace.name, rate, self.pace.background)
-        self._changed.set()
 
     async def wait(self) -> Mapping[str, Any]:
         """Return the prefetcher's report after the fetch has ended; see `client.set_pace`. Waits also for its begin."""
         while True:
-            self._changed.clear()
             said = None
             with suppress(client.PrefetchError, OSError):
                 said = await asyncio.to_thread(self._tell, self.pace)
             if said is not None and said["ended"]:
                 return said
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
 
 @dataclass(eq=False, slots=True)
@@ -97,7 +89,6 @@ class NodeServers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host, self.servers, self.shows_devices, self.clock = host, servers, shows_devices, clock
-        self.incarnation = uuid4().hex
         self.processes: dict[str, _Process] = {}
         self._events: deque[tuple[int, WorkerEvent]] = deque()
         self._seq = 0
@@ -147,7 +138,7 @@ class NodeServers:
         """Set the rate of a worker's fetch in bytes/s, None: no limit; do nothing if it fetches nothing."""
         process = self.processes.get(worker)
         if process is not None and process.fetch is not None:
-            process.fetch.change(rate)
+            process.fetch.pace = replace(process.fetch.pace, rate=rate)
 
     def _device(self, order: RankOrder) -> dict[str, str]:
         """Return the environment that selects the server's GPU."""
@@ -224,8 +215,9 @@ class NodeServers:
 
     async def report(self) -> NodeReport:
         """Return a report of all workers."""
-        workers = (FoundWorker(one.order.rank, one.up, one.stopping) for one in self.processes.values())
-        return NodeReport(self.incarnation, self._seq, tuple(workers))
+        found = self.processes.values()
+        workers = ((FoundRank(one.order.rank, one.up is not None, one.stopping), one.up) for one in found)
+        return NodeReport(self._seq, tuple(workers))
 
     async def read_events(self, after: int, wait_s: float = WAIT_S) -> list[tuple[int, WorkerEvent]]:
         """Return the events after number `after`; wait up to `wait_s` seconds if there are none."""

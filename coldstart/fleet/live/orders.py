@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from coldstart.contract.fallback import Fallback
-from coldstart.fleet.events import LaunchRank
+from coldstart.fleet.events import FoundRank, LaunchRank
 from coldstart.host.launches import Launch
 
 
@@ -74,21 +74,11 @@ WorkerEvent = RankFetched | RankUp | RankEnded
 
 
 @dataclass(frozen=True, slots=True)
-class FoundWorker:
-    """A worker that a server has now."""
-
-    rank: LaunchRank
-    up: RankUp | None
-    stopping: bool
-
-
-@dataclass(frozen=True, slots=True)
 class NodeReport:
-    """All workers of a server; `seq` is the number of its last event, `incarnation` identifies this life of its actor."""
+    """All workers of a server, with what each reported when it was ready; `seq` is the number of its last event."""
 
-    incarnation: str
     seq: int
-    workers: tuple[FoundWorker, ...] = ()
+    workers: tuple[tuple[FoundRank, RankUp | None], ...] = ()
 
 
 class Node(Protocol):

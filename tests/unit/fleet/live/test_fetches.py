@@ -106,11 +106,14 @@ def test_observed_rate_is_used_when_the_disk_is_full(tmp_path: Path, monkeypatch
         async with fleet(tmp_path, count=1) as stage:
             control = stage.control
             stage.deploy(deployment("a"))
+            assert (await stage.ask("a"))[0] == 200
+            up = control.workers.processes["a#1.0"].up
+            assert up is not None
             monkeypatch.setattr(files, "write_atomic", full)
-            control.measurements.record_fetch("s0", 64 << 20, 2.0)
-            control.measurements.record_start("a", 1, 7.0)
+            control.workers.process_event(RankFetched("a#1.0", 64 << 20, 2.0, False))
+            control.workers.process_event(replace(up, start_s=2.0 + 7.0))
             assert control.core.roster.servers["s0"].reservations.link.rate == 32 << 20
-            assert control.core.models["a"].spec.joins == {1: 7.0}
+            assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
             # A request that cannot be saved is refused with the reason; the model continues to serve.
             with pytest.raises(OSError, match="No space"):
                 control.scale("a", 0, 1)

@@ -28,12 +28,13 @@ def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
         node = NodeServers("127.0.0.1", servers)
         await node.launch(_order())
         await node.launch(_order())
-        assert [one.up for one in (await node.report()).workers] == [None]
+        assert [up for _, up in (await node.report()).workers] == [None]
         ((number, up),) = await node.read_events(0)
         assert isinstance(up, RankUp) and up.mode == "fake" and up.url.startswith("http://127.0.0.1:")
         assert len(servers.begun) == 1
         report = await node.report()
-        assert report.seq == number and report.workers[0].up == up and not report.workers[0].stopping
+        ((found, known),) = report.workers
+        assert report.seq == number and known == up and found.ready and not found.stopping
         await node.stop("a#1.0")
         ((_, ended),) = await node.read_events(number)
         assert isinstance(ended, RankEnded) and ended.ordered
