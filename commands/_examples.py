@@ -84,10 +84,6 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "coldstart trace-replay trace.jsonl --simulate --profile tiny-llama --slo ttft=2,tpot=0.1",
     ),
     "fleet plan": ("coldstart fleet plan fleet.toml", "coldstart fleet plan fleet.toml --model llama2-7b"),
-    "fleet simulate": (
-        "coldstart fleet simulate fleet.toml --rate 2",
-        "coldstart fleet simulate fleet.toml --duration 600 --format json",
-    ),
     "fleet up": (
         "coldstart fleet up",
         "coldstart fleet up --host 0.0.0.0 --api-key-file key --devices 4 --memory 60GiB",

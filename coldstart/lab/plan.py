@@ -85,14 +85,6 @@ def time_requests(
         yield ModelRequest(row.arrival_s, name, prefill, decode, row.output_tokens)
 
 
-def generate(
-    models: Sequence[str], rate: float, cv: float, duration_s: float, tokens: int, seed: int
-) -> Iterable[TraceRequest]:
-    """Return requests with gamma arrivals over the models by Zipf's law, each with `tokens` output tokens."""
-    times = takewhile(lambda time: time <= duration_s, accumulate(gamma_gaps(rate, cv, Random(seed))))
-    return map_models((TraceRequest(time, 1, tokens) for time in times), models, "zipf", seed)
-
-
 def gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:
     """Yield endless gaps in seconds, with shape 1/CV^2 and mean 1/rate; CV 1 is the Poisson process.
 

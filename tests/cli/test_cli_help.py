@@ -19,18 +19,7 @@ PAGES = [
     *(("trust", name) for name in ("list", "add", "remove", "show", "why")),
     *(
         ("fleet", name)
-        for name in (
-            "plan",
-            "simulate",
-            "up",
-            "join",
-            "deploy",
-            "status",
-            "scale",
-            "drain",
-            "remove",
-            "down",
-        )
+        for name in ("plan", "up", "join", "deploy", "status", "scale", "drain", "remove", "down")
     ),
     *((group, name) for group in ("prefetch", "template") for name in ("start", "status", "stop")),
     *(("template", name) for name in ("freeze", "discard")),

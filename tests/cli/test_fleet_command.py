@@ -40,14 +40,6 @@ def test_plan_shows_feasible_and_slow_groups(run: Run, file: str) -> None:
     assert "> 2 ranks, 1 whole: TTFT 6.00 s" in shown
 
 
-def test_simulate_reports_requests_and_starts(run: Run, file: str) -> None:
-    given = ["fleet", "simulate", file, "--rate", "0.5", "--duration", "60", "--seed", "2"]
-    found = json.loads(run(*given, "--format", "json").stdout)
-    assert found["kind"] == "simulated fleet" and found["requests"] > 10
-    assert found["counts"]["starts"] >= 1
-    assert "TTFT" in run(*given).stdout
-
-
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[str, list[Any]]]:
     """Run a fake gateway of a fleet; yield its URL and the received orders."""

@@ -8,7 +8,6 @@ and reports the reason. The servers of a named cluster continue to run, and the 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import signal
@@ -17,15 +16,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from coldstart.errors import CommandFailedError
-from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live import admin, local_state
-from coldstart.fleet.live.control import FleetControl, Recorder
+from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.local_state import LocalFleet
 from coldstart.fleet.live.ray_process import OwnRay, own_ray
-from coldstart.fleet.live.state import FleetState, encode
+from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
@@ -53,25 +50,7 @@ class FleetUpOptions:
     admin_key: str | None = None
     heartbeat_s: float = HEARTBEAT_S
     offline: bool = False
-    record: Path | None = None
     servers: str | None = None
-
-
-def _recorder(path: Path | None) -> Recorder | None:
-    """Return a function that writes each event and its actions as a line of JSON for a replay, or None."""
-    if path is None:
-        return None
-    file = path.open("a", encoding="utf-8")
-
-    def tagged(thing: Any) -> Any:
-        return {"is": type(thing).__name__, **encode(thing)}
-
-    def record(now: float, event: Event, actions: list[Action]) -> None:
-        line = {"now": now, "event": tagged(event), "actions": [tagged(one) for one in actions]}
-        file.write(json.dumps(line) + "\n")
-        file.flush()
-
-    return record
 
 
 class FleetUp:
@@ -92,7 +71,7 @@ class FleetUp:
             CommandFailedError: Ray does not start, cannot be reached, has another gateway, or ends.
         """
         options = self.options
-        self.state = FleetState(options.state)
+        self.state = FleetState(options.state, self.log)
         with (
             capture_loggers(self.log),
             listen(options.endpoint) as sock,
@@ -117,9 +96,7 @@ class FleetUp:
         from coldstart.fleet.live.membership import Membership
 
         options, self.ray = self.options, ray
-        self.control = FleetControl(
-            options.settings, self.state, log=self.log, record=_recorder(options.record)
-        )
+        self.control = FleetControl(options.settings, self.state, log=self.log)
         self.control.facts.url = format_url(sock, options.endpoint)
         self.server = create_server(self._app())
         for number in (signal.SIGTERM, signal.SIGINT):

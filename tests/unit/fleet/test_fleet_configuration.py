@@ -13,8 +13,6 @@ from coldstart.errors import UsageError
 from coldstart.fleet import plan, specification
 from coldstart.fleet.sizing import Overlap
 from coldstart.fleet.specification import FleetSettings
-from coldstart.lab.fleet import simulate
-from coldstart.lab.plan import generate, time_requests
 
 GOOD: dict[str, Any] = {
     "beside": False,
@@ -110,17 +108,6 @@ def test_plan_contains_the_rejected_choices() -> None:
     assert burst["chosen"]["full"] == 3
     with pytest.raises(UsageError, match="unknown model nobody"):
         plan.planned(specification.parse(GOOD), ("nobody",))
-
-
-def test_generated_requests_depend_on_the_seed_only() -> None:
-    file = specification.parse(GOOD)
-    costs = {model.name: model.costs for model in file.models}
-    rows = list(generate([*costs], 2.0, 1.0, 100.0, 5, 3))
-    assert rows == list(generate([*costs], 2.0, 1.0, 100.0, 5, 3))
-    assert 150 < len(rows) < 250 and rows[-1].arrival_s <= 100.0
-    done = simulate(time_requests(rows, None, costs), file.servers, file.models, file.settings)
-    assert [one.model for one in done.records] == [row.model for row in rows]
-    assert all(one.ok for one in done.records)
 
 
 def test_settings_of_a_caller_have_the_ranges_of_the_file() -> None:
