@@ -86,25 +86,26 @@ def up(
         )
     server = None if memory is None else _server(memory, devices, network, load)
 
-    from coldstart.fleet.live.run import FleetUp, FleetUpOptions
+    from coldstart.fleet.live.run import FleetUp
     from coldstart.host.live.log import Log
-
-    options = FleetUpOptions(
-        common.cache,
-        FleetSettings(**settings),
-        state.absolute() if state else None,
-        server,
-        address,
-        endpoint,
-        admin_key,
-        offline=common.offline,
-    )
 
     def announce(place: "LocalFleet") -> None:
         said = {"url": place.url, "ray": place.ray}
         common.out.result(said, f"{place.url}  gateway of a fleet, Ray at {place.ray}")
 
-    raise typer.Exit(FleetUp(options, Log(quiet=common.out.quiet), announce).run())
+    fleet = FleetUp(
+        common.cache,
+        FleetSettings(**settings),
+        Log(quiet=common.out.quiet),
+        announce,
+        state=state.absolute() if state else None,
+        server=server,
+        address=address,
+        endpoint=endpoint,
+        admin_key=admin_key,
+        offline=common.offline,
+    )
+    raise typer.Exit(fleet.run())
 
 
 def join(

@@ -49,23 +49,23 @@ class Cached(FirstFit):
 
     def fetched(self, worker: FleetWorker, now: float) -> None:
         super().fetched(worker, now)
-        if worker.whole and not worker.beside:
+        if worker.launch.ranks == 1 and not worker.launch.beside:
             self._remember(worker)
 
     def ready(self, worker: FleetWorker, now: float) -> None:
         super().ready(worker, now)
-        if worker.beside:
+        if worker.launch.beside:
             self._remember(worker)
 
     def _remember(self, worker: FleetWorker) -> None:
         size, limit, cached = (
-            worker.size,
+            worker.launch.size,
             self._limits[worker.server],
             self._cached[worker.server],
         )
         if size <= limit:
-            cached.pop(worker.model, None)
-            cached[worker.model] = size
+            cached.pop(worker.launch.model, None)
+            cached[worker.launch.model] = size
             while sum(cached.values()) > limit:
                 del cached[next(iter(cached))]
 

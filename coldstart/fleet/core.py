@@ -107,7 +107,7 @@ class FleetCore:
                 self._agenda.free()
             case events.RankReady():
                 self.roster.ready(worker, now)
-                if (group := self.groups.get(worker.group)) is not None:
+                if (group := self.groups.get(worker.launch.group)) is not None:
                     yield from self._lives.begin_serving(group, now)
             case events.WorkerDied(_, reason, own):
                 yield from self._lives.end_worker(worker, reason, now, own=own)
@@ -180,8 +180,7 @@ class FleetCore:
         while need := model.wanted(now):
             if self._scale_up(model):
                 continue
-            oldest = model.oldest()
-            waited_s = 0.0 if oldest is None else now - oldest
+            waited_s = now - next(iter(model.waiting.values()), now)
             fits = room is None or spec.part(self.settings.most_ranks) <= room
             scheme = None
             # A server where a start failed is tried again only if no other server has memory, or can free
@@ -222,7 +221,7 @@ class FleetCore:
             worker = group.workers[0]
             if worker.server in avoided:
                 continue
-            free = self.roster.servers[worker.server].free[worker.device]
+            free = self.roster.servers[worker.server].free[worker.launch.device]
             if free + worker.memory >= memory and self.models[group.model].spares(group):
                 self._reclaimed[name] = worker.name
                 yield from self._lives.stop(group, now)

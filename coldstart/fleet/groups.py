@@ -23,6 +23,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from math import ceil, inf
 
+from coldstart.fleet.events import LaunchRank
 from coldstart.fleet.specification import FleetModel, FleetSettings
 
 
@@ -34,24 +35,21 @@ class GroupPhase(StrEnum):
 
 @dataclass(slots=True)
 class FleetWorker:
-    """A worker process on a device: a rank of `group`, of `size` bytes of weights.
+    """A worker process. `memory` is the device memory that it has now, in bytes. `full`: that suffices for the full model."""
 
-    `memory` is its device memory in bytes. `full`: that suffices for the full model. `whole`: it loads the full model,
-    `beside` that rank of a pipeline if it replaces one.
-    """
-
-    name: str
-    group: str
-    model: str
-    server: str
-    device: int
+    launch: LaunchRank
     memory: int
-    size: int
     full: bool
-    whole: bool
-    beside: str = ""
     ready: bool = False
     stopping: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.launch.worker
+
+    @property
+    def server(self) -> str:
+        return self.launch.server
 
 
 @dataclass(slots=True)
@@ -143,9 +141,6 @@ class Deployment:
         live = self.live()
         return max(0, min(max(need, self.spec.least - live), self.spec.most - live))
 
-    def oldest(self) -> float | None:
-        return next(iter(self.waiting.values()), None)
-
     def next_to_send(self, now: float) -> tuple[str, Group] | None:
         """Return the request that waits longest and the first group with room for it, or None."""
         request = next(iter(self.waiting), None)
@@ -155,11 +150,6 @@ class Deployment:
             if group.phase is GroupPhase.SERVING and group.spare and group.suspect_until <= now:
                 return request, group
         return None
-
-    def back(self, request: str, since: float) -> None:
-        """Queue a request again that was already sent, in its old position."""
-        again = [*self.waiting.items(), (request, since)]
-        self.waiting = dict(sorted(again, key=lambda one: one[1]))
 
     def avoided(self, now: float) -> frozenset[str]:
         """Return the servers where a start failed recently: the cause may be the server (a full disk), not the model."""
@@ -216,7 +206,9 @@ class Agenda:
         """Put a request whose group failed back in the queue, in its old position."""
         known = self.open[request]
         known.group = None
-        self._models[known.model].back(request, known.since)
+        model = self._models[known.model]
+        again = [*model.waiting.items(), (request, known.since)]
+        model.waiting = dict(sorted(again, key=lambda one: one[1]))
         self._hold(request, known.model, now)
 
     def _hold(self, request: str, model: str, now: float) -> None:

@@ -132,12 +132,12 @@ class GroupLives:
     def end_worker(self, worker: FleetWorker, reason: str, now: float, *, own: bool) -> Iterator[Action]:
         self.roster.remove_worker(worker, now)
         self.agenda.free()
-        group = self.groups.get(worker.group)
+        group = self.groups.get(worker.launch.group)
         if worker.stopping or group is None:
             return
         if own and group.phase is GroupPhase.STARTING and not group.replaces:
             until = now + self.settings.backoff_max_s
-            self.models[worker.model].failed_on[worker.server] = until
+            self.models[group.model].failed_on[worker.server] = until
         yield from self.fail(group, f"{worker.name}: {reason}", now, counts=own)
 
     def fail(self, group: Group, reason: str, now: float, *, counts: bool = True) -> Iterator[Action]:
@@ -226,8 +226,8 @@ class GroupLives:
                 yield from (events.Stop(part.launch.worker) for part in parts if not part.stopping)
                 continue
             rank = self.roster.workers.get(first.beside)
-            if rank is not None and rank.group in self.groups:
-                group.replaces, group.keep = rank.group, 0
+            if rank is not None and rank.launch.group in self.groups:
+                group.replaces, group.keep = rank.launch.group, 0
             self.add(group)
             adopted.append(group)
         for group in adopted:
@@ -240,9 +240,8 @@ class GroupLives:
         if server not in self.roster.servers:
             return
         for worker in self.roster.lose(server):
-            if worker.group in self.groups:
-                reason = f"server {server} was lost"
-                yield from self.fail(self.groups[worker.group], reason, now, counts=False)
+            if (group := self.groups.get(worker.launch.group)) is not None:
+                yield from self.fail(group, f"server {server} was lost", now, counts=False)
         self.agenda.free()
 
     def drain_server(self, server: str, now: float) -> Iterator[Action]:

@@ -31,15 +31,8 @@ class FleetServer:
         return Offer(self.spec.name, fetch, self.spec.load, max(self.free))
 
     def take(self, memory: int) -> int:
-        """Allocate `memory` bytes on the device with the least sufficient free memory; return its number.
-
-        Raises:
-            ValueError: No device has enough free memory.
-        """
-        fitting = [(free, number) for number, free in enumerate(self.free) if free >= memory]
-        if not fitting:
-            raise ValueError(f"no device of {self.spec.name} has {memory} bytes free")
-        device = min(fitting)[1]
+        """Allocate `memory` bytes on the device with the least sufficient free memory, which must exist; return its number."""
+        device = min((free, number) for number, free in enumerate(self.free) if free >= memory)[1]
         self.free[device] -= memory
         return device
 
@@ -109,10 +102,8 @@ class Roster:
             server, name = self.servers[place.server], f"{group.name}.{rank}"
             device, fetch = server.take(place.memory), self.count_missing(server, model.name, place.size)
             deadline = now + _budget_s(model, scheme, place, server.spec.load)
-            if fetch and deadline < inf:
+            if fetch:
                 self._reservations(server).claim(name, fetch, deadline, now)
-            elif fetch:
-                self._reservations(server).join(name, fetch, now)
             where = place.server, device, place.size, fetch, place.memory, deadline, deployment.number
             order = LaunchRank(name, group.name, model.name, rank, len(scheme.places), scheme.full, *where)
             self._add(group, order, full=place.full)
@@ -128,22 +119,26 @@ class Roster:
         """
         model, server = deployment.spec, self.servers[rank.server]
         group = Group(
-            deployment.name_next_group(), model.name, [], 0, model.batch, since=now, replaces=rank.group
+            deployment.name_next_group(),
+            model.name,
+            [],
+            0,
+            model.batch,
+            since=now,
+            replaces=rank.launch.group,
         )
-        name, fetch = f"{group.name}.0", self.count_missing(server, model.name, model.size - rank.size)
+        name, fetch = f"{group.name}.0", self.count_missing(server, model.name, model.size - rank.launch.size)
         if fetch:
             server.reservations.trail(name, fetch, now)
         rank.memory -= model.memory
-        where = rank.server, rank.device, model.size, fetch, model.memory, inf, deployment.number, rank.name
+        place = rank.server, rank.launch.device
+        where = *place, model.size, fetch, model.memory, inf, deployment.number, rank.name
         order = LaunchRank(name, group.name, model.name, 0, 1, 1, *where)
         self._add(group, order, full=True)
         return group, order
 
     def _add(self, group: Group, order: LaunchRank, *, full: bool) -> FleetWorker:
-        where = order.server, order.device, order.memory, order.size
-        worker = FleetWorker(
-            order.worker, order.group, order.model, *where, full, order.ranks == 1, order.beside
-        )
+        worker = FleetWorker(order, order.memory, full)
         group.workers.append(worker)
         self.workers[order.worker] = worker
         return worker
@@ -188,9 +183,9 @@ class Roster:
     def grow(self, worker: FleetWorker, memory: int) -> bool:
         """Enlarge the worker to `memory` bytes for the full model. Return False if its device has too little free memory."""
         free, more = self.servers[worker.server].free, memory - worker.memory
-        if free[worker.device] < more:
+        if free[worker.launch.device] < more:
             return False
-        free[worker.device] -= more
+        free[worker.launch.device] -= more
         worker.memory, worker.full = memory, True
         return True
 
@@ -208,7 +203,7 @@ class Roster:
         if self.workers.pop(worker.name, None) is None or worker.server not in self.servers:
             return
         self._release_link(worker, now)
-        self.servers[worker.server].free[worker.device] += worker.memory
+        self.servers[worker.server].free[worker.launch.device] += worker.memory
 
     def lose(self, server: str) -> list[FleetWorker]:
         """Remove a lost server; return its workers."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live import run
-from coldstart.fleet.live.run import FleetUp, FleetUpOptions
+from coldstart.fleet.live.run import FleetUp
 from coldstart.fleet.live.state import encode
 from coldstart.fleet.specification import FleetSettings
 from coldstart.host.endpoint import GatewayEndpoint
@@ -34,18 +34,16 @@ def record_to(file: str, now: float, event: Event, actions: list[Action]) -> Non
 
 def main(state: str, recording: str, ranks: str = "1", host: str = "127.0.0.1", ray: str = "") -> None:
     settings = FleetSettings(most_ranks=int(ranks), consolidate=ranks != "1", backoff_s=0.2)
-    options = FleetUpOptions(
-        Cache.at(),
-        settings,
-        Path(state),
-        None,
-        ray or None,
-        endpoint=GatewayEndpoint(host, 0, insecure=True, allow_hosts=("*",)),
-        servers="support.fleet_servers:FakeStarter",
-    )
     run.FleetControl = partial(run.FleetControl, record=partial(record_to, recording))  # type: ignore[misc, assignment]
     FleetUp(
-        options, Log(), lambda place: print(json.dumps({"url": place.url, "ray": place.ray}), flush=True)
+        Cache.at(),
+        settings,
+        Log(),
+        lambda place: print(json.dumps({"url": place.url, "ray": place.ray}), flush=True),
+        state=Path(state),
+        address=ray or None,
+        endpoint=GatewayEndpoint(host, 0, insecure=True, allow_hosts=("*",)),
+        servers="support.fleet_servers:FakeStarter",
     ).run()
 
 

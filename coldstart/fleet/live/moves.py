@@ -126,7 +126,8 @@ class Moves:
         if source is None or stream is None or ticket.answer is None:
             return self._stays(ticket, "the stream is not resumable")
         kv = await self._hold(ticket, source, target, stream)
-        if stream.prompt is not None and not await self._warm(target, stream.warming(kv)):
+        knows = stream.prompt is not None
+        if knows and await self._complete(target, stream.warming(kv), PATIENCE_S) is None:
             return self._stays(ticket, "the worker has not loaded or computed the tokens so far")
         if kv is not None:
             kv = await self._hold(ticket, source, target, stream)
@@ -169,9 +170,6 @@ class Moves:
             reason = str(error)
         self._log.write("kv not held", request=ticket.number, reason=reason)
         return None
-
-    async def _warm(self, target: FleetReplica, body: bytes) -> bool:
-        return await self._complete(target, body, PATIENCE_S) is not None
 
     @staticmethod
     async def _complete(replica: FleetReplica, body: bytes, limit_s: float) -> bytes | None:

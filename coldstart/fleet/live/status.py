@@ -87,7 +87,7 @@ def _worker(worker: FleetWorker, workers: Workers) -> dict[str, Any]:
     return {
         "name": worker.name,
         "server": worker.server,
-        "device": worker.device,
+        "device": worker.launch.device,
         "memory_bytes": worker.memory,
         "ready": worker.ready,
         "fetched_bytes": fetched.size if fetched else None,

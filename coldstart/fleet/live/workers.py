@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coldstart.fleet import events, sizing
 from coldstart.fleet.core import FleetCore
@@ -27,6 +27,7 @@ from coldstart.fleet.live.orders import (
     WorkerEvent,
 )
 from coldstart.fleet.live.state import FleetState
+from coldstart.host.launches import Launch
 from coldstart.host.live.log import Log, Tasks
 
 
@@ -87,7 +88,7 @@ class Workers:
 
     async def _launch(self, ranks: list[LaunchRank]) -> None:
         first = ranks[0]
-        deployment = self._state.models[first.model]
+        launch = self._state.models[first.model].launch
         servers = [rank.server for rank in ranks]
         self._log.write("launch", group=first.group, servers=servers, beside=first.beside or None)
         try:
@@ -96,14 +97,7 @@ class Workers:
             for rank in ranks:
                 self._unreached(rank.worker, first.server, lost)
             return
-        settings = self._core.settings
-        orders = [
-            RankOrder(
-                rank, deployment.launch, settings.hold_s, master, hang_timeout_s=settings.hang_timeout_s
-            )
-            for rank in ranks
-        ]
-        await asyncio.gather(*map(self._launch_rank, orders))
+        await asyncio.gather(*(self._launch_rank(rank, launch, master) for rank in ranks))
 
     def share(self, worker: str, rate: float | None) -> None:
         """Set the rate of a worker's fetch, in bytes/s; None: no limit."""
@@ -116,18 +110,18 @@ class Workers:
         with suppress(NodeLostError, KeyError):  # its end is reported separately
             await self.nodes[process.rank.server].call("pace", process.rank.worker, process.rate)
 
-    async def _launch_rank(self, order: RankOrder) -> None:
-        rank = order.rank
+    async def _launch_rank(self, rank: LaunchRank, launch: Launch, master: tuple[str, int] | None) -> None:
         if (process := self.processes.get(rank.worker)) is None:  # its server was lost
             return
-        paced = replace(order, rate=process.rate, behind=bool(rank.beside))
+        limits = self._core.settings
+        order = RankOrder(rank, launch, limits.hold_s, limits.hang_timeout_s, master, process.rate)
         try:
-            await self.nodes[rank.server].call("launch", paced)
+            await self.nodes[rank.server].call("launch", order)
         except (NodeLostError, KeyError) as lost:
             self._unreached(rank.worker, rank.server, lost)
 
     def _unreached(self, worker: str, server: str, lost: Exception) -> None:
-        self._ended(RankEnded(worker, f"server {server} cannot be reached: {lost}", False, own=False))
+        self._ended(RankEnded(worker, f"server {server} cannot be reached: {lost}"), was_reached=False)
 
     def stop(self, worker: str) -> None:
         """End the process of the worker."""
@@ -140,8 +134,8 @@ class Workers:
         self._log.write("stop", worker=name)
         try:
             await self.nodes[rank.server].call("stop", name)
-        except (NodeLostError, KeyError):
-            self._ended(RankEnded(name, f"server {rank.server} cannot be reached", True))
+        except (NodeLostError, KeyError) as lost:
+            self._unreached(name, rank.server, lost)
 
     def process_event(self, event: WorkerEvent) -> None:
         """Process an event of a worker's process."""
@@ -196,15 +190,16 @@ class Workers:
         if (spec := self._state.observe_start(first.model, len(terms), seconds)) is not None:
             self._emit(events.Deployed(spec))
 
-    def _ended(self, ended: RankEnded) -> None:
+    def _ended(self, ended: RankEnded, *, was_reached: bool = True) -> None:
         process = self.processes.pop(ended.worker, None)
         if process is None:
             return
         rank = process.rank
         if ended.hung:
             self.hung[rank.model] += 1
-        if ended.ordered or process.is_stopping:
+        if process.is_stopping:
             self._emit(events.Stopped(rank.worker))
             return
         self._log.write("worker ended", worker=rank.worker, reason=ended.reason, beside=rank.beside or None)
-        self._emit(events.WorkerDied(rank.worker, ended.reason, ended.own))
+        own = was_reached and not ended.hung
+        self._emit(events.WorkerDied(rank.worker, ended.reason, own))

@@ -16,8 +16,7 @@ from support.fake_upstream import FakeServer, wait_until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
 from coldstart.contract.weights import PacedFetch
-from coldstart.fleet.live import deployments, node
-from coldstart.fleet.live.node import NodeFetch
+from coldstart.fleet.live import deployments
 from coldstart.fleet.live.orders import RankEnded, RankFetched, RankUp
 from coldstart.fleet.live.state import FleetState, ModelDeployment
 from coldstart.weights.prefetch import client
@@ -46,7 +45,7 @@ class Prefetcher:
 @pytest.fixture
 def prefetcher(monkeypatch: pytest.MonkeyPatch) -> Prefetcher:
     made = Prefetcher()
-    monkeypatch.setattr(node, "NodeFetch", lambda pace: NodeFetch(pace, made.tell))
+    monkeypatch.setattr(client, "set_pace", made.tell)
     return made
 
 
@@ -173,7 +172,7 @@ def test_next_prediction_contains_the_time_after_the_weights(tmp_path: Path, pre
             control.workers.process_event(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
             assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
             group = control.core.groups["a#1"]
-            control.workers.process_event(RankEnded("a#1.0", "killed", False))
+            control.workers.process_event(RankEnded("a#1.0", "killed"))
             await wait_until(lambda: "a#2" in control.core.groups)
             after = control.core.groups["a#2"].predicted_s
             assert group.phase and before is not None and after is not None and after > before + 6.0
