@@ -74,10 +74,6 @@ def up(
         ),
     ] = None,
     admin_key: NewKey = None,
-    record: Annotated[
-        Path | None,
-        option("--record", metavar="FILE", help="Write each event and decision to this file, one per line."),
-    ] = None,
 ) -> None:
     """Run the gateway until it is stopped."""
     from coldstart.fleet.live import ray_process
@@ -90,26 +86,26 @@ def up(
         )
     server = None if memory is None else _server(memory, devices, network, load)
 
-    from coldstart.fleet.live.run import FleetUp, FleetUpOptions
+    from coldstart.fleet.live.run import FleetUp
     from coldstart.host.live.log import Log
-
-    options = FleetUpOptions(
-        common.cache,
-        FleetSettings(**settings),
-        state.absolute() if state else None,
-        server,
-        address,
-        endpoint,
-        admin_key,
-        offline=common.offline,
-        record=record.absolute() if record else None,
-    )
 
     def announce(place: "LocalFleet") -> None:
         said = {"url": place.url, "ray": place.ray}
         common.out.result(said, f"{place.url}  gateway of a fleet, Ray at {place.ray}")
 
-    raise typer.Exit(FleetUp(options, Log(quiet=common.out.quiet), announce).run())
+    fleet = FleetUp(
+        common.cache,
+        FleetSettings(**settings),
+        Log(quiet=common.out.quiet),
+        announce,
+        state=state.absolute() if state else None,
+        server=server,
+        address=address,
+        endpoint=endpoint,
+        admin_key=admin_key,
+        offline=common.offline,
+    )
+    raise typer.Exit(fleet.run())
 
 
 def join(
@@ -128,7 +124,6 @@ def join(
     """Run a Ray node with the labels of a server, and restart it if Ray stops it."""
     from coldstart.contract import environment
     from coldstart.fleet.live import local_state, ray_process
-    from coldstart.fleet.live.ray_process import JoinedNode
     from coldstart.host.live.log import Log
 
     ray_process.require()
@@ -140,7 +135,7 @@ def join(
     if known is not None and known.token and known.ray == (address or known.ray):
         env["RAY_AUTH_TOKEN"] = known.token
     command = ray_process.joining(server, address or local_state.require().ray)
-    raise typer.Exit(JoinedNode(command, env, Log(quiet=common.out.quiet)).run())
+    ray_process.run_joined(command, env, Log(quiet=common.out.quiet))
 
 
 def _server(memory: str, devices: int, network: str, load: str) -> "ServerSpec":
@@ -210,10 +205,18 @@ def deploy(
     from coldstart.host.launches import Launch
 
     launch = Launch(name or model, model, common.vllm_args, on_miss=on_miss, weights_from=weights_from)
-    wanted = deployments.DeployArguments(
-        least, most, deployments.parse_limits(slo), idle, batch, memory, size, start
+    made = deployments.build_deployment(
+        launch,
+        common.cache,
+        offline=common.offline,
+        workers=(least, most),
+        slo=deployments.parse_limits(slo),
+        idle_s=idle,
+        batch=batch,
+        memory=memory,
+        size=size,
+        start_s=start,
     )
-    made = deployments.build_deployment(launch, wanted, common.cache, offline=common.offline)
     _ordered(common, url, admin_key, "deploy", deployment=state.encode(made))
     common.out.success(f"Deployed {made.spec.name}", then="coldstart fleet status")
 

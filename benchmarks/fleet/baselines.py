@@ -9,20 +9,20 @@ from math import inf
 from coldstart.fleet import sizing
 from coldstart.fleet.groups import FleetWorker
 from coldstart.fleet.roster import FleetServer, Roster
-from coldstart.fleet.sizing import Demand, Offer, Place, Scheme
-from coldstart.fleet.specification import FleetSettings
+from coldstart.fleet.sizing import Offer, Place, Scheme
+from coldstart.fleet.specification import FleetModel, FleetSettings
 
 
 class FirstFit(Roster):
     """One worker on the first server with room, regardless of its link."""
 
     def place(
-        self, model: str, demand: Demand, required: int, now: float, avoided: Collection[str] = ()
+        self, model: FleetModel, required: int, now: float, waited_s: float, avoided: Collection[str] = ()
     ) -> Scheme | None:
-        return single(demand, map(shared, list(self.room(demand, avoided))[:1]))
+        return single(model, waited_s, map(shared, list(self.room(model, avoided))[:1]))
 
-    def room(self, demand: Demand, avoided: Collection[str]) -> Iterable[FleetServer]:
-        return (server for server in self.open(avoided) if max(server.free) >= demand.memory)
+    def room(self, model: FleetModel, avoided: Collection[str]) -> Iterable[FleetServer]:
+        return (server for server in self.open(avoided) if max(server.free) >= model.memory)
 
 
 class Cached(FirstFit):
@@ -33,11 +33,11 @@ class Cached(FirstFit):
         self._limits, self._cached = host_memory, defaultdict[str, dict[str, int]](dict)
 
     def place(
-        self, model: str, demand: Demand, required: int, now: float, avoided: Collection[str] = ()
+        self, model: FleetModel, required: int, now: float, waited_s: float, avoided: Collection[str] = ()
     ) -> Scheme | None:
-        known = (one for one in self.room(demand, avoided) if model in self._cached[one.spec.name])
-        return single(demand, map(at_hand, known)) or Roster.place(
-            self, model, demand, required, now, avoided
+        known = (one for one in self.room(model, avoided) if model.name in self._cached[one.spec.name])
+        return single(model, waited_s, map(at_hand, known)) or Roster.place(
+            self, model, required, now, waited_s, avoided
         )
 
     def count_missing(self, server: FleetServer, model: str, size: int) -> int:
@@ -49,23 +49,23 @@ class Cached(FirstFit):
 
     def fetched(self, worker: FleetWorker, now: float) -> None:
         super().fetched(worker, now)
-        if worker.whole and not worker.beside:
+        if worker.launch.ranks == 1 and not worker.launch.beside:
             self._remember(worker)
 
     def ready(self, worker: FleetWorker, now: float) -> None:
         super().ready(worker, now)
-        if worker.beside:
+        if worker.launch.beside:
             self._remember(worker)
 
     def _remember(self, worker: FleetWorker) -> None:
         size, limit, cached = (
-            worker.size,
+            worker.launch.size,
             self._limits[worker.server],
             self._cached[worker.server],
         )
         if size <= limit:
-            cached.pop(worker.model, None)
-            cached[worker.model] = size
+            cached.pop(worker.launch.model, None)
+            cached[worker.launch.model] = size
             while sum(cached.values()) > limit:
                 del cached[next(iter(cached))]
 
@@ -74,12 +74,11 @@ class Locality(Cached):
     """One worker where it is loaded first, with weights in host memory counted (ServerlessLLM)."""
 
     def place(
-        self, model: str, demand: Demand, required: int, now: float, avoided: Collection[str] = ()
+        self, model: FleetModel, required: int, now: float, waited_s: float, avoided: Collection[str] = ()
     ) -> Scheme | None:
-        room = self.room(demand, avoided)
-        return single(
-            demand, (at_hand(one) if model in self._cached[one.spec.name] else shared(one) for one in room)
-        )
+        room, known = self.room(model, avoided), self._cached
+        offers = (at_hand(one) if model.name in known[one.spec.name] else shared(one) for one in room)
+        return single(model, waited_s, offers)
 
 
 def at_hand(server: FleetServer) -> Offer:
@@ -92,12 +91,12 @@ def shared(server: FleetServer) -> Offer:
     return Offer(server.spec.name, share, server.spec.load, max(server.free))
 
 
-def single(demand: Demand, offers: Iterable[Offer]) -> Scheme | None:
+def single(model: FleetModel, waited_s: float, offers: Iterable[Offer]) -> Scheme | None:
     """Return one worker where it is loaded first. It reserves no bandwidth: its fetch has no deadline."""
-    timed = [(sizing.loaded_s(demand.costs, demand.size, o.fetch, o.load), o) for o in offers]
+    timed = [(sizing.loaded_s(model.costs, model.size, o.fetch, o.load), o) for o in offers]
     if not timed:
         return None
     term, offer = min(timed, key=lambda one: (one[0], one[1].free, one[1].server))
-    ttft = sizing.ttft_s(demand.group_costs(1), term, 1, 1, demand.waited_s)
-    place = Place(offer.server, demand.size, demand.memory, True)
-    return Scheme((place,), term, ttft, sizing.tpot_s(demand.costs, 1, 1), meets=False)
+    ttft = sizing.ttft_s(model.group_costs(1), term, 1, 1, waited_s)
+    place = Place(offer.server, model.size, model.memory, True)
+    return Scheme((place,), term, ttft, sizing.tpot_s(model.costs, 1, 1), meets=False)

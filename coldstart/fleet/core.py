@@ -50,11 +50,6 @@ class FleetCore:
         """Return the number of waiting requests."""
         return self._agenda.held
 
-    @property
-    def moves(self) -> int:
-        """Return the number of streams handed over so far."""
-        return self._lives.moves
-
     def handle(self, event: Event, now: float) -> list[Action]:
         """Process an event and return the actions to carry out."""
         return [*self._note(event, now), *self._timed(now), *self._advance(now), *self.roster.shares()]
@@ -112,7 +107,7 @@ class FleetCore:
                 self._agenda.free()
             case events.RankReady():
                 self.roster.ready(worker, now)
-                if (group := self.groups.get(worker.group)) is not None:
+                if (group := self.groups.get(worker.launch.group)) is not None:
                     yield from self._lives.begin_serving(group, now)
             case events.WorkerDied(_, reason, own):
                 yield from self._lives.end_worker(worker, reason, now, own=own)
@@ -177,23 +172,22 @@ class FleetCore:
         while (found := model.next_to_send(now)) is not None:
             request, group = found
             self._agenda.send(request, group.name)
-            self._lives.give(group, request)
+            group.in_flight[request] = None
             yield Send(request, group.name)
 
     def _grow(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
-        name = model.spec.name
+        spec, name = model.spec, model.spec.name
         while need := model.wanted(now):
             if self._scale_up(model):
                 continue
-            oldest = model.oldest()
-            demand = model.spec.demand(0.0 if oldest is None else now - oldest, self.settings.beside)
-            fits = room is None or demand.part(self.settings.most_ranks) <= room
+            waited_s = now - next(iter(model.waiting.values()), now)
+            fits = room is None or spec.part(self.settings.most_ranks) <= room
             scheme = None
             # A server where a start failed is tried again only if no other server has memory, or can free
             # some.
             for avoided in dict.fromkeys((model.avoided(now), frozenset[str]())):
                 if fits:
-                    scheme = self.roster.place(name, demand, need, now, avoided)
+                    scheme = self.roster.place(spec, need, now, waited_s, avoided)
                 if scheme is None:
                     yield from self._reclaim(model, now, avoided)
                 if scheme is not None or self._leaving_for(name):
@@ -202,7 +196,7 @@ class FleetCore:
                 self._agenda.block(name)
                 return
             self.starts += 1
-            group, orders = self.roster.launch(model, demand, scheme, need, now)
+            group, orders = self.roster.launch(model, scheme, need, now)
             self._lives.add(group)
             yield from orders
         self._agenda.unblock(name)
@@ -213,22 +207,21 @@ class FleetCore:
 
         This is faster than a new start.
         """
-        if not self.settings.consolidate:
-            return False
-        demand, batch = model.spec.demand(0.0, self.settings.beside), model.spec.batch
-        groups = model.groups.values()
-        return any(self._lives.keeps_more(one, batch, demand.full_memory(len(one.workers))) for one in groups)
+        return self.settings.consolidate and any(
+            self._lives.keeps_more(one, model.spec) for one in model.groups.values()
+        )
 
     def _reclaim(self, model: Deployment, now: float, avoided: Collection[str]) -> Iterator[Action]:
         """Stop the longest idle group whose device then fits the model; at most one at a time per model."""
         name, memory = model.spec.name, model.spec.memory
         if not self.settings.reclaim or self._leaving_for(name):
             return
-        for candidate in self._lives.idle:
-            group, worker = self._lives.groups[candidate], self._lives.groups[candidate].workers[0]
+        idle = (group for group in self.groups.values() if group.idle)
+        for group in sorted(idle, key=lambda one: one.since):
+            worker = group.workers[0]
             if worker.server in avoided:
                 continue
-            free = self.roster.servers[worker.server].free[worker.device]
+            free = self.roster.servers[worker.server].free[worker.launch.device]
             if free + worker.memory >= memory and self.models[group.model].spares(group):
                 self._reclaimed[name] = worker.name
                 yield from self._lives.stop(group, now)

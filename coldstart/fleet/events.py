@@ -126,7 +126,10 @@ class LaunchRank:
 
 @dataclass(frozen=True, slots=True)
 class FoundRank:
-    """A worker that outlived an earlier process of the fleet: its launch, whether it is ready, and whether it is stopping."""
+    """A worker that outlived an earlier process of the fleet: its launch, whether it is ready, and whether it is stopping.
+
+    A group is ready if its first rank is.
+    """
 
     launch: LaunchRank
     ready: bool

@@ -23,6 +23,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from math import ceil, inf
 
+from coldstart.fleet.events import LaunchRank
 from coldstart.fleet.specification import FleetModel, FleetSettings
 
 
@@ -34,32 +35,29 @@ class GroupPhase(StrEnum):
 
 @dataclass(slots=True)
 class FleetWorker:
-    """A worker process on a device: a rank of `group`, of `size` bytes of weights.
+    """A worker process. `memory` is the device memory that it has now, in bytes. `full`: that suffices for the full model."""
 
-    `memory` is its device memory in bytes. `full`: that suffices for the full model. `whole`: it loads the full model,
-    `beside` that rank of a pipeline if it replaces one.
-    """
-
-    name: str
-    group: str
-    model: str
-    server: str
-    device: int
+    launch: LaunchRank
     memory: int
-    size: int
     full: bool
-    whole: bool
-    beside: str = ""
     ready: bool = False
     stopping: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.launch.worker
+
+    @property
+    def server(self) -> str:
+        return self.launch.server
 
 
 @dataclass(slots=True)
 class Group:
     """A group of workers.
 
-    `keep` workers remain after consolidation; `capacity` is its limit of concurrent requests; `since` is the time at
-    which it became idle or began. `replaces` is the pipeline that it replaces. `predicted_s` is the predicted time to its
+    `keep` workers remain after consolidation, each with `batch` concurrent requests; `since` is the time at which it
+    became idle or began. `replaces` is the pipeline that it replaces. `predicted_s` is the predicted time to its
     first token at launch, including the wait of its oldest request; None for a group that was found when the fleet's
     process began. It gets no request before `suspect_until`.
     """
@@ -68,13 +66,18 @@ class Group:
     model: str
     workers: list[FleetWorker]
     keep: int
-    capacity: int
+    batch: int
     phase: GroupPhase = GroupPhase.STARTING
     in_flight: dict[str, None] = field(default_factory=dict)
     since: float = 0.0
     predicted_s: float | None = None
     suspect_until: float = 0.0
     replaces: str = ""
+
+    @property
+    def capacity(self) -> int:
+        """Return its limit of concurrent requests."""
+        return self.batch * self.keep
 
     @property
     def spare(self) -> int:
@@ -138,9 +141,6 @@ class Deployment:
         live = self.live()
         return max(0, min(max(need, self.spec.least - live), self.spec.most - live))
 
-    def oldest(self) -> float | None:
-        return next(iter(self.waiting.values()), None)
-
     def next_to_send(self, now: float) -> tuple[str, Group] | None:
         """Return the request that waits longest and the first group with room for it, or None."""
         request = next(iter(self.waiting), None)
@@ -150,11 +150,6 @@ class Deployment:
             if group.phase is GroupPhase.SERVING and group.spare and group.suspect_until <= now:
                 return request, group
         return None
-
-    def back(self, request: str, since: float) -> None:
-        """Queue a request again that was already sent, in its old position."""
-        again = [*self.waiting.items(), (request, since)]
-        self.waiting = dict(sorted(again, key=lambda one: one[1]))
 
     def avoided(self, now: float) -> frozenset[str]:
         """Return the servers where a start failed recently: the cause may be the server (a full disk), not the model."""
@@ -174,13 +169,15 @@ HOLD = "hold"
 class TrackedRequest:
     """A request of `model` that arrived at `since`; `group` has it, None while it waits.
 
-    `tries` counts groups that failed.
+    `tries` counts groups that failed. `target` is the group to which its stream moves, which counts it from the start of
+    the move.
     """
 
     model: str
     since: float
     group: str | None = None
     tries: int = 0
+    target: str | None = None
 
 
 class Agenda:
@@ -198,7 +195,6 @@ class Agenda:
         self._number = 0
         self._touched: dict[str, None] = {}
         self._blocked: dict[str, None] = {}
-        self._freed = False
 
     def wait(self, request: str, model: str, now: float) -> None:
         """Put a new request at the end of its model's queue."""
@@ -210,7 +206,9 @@ class Agenda:
         """Put a request whose group failed back in the queue, in its old position."""
         known = self.open[request]
         known.group = None
-        self._models[known.model].back(request, known.since)
+        model = self._models[known.model]
+        again = [*model.waiting.items(), (request, known.since)]
+        model.waiting = dict(sorted(again, key=lambda one: one[1]))
         self._hold(request, known.model, now)
 
     def _hold(self, request: str, model: str, now: float) -> None:
@@ -257,8 +255,8 @@ class Agenda:
         self._touched[model] = None
 
     def free(self) -> None:
-        """Record that a device or a link may have more room than before."""
-        self._freed = True
+        """Process the blocked models again: a device or a link may have more room than before."""
+        self._touched |= self._blocked
 
     def block(self, model: str) -> None:
         self._blocked[model] = None
@@ -268,6 +266,5 @@ class Agenda:
 
     def take(self) -> dict[str, None]:
         """Return the models to process now, and reset; empty if nothing has changed."""
-        names = self._touched | (self._blocked if self._freed else {})
-        self._touched, self._freed = {}, False
+        names, self._touched = self._touched, {}
         return names

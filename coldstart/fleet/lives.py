@@ -14,34 +14,23 @@ from coldstart.fleet import events
 from coldstart.fleet.events import Action, LaunchRank, Move, Refuse
 from coldstart.fleet.groups import Agenda, Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.roster import Roster
-from coldstart.fleet.specification import FleetSettings
+from coldstart.fleet.specification import FleetModel, FleetSettings
 
 IDLE, RETRY = "idle", "retry"
 
 
 class GroupLives:
-    """All groups by name. `idle` are in the order in which they became idle; `moves` counts streams handed over.
-
-    `moving` maps each stream that moves to its target group, which counts the stream from the start of the move.
-    """
+    """All groups by name."""
 
     def __init__(
         self, settings: FleetSettings, models: dict[str, Deployment], roster: Roster, agenda: Agenda
     ) -> None:
         self.settings, self.models, self.roster, self.agenda = settings, models, roster, agenda
         self.groups: dict[str, Group] = {}
-        self.idle: dict[str, None] = {}
-        self.moving: dict[str, str] = {}
-        self.moves = 0
 
     def add(self, group: Group) -> None:
         """Add a group that was launched or found."""
         self.groups[group.name] = self.models[group.model].groups[group.name] = group
-
-    def give(self, group: Group, request: str) -> None:
-        """Count a request that is sent to the group."""
-        group.in_flight[request] = None
-        self.idle.pop(group.name, None)
 
     def drop_request(self, group: Group, request: str, now: float) -> Iterator[Action]:
         """Remove a request from the group; an empty group becomes idle, or stops if it accepts no new requests."""
@@ -57,32 +46,29 @@ class GroupLives:
 
     def _rest(self, group: Group, now: float) -> None:
         if group.idle:
-            self.idle.pop(group.name, None)
-            self.idle[group.name] = None
             self.agenda.plan(now + self.models[group.model].spec.idle_s, IDLE, group.name)
 
     def _close(self, group: Group, now: float) -> Iterator[Action]:
         """Remove a group without requests, and stop its workers."""
         self.groups.pop(group.name, None)
         self.models[group.model].groups.pop(group.name, None)
-        self.idle.pop(group.name, None)
         self.agenda.free()
         yield from self.roster.stop(group, now)
 
-    def keeps_more(self, group: Group, batch: int, memory: int) -> bool:
+    def keeps_more(self, group: Group, spec: FleetModel) -> bool:
         """Let one more worker of a starting pipeline remain after consolidation; return whether there was one.
 
-        A worker that does not hold the full model is enlarged if its device has `memory` bytes in total for it.
+        A worker that does not hold the full model is enlarged if its device has the memory for it.
         """
         if len(group.workers) < 2 or group.phase is not GroupPhase.STARTING:
             return False
+        memory = spec.full_memory(len(group.workers), self.settings.beside)
         full = [worker for worker in group.workers if worker.full]
         if len(full) <= group.keep and not any(
             self.roster.grow(worker, memory) for worker in group.workers if not worker.full
         ):
             return False
         group.keep += 1
-        group.capacity = batch * group.keep
         return True
 
     def begin_serving(self, group: Group, now: float) -> Iterator[Action]:
@@ -107,7 +93,6 @@ class GroupLives:
         """Launch workers for the full model beside the ranks of a ready pipeline: as many as the load requires."""
         full = [worker for worker in group.workers if worker.full]
         group.keep = max(1, min(len(full), group.keep + model.wanted(now)))
-        group.capacity = model.spec.batch * group.keep
         for rank in full[: group.keep]:
             single, order = self.roster.launch_beside(rank, model, now)
             self.add(single)
@@ -120,15 +105,12 @@ class GroupLives:
         if pipeline.phase is not GroupPhase.SERVING or not all(single.ready for single in singles):
             return
         pipeline.phase = GroupPhase.LEAVING
-        self.idle.pop(pipeline.name, None)
         for single in singles:
-            single.phase, single.keep, single.capacity = GroupPhase.SERVING, 1, model.spec.batch
-            single.since = now
+            single.phase, single.keep, single.since = GroupPhase.SERVING, 1, now
         for request in pipeline.in_flight:
             target = min(singles, key=lambda single: len(single.in_flight))
             target.in_flight[request] = None
-            self.moving[request] = target.name
-            self.moves += 1
+            self.agenda.open[request].target = target.name
             yield Move(request, pipeline.name, target.name)
         for single in singles:
             self._rest(single, now)
@@ -137,25 +119,25 @@ class GroupLives:
         self.agenda.touch(pipeline.model)
 
     def end_move(self, request: str, done: bool, now: float) -> Iterator[Action]:
-        target = self.moving.pop(request, None)
         known = self.agenda.open.get(request)
-        if target is None or known is None:
+        if known is None or known.target is None:
             return
-        left = known.group if done else target
+        left = known.target
         if done:
-            known.group = target
+            left, known.group = known.group or "", known.target
+        known.target = None
         if left in self.groups:
             yield from self.drop_request(self.groups[left], request, now)
 
     def end_worker(self, worker: FleetWorker, reason: str, now: float, *, own: bool) -> Iterator[Action]:
         self.roster.remove_worker(worker, now)
         self.agenda.free()
-        group = self.groups.get(worker.group)
+        group = self.groups.get(worker.launch.group)
         if worker.stopping or group is None:
             return
         if own and group.phase is GroupPhase.STARTING and not group.replaces:
             until = now + self.settings.backoff_max_s
-            self.models[worker.model].failed_on[worker.server] = until
+            self.models[group.model].failed_on[worker.server] = until
         yield from self.fail(group, f"{worker.name}: {reason}", now, counts=own)
 
     def fail(self, group: Group, reason: str, now: float, *, counts: bool = True) -> Iterator[Action]:
@@ -190,7 +172,6 @@ class GroupLives:
         model = self.models[group.model]
         left = len(model.list_replacing(group))
         group.keep = max(1, left)
-        group.capacity = model.spec.batch * group.keep
         self.agenda.touch(group.model)
         if left:
             yield from self._switch(group, now)
@@ -205,7 +186,7 @@ class GroupLives:
         self, request: str, group: Group, reason: str, now: float, *, counts: bool
     ) -> Iterator[Action]:
         known = self.agenda.open[request]
-        target = self.moving.pop(request, None)
+        target, known.target = known.target, None
         if known.group != group.name:
             # It was only moving here: its current group still has it.
             return
@@ -222,8 +203,7 @@ class GroupLives:
         """Remove a request that has ended from its group."""
         known = self.agenda.forget(request)
         self.agenda.touch(known.model)
-        moving = self.moving.pop(request, None)
-        for group in (known.group, moving):
+        for group in (known.group, known.target):
             if group in self.groups:
                 yield from self.drop_request(self.groups[group], request, now)
 
@@ -246,8 +226,8 @@ class GroupLives:
                 yield from (events.Stop(part.launch.worker) for part in parts if not part.stopping)
                 continue
             rank = self.roster.workers.get(first.beside)
-            if rank is not None and rank.group in self.groups:
-                group.replaces, group.keep, group.capacity = rank.group, 0, 0
+            if rank is not None and rank.launch.group in self.groups:
+                group.replaces, group.keep = rank.launch.group, 0
             self.add(group)
             adopted.append(group)
         for group in adopted:
@@ -260,9 +240,8 @@ class GroupLives:
         if server not in self.roster.servers:
             return
         for worker in self.roster.lose(server):
-            if worker.group in self.groups:
-                reason = f"server {server} was lost"
-                yield from self.fail(self.groups[worker.group], reason, now, counts=False)
+            if (group := self.groups.get(worker.launch.group)) is not None:
+                yield from self.fail(group, f"server {server} was lost", now, counts=False)
         self.agenda.free()
 
     def drain_server(self, server: str, now: float) -> Iterator[Action]:
@@ -277,7 +256,6 @@ class GroupLives:
         """Give the group no new requests, and stop it once its last request has ended."""
         yield from self._stop_replacing(group, now)
         group.phase = GroupPhase.LEAVING
-        self.idle.pop(group.name, None)
         if not group.in_flight:
             yield from self._close(group, now)
 

@@ -23,11 +23,8 @@ def _planned(file: FleetFile, model: FleetModel, required: int) -> dict[str, Any
     roster, settings = Roster(file.settings), file.settings
     for server in file.servers:
         roster.join(server, 0.0)
-    demand, offers = model.demand(0.0, settings.beside), roster.offers(0.0)
-    chosen = roster.place(model.name, demand, required, 0.0)
-    weighed = considered(
-        demand, offers, required=required, consolidate=settings.consolidate, most=settings.most_ranks
-    )
+    chosen = roster.place(model, required, 0.0, 0.0)
+    weighed = considered(model, roster.offers(0.0), settings, required=required)
     return {
         "model": model.name,
         "ttft_limit_s": None if model.ttft_s == inf else model.ttft_s,

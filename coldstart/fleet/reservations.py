@@ -73,11 +73,6 @@ class BandwidthReservations:
         self.link, self.deadlines = NetworkLink(bandwidth, now), dict[str, float]()
         self._reported: dict[str, float | None] = {}
 
-    @property
-    def idle(self) -> bool:
-        """Return whether no foreground fetch is pending as of the last update."""
-        return not self.link.pending
-
     def _age(self, now: float) -> None:
         for name, _ in self.link.advance(now):
             self.deadlines.pop(name, None)
@@ -90,21 +85,19 @@ class BandwidthReservations:
         return share if safe else 0.0
 
     def claim(self, name: str, size: float, deadline: float, now: float) -> None:
-        """Admit a foreground fetch. Raises ValueError if it would make another fetch late, or be late itself."""
+        """Admit a foreground fetch; infinity is no deadline, for one that is already too late or whose scheme needs none.
+
+        Raises:
+            ValueError: It would make another fetch late, or be late itself.
+        """
         share = self.offer(now)
         # Allow a relative error of 1e-9: the deadline was computed from the same offer.
-        if share <= 0 or size > share * (deadline - now) * (1 + 1e-9) + 1e-3:
+        if deadline < inf and (share <= 0 or size > share * (deadline - now) * (1 + 1e-9) + 1e-3):
             raise ValueError(
                 f"{name} cannot fetch {size:.0f} bytes by {deadline:.3f} s in addition to the admitted fetches"
             )
         self.link.add(name, size)
         self.deadlines[name] = deadline
-
-    def join(self, name: str, size: float, now: float) -> None:
-        """Admit a fetch without a deadline, because it is already too late or its scheme needs none."""
-        self._age(now)
-        self.link.add(name, size)
-        self.deadlines[name] = inf
 
     def trail(self, name: str, size: float, now: float) -> None:
         """Admit a background fetch."""

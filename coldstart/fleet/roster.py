@@ -14,7 +14,7 @@ from coldstart.fleet import sizing
 from coldstart.fleet.events import FoundRank, LaunchRank, Share, Stop
 from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.reservations import BandwidthReservations
-from coldstart.fleet.sizing import Demand, Offer, Place, Scheme, choose
+from coldstart.fleet.sizing import Offer, Overlap, Place, Scheme, choose
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 
 
@@ -31,15 +31,8 @@ class FleetServer:
         return Offer(self.spec.name, fetch, self.spec.load, max(self.free))
 
     def take(self, memory: int) -> int:
-        """Allocate `memory` bytes on the device with the least sufficient free memory; return its number.
-
-        Raises:
-            ValueError: No device has enough free memory.
-        """
-        fitting = [(free, number) for number, free in enumerate(self.free) if free >= memory]
-        if not fitting:
-            raise ValueError(f"no device of {self.spec.name} has {memory} bytes free")
-        device = min(fitting)[1]
+        """Allocate `memory` bytes on the device with the least sufficient free memory, which must exist; return its number."""
+        device = min((free, number) for number, free in enumerate(self.free) if free >= memory)[1]
         self.free[device] -= memory
         return device
 
@@ -83,43 +76,34 @@ class Roster:
         return server.reservations
 
     def place(
-        self, model: str, demand: Demand, required: int, now: float, avoided: Collection[str] = ()
+        self, model: FleetModel, required: int, now: float, waited_s: float, avoided: Collection[str] = ()
     ) -> Scheme | None:
         """Return the scheme of a start by Algorithm 1 of ParaServe over the offers of the reservations (Algorithm 2).
 
         None: the model must wait. Servers in `avoided` are not used.
         """
-        most = self.settings.most_ranks
-        offers = self.offers(now, min(map(demand.part, range(1, most + 1))), avoided)
-        return choose(demand, offers, required=required, consolidate=self.settings.consolidate, most=most)
+        least = min(map(model.part, range(1, self.settings.most_ranks + 1)))
+        offers = self.offers(now, least, avoided)
+        return choose(model, offers, self.settings, required=required, waited_s=waited_s)
 
     def count_missing(self, server: FleetServer, model: str, size: int) -> int:
         """Return how many of `size` bytes of the model's weights the server must fetch."""
         return size
 
     def launch(
-        self, deployment: Deployment, demand: Demand, scheme: Scheme, keep: int, now: float
+        self, deployment: Deployment, scheme: Scheme, keep: int, now: float
     ) -> tuple[Group, list[LaunchRank]]:
         """Allocate memory and links for a scheme; return its group and the launch orders."""
         keep, model = min(keep, max(1, scheme.full)), deployment.spec
-        group = Group(
-            deployment.name_next_group(),
-            model.name,
-            [],
-            keep,
-            model.batch * keep,
-            since=now,
-            predicted_s=scheme.ttft_s,
-        )
+        name = deployment.name_next_group()
+        group = Group(name, model.name, [], keep, model.batch, since=now, predicted_s=scheme.ttft_s)
         orders = []
         for rank, place in enumerate(scheme.places):
             server, name = self.servers[place.server], f"{group.name}.{rank}"
             device, fetch = server.take(place.memory), self.count_missing(server, model.name, place.size)
-            deadline = now + self._budget(demand, scheme, place, server.spec.load)
-            if fetch and deadline < inf:
+            deadline = now + _budget_s(model, scheme, place, server.spec.load)
+            if fetch:
                 self._reservations(server).claim(name, fetch, deadline, now)
-            elif fetch:
-                self._reservations(server).join(name, fetch, now)
             where = place.server, device, place.size, fetch, place.memory, deadline, deployment.number
             order = LaunchRank(name, group.name, model.name, rank, len(scheme.places), scheme.full, *where)
             self._add(group, order, full=place.full)
@@ -134,21 +118,27 @@ class Roster:
         The group has no capacity before it replaces that of the rank.
         """
         model, server = deployment.spec, self.servers[rank.server]
-        group = Group(deployment.name_next_group(), model.name, [], 0, 0, since=now, replaces=rank.group)
-        name, fetch = f"{group.name}.0", self.count_missing(server, model.name, model.size - rank.size)
+        group = Group(
+            deployment.name_next_group(),
+            model.name,
+            [],
+            0,
+            model.batch,
+            since=now,
+            replaces=rank.launch.group,
+        )
+        name, fetch = f"{group.name}.0", self.count_missing(server, model.name, model.size - rank.launch.size)
         if fetch:
             server.reservations.trail(name, fetch, now)
         rank.memory -= model.memory
-        where = rank.server, rank.device, model.size, fetch, model.memory, inf, deployment.number, rank.name
+        place = rank.server, rank.launch.device
+        where = *place, model.size, fetch, model.memory, inf, deployment.number, rank.name
         order = LaunchRank(name, group.name, model.name, 0, 1, 1, *where)
         self._add(group, order, full=True)
         return group, order
 
     def _add(self, group: Group, order: LaunchRank, *, full: bool) -> FleetWorker:
-        where = order.server, order.device, order.memory, order.size
-        worker = FleetWorker(
-            order.worker, order.group, order.model, *where, full, order.ranks == 1, order.beside
-        )
+        worker = FleetWorker(order, order.memory, full)
         group.workers.append(worker)
         self.workers[order.worker] = worker
         return worker
@@ -165,6 +155,7 @@ class Roster:
         whole = len(parts) == first.ranks and not any(part.stopping for part in parts)
         whole = whole and all(part.launch.server in self.servers for part in parts)
         group = Group(first.group, model.name, [], 1, model.batch, since=now)
+        ready = any(part.ready and part.launch.rank == 0 for part in parts)
         for part in sorted(parts, key=lambda one: one.launch.rank):
             launch = part.launch
             server = self.servers.get(launch.server)
@@ -173,18 +164,9 @@ class Roster:
             full = launch.memory >= model.memory
             worker = self._add(group, launch, full=full)
             worker.memory -= model.memory if full and launch.worker in replaced else 0
-            worker.ready, worker.stopping = part.ready, not whole
+            worker.ready, worker.stopping = ready, not whole
             server.free[launch.device] -= worker.memory
         return group if whole else None
-
-    def _budget(self, demand: Demand, scheme: Scheme, place: Place, load: float) -> float:
-        """Return the seconds in which the rank must be fetched: the paper's D minus the current time."""
-        if not scheme.meets:
-            return inf
-        ranks = len(scheme.places)
-        after = sizing.ttft_s(demand.group_costs(ranks), 0.0, ranks, scheme.full, demand.waited_s)
-        term = demand.ttft_s - after
-        return sizing.fetch_budget_s(demand.costs, place.size, load, term)
 
     def measured(self, server: str, bandwidth: float, now: float) -> None:
         """Record the measured speed of a server's link, in bytes/s."""
@@ -201,9 +183,9 @@ class Roster:
     def grow(self, worker: FleetWorker, memory: int) -> bool:
         """Enlarge the worker to `memory` bytes for the full model. Return False if its device has too little free memory."""
         free, more = self.servers[worker.server].free, memory - worker.memory
-        if free[worker.device] < more:
+        if free[worker.launch.device] < more:
             return False
-        free[worker.device] -= more
+        free[worker.launch.device] -= more
         worker.memory, worker.full = memory, True
         return True
 
@@ -221,7 +203,7 @@ class Roster:
         if self.workers.pop(worker.name, None) is None or worker.server not in self.servers:
             return
         self._release_link(worker, now)
-        self.servers[worker.server].free[worker.device] += worker.memory
+        self.servers[worker.server].free[worker.launch.device] += worker.memory
 
     def lose(self, server: str) -> list[FleetWorker]:
         """Remove a lost server; return its workers."""
@@ -235,3 +217,14 @@ class Roster:
         server = self.servers.get(worker.server)
         if server is not None:
             self._reservations(server).finished(worker.name, now)
+
+
+def _budget_s(model: FleetModel, scheme: Scheme, place: Place, load: float) -> float:
+    """Return the seconds in which the rank must be fetched: the paper's D minus the current time.
+
+    The load time is subtracted unless the load overlaps the fetch.
+    """
+    if not scheme.meets or model.ttft_s == inf:
+        return inf
+    term_s = model.ttft_s - (scheme.ttft_s - scheme.term_s)
+    return term_s if model.costs.overlap is Overlap.FULL else term_s - sizing.fetch_s(place.size, load)

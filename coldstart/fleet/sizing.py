@@ -16,9 +16,8 @@ TPOT = t_d (s - w + w/s) + t_n s.
 Of s ranks, w have the memory, and so the compute share, of a full model. term_x is the time until rank x
 has loaded its m_x bytes, with b_x bytes/s from the network and p_x to the device:
 
-sequential    t_cc + t_cu + t_l + m_x/b_x + m_x/p_x               (equation 1);
-after-import  max(t_cc + t_cu + t_l, m_x/b_x) + m_x/p_x           fetched early, loaded after the imports;
-full          max(t_cc + t_cu + max(m_x/p_x, t_l), m_x/b_x)       (equation 5).
+sequential    t_cc + t_cu + t_l + m_x/b_x + m_x/p_x           (equation 1);
+full          max(t_cc + t_cu + max(m_x/p_x, t_l), m_x/b_x)   (equation 5).
 
 t_j, once per rank and start, is not in the paper: the time that ranks take to connect is not part of the cost of a
 token. All values are in seconds, bytes and bytes per second.
@@ -26,19 +25,22 @@ token. All values are in seconds, bytes and bytes per second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil, inf
+from math import inf
+from typing import TYPE_CHECKING
 
 from coldstart.host.tables import Seconds
 
+if TYPE_CHECKING:
+    from coldstart.fleet.specification import FleetModel, FleetSettings
+
 
 class Overlap(StrEnum):
-    """Parts of a cold start that run concurrently with the fetch."""
+    """Whether all of a cold start runs concurrently with the fetch, or nothing."""
 
     SEQUENTIAL = "sequential"
-    AFTER_IMPORT = "after-import"
     FULL = "full"
 
 
@@ -78,26 +80,14 @@ def loaded_s(costs: Costs, size: float, fetch: float, load: float) -> float:
 def loaded_after(costs: Costs, size: float, load: float, fetched_s: float) -> float:
     """Return term_x if the last byte arrives `fetched_s` after the decision."""
     copy = fetch_s(size, load)
-    match costs.overlap:
-        case Overlap.SEQUENTIAL:
-            return fetched_s + copy
-        case Overlap.AFTER_IMPORT:
-            return max(costs.runtime_s, fetched_s) + copy
-        case Overlap.FULL:
-            return max(costs.container_s + costs.context_s + max(copy, costs.library_s), fetched_s)
+    if costs.overlap is Overlap.SEQUENTIAL:
+        return fetched_s + copy
+    return max(costs.container_s + costs.context_s + max(copy, costs.library_s), fetched_s)
 
 
 def fetch_begin_s(costs: Costs) -> float:
     """Return when the fetch begins: at the decision, or after the runtime in a sequential start, where the worker fetches."""
     return costs.runtime_s if costs.overlap is Overlap.SEQUENTIAL else 0.0
-
-
-def fetch_budget_s(costs: Costs, size: float, load: float, term_s: float) -> float:
-    """Return the latest end of the fetch, in seconds, with which the rank is loaded within `term_s`.
-
-    The load time is subtracted unless the load overlaps the fetch.
-    """
-    return term_s if costs.overlap is Overlap.FULL else term_s - fetch_s(size, load)
 
 
 def slowdown(ranks: int, full: int) -> float:
@@ -134,45 +124,6 @@ class Offer:
     fetch: float
     load: float
     free: int
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """A model to start: bytes of its weights, device bytes to serve, limits of TTFT and TPOT, time waited so far.
-
-    `shares` are the real bytes of each rank by number of ranks, if known; else ranks are equal. With `beside` a
-    worker for the full model loads it beside its rank and holds both until the switch. `joins` are those of
-    FleetModel.
-    """
-
-    size: int
-    memory: int
-    costs: Costs
-    ttft_s: float = inf
-    tpot_s: float = inf
-    waited_s: float = 0.0
-    shares: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    beside: bool = False
-    joins: Mapping[int, float] = field(default_factory=dict)
-
-    def group_costs(self, count: int) -> Costs:
-        """Return the costs of a group of `count` ranks, with the measured join time if there is one."""
-        seen = self.joins.get(count)
-        return self.costs if seen is None else replace(self.costs, join_s=seen / count)
-
-    def ranks(self, count: int) -> tuple[int, ...]:
-        """Return the bytes of each rank."""
-        if count in self.shares:
-            return self.shares[count]
-        return tuple(self.size * (r + 1) // count - self.size * r // count for r in range(count))
-
-    def full_memory(self, count: int) -> int:
-        """Return the device bytes of a full worker in a group of `count`."""
-        return self.memory + (max(self.ranks(count)) if self.beside and count > 1 else 0)
-
-    def part(self, count: int) -> int:
-        """Return the device bytes of any other worker: in proportion (section 4.1.2), at least its weights."""
-        return max(ceil(self.memory / count), *self.ranks(count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,73 +164,85 @@ def fewest_full(ranks: int, required: int, consolidate: bool) -> int:
 
 
 def choose(
-    demand: Demand,
+    model: FleetModel,
     offers: Iterable[Offer],
+    settings: FleetSettings,
     *,
     required: int = 1,
-    consolidate: bool = True,
-    most: int = MOST_RANKS,
+    waited_s: float = 0.0,
 ) -> Scheme | None:
-    """Return the smallest scheme that meets the SLO, else the fastest single worker, else None: the model must wait."""
+    """Return the smallest scheme that meets the SLO, else the fastest single worker, else None: the model must wait.
+
+    The oldest request has already waited `waited_s` seconds.
+    """
     open_ = [offer for offer in offers if offer.fetch > 0]
-    every = considered(demand, open_, required=required, consolidate=consolidate, most=most)
+    every = considered(model, open_, settings, required=required, waited_s=waited_s)
     chosen = next((scheme for scheme in every if scheme.meets), None)
-    return chosen or _scheme(demand, _ordered(demand, open_, 1), 1, 1)
+    return chosen or _scheme(model, _ordered(model, open_, settings, 1), settings, 1, 1, waited_s)
 
 
 def considered(
-    demand: Demand,
+    model: FleetModel,
     offers: Sequence[Offer],
+    settings: FleetSettings,
     *,
     required: int = 1,
-    consolidate: bool = True,
-    most: int = MOST_RANKS,
+    waited_s: float = 0.0,
 ) -> Iterator[Scheme]:
     """Yield the best scheme of each size and number of full workers that fits, in order of preference."""
-    for ranks in sizes(required, most):
-        ordered = _ordered(demand, offers, ranks)
-        for full in range(fewest_full(ranks, required, consolidate), ranks + 1):
-            if (found := _scheme(demand, ordered, ranks, full)) is not None:
+    for ranks in sizes(required, settings.most_ranks):
+        ordered = _ordered(model, offers, settings, ranks)
+        for full in range(fewest_full(ranks, required, settings.consolidate), ranks + 1):
+            if (found := _scheme(model, ordered, settings, ranks, full, waited_s)) is not None:
                 yield found
 
 
-def _ordered(demand: Demand, offers: Sequence[Offer], ranks: int) -> list[tuple[float, Offer]]:
+def _ordered(
+    model: FleetModel, offers: Sequence[Offer], settings: FleetSettings, ranks: int
+) -> list[tuple[float, Offer]]:
     """Return the servers that fit a part, by term; among equals the fullest first, so that empty devices stay free."""
-    size, least = max(demand.ranks(ranks)), demand.part(ranks) if ranks > 1 else demand.full_memory(1)
+    size = max(model.ranks(ranks))
+    least = model.part(ranks) if ranks > 1 else model.memory
     timed = [
-        (loaded_s(demand.costs, size, offer.fetch, offer.load), offer)
+        (loaded_s(model.costs, size, offer.fetch, offer.load), offer)
         for offer in offers
         if offer.free >= least
     ]
     return sorted(timed, key=lambda one: (one[0], one[1].free, -one[1].fetch, one[1].server))
 
 
-def _scheme(demand: Demand, ordered: list[tuple[float, Offer]], ranks: int, full: int) -> Scheme | None:
+def _scheme(
+    model: FleetModel,
+    ordered: list[tuple[float, Offer]],
+    settings: FleetSettings,
+    ranks: int,
+    full: int,
+    waited_s: float,
+) -> Scheme | None:
     if len(ordered) < ranks:
         return None
-    memory = demand.full_memory(ranks)
+    memory = model.full_memory(ranks, settings.beside)
     whole = [one for one in ordered if one[1].free >= memory][:full]
     if len(whole) < full:
         return None
     taken = {offer.server for _, offer in whole}
     parts = [one for one in ordered if one[1].server not in taken][: ranks - full]
     term = max(term for term, _ in (*whole, *parts))
-    ttft = ttft_s(demand.group_costs(ranks), term, ranks, full, demand.waited_s)
-    tpot = tpot_s(demand.costs, ranks, full)
-    meets = ttft <= demand.ttft_s and tpot <= demand.tpot_s
-    places = _dealt(demand, [(offer, True) for _, offer in whole] + [(offer, False) for _, offer in parts])
-    return Scheme(places, term, ttft, tpot, meets)
+    ttft = ttft_s(model.group_costs(ranks), term, ranks, full, waited_s)
+    tpot = tpot_s(model.costs, ranks, full)
+    meets = ttft <= model.ttft_s and tpot <= model.tpot_s
+    memories = {True: memory, False: model.part(ranks)}
+    chosen = [(offer, True) for _, offer in whole] + [(offer, False) for _, offer in parts]
+    return Scheme(_dealt(model.ranks(ranks), memories, chosen), term, ttft, tpot, meets)
 
 
-def _dealt(demand: Demand, chosen: list[tuple[Offer, bool]]) -> tuple[Place, ...]:
+def _dealt(
+    sizes: Sequence[int], memory: dict[bool, int], chosen: list[tuple[Offer, bool]]
+) -> tuple[Place, ...]:
     """Assign the largest rank to the fastest link. Of equals full workers come first, because rank 0 remains."""
-    count = len(chosen)
-    sizes = demand.ranks(count)
+    count = range(len(chosen))
     quickest = sorted(chosen, key=lambda one: (-one[0].fetch, not one[1]))
-    largest = sorted(range(count), key=lambda rank: (-sizes[rank], rank))
+    largest = sorted(count, key=lambda rank: (-sizes[rank], rank))
     dealt = dict(zip(largest, quickest, strict=True))
-    memory = {True: demand.full_memory(count), False: demand.part(count)}
-    return tuple(
-        Place(dealt[rank][0].server, sizes[rank], memory[dealt[rank][1]], dealt[rank][1])
-        for rank in range(count)
-    )
+    places = ((sizes[rank], *dealt[rank]) for rank in count)
+    return tuple(Place(offer.server, size, memory[full], full) for size, offer, full in places)

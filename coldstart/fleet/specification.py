@@ -27,13 +27,13 @@ can be started on some sufficiently large server; values are in bytes and second
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from math import inf
+from dataclasses import MISSING, dataclass, field, fields, replace
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.fleet.sizing import MOST_RANKS, Costs, Demand
+from coldstart.fleet.sizing import MOST_RANKS, Costs
 from coldstart.host.tables import Rate, Seconds, Size, decode, read_toml, require_settings
 from coldstart.scheduling.declaration import setting
 
@@ -56,8 +56,9 @@ class ServerSpec:
 class FleetModel:
     """`size` bytes of weights, `memory` device bytes to serve; between `least` and `most` workers.
 
-    A worker stops after `idle_s` without a request and serves `batch` concurrent requests. `joins` are measured
-    seconds from loaded weights to ready, by number of ranks; they replace `join_s` of the costs.
+    A worker stops after `idle_s` without a request and serves `batch` concurrent requests. `shares` are the real bytes
+    of each rank by number of ranks, if known; else ranks are equal. `joins` are measured seconds from loaded weights to
+    ready, by number of ranks; they replace `join_s` of the costs.
     """
 
     name: str
@@ -86,18 +87,27 @@ class FleetModel:
             if len(shares) != ranks or min(shares) <= 0:
                 raise UsageError(f"model {self.name}: {len(shares)} shares for {ranks} ranks")
 
-    def demand(self, waited_s: float, beside: bool) -> Demand:
-        return Demand(
-            self.size,
-            self.memory,
-            self.costs,
-            self.ttft_s,
-            self.tpot_s,
-            waited_s,
-            self.shares,
-            beside,
-            self.joins,
-        )
+    def group_costs(self, count: int) -> Costs:
+        """Return the costs of a group of `count` ranks, with the measured join time if there is one."""
+        seen = self.joins.get(count)
+        return self.costs if seen is None else replace(self.costs, join_s=seen / count)
+
+    def ranks(self, count: int) -> tuple[int, ...]:
+        """Return the bytes of each rank."""
+        if count in self.shares:
+            return self.shares[count]
+        return tuple(self.size * (r + 1) // count - self.size * r // count for r in range(count))
+
+    def full_memory(self, count: int, beside: bool) -> int:
+        """Return the device bytes of a full worker in a group of `count`.
+
+        With `beside`, the full model loads beside the worker's rank, and its device holds both until the switch.
+        """
+        return self.memory + (max(self.ranks(count)) if beside and count > 1 else 0)
+
+    def part(self, count: int) -> int:
+        """Return the device bytes of any other worker: in proportion (section 4.1.2), at least its weights."""
+        return max(ceil(self.memory / count), *self.ranks(count))
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,8 @@ class _Fleet:
     ) -> None:
         self.core, self.move_s, self.stop_s, self.record = core, move_s, stop_s, record
         self.streams: list[_Stream] = []
-        self._workers, self._ranks, self._held_byte_s = 0, Counter[int](), 0.0
+        self._workers = self._moved = 0
+        self._ranks, self._held_byte_s = Counter[int](), 0.0
         self.servers = {server.name: server for server in servers}
         self.links = {server.name: NetworkLink(server.network) for server in servers}
         self.processes: dict[str, _Process] = {}
@@ -102,7 +103,7 @@ class _Fleet:
             "starts": self.core.starts,
             "workers": self._workers,
             "groups_by_ranks": {str(ranks): count for ranks, count in sorted(self._ranks.items())},
-            "streams_moved": self.core.moves,
+            "streams_moved": self._moved,
             "fetched_bytes": sum(link.moved for link in self.links.values()),
             "device_byte_s": self._held_byte_s,
         }
@@ -302,6 +303,7 @@ class _Fleet:
         return max(now, stream.since)
 
     def _move(self, request: str, target: str) -> None:
+        self._moved += 1
         moment = self._halt(request)
         self._goal[request] = target
         resume = partial(self._resumed, request, target)

@@ -19,7 +19,7 @@ STATED = re.compile(r"[Dd]efault|[Oo]nly |else |instead of |repeatable|Repeatabl
 ABSENT = {
     "--address", "--admin-key", "--api-key", "--baseline", "--columns", "--diff",
     "--fleet", "--host", "--host-file", "--kv-blocks", "--kv-host-memory", "--max",
-    "--memory", "--min", "--model", "--models", "--name", "--profile", "--ready-file", "--record", "--slo",
+    "--memory", "--min", "--model", "--models", "--name", "--profile", "--ready-file", "--slo",
     "--state", "--sweep", "--timeline", "--watch", "--weights-from",
 }  # fmt: skip
 

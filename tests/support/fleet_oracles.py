@@ -9,14 +9,15 @@ from math import inf
 from random import Random
 
 from coldstart.fleet.reservations import BandwidthReservations
-from coldstart.fleet.sizing import Costs, Demand, Offer, Overlap
+from coldstart.fleet.sizing import Costs, Offer, Overlap
+from coldstart.fleet.specification import FleetModel, FleetSettings
 
 GIB = 1 << 30
 Choice = tuple[int, int, float]
 
 
-def cluster(random: Random) -> tuple[Demand, list[Offer], int, bool]:
-    """Return a model, up to seven unequal servers, required workers, and whether the group is consolidated."""
+def cluster(random: Random) -> tuple[FleetModel, list[Offer], FleetSettings, int, float]:
+    """Return a model, up to seven unequal servers, settings, required workers, and how long a request has waited."""
     size = random.randint(1, 30) * GIB
     memory = size + random.randint(0, 6) * GIB
     runtime = [random.uniform(0, 4) for _ in range(3)]
@@ -31,7 +32,8 @@ def cluster(random: Random) -> tuple[Demand, list[Offer], int, bool]:
             cuts = sorted(random.sample(range(1, 1000), ranks - 1))
             edges = [0, *(size * cut // 1000 for cut in cuts), size]
             shares[ranks] = tuple(b - a for a, b in pairwise(edges))
-    demand = Demand(size, memory, costs, limit, pace, waited, shares, random.random() < 0.5)
+    model = FleetModel("m", size, memory, costs, limit, pace, shares=shares)
+    beside = random.random() < 0.5
     offers = [
         Offer(
             f"s{number}",
@@ -41,47 +43,46 @@ def cluster(random: Random) -> tuple[Demand, list[Offer], int, bool]:
         )
         for number in range(random.randint(0, 7))
     ]
-    return demand, offers, random.choice([1, 1, 1, 2, 3, 4, 6]), random.random() < 0.8
+    required, consolidate = random.choice([1, 1, 1, 2, 3, 4, 6]), random.random() < 0.8
+    return model, offers, FleetSettings(beside=beside, consolidate=consolidate), required, waited
 
 
-def term(demand: Demand, offer: Offer, size: int) -> float:
+def term(model: FleetModel, offer: Offer, size: int) -> float:
     """Return the TTFT by equations 1 and 5."""
-    c, fetch, load = demand.costs, size / offer.fetch, size / offer.load
+    c, fetch, load = model.costs, size / offer.fetch, size / offer.load
     if c.overlap == "sequential":
         return c.container_s + c.context_s + c.library_s + fetch + load
-    if c.overlap == "after-import":
-        return max(c.container_s + c.context_s + c.library_s, fetch) + load
     return max(c.container_s + c.context_s + max(load, c.library_s), fetch)
 
 
 def exhaustive(
-    demand: Demand, offers: Sequence[Offer], required: int, consolidate: bool
+    model: FleetModel, offers: Sequence[Offer], settings: FleetSettings, required: int, waited_s: float
 ) -> tuple[int, int, float, bool] | None:
     """Return (s, w, TTFT, meets) of the best set of full and other workers, or None if none fits."""
     usable = [offer for offer in offers if offer.fetch > 0]
     best: dict[tuple[int, int], float] = {}
     for s in range(1, 5):
-        sizes = demand.shares.get(s) or tuple(
-            demand.size * (r + 1) // s - demand.size * r // s for r in range(s)
+        sizes = model.shares.get(s) or tuple(
+            model.size * (r + 1) // s - model.size * r // s for r in range(s)
         )
         largest = max(sizes)
-        whole = demand.memory + (largest if demand.beside and s > 1 else 0)
-        part = whole if s == 1 else max(-(-demand.memory // s), largest)
+        whole = model.memory + (largest if settings.beside and s > 1 else 0)
+        part = whole if s == 1 else max(-(-model.memory // s), largest)
         for w in range(s + 1):
-            if w < (max(1, min(s, required)) if consolidate or s == 1 else 0):
+            if w < (max(1, min(s, required)) if settings.consolidate or s == 1 else 0):
                 continue
             for full in combinations([o for o in usable if o.free >= whole], w):
                 others = [o for o in usable if o.free >= part and o not in full]
                 for rest in combinations(others, s - w):
-                    c, pace = demand.costs, s - w + w / s
-                    slowest = max(term(demand, o, largest) for o in (*full, *rest))
-                    ttft = demand.waited_s + slowest + c.join_s * s + (c.prefill_s * pace + c.hop_s * s)
+                    c, pace = model.costs, s - w + w / s
+                    slowest = max(term(model, o, largest) for o in (*full, *rest))
+                    ttft = waited_s + slowest + c.join_s * s + (c.prefill_s * pace + c.hop_s * s)
                     best[s, w] = min(best.get((s, w), inf), ttft)
     floor = min(max(1, required), 4)
     order = [*range(floor, 5), *range(floor - 1, 0, -1)]
     for s, w in sorted(best, key=lambda one: (order.index(one[0]), one[1])):
-        tpot = demand.costs.decode_s * (s - w + w / s) + demand.costs.hop_s * s
-        if best[s, w] <= demand.ttft_s and tpot <= demand.tpot_s:
+        tpot = model.costs.decode_s * (s - w + w / s) + model.costs.hop_s * s
+        if best[s, w] <= model.ttft_s and tpot <= model.tpot_s:
             return s, w, best[s, w], True
     return (1, 1, best[1, 1], False) if (1, 1) in best else None
 

@@ -7,29 +7,43 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from coldstart.fleet.live.run import FleetUp, FleetUpOptions
+from coldstart.fleet.events import Action, Event
+from coldstart.fleet.live import run
+from coldstart.fleet.live.run import FleetUp
+from coldstart.fleet.live.state import encode
 from coldstart.fleet.specification import FleetSettings
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.log import Log
 from coldstart.system.paths import Cache
 
 
+def record_to(file: str, now: float, event: Event, actions: list[Action]) -> None:
+    """Append an event and its actions to a file, as one line of JSON."""
+
+    def tagged(thing: Any) -> Any:
+        return {"is": type(thing).__name__, **encode(thing)}
+
+    line = {"now": now, "event": tagged(event), "actions": [tagged(one) for one in actions]}
+    with Path(file).open("a", encoding="utf-8") as out:
+        out.write(json.dumps(line) + "\n")
+
+
 def main(state: str, recording: str, ranks: str = "1", host: str = "127.0.0.1", ray: str = "") -> None:
     settings = FleetSettings(most_ranks=int(ranks), consolidate=ranks != "1", backoff_s=0.2)
-    options = FleetUpOptions(
+    run.FleetControl = partial(run.FleetControl, record=partial(record_to, recording))  # type: ignore[misc, assignment]
+    FleetUp(
         Cache.at(),
         settings,
-        Path(state),
-        None,
-        ray or None,
+        Log(),
+        lambda place: print(json.dumps({"url": place.url, "ray": place.ray}), flush=True),
+        state=Path(state),
+        address=ray or None,
         endpoint=GatewayEndpoint(host, 0, insecure=True, allow_hosts=("*",)),
-        record=Path(recording),
         servers="support.fleet_servers:FakeStarter",
-    )
-    FleetUp(
-        options, Log(), lambda place: print(json.dumps({"url": place.url, "ray": place.ray}), flush=True)
     ).run()
 
 

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import groupby
 from math import inf
 from typing import Any
 
@@ -23,7 +24,7 @@ from coldstart.fleet.events import Action, Event, LaunchRank
 from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.live.moves import FleetReplica, FleetTicket, Moves
 from coldstart.fleet.live.orders import Node, NodeReport
-from coldstart.fleet.live.state import FleetState, Measurements, ModelDeployment
+from coldstart.fleet.live.state import FleetState, ModelDeployment
 from coldstart.fleet.live.status import FIGURES, PREFIX, SCHEMA_VERSION, fleet_status
 from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.specification import FleetSettings, ServerSpec
@@ -58,10 +59,9 @@ class FleetControl(Front[FleetTicket]):
         self.state, self.record = state, record
         self.metrics = Metrics(self.status, PREFIX, FIGURES)
         self.replicas: dict[str, FleetReplica] = {}
-        self.total = self.readmitted_count = self.resumed_count = 0
+        self.readmitted_count = self.resumed_count = 0
         self.tasks = Tasks(self.log)
-        self.measurements = Measurements(state, self.core.models, self.emit, self.log)
-        self.workers = Workers(self.core, state, self.measurements, self.emit, self.tasks, self.log)
+        self.workers = Workers(self.core, state, self.emit, self.tasks, self.log)
         self.unusable: dict[str, str] = {}
         self.moves = Moves(self._tickets, self._move_ended, clock, self.log)
         self._closed = False
@@ -74,7 +74,6 @@ class FleetControl(Front[FleetTicket]):
         ticket = self._create_ticket(FleetTicket, route, tries=tries, unsent=unsent)
         self.emit(events.Arrived(ticket.number, route.model))
         self._note_arrival(ticket, counted)
-        self.total += counted
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
@@ -141,12 +140,9 @@ class FleetControl(Front[FleetTicket]):
             self.record(now, event, actions)
         if not isinstance(event, (events.Arrived, events.Ended)):
             self._update_replicas()
-        ranks: dict[str, list[LaunchRank]] = {}
-        for action in actions:
-            if isinstance(action, LaunchRank):
-                ranks.setdefault(action.group, []).append(action)
-        for group in ranks.values():
-            self.workers.launch(group)
+        launches = (action for action in actions if isinstance(action, LaunchRank))
+        for _, ranks in groupby(launches, key=lambda rank: rank.group):
+            self.workers.launch([*ranks])
         for action in actions:
             self._do(action)
         self._set_timer(self.core.deadline())
@@ -156,13 +152,13 @@ class FleetControl(Front[FleetTicket]):
 
     def _update_replicas(self) -> None:
         """Add the groups that serve. Remove those that have ended, which breaks the connections that they still have."""
-        groups, processes = self.core.groups, self.workers.processes
+        groups = self.core.groups
         for name in self.replicas.keys() - groups.keys():
             self.replicas.pop(name).upstream.close()
         for group in groups.values():
             if group.phase is not GroupPhase.SERVING or group.name in self.replicas:
                 continue
-            if (up := processes.find_first(group)) is not None:
+            if (up := self.workers.find_first(group)) is not None:
                 self.replicas[group.name] = FleetReplica(group.name, group.model, up)
 
     def _do(self, action: Action) -> None:
@@ -184,9 +180,9 @@ class FleetControl(Front[FleetTicket]):
         """Add a server without workers."""
         self.unusable.pop(spec.name, None)
         self.log.write("server joined", server=spec.name)
-        self.workers.processes.nodes[spec.name] = node
+        self.workers.nodes[spec.name] = node
         self.emit(events.Joined(spec))
-        self.measurements.emit_speed(spec.name)
+        self._apply_speed(spec.name)
         if spec.name in self.state.drained:
             self.emit(events.Drained(spec.name))
 
@@ -200,7 +196,7 @@ class FleetControl(Front[FleetTicket]):
     def lose_server(self, server: str) -> None:
         """Record that a server and all its workers were lost."""
         self.unusable.pop(server, None)
-        if not self.workers.processes.lose(server):
+        if not self.workers.lose(server):
             return
         self.log.write("server lost", server=server)
         self.emit(events.ServerLost(server))
@@ -208,14 +204,20 @@ class FleetControl(Front[FleetTicket]):
     def rebuild(self, found: Iterable[tuple[ServerSpec, Node, NodeReport]]) -> None:
         """Rebuild the state from the servers and the workers that outlived an earlier process; called once, before all else."""
         servers: list[ServerSpec] = []
+        ranks: list[events.FoundRank] = []
         for spec, node, report in found:
-            self.workers.processes.adopt(spec.name, node, report)
+            self.workers.adopt(spec.name, node, report)
             servers.append(spec)
-        ranks = self.workers.processes.list_ranks()
+            ranks += (rank for rank, _ in report.workers)
         self.log.write("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
-        self.emit(events.Rebuilt(tuple(servers), ranks, tuple(sorted(self.state.drained))))
+        self.emit(events.Rebuilt(tuple(servers), tuple(ranks), tuple(sorted(self.state.drained))))
         for spec in servers:
-            self.measurements.emit_speed(spec.name)
+            self._apply_speed(spec.name)
+
+    def _apply_speed(self, server: str) -> None:
+        """Tell the core the speed of the server's link that an earlier process has measured."""
+        if (known := self.state.links.get(server)) is not None:
+            self.emit(events.Rate(server, known))
 
     # Operators
 
@@ -253,7 +255,7 @@ class FleetControl(Front[FleetTicket]):
 
     def drain(self, server: str) -> None:
         """Drain a server: it accepts no new worker. Raises UsageError for an unknown server, and OSError."""
-        if server not in self.workers.processes.nodes:
+        if server not in self.workers.nodes:
             raise UsageError(f"the fleet has no server {server}", hint="coldstart fleet status")
         self.state.drain(server)
         self.emit(events.Drained(server))
@@ -274,7 +276,7 @@ class FleetControl(Front[FleetTicket]):
                 "version": self.facts.version,
                 "uptime_s": self.clock() - self.facts.began,
                 "starts": self.core.starts,
-                "requests": self.total,
+                "requests": sum(one.requests for one in self.facts.models.values()),
                 "in_flight": in_flight.total(),
                 "held": len(self._tickets) - in_flight.total(),
                 "refused": {str(code): count for code, count in sorted(self.facts.refused.items())},
@@ -285,7 +287,7 @@ class FleetControl(Front[FleetTicket]):
                 "client_keys_error": self.facts.client_keys_error,
             },
             "unusable": dict(self.unusable),
-            **fleet_status(self.core, self.workers.processes, self.state.links, in_flight, self.workers.hung),
+            **fleet_status(self.core, self.workers, self.state.links, in_flight),
         }
 
     # End

@@ -7,7 +7,6 @@ bundle's measured iterations. The time of a hop between ranks is not measured be
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -29,20 +28,6 @@ PROMPT = 512
 """Prompt tokens of the request whose time to first token is predicted."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeployArguments:
-    """Arguments of `fleet deploy` as typed; sizes as text, `slo` has the limits on TTFT and TPOT in seconds."""
-
-    least: int
-    most: int
-    slo: tuple[float, float]
-    idle_s: float
-    batch: int
-    memory: str | None = None
-    size: str | None = None
-    start_s: float | None = None
-
-
 def parse_limits(text: str | None) -> tuple[float, float]:
     """Parse limits on TTFT and TPOT in seconds from `ttft=2,tpot=0.1`; infinite if omitted. Raises UsageError."""
     limits = {"ttft": inf, "tpot": inf}
@@ -58,19 +43,41 @@ def parse_limits(text: str | None) -> tuple[float, float]:
 
 
 def build_deployment(
-    launch: Launch, wanted: DeployArguments, cache: Cache, *, offline: bool
+    launch: Launch,
+    cache: Cache,
+    *,
+    offline: bool,
+    workers: tuple[int, int],
+    slo: tuple[float, float],
+    idle_s: float,
+    batch: int,
+    memory: str | None = None,
+    size: str | None = None,
+    start_s: float | None = None,
 ) -> ModelDeployment:
     """Return the deployment of a launch.
+
+    Args:
+        launch: What each worker starts.
+        cache: Where bundles and models are looked up; `offline` forbids the network.
+        offline: Whether nothing is downloaded.
+        workers: Their minimum and maximum number.
+        slo: Limits on TTFT and TPOT in seconds.
+        idle_s: Seconds without a request after which a worker stops.
+        batch: Maximum number of concurrent requests of a worker.
+        memory: Device memory of a worker as typed; by default from the bundle.
+        size: Size of the weights as typed; by default from the files.
+        start_s: Seconds of a start without loading the weights; by default from the bundle.
 
     Raises:
         UsageError: A required value is unknown. A lookup may raise other errors, and NoBundleError.
     """
     found = profiles.look_up_launch(launch, cache, offline=offline)
-    if wanted.memory is None and not runtime.targets_cpu():
+    if memory is None and not runtime.targets_cpu():
         raise UsageError("bundles do not contain the GPU memory of a model", hint="--memory 24GB")
     shares: dict[int, tuple[int, ...]] = {}
-    if wanted.size:
-        weights = parse_size(wanted.size)
+    if size:
+        weights = parse_size(size)
     else:
         shares = ranks_bytes(found)
         weights = profiles.weights_bytes(found.model.path) or (shares[1][0] if shares else 0)
@@ -78,12 +85,12 @@ def build_deployment(
         raise UsageError(
             f"{launch.name}: cannot determine the size of its weights: no local weights", hint="--size 24GB"
         )
-    memory, start_s = parse_size(wanted.memory) if wanted.memory else 0, wanted.start_s
-    if not memory or start_s is None:
+    needed = parse_size(memory) if memory else 0
+    if not needed or start_s is None:
         known = profiles.choose_profile(launch, found)
-        memory, start_s = memory or known.memory, known.start_s if start_s is None else start_s
-    costs = measured_costs(found, start_s, wanted.batch)
-    if wanted.slo[1] < inf and not costs.decode_s:
+        needed, start_s = needed or known.memory, known.start_s if start_s is None else start_s
+    costs = measured_costs(found, start_s, batch)
+    if slo[1] < inf and not costs.decode_s:
         raise UsageError(
             f"{launch.name}: a limit on TPOT needs the time of an iteration, and no bundle of this model has measured it",
             hint=f"coldstart materialize {launch.model}",
@@ -91,13 +98,12 @@ def build_deployment(
     spec = FleetModel(
         launch.name,
         weights,
-        max(memory, weights),
+        max(needed, weights),
         costs,
-        *wanted.slo,
-        batch=wanted.batch,
-        least=wanted.least,
-        most=wanted.most,
-        idle_s=wanted.idle_s,
+        *slo,
+        batch,
+        *workers,
+        idle_s,
         shares=shares,
     )
     return ModelDeployment(launch, spec)

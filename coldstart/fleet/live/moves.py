@@ -1,4 +1,4 @@
-"""Moves of streams from a pipeline to a single worker together with their KV, a few at a time (ParaServe, section 6.2).
+"""Moves of streams from a pipeline to a single worker together with their KV, two at a time (ParaServe, section 6.2).
 
 The target first loads the KV of all tokens so far from the pipeline, which continues. When the pipeline is stopped, only
 the KV of the last tokens is missing: the target loads it with the request for the rest. Where the KV cannot be
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -25,6 +24,9 @@ from coldstart.host.live.upstream import Replica, Upstream
 
 # Within a data centre, a connection that takes longer has no server at its other end.
 CONNECT_S = 2.5
+# Streams that move to one worker at once. They share its iterations with each other, and its device with the pipeline that
+# still serves: with more, each client waits longer, and a stream that has not moved yet does not wait.
+AT_ONCE = 2
 
 
 class FleetReplica(Replica):
@@ -35,7 +37,7 @@ class FleetReplica(Replica):
         place = str(url.hostname), url.port or 80
         super().__init__(model, Upstream(place, connect_s=CONNECT_S), up.key)
         self.group, self.mode, self.start_s = group, up.mode, up.start_s
-        self.handover_key = up.handover_key
+        self.handover_key, self.turns = up.handover_key, asyncio.Semaphore(AT_ONCE)
 
 
 @dataclass(eq=False)
@@ -87,53 +89,6 @@ HOLD_S = 5.0
 JSON = ((b"content-type", b"application/json"),)
 
 
-@dataclass(slots=True)
-class HandoverPace:
-    """Number of streams that move to one worker at once (additive increase, multiplicative decrease; RFC 5681).
-
-    The number grows by one after as many moves within `target_s`, and is halved after a slower move. Moving streams
-    share the worker's iterations with each other, and its device with the pipeline that still serves: more moves at
-    once make each client wait longer, and a stream that has not moved yet does not wait.
-    """
-
-    target_s: float = 0.35
-    most: int = 8
-    at_once: int = 1
-    _since: int = 0
-
-    def moved(self, gap_s: float) -> None:
-        """Record the move of a stream that paused for `gap_s` seconds."""
-        if gap_s > self.target_s:
-            self.at_once, self._since = max(1, self.at_once // 2), 0
-            return
-        self._since += 1
-        if self._since >= self.at_once:
-            self.at_once, self._since = min(self.most, self.at_once + 1), 0
-
-
-class _Turns:
-    """Limit of concurrent moves to one worker, set by the pace; `asked` counts waiting and running moves."""
-
-    def __init__(self) -> None:
-        self.pace, self.asked, self._moving, self._changed = HandoverPace(), 0, 0, asyncio.Condition()
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[HandoverPace]:
-        self.asked += 1
-        try:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._moving < self.pace.at_once)
-                self._moving += 1
-            try:
-                yield self.pace
-            finally:
-                self._moving -= 1
-                async with self._changed:
-                    self._changed.notify_all()
-        finally:
-            self.asked -= 1
-
-
 class Moves:
     """Moves of a fleet's streams; `count` succeeded, `with_kv` of them with the KV of the stream.
 
@@ -151,32 +106,28 @@ class Moves:
         self.count = self.with_kv = 0
         self._tickets, self._ended, self._clock = tickets, ended, clock
         self._log, self._tasks = log, Tasks(log)
-        self._turns: dict[str, _Turns] = {}
 
     def order(self, ticket: FleetTicket, target: FleetReplica) -> None:
         """Move the request when a slot is free."""
         self._tasks.spawn(self._ordered(ticket, target))
 
     async def _ordered(self, ticket: FleetTicket, target: FleetReplica) -> None:
-        done, number = False, ticket.number
-        turns = self._turns.setdefault(target.group, _Turns())
-        async with turns.turn() as pace:
-            done = self._is_open(ticket) and await self._moved(ticket, target, pace)
-        if not turns.asked:
-            self._turns.pop(target.group, None)
+        async with target.turns:
+            done = self._is_open(ticket) and await self._moved(ticket, target)
         if self._is_open(ticket):
-            self._ended(number, done)
+            self._ended(ticket.number, done)
 
     def _is_open(self, ticket: FleetTicket) -> bool:
         """Return whether the request is still open."""
         return self._tickets.get(ticket.number) is ticket
 
-    async def _moved(self, ticket: FleetTicket, target: FleetReplica, pace: HandoverPace) -> bool:
+    async def _moved(self, ticket: FleetTicket, target: FleetReplica) -> bool:
         source, stream, deadline = ticket.target, ticket.stream, self._clock() + PATIENCE_S
         if source is None or stream is None or ticket.answer is None:
             return self._stays(ticket, "the stream is not resumable")
         kv = await self._hold(ticket, source, target, stream)
-        if stream.prompt is not None and not await self._warm(target, stream.warming(kv)):
+        knows = stream.prompt is not None
+        if knows and await self._complete(target, stream.warming(kv), PATIENCE_S) is None:
             return self._stays(ticket, "the worker has not loaded or computed the tokens so far")
         if kv is not None:
             kv = await self._hold(ticket, source, target, stream)
@@ -196,7 +147,6 @@ class Moves:
             self.count += 1
             self.with_kv += kv is not None
             gap = round(self._clock() - stopped, 4)
-            pace.moved(gap)
             self._log.write("moved", request=ticket.number, made=made, gap_s=gap, with_kv=kv is not None)
         return settled.result()
 
@@ -220,9 +170,6 @@ class Moves:
             reason = str(error)
         self._log.write("kv not held", request=ticket.number, reason=reason)
         return None
-
-    async def _warm(self, target: FleetReplica, body: bytes) -> bool:
-        return await self._complete(target, body, PATIENCE_S) is not None
 
     @staticmethod
     async def _complete(replica: FleetReplica, body: bytes, limit_s: float) -> bytes | None:

@@ -10,17 +10,16 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 from uuid import uuid4
 
 from coldstart.contract import environment, fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.weights import PacedFetch
+from coldstart.fleet.events import FoundRank
 from coldstart.fleet.live.orders import (
-    FoundWorker,
     NodeReport,
     RankEnded,
     RankFetched,
@@ -40,36 +39,6 @@ from coldstart.weights.prefetch import client
 
 WAIT_S = 5.0
 LOOK_S = 0.25
-Tell = Callable[[PacedFetch], Mapping[str, Any] | None]
-
-
-class NodeFetch:
-    """Fetch `pace` of one server's weights; `tell` sends it to the prefetcher.
-
-    The prefetcher is another process, which may not have started or may restart. So each query of its progress
-    repeats the current rate.
-    """
-
-    def __init__(self, pace: PacedFetch, tell: Tell = client.set_pace) -> None:
-        self.pace, self._tell = pace, tell
-        self._changed = asyncio.Event()
-
-    def change(self, rate: float | None) -> None:
-        """Change the rate, in bytes/s; None: no limit."""
-        self.pace = PacedFetch(self.pace.name, rate, self.pace.background)
-        self._changed.set()
-
-    async def wait(self) -> Mapping[str, Any]:
-        """Return the prefetcher's report after the fetch has ended; see `client.set_pace`. Waits also for its begin."""
-        while True:
-            self._changed.clear()
-            said = None
-            with suppress(client.PrefetchError, OSError):
-                said = await asyncio.to_thread(self._tell, self.pace)
-            if said is not None and said["ended"]:
-                return said
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), LOOK_S)
 
 
 @dataclass(eq=False, slots=True)
@@ -79,7 +48,7 @@ class _Process:
     place: tuple[str, int]
     key: str
     handover_key: str
-    fetch: NodeFetch | None = None
+    pace: PacedFetch | None = None
     up: RankUp | None = None
     stopping: bool = False
     hung: str = ""
@@ -97,7 +66,6 @@ class NodeServers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host, self.servers, self.shows_devices, self.clock = host, servers, shows_devices, clock
-        self.incarnation = uuid4().hex
         self.processes: dict[str, _Process] = {}
         self._events: deque[tuple[int, WorkerEvent]] = deque()
         self._seq = 0
@@ -119,7 +87,7 @@ class NodeServers:
         listen = ("--host", self.host, "--port", str(place[1]))
         # Use a unique name for the fetch: the prefetcher may outlive the server and this actor.
         pace = (
-            PacedFetch(f"{worker} {uuid4().hex}", order.rate, order.behind)
+            PacedFetch(f"{worker} {uuid4().hex}", order.rate, bool(order.rank.beside))
             if order.launch.weights_from
             else None
         )
@@ -135,10 +103,9 @@ class NodeServers:
                 launch = replace(launch, args=Arguments([*launch.args, *words]))
             server = self.servers.begin(launch, order.deadline_s, listen, env, pace)
         except OSError as error:  # no descriptor, no disk, no process
-            self._report(RankEnded(worker, f"cannot start a server: {error.strerror or error}", False))
+            self._report(RankEnded(worker, f"cannot start a server: {error.strerror or error}"))
             return
-        fetch = NodeFetch(pace) if pace else None
-        process = self.processes[worker] = _Process(order, server, place, key, handover_key, fetch)
+        process = self.processes[worker] = _Process(order, server, place, key, handover_key, pace)
         task = asyncio.get_running_loop().create_task(self._live(worker, process))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -146,8 +113,8 @@ class NodeServers:
     async def pace(self, worker: str, rate: float | None) -> None:
         """Set the rate of a worker's fetch in bytes/s, None: no limit; do nothing if it fetches nothing."""
         process = self.processes.get(worker)
-        if process is not None and process.fetch is not None:
-            process.fetch.change(rate)
+        if process is not None and process.pace is not None:
+            process.pace = replace(process.pace, rate=rate)
 
     def _device(self, order: RankOrder) -> dict[str, str]:
         """Return the environment that selects the server's GPU."""
@@ -163,7 +130,7 @@ class NodeServers:
 
     async def _live(self, worker: str, process: _Process) -> None:
         began = self.clock()
-        fetching = asyncio.ensure_future(self._fetched(worker, process.fetch))
+        fetching = asyncio.ensure_future(self._fetched(worker, process))
         watching = asyncio.ensure_future(self._end_if_hung(process))
         try:
             ready = await process.server.ready
@@ -180,8 +147,7 @@ class NodeServers:
         fetching.cancel()
         watching.cancel()
         del self.processes[worker]
-        hung = bool(process.hung)
-        self._report(RankEnded(worker, process.hung or reason, process.stopping, own=not hung, hung=hung))
+        self._report(RankEnded(worker, process.hung or reason, hung=bool(process.hung)))
 
     async def _end_if_hung(self, process: _Process) -> None:
         """Kill the server if it hangs. Only the first rank of a pipeline has an API process."""
@@ -191,16 +157,26 @@ class NodeServers:
         process.hung = f"the server hung and was killed: {found}"
         process.server.kill()
 
-    async def _fetched(self, worker: str, fetch: NodeFetch | None) -> None:
-        if fetch is not None:
-            said = await fetch.wait()
-            self._report(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
+    async def _fetched(self, worker: str, process: _Process) -> None:
+        """Report the end of the worker's fetch, if it has one.
+
+        The prefetcher is another process, which may not have started or may restart. So each query of its progress
+        repeats the current rate.
+        """
+        while process.pace is not None:
+            said = None
+            with suppress(client.PrefetchError, OSError):
+                said = await asyncio.to_thread(client.set_pace, process.pace)
+            if said is not None and said["ended"]:
+                self._report(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
+                return
+            await asyncio.sleep(LOOK_S)
 
     async def stop(self, worker: str) -> None:
         """Stop a worker; its end is reported as an event, also of an unknown one. Return after its end or the second signal."""
         process = self.processes.get(worker)
         if process is None:
-            self._report(RankEnded(worker, "unknown worker", True))
+            self._report(RankEnded(worker, "unknown worker"))
             return
         process.stopping = True
         process.server.stop()
@@ -224,8 +200,9 @@ class NodeServers:
 
     async def report(self) -> NodeReport:
         """Return a report of all workers."""
-        workers = (FoundWorker(one.order.rank, one.up, one.stopping) for one in self.processes.values())
-        return NodeReport(self.incarnation, self._seq, tuple(workers))
+        found = self.processes.values()
+        workers = ((FoundRank(one.order.rank, one.up is not None, one.stopping), one.up) for one in found)
+        return NodeReport(self._seq, tuple(workers))
 
     async def read_events(self, after: int, wait_s: float = WAIT_S) -> list[tuple[int, WorkerEvent]]:
         """Return the events after number `after`; wait up to `wait_s` seconds if there are none."""

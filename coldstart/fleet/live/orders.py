@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from coldstart.contract.fallback import Fallback
-from coldstart.fleet.events import LaunchRank
+from coldstart.fleet.events import FoundRank, LaunchRank
 from coldstart.host.launches import Launch
 
 
@@ -18,17 +18,16 @@ class NodeLostError(Exception):
 class RankOrder:
     """Start this rank. `master` is the rendezvous of a pipeline's ranks: the first rank's address and a free port there.
 
-    Weights are fetched at `rate` bytes/s (None: no limit); with `behind` at a lower priority than other fetches on
-    the server. A server that makes no progress for `hang_timeout_s` seconds is killed.
+    Weights are fetched at `rate` bytes/s (None: no limit); those of a worker beside a rank at a lower priority than other
+    fetches on the server. A server that makes no progress for `hang_timeout_s` seconds is killed.
     """
 
     rank: LaunchRank
     launch: Launch
     deadline_s: float
+    hang_timeout_s: float
     master: tuple[str, int] | None = None
     rate: float | None = None
-    behind: bool = False
-    hang_timeout_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,10 @@ class RankFetched:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """A worker has ended; `ordered` if it was stopped; `own` is False if its server could not be reached, or if it `hung`."""
+    """A worker has ended."""
 
     worker: str
     reason: str
-    ordered: bool
-    own: bool = True
     hung: bool = False
 
 
@@ -74,21 +71,11 @@ WorkerEvent = RankFetched | RankUp | RankEnded
 
 
 @dataclass(frozen=True, slots=True)
-class FoundWorker:
-    """A worker that a server has now."""
-
-    rank: LaunchRank
-    up: RankUp | None
-    stopping: bool
-
-
-@dataclass(frozen=True, slots=True)
 class NodeReport:
-    """All workers of a server; `seq` is the number of its last event, `incarnation` identifies this life of its actor."""
+    """All workers of a server, with what each reported when it was ready; `seq` is the number of its last event."""
 
-    incarnation: str
     seq: int
-    workers: tuple[FoundWorker, ...] = ()
+    workers: tuple[tuple[FoundRank, RankUp | None], ...] = ()
 
 
 class Node(Protocol):

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError
@@ -28,13 +29,13 @@ from coldstart.system.ipc.addresses import free_port
 from coldstart.system.paths import Cache
 from coldstart.system.proc.lifeline import die_with_supervisor
 
-_LABEL_PREFIX = "coldstart-"
+_PREFIX_OF_LABELS = "coldstart-"
 _MEMBERS = ("memory", "network", "load", "devices")
 
 
 def labels(server: ServerSpec) -> dict[str, str]:
     """Return the labels of a server; rates in whole bytes/s."""
-    return {_label(member): str(round(getattr(server, member))) for member in _MEMBERS}
+    return {_PREFIX_OF_LABELS + member: str(round(getattr(server, member))) for member in _MEMBERS}
 
 
 def server(name: str, given: Mapping[str, str]) -> ServerSpec | None:
@@ -43,17 +44,13 @@ def server(name: str, given: Mapping[str, str]) -> ServerSpec | None:
     Raises:
         UsageError: The labels are incomplete or not numbers.
     """
-    if _label("memory") not in given:
+    if _PREFIX_OF_LABELS + "memory" not in given:
         return None
     try:
-        figures = {member: int(given[_label(member)]) for member in _MEMBERS}
+        figures = {member: int(given[_PREFIX_OF_LABELS + member]) for member in _MEMBERS}
     except (KeyError, ValueError) as error:
         raise UsageError(f"node {name}: invalid server labels: {error}") from error
     return ServerSpec(name, **figures)
-
-
-def _label(member: str) -> str:
-    return _LABEL_PREFIX + member.replace("_", "-")
 
 
 # The path of a unix socket is limited to 107 bytes, and Ray's sockets lie deep below its directory.
@@ -127,9 +124,7 @@ def main() -> None:
 
 
 START_S, END_S, LOOK_S = 120.0, 30.0, 0.2
-FIRST_TRIES, PAUSE_S, LONGEST_PAUSE_S, GIVE_UP_S = 3, 1.0, 30.0, 600.0
-# Ray's message for a node that reached its cluster and then took more than 30 s to start.
-SLOW = "timed out during startup"
+FIRST_S, GIVE_UP_S, PAUSE_S = 90.0, 600.0, 2.0
 
 
 class RayProcess:
@@ -148,16 +143,12 @@ class RayProcess:
         errors = [line for line in said if "Error: " in line]
         return (errors or said or ["its log is empty"])[-1]
 
-    def wait(self, go_on: Callable[[], bool] = lambda: True) -> str:
-        """Wait for the start; return the node's address without the port.
-
-        Raises:
-            CommandFailedError: The node did not start, or `go_on` returned False.
-        """
+    def wait(self) -> str:
+        """Wait for the start; return the node's address without the port. Raises CommandFailedError if it does not start."""
         end = time.monotonic() + START_S
         over = False
         while not over:
-            over = time.monotonic() > end or self.has_ended() or not go_on()
+            over = time.monotonic() > end or self.has_ended()
             text = self.log.read_text(errors="replace")
             if "Ray runtime started" in text:
                 # Ray chooses the address itself, even if loopback is requested.
@@ -226,56 +217,32 @@ def own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-class JoinedNode:
-    """Additional node of another user's Ray, restarted when it ends: Ray ends a node that was unreachable for some seconds.
+def run_joined(command: Sequence[str], env: Mapping[str, str], log: Log) -> NoReturn:
+    """Run an additional node until a signal; restart it when it ends: Ray ends a node that was unreachable for some seconds.
 
-    It stops after `FIRST_TRIES` starts if it never joined, else after `GIVE_UP_S` seconds without a successful start.
-    A node that never joined because its start timed out (SLOW) also has `GIVE_UP_S` seconds.
+    Raises:
+        SystemExit: A signal was received; the node has ended.
+        CommandFailedError: The node did not join within FIRST_S seconds, or not again within GIVE_UP_S.
     """
-
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Log) -> None:
-        self.command, self.env, self.log = command, env, log
-        self._caught: list[int] = []
-
-    def run(self) -> int:
-        """Run until a signal; return the exit code. Raises CommandFailedError if the node ends for good."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda caught, _: self._caught.append(caught))
-        tries, pause_s, seen_s, began_s = 0, PAUSE_S, 0.0, time.monotonic()
-        while not self._caught:
-            tries += 1
-            was_up_s, reason = self._one()
-            if was_up_s:
-                seen_s, pause_s = was_up_s, PAUSE_S
-            if self._caught:
-                break
-            since_s = seen_s or (began_s if SLOW in reason else 0.0)
-            if time.monotonic() - since_s > GIVE_UP_S if since_s else tries >= FIRST_TRIES:
-                raise CommandFailedError(reason)
-            self.log.write("ray ended", reason=reason, again_s=pause_s)
-            self._pause(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        return 128 + self._caught[0]
-
-    def _one(self) -> tuple[float, str]:
-        """Run the node once; return when it last ran (0: never) and why it ended."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda caught, _: sys.exit(128 + caught))
+    since_s, limit_s = time.monotonic(), FIRST_S
+    while True:
         with (
             tempfile.TemporaryDirectory(prefix="coldstart-join-") as directory,
-            _running(self.command, self.env, Path(directory)) as node,
+            _running(command, env, Path(directory)) as node,
         ):
             try:
-                address = node.wait(lambda: not self._caught)
+                log.write("joined", address=node.wait())
+                node.process.wait()
+                since_s, limit_s = time.monotonic(), GIVE_UP_S
+                reason = f"Ray ended on this machine: {node.find_error()}"
             except CommandFailedError as failed:
-                return 0.0, str(failed)
-            self.log.write("joined", address=address)
-            while not node.has_ended() and not self._caught:
-                time.sleep(LOOK_S)
-            return time.monotonic(), f"Ray ended on this machine: {node.find_error()}"
-
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self._caught:
-            time.sleep(LOOK_S)
+                reason = str(failed)
+        if time.monotonic() - since_s > limit_s:
+            raise CommandFailedError(reason)
+        log.write("ray ended", reason=reason, again_s=PAUSE_S)
+        time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ and reports the reason. The servers of a named cluster continue to run, and the 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import signal
@@ -17,18 +16,16 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from coldstart.errors import CommandFailedError
-from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live import admin, local_state
-from coldstart.fleet.live.control import FleetControl, Recorder
+from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.local_state import LocalFleet
 from coldstart.fleet.live.ray_process import OwnRay, own_ray
-from coldstart.fleet.live.state import FleetState, encode
+from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.endpoint import GatewayEndpoint
-from coldstart.host.live.app import HEARTBEAT_S, Gateway
+from coldstart.host.live.app import Gateway
 from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
 from coldstart.host.live.log import Log, capture_loggers
 from coldstart.system.paths import Cache
@@ -37,52 +34,31 @@ WATCH_S, WARM_S = 0.5, 50.0
 """Ray ends its other nodes and this process a minute after its control service."""
 
 
-@dataclass(frozen=True)
-class FleetUpOptions:
-    """Address to listen on, and Ray's address (None: on this machine, with `server` as its labels).
+@dataclass(eq=False)
+class FleetUp:
+    """One run of `fleet up`. `announce` gets the fleet's address once the gateway listens.
 
-    `state` is the fleet's file; `servers` names the factory of model servers, `module:function`, for tests.
+    `address` is Ray's (None: on this machine, with `server` as its labels), `state` the fleet's file. `servers` names the
+    factory of model servers, `module:function`, for tests.
     """
 
     cache: Cache
     settings: FleetSettings
-    state: Path | None
-    server: ServerSpec | None
+    log: Log
+    announce: Callable[[LocalFleet], None]
+    state: Path | None = None
+    server: ServerSpec | None = None
     address: str | None = None
     endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
     admin_key: str | None = None
-    heartbeat_s: float = HEARTBEAT_S
     offline: bool = False
-    record: Path | None = None
     servers: str | None = None
 
-
-def _recorder(path: Path | None) -> Recorder | None:
-    """Return a function that writes each event and its actions as a line of JSON for a replay, or None."""
-    if path is None:
-        return None
-    file = path.open("a", encoding="utf-8")
-
-    def tagged(thing: Any) -> Any:
-        return {"is": type(thing).__name__, **encode(thing)}
-
-    def record(now: float, event: Event, actions: list[Action]) -> None:
-        line = {"now": now, "event": tagged(event), "actions": [tagged(one) for one in actions]}
-        file.write(json.dumps(line) + "\n")
-        file.flush()
-
-    return record
-
-
-class FleetUp:
-    """One run of `fleet up`. `announce` gets the fleet's address once the gateway listens."""
-
-    def __init__(self, options: FleetUpOptions, log: Log, announce: Callable[[LocalFleet], None]) -> None:
-        self.options, self.log, self.announce = options, log, announce
+    def __post_init__(self) -> None:
         self.caught: list[int] = []
         self.ray_ended = ""
         self.ray: OwnRay | None = None
-        self.admin_key = options.admin_key or secrets.token_hex(32)
+        self.key = self.admin_key or secrets.token_hex(32)
 
     def run(self) -> int:
         """Run until a signal or `fleet down`; return the exit code.
@@ -91,53 +67,49 @@ class FleetUp:
             UsageError: The gateway cannot listen, or the state file cannot be read.
             CommandFailedError: Ray does not start, cannot be reached, has another gateway, or ends.
         """
-        options = self.options
-        self.state = FleetState(options.state)
+        state = FleetState(self.state, self.log)
         with (
             capture_loggers(self.log),
-            listen(options.endpoint) as sock,
-            own_ray(options.server, options.cache) if options.address is None else nullcontext() as ray,
+            listen(self.endpoint) as sock,
+            own_ray(self.server, self.cache) if self.address is None else nullcontext() as ray,
         ):
-            address, env = (ray.address, ray.env) if ray else (options.address or "", {})
+            address, env = (ray.address, ray.env) if ray else (self.address or "", {})
             # Ray's library reads its settings at its import, which takes seconds. A call after the connection's end
             # must not start another Ray.
             os.environ.update({**env, "RAY_ENABLE_AUTO_CONNECT": "0"})
             from coldstart.fleet.live import membership
 
-            self.end_servers = membership.end_all
+            self.end_servers, self.ray = membership.end_all, ray
+            self.control = FleetControl(self.settings, state, log=self.log)
             with membership.connected(address), asyncio.Runner(loop_factory=loop_factory()) as runner:
-                runner.run(self._main(sock, address, env.get("RAY_AUTH_TOKEN", ""), ray))
+                runner.run(self._main(sock, address, env.get("RAY_AUTH_TOKEN", "")))
             if self.ray_ended:
                 raise CommandFailedError(
                     f"the fleet's Ray ended: {self.ray_ended}", hint="coldstart fleet up"
                 )
         return 128 + self.caught[0] if self.caught else 0
 
-    async def _main(self, sock: socket.socket, address: str, token: str, ray: OwnRay | None) -> None:
+    async def _main(self, sock: socket.socket, address: str, token: str) -> None:
         from coldstart.fleet.live.membership import Membership
 
-        options, self.ray = self.options, ray
-        self.control = FleetControl(
-            options.settings, self.state, log=self.log, record=_recorder(options.record)
-        )
-        self.control.facts.url = format_url(sock, options.endpoint)
-        self.server = create_server(self._app())
+        self.control.facts.url = format_url(sock, self.endpoint)
+        self.http = create_server(self._app())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
-        membership = Membership(self.control, {"offline": options.offline, "servers": options.servers})
+        membership = Membership(self.control, {"offline": self.offline, "servers": self.servers})
         await membership.begin()
-        watched = asyncio.create_task(self._watch(asyncio.create_task(membership.watch()), ray))
-        place = LocalFleet(self.control.facts.url, self.admin_key, os.getpid(), address, token)
+        watched = asyncio.create_task(self._watch(asyncio.create_task(membership.watch())))
+        place = LocalFleet(self.control.facts.url, self.key, os.getpid(), address, token)
         local_state.save(place)
         self.announce(place)
         self.log.write("listening", url=place.url, ray=address)
         try:
-            await self.server.serve(sockets=[sock])
+            await self.http.serve(sockets=[sock])
         finally:
             local_state.clear()
             watched.cancel()
             self.control.close()
-            if ray is not None and not ray.node.has_ended():
+            if self.ray is not None and not self.ray.node.has_ended():
                 self.end_servers()
             self.log.write("ended")
 
@@ -147,13 +119,11 @@ class FleetUp:
             self.end_servers()
             self._finish()
 
-        more = admin.routes(self.control, self.admin_key, down)
-        return Gateway(
-            self.control, heartbeat_s=self.options.heartbeat_s, endpoint=self.options.endpoint, more=more
-        )
+        return Gateway(self.control, endpoint=self.endpoint, more=admin.routes(self.control, self.key, down))
 
-    async def _watch(self, seeing: asyncio.Task[None], ray: OwnRay | None) -> None:
+    async def _watch(self, seeing: asyncio.Task[None]) -> None:
         """End when Ray ends on this machine; if it is the fleet's own, serve from other nodes first while they live."""
+        ray = self.ray
         while not seeing.done() and (ray is None or not ray.node.has_ended()):
             await asyncio.sleep(WATCH_S)
         self.ray_ended = ray.node.find_error() if ray else "a process of its node on this machine ended"
@@ -172,4 +142,4 @@ class FleetUp:
 
     def _finish(self) -> None:
         self.control.stop()
-        self.server.stop(at_once=len(self.caught) > 1)
+        self.http.stop(at_once=len(self.caught) > 1)

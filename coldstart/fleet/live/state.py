@@ -8,7 +8,7 @@ that cannot be saved is used until the process ends.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +17,6 @@ import msgspec
 
 from coldstart.artifacts import canonical, files
 from coldstart.errors import UsageError, describe
-from coldstart.fleet import events
-from coldstart.fleet.events import Event
-from coldstart.fleet.groups import Deployment
 from coldstart.fleet.specification import FleetModel
 from coldstart.host.launches import Launch
 from coldstart.host.live.log import Log
@@ -30,17 +27,7 @@ LEAST_S, LEAST_BYTES = 1.0, 4 << 20
 WEIGHT = 0.5
 
 
-def joining(before: float | None, seconds: float) -> float:
-    """Return the estimated seconds from the largest term to the first token, after a start that took `seconds` for it."""
-    found = max(0.0, seconds)
-    return found if before is None else before + WEIGHT * (found - before)
-
-
-def speed(before: float | None, size: int, seconds: float) -> float | None:
-    """Return the estimated bytes/s after a fetch of `size` bytes; `before` if the fetch is too short, None if unknown."""
-    if seconds < LEAST_S or size < LEAST_BYTES:
-        return before
-    found = size / seconds
+def _average(before: float | None, found: float) -> float:
     return found if before is None else before + WEIGHT * (found - before)
 
 
@@ -79,11 +66,12 @@ class FleetState:
 
     Invariant: the file is written before a change takes effect.
 
-    Without a path nothing is saved. Raises UsageError for a file that cannot be read or is not a fleet state.
+    Without a path nothing is saved. Raises UsageError for a file that cannot be read or is not a fleet state. `log` receives
+    that a measurement could not be saved.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self.path, found = path, _File()
+    def __init__(self, path: Path | None, log: Log | None = None) -> None:
+        self.path, self.log, found = path, log or Log(quiet=True), _File()
         if path is not None and path.exists():
             try:
                 found = decode(canonical.read(path), _File)
@@ -116,52 +104,39 @@ class FleetState:
         self.drained.add(server)
         self._save()
 
-    def observe(self, server: str, speed: float) -> None:
-        """Record the measured speed of a server's link in bytes/s. Raises OSError."""
-        self.links[server] = speed
-        self._save()
+    def observe_fetch(self, server: str, size: int, seconds: float) -> float | None:
+        """Record a fetch of `size` bytes that used the server's link alone; return the speed of the link in bytes/s.
+
+        None: the fetch is too short.
+        """
+        if seconds < LEAST_S or size < LEAST_BYTES:
+            return None
+        self.links[server] = _average(self.links.get(server), size / seconds)
+        self._try_to_save()
+        return self.links[server]
+
+    def observe_start(self, name: str, ranks: int, seconds: float) -> FleetModel | None:
+        """Record the seconds that a group of `ranks` ranks took to join after its weights were loaded.
+
+        Returns the model with this measurement, None if it is not deployed.
+        """
+        known = self.models.get(name)
+        if known is None:
+            return None
+        joins = known.spec.joins
+        spec = replace(known.spec, joins={**joins, ranks: _average(joins.get(ranks), max(0.0, seconds))})
+        self.models = {**self.models, name: replace(known, spec=spec)}
+        self._try_to_save()
+        return spec
+
+    def _try_to_save(self) -> None:
+        try:
+            self._save()
+        except OSError as error:
+            self.log.write("state not written", reason=error.strerror or str(error))
 
     def _save(self) -> None:
         if self.path is not None:
             kept = _File(1, tuple(self.models.values()), self.drained, self.links)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             files.write_atomic(self.path, json.dumps(encode(kept), indent=1).encode(), mode=0o600)
-
-
-class Measurements:
-    """Measurements of one fleet; `models` are the core's, `emit` sends an event to the core."""
-
-    def __init__(
-        self, state: FleetState, models: Mapping[str, Deployment], emit: Callable[[Event], None], log: Log
-    ) -> None:
-        self._state, self._models, self._emit, self._log = state, models, emit, log
-
-    def record_fetch(self, server: str, size: int, seconds: float) -> None:
-        """Record a fetch of `size` bytes that used the server's link alone."""
-        before = self._state.links.get(server)
-        after = speed(before, size, seconds)
-        if after is not None and after != before:
-            self._save(lambda: self._state.observe(server, after))
-            self.emit_speed(server)
-
-    def record_start(self, name: str, ranks: int, seconds: float) -> None:
-        """Record the seconds that a group of `ranks` ranks took to join after its weights were loaded."""
-        known = self._state.models.get(name)
-        if known is None:
-            return
-        seen = self._models[name].spec.joins
-        joins = {**seen, ranks: joining(seen.get(ranks), seconds)}
-        updated = replace(known, spec=replace(known.spec, joins=joins))
-        self._save(lambda: self._state.deploy(updated))
-        self._emit(events.Deployed(updated.spec))
-
-    def emit_speed(self, server: str) -> None:
-        """Send the measured speed of the server's link to the core, if there is one."""
-        if (known := self._state.links.get(server)) is not None:
-            self._emit(events.Rate(server, known))
-
-    def _save(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError as error:
-            self._log.write("state not written", reason=error.strerror or str(error))

@@ -11,7 +11,7 @@ from typing import Any
 from coldstart.contract import fallback
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
-from coldstart.fleet.live.workers import Processes
+from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.roster import FleetServer
 from coldstart.host.live.metrics import IN_FLIGHT, Figure, by_model, refused
 
@@ -19,28 +19,21 @@ SCHEMA_VERSION = 1
 
 
 def fleet_status(
-    core: FleetCore,
-    processes: Processes,
-    links: Mapping[str, float],
-    in_flight: Mapping[str, int],
-    hung: Mapping[str, int],
+    core: FleetCore, workers: Workers, links: Mapping[str, float], in_flight: Mapping[str, int]
 ) -> dict[str, Any]:
     """Return the members `servers` and `models` of the status document.
 
     Args:
         core: Decisions of the fleet.
-        processes: Its processes.
+        workers: Its processes.
         links: Measured speeds of the servers' links in bytes/s.
         in_flight: Number of requests in progress by model.
-        hung: Number of killed servers by model.
     """
     models = [model for model in core.models.values() if not model.retired or model.groups]
     return {
         "servers": [_server(server, links) for server in core.roster.servers.values()],
         "models": [
-            _model(model, processes)
-            | {"in_flight": in_flight.get(model.spec.name, 0), "hung": hung.get(model.spec.name, 0)}
-            for model in models
+            _model(model, workers) | {"in_flight": in_flight.get(model.spec.name, 0)} for model in models
         ],
     }
 
@@ -57,7 +50,7 @@ def _server(server: FleetServer, links: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def _model(model: Deployment, processes: Processes) -> dict[str, Any]:
+def _model(model: Deployment, workers: Workers) -> dict[str, Any]:
     return {
         "name": model.spec.name,
         "least": model.spec.least,
@@ -66,12 +59,13 @@ def _model(model: Deployment, processes: Processes) -> dict[str, Any]:
         "waiting": len(model.waiting),
         "failures": model.failures,
         "error": model.error if model.failures else "",
-        "groups": [_group(group, processes) for group in model.groups.values()],
+        "hung": workers.hung[model.spec.name],
+        "groups": [_group(group, workers) for group in model.groups.values()],
     }
 
 
-def _group(group: Group, processes: Processes) -> dict[str, Any]:
-    up = processes.find_first(group)
+def _group(group: Group, workers: Workers) -> dict[str, Any]:
+    up = workers.find_first(group)
     return {
         "name": group.name,
         "phase": str(group.phase),
@@ -83,17 +77,17 @@ def _group(group: Group, processes: Processes) -> dict[str, Any]:
         "start_s": up.start_s if up else None,
         "predicted_s": group.predicted_s,
         "fallbacks": fallback.encode(up.fallbacks) if up else [],
-        "workers": [_worker(worker, processes) for worker in group.workers],
+        "workers": [_worker(worker, workers) for worker in group.workers],
     }
 
 
-def _worker(worker: FleetWorker, processes: Processes) -> dict[str, Any]:
-    process = processes.get(worker.name)
+def _worker(worker: FleetWorker, workers: Workers) -> dict[str, Any]:
+    process = workers.processes.get(worker.name)
     fetched = process.fetched if process else None
     return {
         "name": worker.name,
         "server": worker.server,
-        "device": worker.device,
+        "device": worker.launch.device,
         "memory_bytes": worker.memory,
         "ready": worker.ready,
         "fetched_bytes": fetched.size if fetched else None,

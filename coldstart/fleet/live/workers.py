@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coldstart.fleet import events, sizing
 from coldstart.fleet.core import FleetCore
@@ -26,73 +26,60 @@ from coldstart.fleet.live.orders import (
     RankUp,
     WorkerEvent,
 )
-from coldstart.fleet.live.state import FleetState, Measurements
+from coldstart.fleet.live.state import FleetState
+from coldstart.host.launches import Launch
 from coldstart.host.live.log import Log, Tasks
 
 
 @dataclass(slots=True)
 class EngineProcess:
-    """Process of a worker. `is_ordered`: it was sent to its server. `rate` is that of its fetch in bytes/s; None: no limit."""
+    """Process of a worker. `rate` is that of its fetch in bytes/s; None: no limit."""
 
     rank: LaunchRank
-    is_ordered: bool = False
     is_stopping: bool = False
     rate: float | None = None
     up: RankUp | None = None
     fetched: RankFetched | None = None
 
 
-class Processes(dict[str, EngineProcess]):
-    """Processes of one fleet by worker, and its servers."""
+class Workers:
+    """Workers of one fleet by name, and its servers, the `nodes`; `emit` sends an event to the core.
 
-    def __init__(self) -> None:
-        super().__init__()
+    `hung` counts killed processes by model.
+    """
+
+    def __init__(
+        self,
+        core: FleetCore,
+        state: FleetState,
+        emit: Callable[[Event], None],
+        tasks: Tasks,
+        log: Log,
+    ) -> None:
+        self._core, self._state = core, state
+        self._emit, self._tasks, self._log = emit, tasks, log
+        self.processes: dict[str, EngineProcess] = {}
         self.nodes: dict[str, Node] = {}
+        self.hung = Counter[str]()
 
     def find_first(self, group: Group) -> RankUp | None:
         """Return the first rank of a group, which answers requests, once it is ready."""
-        process = self.get(group.workers[0].name)
+        process = self.processes.get(group.workers[0].name)
         return process.up if process else None
 
     def lose(self, server: str) -> bool:
         """Forget a server with all of its processes; return whether it was known."""
         if self.nodes.pop(server, None) is None:
             return False
-        for name in [name for name, one in self.items() if one.rank.server == server]:
-            del self[name]
+        for name in [name for name, one in self.processes.items() if one.rank.server == server]:
+            del self.processes[name]
         return True
 
     def adopt(self, server: str, node: Node, report: NodeReport) -> None:
         """Add a server with the processes that it had before this process began."""
         self.nodes[server] = node
-        for worker in report.workers:
-            up = worker.up if worker.rank.rank == 0 else None
-            self[worker.rank.worker] = EngineProcess(worker.rank, True, worker.stopping, up=up)
-
-    def list_ranks(self) -> tuple[events.FoundRank, ...]:
-        """Return all found processes; a group is ready if its first rank is."""
-        ready = {one.rank.group for one in self.values() if one.up}
-        return tuple(
-            events.FoundRank(one.rank, one.rank.group in ready, one.is_stopping) for one in self.values()
-        )
-
-
-class Workers:
-    """Workers of one fleet; `emit` sends an event to the core. `hung` counts killed processes by model."""
-
-    def __init__(
-        self,
-        core: FleetCore,
-        state: FleetState,
-        measurements: Measurements,
-        emit: Callable[[Event], None],
-        tasks: Tasks,
-        log: Log,
-    ) -> None:
-        self._core, self._state, self._measurements = core, state, measurements
-        self._emit, self._tasks, self._log = emit, tasks, log
-        self.processes = Processes()
-        self.hung = Counter[str]()
+        for found, up in report.workers:
+            self.processes[found.launch.worker] = EngineProcess(found.launch, found.stopping, up=up)
 
     def launch(self, ranks: list[LaunchRank]) -> None:
         """Start a group."""
@@ -101,48 +88,40 @@ class Workers:
 
     async def _launch(self, ranks: list[LaunchRank]) -> None:
         first = ranks[0]
-        deployment = self._state.models[first.model]
+        launch = self._state.models[first.model].launch
         servers = [rank.server for rank in ranks]
         self._log.write("launch", group=first.group, servers=servers, beside=first.beside or None)
         try:
-            master = await self.processes.nodes[first.server].call("rendezvous") if len(ranks) > 1 else None
+            master = await self.nodes[first.server].call("rendezvous") if len(ranks) > 1 else None
         except (NodeLostError, KeyError) as lost:
             for rank in ranks:
                 self._unreached(rank.worker, first.server, lost)
             return
-        settings = self._core.settings
-        orders = [
-            RankOrder(
-                rank, deployment.launch, settings.hold_s, master, hang_timeout_s=settings.hang_timeout_s
-            )
-            for rank in ranks
-        ]
-        await asyncio.gather(*map(self._launch_rank, orders))
+        await asyncio.gather(*(self._launch_rank(rank, launch, master) for rank in ranks))
 
     def share(self, worker: str, rate: float | None) -> None:
         """Set the rate of a worker's fetch, in bytes/s; None: no limit."""
         if (process := self.processes.get(worker)) is not None:
             process.rate = rate
-            if process.is_ordered:
-                self._tasks.spawn(self._paced(process))
+            # Its server ignores this before it knows the worker: the launch order has the rate then.
+            self._tasks.spawn(self._paced(process))
 
     async def _paced(self, process: EngineProcess) -> None:
         with suppress(NodeLostError, KeyError):  # its end is reported separately
-            await self.processes.nodes[process.rank.server].call("pace", process.rank.worker, process.rate)
+            await self.nodes[process.rank.server].call("pace", process.rank.worker, process.rate)
 
-    async def _launch_rank(self, order: RankOrder) -> None:
-        rank = order.rank
+    async def _launch_rank(self, rank: LaunchRank, launch: Launch, master: tuple[str, int] | None) -> None:
         if (process := self.processes.get(rank.worker)) is None:  # its server was lost
             return
-        process.is_ordered = True
-        paced = replace(order, rate=process.rate, behind=bool(rank.beside))
+        limits = self._core.settings
+        order = RankOrder(rank, launch, limits.hold_s, limits.hang_timeout_s, master, process.rate)
         try:
-            await self.processes.nodes[rank.server].call("launch", paced)
+            await self.nodes[rank.server].call("launch", order)
         except (NodeLostError, KeyError) as lost:
             self._unreached(rank.worker, rank.server, lost)
 
     def _unreached(self, worker: str, server: str, lost: Exception) -> None:
-        self._ended(RankEnded(worker, f"server {server} cannot be reached: {lost}", False, own=False))
+        self._ended(RankEnded(worker, f"server {server} cannot be reached: {lost}"), was_reached=False)
 
     def stop(self, worker: str) -> None:
         """End the process of the worker."""
@@ -154,9 +133,9 @@ class Workers:
     async def _stopped(self, name: str, rank: LaunchRank) -> None:
         self._log.write("stop", worker=name)
         try:
-            await self.processes.nodes[rank.server].call("stop", name)
-        except (NodeLostError, KeyError):
-            self._ended(RankEnded(name, f"server {rank.server} cannot be reached", True))
+            await self.nodes[rank.server].call("stop", name)
+        except (NodeLostError, KeyError) as lost:
+            self._unreached(name, rank.server, lost)
 
     def process_event(self, event: WorkerEvent) -> None:
         """Process an event of a worker's process."""
@@ -177,7 +156,9 @@ class Workers:
         self._log.write("fetched", worker=rank.worker, server=rank.server, **took)
         self._emit(events.Fetched(rank.worker))
         if not fetched.limited and not rank.beside:
-            self._measurements.record_fetch(rank.server, fetched.size, fetched.seconds)
+            speed = self._state.observe_fetch(rank.server, fetched.size, fetched.seconds)
+            if speed is not None:
+                self._emit(events.Rate(rank.server, speed))
 
     def _came_up(self, up: RankUp, first: EngineProcess) -> None:
         """Record that a group is ready: its first rank answers only when all ranks do."""
@@ -206,17 +187,19 @@ class Workers:
             return
         seconds = up.start_s - max(terms)
         self._log.write("joined", group=first.group, seconds=round(seconds, 3))
-        self._measurements.record_start(first.model, len(terms), seconds)
+        if (spec := self._state.observe_start(first.model, len(terms), seconds)) is not None:
+            self._emit(events.Deployed(spec))
 
-    def _ended(self, ended: RankEnded) -> None:
+    def _ended(self, ended: RankEnded, *, was_reached: bool = True) -> None:
         process = self.processes.pop(ended.worker, None)
         if process is None:
             return
         rank = process.rank
         if ended.hung:
             self.hung[rank.model] += 1
-        if ended.ordered or process.is_stopping:
+        if process.is_stopping:
             self._emit(events.Stopped(rank.worker))
             return
         self._log.write("worker ended", worker=rank.worker, reason=ended.reason, beside=rank.beside or None)
-        self._emit(events.WorkerDied(rank.worker, ended.reason, ended.own))
+        own = was_reached and not ended.hung
+        self._emit(events.WorkerDied(rank.worker, ended.reason, own))

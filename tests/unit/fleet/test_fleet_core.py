@@ -179,7 +179,7 @@ class Fleet(RuleBasedStateMachine):
         assert roster.servers.keys() == self.servers.keys()
         for name, server in roster.servers.items():
             for device, free in enumerate(server.free):
-                held = [w for w in roster.workers.values() if (w.server, w.device) == (name, device)]
+                held = [w for w in roster.workers.values() if (w.server, w.launch.device) == (name, device)]
                 assert free >= 0 and free + sum(w.memory for w in held) == server.spec.memory
             known = {*server.reservations.link.pending, *server.reservations.link.background}
             assert known <= {w.name for w in roster.workers.values() if w.server == name and not w.stopping}

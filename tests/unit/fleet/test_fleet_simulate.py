@@ -42,7 +42,7 @@ def test_a_pipeline_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("overlap", "first"),
-    [(Overlap.FULL, 11.25), (Overlap.AFTER_IMPORT, 13.25), (Overlap.SEQUENTIAL, 18.25)],
+    [(Overlap.FULL, 11.25), (Overlap.SEQUENTIAL, 18.25)],
 )
 def test_each_way_of_starting(overlap: Overlap, first: float) -> None:
     """40 bytes: 10 s from the network, 2 s to the device, 5 s of runtime."""

@@ -33,7 +33,7 @@ def test_shares_are_right_across_a_departure() -> None:
 def test_background_takes_what_is_left_and_does_not_count() -> None:
     reservations = BandwidthReservations(10.0)
     reservations.trail("rest", 100, 0.0)
-    assert reservations.offer(0.0) == 10.0 and reservations.idle
+    assert reservations.offer(0.0) == 10.0
     reservations.claim("a", 50, 5.0, 0.0)
     reservations.link.advance(5.0)
     assert reservations.link.background == {"rest": 100.0}

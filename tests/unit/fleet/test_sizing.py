@@ -9,7 +9,8 @@ import pytest
 from support.fleet_oracles import cluster, exhaustive
 
 from coldstart.fleet import sizing
-from coldstart.fleet.sizing import Costs, Demand, Offer, Overlap, choose
+from coldstart.fleet.sizing import Costs, Offer, Overlap, choose
+from coldstart.fleet.specification import FleetModel, FleetSettings
 
 TERMS = Costs(
     container_s=2.0, context_s=1.0, library_s=3.0, join_s=0.25, hop_s=0.5, prefill_s=4.0, decode_s=0.1
@@ -20,8 +21,6 @@ TERMS = Costs(
     ("overlap", "fetch", "load", "seconds"),
     [
         (Overlap.SEQUENTIAL, 10.0, 50.0, 6.0 + 10.0 + 2.0),
-        (Overlap.AFTER_IMPORT, 10.0, 50.0, 10.0 + 2.0),
-        (Overlap.AFTER_IMPORT, 100.0, 50.0, 6.0 + 2.0),
         (Overlap.FULL, 10.0, 50.0, 10.0),
         (Overlap.FULL, 100.0, 50.0, 6.0),
         (Overlap.FULL, 100.0, 10.0, 2.0 + 1.0 + 10.0),
@@ -39,6 +38,7 @@ def test_first_token_of_four_ranks_one_of_them_full() -> None:
 
 
 COSTS = Costs(container_s=2.0, context_s=1.0, library_s=3.0, prefill_s=1.0, decode_s=0.05)
+SETTINGS = FleetSettings(beside=False)
 FAST = [Offer(f"s{n}", 2.0, 10.0, 100) for n in range(4)]
 
 
@@ -46,9 +46,9 @@ FAST = [Offer(f"s{n}", 2.0, 10.0, 100) for n in range(4)]
 def test_no_choice_of_servers_does_better(seed: int) -> None:
     random = Random(seed)
     for _ in range(60):
-        demand, offers, required, consolidate = cluster(random)
-        found = choose(demand, offers, required=required, consolidate=consolidate)
-        wanted = exhaustive(demand, offers, required, consolidate)
+        model, offers, settings, required, waited_s = cluster(random)
+        found = choose(model, offers, settings, required=required, waited_s=waited_s)
+        wanted = exhaustive(model, offers, settings, required, waited_s)
         got = None if found is None else (len(found.places), found.full, found.ttft_s, found.meets)
         if wanted is None or got is None:
             assert got is None and wanted is None
@@ -57,7 +57,7 @@ def test_no_choice_of_servers_does_better(seed: int) -> None:
 
 
 def test_size_is_two_ranks_with_one_full_when_one_is_too_slow() -> None:
-    found = choose(Demand(40, 60, COSTS, ttft_s=20.0), FAST)
+    found = choose(FleetModel("m", 40, 60, COSTS, ttft_s=20.0), FAST, SETTINGS)
     assert found is not None
     assert [(place.size, place.memory, place.full) for place in found.places] == [
         (20, 60, True),
@@ -67,4 +67,4 @@ def test_size_is_two_ranks_with_one_full_when_one_is_too_slow() -> None:
 
 
 def test_server_that_would_delay_others_is_not_chosen() -> None:
-    assert choose(Demand(40, 60, COSTS), [Offer("s", 0.0, 10.0, 100)]) is None
+    assert choose(FleetModel("m", 40, 60, COSTS), [Offer("s", 0.0, 10.0, 100)], SETTINGS) is None

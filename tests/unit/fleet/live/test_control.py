@@ -64,7 +64,7 @@ def test_the_live_control_orders_what_the_simulation_ordered(tmp_path: Path) -> 
             settings, FleetState(None), clock=lambda: clock[0], record=lambda *one: again.append(one)
         )
         nodes = {spec.name: Silent() for spec in servers}
-        control.rebuild((spec, nodes[spec.name], NodeReport("x", 0)) for spec in servers)
+        control.rebuild((spec, nodes[spec.name], NodeReport(0)) for spec in servers)
         for model in models:
             control.deploy(deployment(model.name))
             control.emit(events.Deployed(model))

@@ -16,8 +16,7 @@ from support.fake_upstream import FakeServer, wait_until
 from support.fleet_rig import SETTINGS, FleetStage, deployment, fleet
 
 from coldstart.contract.weights import PacedFetch
-from coldstart.fleet.live import deployments, node
-from coldstart.fleet.live.node import NodeFetch
+from coldstart.fleet.live import deployments
 from coldstart.fleet.live.orders import RankEnded, RankFetched, RankUp
 from coldstart.fleet.live.state import FleetState, ModelDeployment
 from coldstart.weights.prefetch import client
@@ -46,7 +45,7 @@ class Prefetcher:
 @pytest.fixture
 def prefetcher(monkeypatch: pytest.MonkeyPatch) -> Prefetcher:
     made = Prefetcher()
-    monkeypatch.setattr(node, "NodeFetch", lambda pace: NodeFetch(pace, made.tell))
+    monkeypatch.setattr(client, "set_pace", made.tell)
     return made
 
 
@@ -106,11 +105,14 @@ def test_observed_rate_is_used_when_the_disk_is_full(tmp_path: Path, monkeypatch
         async with fleet(tmp_path, count=1) as stage:
             control = stage.control
             stage.deploy(deployment("a"))
+            assert (await stage.ask("a"))[0] == 200
+            up = control.workers.processes["a#1.0"].up
+            assert up is not None
             monkeypatch.setattr(files, "write_atomic", full)
-            control.measurements.record_fetch("s0", 64 << 20, 2.0)
-            control.measurements.record_start("a", 1, 7.0)
+            control.workers.process_event(RankFetched("a#1.0", 64 << 20, 2.0, False))
+            control.workers.process_event(replace(up, start_s=2.0 + 7.0))
             assert control.core.roster.servers["s0"].reservations.link.rate == 32 << 20
-            assert control.core.models["a"].spec.joins == {1: 7.0}
+            assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
             # A request that cannot be saved is refused with the reason; the model continues to serve.
             with pytest.raises(OSError, match="No space"):
                 control.scale("a", 0, 1)
@@ -170,7 +172,7 @@ def test_next_prediction_contains_the_time_after_the_weights(tmp_path: Path, pre
             control.workers.process_event(RankUp("a#1.0", "http://127.0.0.1:9", "fresh", fetched + 7.0, 1))
             assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
             group = control.core.groups["a#1"]
-            control.workers.process_event(RankEnded("a#1.0", "killed", False))
+            control.workers.process_event(RankEnded("a#1.0", "killed"))
             await wait_until(lambda: "a#2" in control.core.groups)
             after = control.core.groups["a#2"].predicted_s
             assert group.phase and before is not None and after is not None and after > before + 6.0

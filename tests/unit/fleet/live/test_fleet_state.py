@@ -13,7 +13,7 @@ from support.fleet_rig import deployment
 
 from coldstart.errors import UsageError
 from coldstart.fleet.live import deployments
-from coldstart.fleet.live.deployments import DeployArguments, build_deployment, parse_limits
+from coldstart.fleet.live.deployments import build_deployment, parse_limits
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetModel
 from coldstart.host.launches import Launch
@@ -27,7 +27,8 @@ def test_state_retains_deployments(tmp_path: Path) -> None:
     first.deploy(deployment("b"))
     first.remove("b")
     first.drain("s")
-    first.observe("s", 1e9)
+    assert first.observe_fetch("s", 10**9, 1.0) == 1e9
+    assert first.observe_fetch("t", 10**9, 0.9) is None
     assert path.stat().st_mode & 0o077 == 0
     again = FleetState(path)
     assert again.models == first.models and list(again.models) == ["a"]
@@ -74,8 +75,9 @@ def test_deployment_has_the_measured_times_or_refuses_a_limit_on_tpot(
     launch, cache = Launch("m", "/models/m"), Cache(tmp_path)
 
     def build(slo: str) -> FleetModel:
-        wanted = DeployArguments(0, 1, parse_limits(slo), 60.0, 8, memory="2GB", size="1GB", start_s=1.0)
-        return build_deployment(launch, wanted, cache, offline=True).spec
+        figures: dict[str, Any] = {"memory": "2GB", "size": "1GB", "start_s": 1.0, "idle_s": 60.0, "batch": 8}
+        limits = parse_limits(slo)
+        return build_deployment(launch, cache, offline=True, workers=(0, 1), slo=limits, **figures).spec
 
     spec = build("ttft=2")
     assert (spec.costs.prefill_s, spec.costs.decode_s, spec.costs.library_s) == (*expected, 1.0)

@@ -19,7 +19,7 @@ def _order(
     worker: str = "a#1.0", rank: int = 0, ranks: int = 1, master: tuple[str, int] | None = None
 ) -> RankOrder:
     launched = LaunchRank(worker, "a#1", "a", rank, ranks, 1, "s", 0, 10, 10, 10, inf)
-    return RankOrder(launched, deployment("a", words=("--max-model-len", "64")).launch, 60.0, master)
+    return RankOrder(launched, deployment("a", words=("--max-model-len", "64")).launch, 60.0, 120.0, master)
 
 
 def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
@@ -28,19 +28,20 @@ def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
         node = NodeServers("127.0.0.1", servers)
         await node.launch(_order())
         await node.launch(_order())
-        assert [one.up for one in (await node.report()).workers] == [None]
+        assert [up for _, up in (await node.report()).workers] == [None]
         ((number, up),) = await node.read_events(0)
         assert isinstance(up, RankUp) and up.mode == "fake" and up.url.startswith("http://127.0.0.1:")
         assert len(servers.begun) == 1
         report = await node.report()
-        assert report.seq == number and report.workers[0].up == up and not report.workers[0].stopping
+        ((found, known),) = report.workers
+        assert report.seq == number and known == up and found.ready and not found.stopping
         await node.stop("a#1.0")
         ((_, ended),) = await node.read_events(number)
-        assert isinstance(ended, RankEnded) and ended.ordered
+        assert isinstance(ended, RankEnded) and not ended.hung
         assert await node.read_events((await node.report()).seq, 0.01) == []
         await node.stop("nobody")
         assert (await node.read_events((await node.report()).seq - 1))[0][1] == RankEnded(
-            "nobody", "unknown worker", True
+            "nobody", "unknown worker"
         )
 
     run(work())
