@@ -1,9 +1,8 @@
-"""The cuda-bindings backend as far as it needs no device, and the log of modules. This does not test a GPU."""
+"""The cuda-bindings backend in separate processes with the fake driver. This does not test a GPU."""
 
 from __future__ import annotations
 
 import ctypes
-import inspect
 import re
 import sysconfig
 from ctypes.util import find_library
@@ -12,28 +11,64 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.fake_cuda.build import available, build, run
 
 from coldstart.graphs.cuda import driver, modules
 from coldstart.graphs.cuda.driver import CudaDriver
 from coldstart.graphs.cuda.modules import ModuleLog, ModuleWatch
 from coldstart.graphs.errors import DriverError
-from tests.support.graphs.driver import SimDriver
 from tests.support.graphs.images import cubin
 
 LAYOUT = ((0, 8),)
 CUPTI_HEADER = Path(sysconfig.get_paths()["purelib"]) / "nvidia/cu13/include/cupti_driver_cbid.h"
+needs_fake = pytest.mark.skipif(available() is not None, reason=str(available()))
 
 
-def _public(kind: type) -> dict[str, list[str]]:
-    methods = inspect.getmembers(kind, inspect.isfunction)
-    return {
-        name: list(inspect.signature(one).parameters) for name, one in methods if not name.startswith("_")
-    }
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("libcuda"))
 
 
-def test_the_simulated_driver_takes_what_the_driver_takes() -> None:
-    simulated = _public(SimDriver)
-    assert {name: simulated.get(name) for name in _public(CudaDriver)} == _public(CudaDriver)
+@pytest.fixture(scope="module")
+def bundle_directory(fake: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("cuda")
+    run(fake, "snapshot", 1, root / "a")
+    done = run(fake, "bundle", 2, root / "a", root / "b")
+    assert done["refused"] == {} and done["report"]["pointers"] == 42, done
+    return root / "b"
+
+
+@needs_fake
+def test_capture_to_proof_in_three_processes(fake: Path, bundle_directory: Path) -> None:
+    done = run(fake, "prove", 3, bundle_directory)
+    assert done["proven"] == ["decode:4", "decode:16", "decode:64"] and done["failed"] == {}
+    assert done["edge_data"] == [[1, 1], [2, 1]]
+    assert done["attributes"] == [[6, "01"], [8, "02"]]
+
+
+@pytest.mark.slow
+@needs_fake
+def test_every_driver_call_fails_in_turn(fake: Path, bundle_directory: Path) -> None:
+    done = run(fake, "faults", 4, bundle_directory)
+    assert done["calls"] >= 40 and done["restored"] > 0 and done["refused"] > 0
+    assert done["wrong"] == 0 and done["crashed"] == 0, done["stderr"]
+
+
+@needs_fake
+def test_launch_attributes_and_flags(fake: Path) -> None:
+    """Read the attributes through the driver's structures; the instantiation flags are those of PyTorch."""
+    done = run(fake, "readings", 5)
+    assert done["flags"] == 1 | 8
+    assert done["invalid"] == done["unsupported"] == done["properties"] == {}
+    assert set(done["unknown"]) == {"decode:4", "decode:16", "decode:64"}
+    assert all("CUDA_ERROR_UNKNOWN" in reason for reason in done["unknown"].values())
+    assert done["window"] == {"decode:4": "a node has an access-policy window"}
+
+
+@needs_fake
+def test_a_driver_that_lists_no_functions_records_every_graph(fake: Path) -> None:
+    done = run(fake, "unlisted", 5)
+    assert done["refused"] == {} and len(done["keys"]) == 3
 
 
 def _twins() -> tuple[bytes, bytes]:

@@ -1,0 +1,450 @@
+/* A small libcuda.so.1 over host memory: enough of the driver to read, build and launch graphs.
+ * Every counted call can be made to fail: fake_fail_at(n, more) lets the n-th call from now (and more) fail.
+ *
+ * What is assumed of the driver, and the place in the CUDA Driver API manual (13.0; sections by their titles) or in
+ * cuda.h that says so.  Nothing here is taken from the code under test.
+ *   Tensor Map Object Management   cuTensorMapEncodeTiled: the map's own address is a multiple of 64, globalAddress one
+ *                                  of 16, else CUDA_ERROR_INVALID_VALUE (a misaligned map crashed drivers, and
+ *                                  does so here; address 0 is refused, which the manual leaves open);
+ *                                  cuTensorMapReplaceAddress changes the address
+ *                                  alone. How an address is coded is not documented: here rotated and keyed.
+ *   Graph Management               cuGraphAddDependencies: edgeData may be NULL, which means default edges. That
+ *                                  drivers 580 to 610 give every edge of one call the first record is no text of the
+ *                                  manual but Foundry's published finding; it is how this fake always behaves.
+ *                                  cuGraphInstantiate: flags are bits 1 (auto free), 2 (upload), 4 (device launch),
+ *                                  8 (node priority), others INVALID_VALUE; without 8, node priorities are ignored.
+ *                                  cuGraphKernelNodeGetParams: func, or where it is NULL kern.
+ *                                  cuGraphKernelNodeGetAttribute: INVALID_VALUE for what a node does not keep. Some
+ *                                  drivers answer NOT_SUPPORTED (fake_attribute_error chooses).
+ *   Data types, CUaccessPolicyWindow_v1   base_ptr 0, num_bytes 8, hitRatio 16, hitProp 20, missProp 24.
+ *   Execution Control              cuFuncGetParamInfo: INVALID_VALUE past the last parameter.
+ *   Library Management             one image makes one library; a name that it lacks is NOT_FOUND.
+ *   Unified Addressing             cuPointerGetAttributes: zeros, and success, for an address that it does not know.
+ *   cuMemAlloc                     contents are undefined: 0xFF here. Addresses are host addresses.
+ * Not modelled: streams (all work is done at the call), contexts, asynchronous errors, alignment of allocations beyond
+ * 512 bytes, real binaries (an image is searched for the names of four kernels).
+ */
+#define _GNU_SOURCE
+#include "fake_cuda.h"
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static long calls, fail_at = -1;
+static int fail_on;
+static int initialised;
+static int failing(void) { return ++calls == fail_at || (fail_on && fail_at >= 0 && calls > fail_at); }
+#define COUNT() do { if (failing()) return UNKNOWN; } while (0)
+#define API __attribute__((visibility("default")))
+
+API void fake_fail_at(long n, int and_all_after) { fail_at = n < 0 ? -1 : calls + n; fail_on = and_all_after; }
+API long fake_calls(void) { return calls; }
+
+static int attribute_error = INVALID_VALUE, unreadable = -1;
+static unsigned long long last_flags;
+/* Reading this launch attribute of any node answers with this error. */
+API void fake_attribute_error(int which, int error) { unreadable = which; attribute_error = error; }
+static int enumeration_error = OK;
+API void fake_enumeration_error(int error) { enumeration_error = error; }
+API unsigned long long fake_last_flags(void) { return last_flags; }
+
+/* --- device memory: a list of live allocations ------------------------------------------------------ */
+typedef struct Block { uint64_t base; size_t size; struct Block *next; } Block;
+static Block *blocks;
+static Block *holder(uint64_t address) {
+    for (Block *b = blocks; b; b = b->next)
+        if (address >= b->base && address < b->base + b->size) return b;
+    return NULL;
+}
+
+static int mapped(uint64_t address, size_t size) {
+    Block *b = holder(address);
+    return b && address + size <= b->base + b->size;
+}
+
+API Result cuMemAlloc_v2(uint64_t *out, size_t size) {
+    COUNT();
+    Block *b = malloc(sizeof *b);
+    if (posix_memalign((void **)&b->base, 512, size + 512)) return UNKNOWN;
+    memset((void *)b->base, 0xFF, size);
+    b->size = size;
+    b->next = blocks;
+    blocks = b;
+    *out = b->base;
+    return OK;
+}
+
+API Result cuMemFree_v2(uint64_t address) {
+    COUNT();
+    for (Block **at = &blocks; *at; at = &(*at)->next)
+        if ((*at)->base == address) {
+            Block *gone = *at;
+            *at = gone->next;
+            free((void *)gone->base);
+            free(gone);
+            return OK;
+        }
+    return INVALID_VALUE;
+}
+
+API Result cuMemcpyHtoD_v2(uint64_t dst, const void *src, size_t n) {
+    COUNT();
+    if (!mapped(dst, n)) return INVALID_VALUE;
+    memcpy((void *)dst, src, n);
+    return OK;
+}
+
+API Result cuMemcpyDtoH_v2(void *dst, uint64_t src, size_t n) {
+    COUNT();
+    if (!mapped(src, n)) return INVALID_VALUE;
+    memcpy(dst, (void *)src, n);
+    return OK;
+}
+
+API Result cuMemsetD8_v2(uint64_t dst, unsigned char value, size_t n) {
+    COUNT();
+    if (!mapped(dst, n)) return INVALID_VALUE;
+    memset((void *)dst, value, n);
+    return OK;
+}
+
+/* 2: memory type, 11: range start, 12: range size; all zero for an unknown address, as documented. */
+API Result cuPointerGetAttributes(unsigned n, const int *which, void **data, uint64_t address) {
+    COUNT();
+    Block *b = holder(address);
+    for (unsigned i = 0; i < n; i++) {
+        if (which[i] == 2) *(uint32_t *)data[i] = b ? 2 : 0;
+        else if (which[i] == 11) *(uint64_t *)data[i] = b ? b->base : 0;
+        else if (which[i] == 12) *(size_t *)data[i] = b ? b->size : 0;
+        else return INVALID_VALUE;
+    }
+    return OK;
+}
+
+/* --- kernels: four bodies, reached through modules whose images hold their names ------------------- */
+typedef struct { const char *name; int count; size_t spans[6][2]; int (*run)(void **); } Body;
+
+static int run_scale(void **p) {
+    uint64_t x = *(uint64_t *)p[0], out = *(uint64_t *)p[1];
+    uint32_t n = *(uint32_t *)p[2];
+    if (!mapped(x, 4u * n) || !mapped(out, 4u * n)) return UNKNOWN;
+    for (uint32_t i = 0; i < n; i++) ((float *)out)[i] = 2 * ((float *)x)[i];
+    return OK;
+}
+
+/* struct { x; out; u32 n; u32 hole; u64 token }: one by-value parameter with a hole */
+static int run_add(void **p) {
+    struct { uint64_t x, out; uint32_t n, hole; uint64_t token; } s;
+    memcpy(&s, p[0], sizeof s);
+    if (!mapped(s.x, 4u * s.n) || !mapped(s.out, 4u * s.n)) return UNKNOWN;
+    for (uint32_t i = 0; i < s.n; i++)
+        ((float *)s.out)[i] += ((float *)s.x)[i] * (1 + (float)((s.token >> 9) % 64) / 64);
+    return OK;
+}
+
+static int run_mapped(void **p) {
+    uint64_t coded = *(uint64_t *)p[0] ^ 0x5A5A5A5A5A5A5A5Aull, x = coded >> 13 | coded << 51;
+    uint64_t out = *(uint64_t *)p[1];
+    uint32_t n = *(uint32_t *)p[2];
+    if (!mapped(x, 4u * n) || !mapped(out, 4u * n)) return UNKNOWN;
+    for (uint32_t i = 0; i < n; i++) ((float *)out)[i] += ((float *)x)[i];
+    return OK;
+}
+
+/* struct { out; u32 n; map x at 128; map w at 384 } of 640 bytes: what ptxas makes of tests/cubins/hopper.cu */
+static uint64_t address_of(const char *map) {
+    uint64_t coded;
+    memcpy(&coded, map, 8);
+    coded ^= 0x5A5A5A5A5A5A5A5Aull;
+    return coded >> 13 | coded << 51;
+}
+
+static int run_tiles(void **p) {
+    const char *s = p[0];
+    uint64_t out, x = address_of(s + 128), w = address_of(s + 384);
+    uint32_t n;
+    memcpy(&out, s, 8);
+    memcpy(&n, s + 8, 4);
+    if (!mapped(x, 4u * n) || !mapped(w, 4u * n) || !mapped(out, 4u * n)) return UNKNOWN;
+    for (uint32_t i = 0; i < n; i++) ((float *)out)[i] += ((float *)x)[i] + ((float *)w)[i];
+    return OK;
+}
+
+static Body bodies[] = {
+    {"k_scale", 3, {{0, 8}, {8, 8}, {16, 4}}, run_scale},
+    {"k_add", 1, {{0, 32}}, run_add},
+    {"k_mapped", 3, {{0, 128}, {128, 8}, {136, 4}}, run_mapped},
+    {"k_tiles", 1, {{112, 640}}, run_tiles},
+};
+enum { BODIES = sizeof bodies / sizeof *bodies };
+typedef struct Module Module;
+typedef struct { Body *body; Module *module; int attributes[32]; } Function;
+struct Module { Function functions[BODIES]; int count; };
+
+static size_t image_size(const uint8_t *image) {
+    if (memcmp(image, "\x7f" "ELF", 4)) return 0;
+    return *(uint64_t *)(image + 40) + (size_t)*(uint16_t *)(image + 58) * *(uint16_t *)(image + 60);
+}
+
+API Result cuLibraryLoadData(void **out, const void *image, void *a, void *b, unsigned c, void *d, void *e, unsigned f) {
+    COUNT();
+    size_t size = image_size(image);
+    if (!size) return INVALID_VALUE;
+    Module *m = calloc(1, sizeof *m);
+    for (int i = 0; i < BODIES; i++) {
+        char section[64];
+        int length = snprintf(section, sizeof section, ".text.%s", bodies[i].name) + 1;
+        if (memmem(image, size, section, length)) {
+            m->functions[m->count].body = &bodies[i];
+            m->functions[m->count++].module = m;
+        }
+    }
+    *out = m;
+    return OK;
+}
+
+API Result cuLibraryGetKernel(void **out, Module *library, const char *name) {
+    COUNT();
+    for (int i = 0; i < library->count; i++)
+        if (!strcmp(library->functions[i].body->name, name)) return *out = &library->functions[i], OK;
+    return NOT_FOUND;
+}
+
+API Result cuLibraryGetModule(void **out, Module *library) { COUNT(); *out = library; return OK; }
+API Result cuKernelGetFunction(void **out, void *kernel) { COUNT(); *out = kernel; return OK; }
+API Result cuFuncGetName(const char **out, Function *f) { COUNT(); *out = f->body->name; return OK; }
+API Result cuFuncGetModule(void **out, Function *f) { COUNT(); *out = f->module; return OK; }
+API Result cuModuleGetFunctionCount(unsigned *out, Module *m) { COUNT(); *out = m->count; return OK; }
+
+API Result cuModuleEnumerateFunctions(void **out, unsigned n, Module *m) {
+    COUNT();
+    if (enumeration_error) return enumeration_error;
+    for (unsigned i = 0; i < n && i < (unsigned)m->count; i++) out[i] = &m->functions[i];
+    return OK;
+}
+
+API Result cuFuncGetParamInfo(Function *f, size_t index, size_t *offset, size_t *size) {
+    COUNT();
+    if (index >= (size_t)f->body->count) return INVALID_VALUE;
+    *offset = f->body->spans[index][0];
+    if (size) *size = f->body->spans[index][1];
+    return OK;
+}
+
+API Result cuFuncGetAttribute(int *out, int which, Function *f) {
+    COUNT();
+    return which < 0 || which >= 32 ? INVALID_VALUE : (*out = f->attributes[which], OK);
+}
+
+API Result cuFuncSetAttribute(Function *f, int which, int value) {
+    COUNT();
+    return which < 0 || which >= 32 ? INVALID_VALUE : (f->attributes[which] = value, OK);
+}
+
+API Result cuTensorMapReplaceAddress(TensorMap *map, void *address) {
+    COUNT();
+    if ((uint64_t)map % 64 || (uint64_t)address % 16 || !address) return INVALID_VALUE;
+    uint64_t a = (uint64_t)address, coded = (a << 13 | a >> 51) ^ 0x5A5A5A5A5A5A5A5Aull;
+    memcpy(map->bytes, &coded, 8);
+    return OK;
+}
+
+API Result cuTensorMapEncodeTiled(TensorMap *map, int type, unsigned rank, void *address, const uint64_t *sizes,
+    const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int a, int b, int c, int d) {
+    if ((uint64_t)map % 64) raise(SIGSEGV);
+    memset(map, 0, sizeof *map);
+    memcpy(map->bytes + 64, box, rank * sizeof *box);
+    return cuTensorMapReplaceAddress(map, address);
+}
+
+/* --- graphs ------------------------------------------------------------------------------------------ */
+typedef struct {
+    int kind, grid[7];
+    Function *function;
+    void **params;
+    MemsetParams set;
+    MemcpyParams copy;
+    AttributeValue attributes[32];
+} Node;
+typedef struct { Node *from, *to; EdgeData data; } Edge;
+typedef struct { Node **nodes; size_t count, room; Edge *edges; size_t edge_count, edge_room; } Graph;
+
+static Node *append(Graph *g, int kind) {
+    if (g->count == g->room) g->nodes = realloc(g->nodes, (g->room = 2 * g->room + 64) * sizeof *g->nodes);
+    Node *n = calloc(1, sizeof *n);
+    n->kind = kind;
+    return g->nodes[g->count++] = n;
+}
+
+API Result cuGraphCreate(void **out, unsigned flags) { COUNT(); *out = calloc(1, sizeof(Graph)); return OK; }
+
+API Result cuGraphDestroy(Graph *g) {
+    COUNT();
+    for (size_t i = 0; i < g->count; i++) {
+        for (int p = 0; g->nodes[i]->params && p < g->nodes[i]->function->body->count; p++)
+            free(g->nodes[i]->params[p]);
+        free(g->nodes[i]->params);
+        free(g->nodes[i]);
+    }
+    free(g->nodes);
+    free(g->edges);
+    free(g);
+    return OK;
+}
+
+API Result cuGraphAddKernelNode_v2(Node **out, Graph *g, Node **deps, size_t n, const KernelParams *p) {
+    COUNT();
+    Function *f = p->func ? p->func : p->kern;
+    if (!f) return INVALID_VALUE;
+    Node *node = *out = append(g, KERNEL);
+    node->function = f;
+    memcpy(node->grid, p->grid, sizeof node->grid);
+    node->params = calloc(f->body->count, sizeof(void *));
+    for (int i = 0; i < f->body->count; i++) {
+        node->params[i] = malloc(f->body->spans[i][1]);
+        memcpy(node->params[i], p->params[i], f->body->spans[i][1]);
+    }
+    return OK;
+}
+
+API Result cuGraphAddMemsetNode(Node **out, Graph *g, Node **deps, size_t n, const MemsetParams *p, void *ctx) {
+    COUNT();
+    (*out = append(g, MEMSET))->set = *p;
+    return OK;
+}
+
+API Result cuGraphAddMemcpyNode(Node **out, Graph *g, Node **deps, size_t n, const MemcpyParams *p, void *ctx) {
+    COUNT();
+    (*out = append(g, MEMCPY))->copy = *p;
+    return OK;
+}
+
+API Result cuGraphAddEmptyNode(Node **out, Graph *g, Node **deps, size_t n) { COUNT(); *out = append(g, EMPTY); return OK; }
+API Result cuGraphAddHostNode(Node **out, Graph *g, Node **deps, size_t n, const void *p) { COUNT(); *out = append(g, HOST); return OK; }
+
+API Result cuGraphAddDependencies_v2(Graph *g, Node **from, Node **to, const EdgeData *data, size_t n) {
+    COUNT();
+    for (size_t i = 0; i < n; i++) {
+        if (g->edge_count == g->edge_room)
+            g->edges = realloc(g->edges, (g->edge_room = 2 * g->edge_room + 64) * sizeof *g->edges);
+        g->edges[g->edge_count++] = (Edge){from[i], to[i], data ? data[0] : (EdgeData){0}};
+    }
+    return OK;
+}
+
+API Result cuGraphGetNodes(Graph *g, Node **out, size_t *n) {
+    COUNT();
+    for (size_t i = 0; out && i < *n && i < g->count; i++) out[i] = g->nodes[i];
+    *n = g->count;
+    return OK;
+}
+
+API Result cuGraphGetEdges_v2(Graph *g, Node **from, Node **to, EdgeData *data, size_t *n) {
+    COUNT();
+    for (size_t i = 0; from && i < *n && i < g->edge_count; i++) {
+        from[i] = g->edges[i].from;
+        to[i] = g->edges[i].to;
+        if (data) data[i] = g->edges[i].data;
+    }
+    *n = g->edge_count;
+    return OK;
+}
+
+API Result cuGraphNodeGetType(Node *node, int *out) { COUNT(); *out = node->kind; return OK; }
+
+API Result cuGraphKernelNodeGetParams_v2(Node *node, KernelParams *p) {
+    COUNT();
+    if (node->kind != KERNEL) return INVALID_VALUE;
+    memset(p, 0, sizeof *p);
+    p->func = node->function;
+    memcpy(p->grid, node->grid, sizeof node->grid);
+    p->params = node->params;
+    return OK;
+}
+
+API Result cuGraphMemsetNodeGetParams(Node *node, MemsetParams *p) { COUNT(); *p = node->set; return OK; }
+API Result cuGraphMemcpyNodeGetParams(Node *node, MemcpyParams *p) { COUNT(); *p = node->copy; return OK; }
+
+API Result cuGraphKernelNodeGetAttribute(Node *node, int which, AttributeValue *out) {
+    COUNT();
+    if (which == unreadable) return attribute_error;
+    return which < 0 || which >= 32 ? INVALID_VALUE : (*out = node->attributes[which], OK);
+}
+
+API Result cuGraphKernelNodeSetAttribute(Node *node, int which, const AttributeValue *value) {
+    COUNT();
+    return which < 0 || which >= 32 ? INVALID_VALUE : (node->attributes[which] = *value, OK);
+}
+
+/* --- execution: repeatedly run a node none of whose predecessors is left ------------------------------ */
+static int run_node(Node *n) {
+    if (n->kind == KERNEL) return n->function->body->run(n->params);
+    if (n->kind == MEMSET) {
+        if (!mapped(n->set.dst, n->set.width * n->set.element)) return UNKNOWN;
+        memset((void *)n->set.dst, (int)n->set.value, n->set.width * n->set.element);
+    } else if (n->kind == MEMCPY) {
+        if (!mapped(n->copy.dst_device, n->copy.width) || !mapped(n->copy.src_device, n->copy.width)) return UNKNOWN;
+        memmove((void *)n->copy.dst_device, (void *)n->copy.src_device, n->copy.width);
+    }
+    return OK;
+}
+
+API Result cuGraphInstantiateWithFlags(void **out, Graph *g, unsigned long long flags) {
+    COUNT();
+    if (flags & ~15ull) return INVALID_VALUE;
+    last_flags = flags;
+    *out = g;
+    return OK;
+}
+
+API Result cuGraphExecDestroy(void *exec) { COUNT(); return OK; }
+
+API Result cuGraphLaunch(Graph *g, void *stream) {
+    COUNT();
+    size_t left = g->count;
+    char *done = calloc(g->count + 1, 1);
+    Result result = OK;
+    while (left && result == OK) {
+        size_t before = left;
+        for (size_t i = g->count; i-- > 0 && result == OK;) { /* last added first: edges must do the work */
+            int ready = !done[i];
+            for (size_t e = 0; ready && e < g->edge_count; e++)
+                if (g->edges[e].to == g->nodes[i])
+                    for (size_t j = 0; j < g->count; j++)
+                        if (g->nodes[j] == g->edges[e].from && !done[j]) ready = 0;
+            if (ready) result = run_node(g->nodes[i]), done[i] = 1, left--;
+        }
+        if (left == before) result = INVALID_VALUE;
+    }
+    free(done);
+    return result;
+}
+
+/* --- the rest ------------------------------------------------------------------------------------------ */
+API Result cuInit(unsigned flags) { initialised = 1; return OK; }
+API Result cuDriverGetVersion(int *out) { *out = 13000; return OK; }
+API Result cuDeviceGet(int *out, int ordinal) { *out = ordinal; return OK; }
+API Result cuDeviceGetCount(int *out) { *out = 1; return OK; }
+API Result cuDevicePrimaryCtxRetain(void **out, int device) { COUNT(); *out = &initialised; return OK; }
+API Result cuCtxSetCurrent(void *context) { COUNT(); return OK; }
+API Result cuCtxGetCurrent(void **out) { *out = &initialised; return OK; }
+API Result cuCtxSynchronize(void) { COUNT(); return OK; }
+
+static const char *suffixes[] = {"_v2", "", "WithFlags", "_v3"};
+API Result cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
+    char symbol[128];
+    *out = NULL;
+    for (int i = 0; i < 4 && !*out; i++) {
+        snprintf(symbol, sizeof symbol, "%s%s", name, suffixes[i]);
+        *out = dlsym(RTLD_DEFAULT, symbol);
+        if (!*out) {
+            void *self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+            *out = self ? dlsym(self, symbol) : NULL;
+        }
+    }
+    if (status) *status = *out ? 0 : 1;
+    return *out ? OK : NOT_FOUND;
+}
