@@ -30,8 +30,7 @@ from benchmarks.common import RESULTS, finish
 from benchmarks.fleet.baselines import Cached, FirstFit, Locality
 from benchmarks.fleet.published import ATTAINMENT, CLAIMED_ATTAINMENT, RPS
 from coldstart.fleet.roster import Roster
-from coldstart.fleet.sizing import Costs, Overlap
-from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Overlap, ServerSpec
 from coldstart.lab.fleet import simulate
 from coldstart.lab.records import ModelRequest
 

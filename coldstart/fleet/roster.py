@@ -14,8 +14,8 @@ from coldstart.fleet import sizing
 from coldstart.fleet.events import FoundRank, LaunchRank, Share, Stop
 from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.reservations import BandwidthReservations
-from coldstart.fleet.sizing import Offer, Overlap, Place, Scheme, choose
-from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.sizing import Offer, Place, Scheme, choose
+from coldstart.fleet.specification import FleetModel, FleetSettings, Overlap, ServerSpec
 
 
 class FleetServer:

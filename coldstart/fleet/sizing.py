@@ -27,44 +27,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf
-from typing import TYPE_CHECKING
 
-from coldstart.host.tables import Seconds
-
-if TYPE_CHECKING:
-    from coldstart.fleet.specification import FleetModel, FleetSettings
-
-
-class Overlap(StrEnum):
-    """Whether all of a cold start runs concurrently with the fetch, or nothing."""
-
-    SEQUENTIAL = "sequential"
-    FULL = "full"
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Measured times of a model in seconds.
-
-    Per rank: container (t_cc), device context (t_cu), libraries (t_l), joining (t_j) and one hop (t_n). On a full
-    device: prefill (t_p) and one decode iteration (t_d).
-    """
-
-    container_s: Seconds = 0.0
-    context_s: Seconds = 0.0
-    library_s: Seconds = 0.0
-    join_s: Seconds = 0.0
-    hop_s: Seconds = 0.0
-    prefill_s: Seconds = 0.0
-    decode_s: Seconds = 0.0
-    overlap: Overlap = Overlap.FULL
-
-    @property
-    def runtime_s(self) -> float:
-        """Return the time for everything except the weights."""
-        return self.container_s + self.context_s + self.library_s
+from coldstart.fleet.specification import MOST_RANKS, Costs, FleetModel, FleetSettings, Overlap
 
 
 def fetch_s(size: float, rate: float) -> float:
@@ -111,9 +76,6 @@ def ttft_s(costs: Costs, slowest_s: float, ranks: int, full: int, waited_s: floa
     `slowest_s` is the largest term of the start, `full` the number of ranks with the memory of a full model.
     """
     return waited_s + slowest_s + costs.join_s * ranks + first_token_s(costs, ranks, full)
-
-
-MOST_RANKS = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,14 +28,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from enum import StrEnum
 from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
 from coldstart.errors import UsageError
-from coldstart.fleet.sizing import MOST_RANKS, Costs
 from coldstart.host.tables import Rate, Seconds, Size, decode, read_toml, require_settings
 from coldstart.scheduling.declaration import setting
+
+MOST_RANKS = 4
+
+
+class Overlap(StrEnum):
+    """Whether all of a cold start runs concurrently with the fetch, or nothing."""
+
+    SEQUENTIAL = "sequential"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Measured times of a model in seconds.
+
+    Per rank: container (t_cc), device context (t_cu), libraries (t_l), joining (t_j) and one hop (t_n). On a full
+    device: prefill (t_p) and one decode iteration (t_d).
+    """
+
+    container_s: Seconds = 0.0
+    context_s: Seconds = 0.0
+    library_s: Seconds = 0.0
+    join_s: Seconds = 0.0
+    hop_s: Seconds = 0.0
+    prefill_s: Seconds = 0.0
+    decode_s: Seconds = 0.0
+    overlap: Overlap = Overlap.FULL
+
+    @property
+    def runtime_s(self) -> float:
+        """Return the time for everything except the weights."""
+        return self.container_s + self.context_s + self.library_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event
 from coldstart.fleet.reservations import NetworkLink
 from coldstart.fleet.roster import Roster
-from coldstart.fleet.sizing import Costs
-from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.lab.loop import Loop, Timer
 from coldstart.lab.records import ModelRequest, Replay, RequestRecord
 

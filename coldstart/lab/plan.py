@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from coldstart.errors import UsageError
-from coldstart.fleet.sizing import Costs
+from coldstart.fleet.specification import Costs
 from coldstart.lab.records import ModelRequest
 from coldstart.lab.traces import FORMATS, Columns, TraceError, TraceReport, TraceRequest, read_trace
 from coldstart.scheduling import IterationProfile

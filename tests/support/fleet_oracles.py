@@ -9,8 +9,8 @@ from math import inf
 from random import Random
 
 from coldstart.fleet.reservations import BandwidthReservations
-from coldstart.fleet.sizing import Costs, Offer, Overlap
-from coldstart.fleet.specification import FleetModel, FleetSettings
+from coldstart.fleet.sizing import Offer
+from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Overlap
 
 GIB = 1 << 30
 Choice = tuple[int, int, float]

@@ -22,8 +22,7 @@ from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.node import NodeServers
 from coldstart.fleet.live.orders import NodeLostError
 from coldstart.fleet.live.state import FleetState, ModelDeployment
-from coldstart.fleet.sizing import Costs
-from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.launches import Launch
 from coldstart.host.live.app import Gateway

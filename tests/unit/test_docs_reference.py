@@ -12,8 +12,7 @@ import pytest
 
 from coldstart import errors
 from coldstart.fleet.live.status import FIGURES, PREFIX
-from coldstart.fleet.sizing import Costs
-from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.host import configuration as host_file
 from coldstart.host.live import access_control
 from coldstart.host.live.log import Log

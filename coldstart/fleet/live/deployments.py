@@ -13,8 +13,7 @@ from typing import Any
 from coldstart.artifacts.errors import BundleError
 from coldstart.errors import UsageError
 from coldstart.fleet.live.state import ModelDeployment
-from coldstart.fleet.sizing import MOST_RANKS, Costs
-from coldstart.fleet.specification import FleetModel
+from coldstart.fleet.specification import MOST_RANKS, Costs, FleetModel
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
 from coldstart.models.inspection import Lookup

@@ -11,8 +11,7 @@ import pytest
 
 from coldstart.errors import UsageError
 from coldstart.fleet import plan, specification
-from coldstart.fleet.sizing import Overlap
-from coldstart.fleet.specification import FleetSettings
+from coldstart.fleet.specification import FleetSettings, Overlap
 
 GOOD: dict[str, Any] = {
     "beside": False,

@@ -14,8 +14,7 @@ from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Event, LaunchRank, Move, Refuse, Send, Stop
 from coldstart.fleet.groups import GroupPhase
-from coldstart.fleet.sizing import Costs
-from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 
 COSTS = Costs(2.0, 1.0, 2.0, 0.1, 0.01, 1.0, 0.05)
 SERVERS = [ServerSpec(f"s{n}", 60, 4.0, 20.0, devices=1 + n % 2) for n in range(4)]

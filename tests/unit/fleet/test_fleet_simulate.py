@@ -11,8 +11,7 @@ from benchmarks.fleet.baselines import Cached, FirstFit, Locality
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.roster import Roster
-from coldstart.fleet.sizing import Costs, Overlap
-from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Overlap, ServerSpec
 from coldstart.lab.fleet import simulate
 from coldstart.lab.records import ModelRequest
 

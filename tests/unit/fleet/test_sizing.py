@@ -9,8 +9,8 @@ import pytest
 from support.fleet_oracles import cluster, exhaustive
 
 from coldstart.fleet import sizing
-from coldstart.fleet.sizing import Costs, Offer, Overlap, choose
-from coldstart.fleet.specification import FleetModel, FleetSettings
+from coldstart.fleet.sizing import Offer, choose
+from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Overlap
 
 TERMS = Costs(
     container_s=2.0, context_s=1.0, library_s=3.0, join_s=0.25, hop_s=0.5, prefill_s=4.0, decode_s=0.1

@@ -18,8 +18,7 @@ from coldstart.fleet.events import Action, Event
 from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.orders import NodeReport
 from coldstart.fleet.live.state import FleetState
-from coldstart.fleet.sizing import Costs
-from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
+from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.lab.fleet import simulate
 from coldstart.lab.records import ModelRequest
 
