@@ -40,7 +40,8 @@ from coldstart.system.paths import Cache
 from coldstart.system.trust import directory_fingerprint, trusted_keys
 from coldstart.system.trust.unpacked import unpacked
 from coldstart.validate import answers
-from coldstart.weights.prefetch.sources import SourceUnusableError, open_source
+from coldstart.weights.prefetch.sources import SourceUnusableError
+from coldstart.weights.prefetch.streams import open_source
 
 _PATIENCE_S = 60.0
 

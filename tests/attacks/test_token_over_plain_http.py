@@ -11,7 +11,7 @@ from tools.raw_server import answer, answering
 from weights_tools import checkpoint, prefetcher
 
 from coldstart.contract.environment import PREFETCH_TOKEN
-from coldstart.weights.prefetch import client, http_source, sources
+from coldstart.weights.prefetch import client, http_source, streams
 from coldstart.weights.prefetch.sources import SourceUnusableError, redact
 
 TOKEN = {PREFETCH_TOKEN: "s3cret"}
@@ -39,8 +39,8 @@ def test_source_refuses_session_token_without_tls() -> None:
     pytest.importorskip("obstore", exc_type=ImportError)
     given = {"AWS_ENDPOINT_URL": "http://10.0.0.1:9000", "AWS_SESSION_TOKEN": "s3cret", "AWS_REGION": "x"}
     with pytest.raises(SourceUnusableError, match="without TLS"):
-        sources.open_source("s3://b/m", given)
-    sources.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
+        streams.open_source("s3://b/m", given)
+    streams.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
 
 
 def test_status_shows_presigned_address_without_its_signature(tmp_path: Path) -> None:

@@ -69,18 +69,6 @@ def redact(address: str) -> str:
     return address if is_local(address) else redact_url(address)
 
 
-def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
-    """Open a source for one stream; `environment` has the client's credentials. Raises SourceUnusableError."""
-    scheme = address.partition("://")[0]
-    if scheme == "s3":
-        return ObjectSource(address, environment)
-    if scheme not in SCHEMES:
-        return LocalSource(Path(address))
-    from coldstart.weights.prefetch import http_source  # clients, which need no HTTP, import this module too
-
-    return http_source.open_http(address, environment)
-
-
 class LocalSource:
     """Local directory, read into the page cache, which is the copy that all clients map."""
 

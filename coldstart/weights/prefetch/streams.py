@@ -10,19 +10,30 @@ import hashlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from coldstart.weights.prefetch.http_source import open_http
 from coldstart.weights.prefetch.layout import Check, RegionFile
 from coldstart.weights.prefetch.model import PrefetchedModel
 from coldstart.weights.prefetch.paces import FetchPace
 from coldstart.weights.prefetch.sources import (
+    LocalSource,
+    ObjectSource,
     RangeSource,
     SourceTooSlowError,
     SourceUnavailableError,
-    open_source,
+    is_local,
 )
 
 MAX_READS = 64
 """Maximum number of requests for one run of checks."""
+
+
+def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
+    """Open a source for one stream; `environment` has the client's credentials. Raises SourceUnusableError."""
+    if address.startswith("s3://"):
+        return ObjectSource(address, environment)
+    return LocalSource(Path(address)) if is_local(address) else open_http(address, environment)
 
 
 class WrongBytesError(Exception):
