@@ -341,12 +341,13 @@ def rest(part: Part, shape: str) -> None:
     part.answer("park", lambda: _park(part))
     part.answer("standby after", lambda: _started(part, "standby", 11))
     part.answer("fresh, capture deferred", lambda: _started(part, "fresh", 13, capture="deferred"))
+    path = {"PYTHONPATH": f"{os.environ.get('PLAN_OPTIONAL', '')}:{os.environ.get('PYTHONPATH', '')}"}
     part.answer(
         "instanttensor",
-        lambda: _started_plain(part, "instanttensor", 1, "--load-format", "instanttensor"),
+        lambda: _started_plain(part, "instanttensor", 1, "--load-format", "instanttensor", **path),
     )
     part.answer("instanttensor, free options", lambda: _started_plain(
-        part, "instanttensor", 2, "--load-format", "instanttensor", "-cc", FULL_ONLY, **FREE))  # fmt: skip
+        part, "instanttensor", 2, "--load-format", "instanttensor", "-cc", FULL_ONLY, **FREE, **path))  # fmt: skip
     # vLLM captures each of these graphs as FULL, so a bundle may restore all of them; `plain-free` is the comparison.
     words = ("--graphs", "--format", "json", "--", *VLLM_ARGS, *SLEEP, "-cc", FULL_ONLY)
     part.answer("materialize with graphs", lambda: json.loads(
