@@ -55,7 +55,8 @@ def test_up_again_finds_the_server_and_down_leaves_nothing(machine: Machine, up:
     client = CompletionClient(HOST, urlsplit(up["url"]).port or 0)
     assert len(client.complete(PROMPTS[0], 16).tokens) == 16
     # --detach: should it start another server, the command would end nevertheless.
-    again = shown(machine, "up", "tiny-llama", "--detach")
+    # Without arguments it would name the newest bundle of the machine, which is another test's.
+    again = json.loads(machine.run("up", "tiny-llama", "--detach", "--format", "json", "--", *VLLM))
     assert again.get("already_up"), machine.error()
     assert again["url"] == up["url"] and again["mode"] == up["mode"]
     assert "with other settings" not in machine.error()
