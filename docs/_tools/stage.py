@@ -1,5 +1,7 @@
 """Write the pages of the site into build/pages: docs/ as the root, and the files outside of docs/ that pages link to.
 
+The packages are linked as they install into build/packages, where the reference of the Python API finds the docstrings.
+
 A page links to files of the repository by relative paths, which work in a checkout. The site has another layout, so each link
 is rewritten. Run: python docs/_tools/stage.py
 """
@@ -14,13 +16,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = ROOT / "build/pages"
+PACKAGES = ROOT / "build/packages"
 OUTSIDE = ("CONTRIBUTING.md", "SECURITY.md", "artifacts/FORMAT.md", "benchmarks/*.md", "examples/README.md")
 MOVED = {"README.md": "index.md", "artifacts/FORMAT.md": "reference/bundle-format.md"}
 LINK = re.compile(r"\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
 def main() -> None:
-    """Write all pages and the files that they link to."""
+    """Write all pages and the files that they link to, and link the packages."""
+    shutil.rmtree(PACKAGES, ignore_errors=True)
+    (PACKAGES / "coldstart").mkdir(parents=True)
+    for path in (*(ROOT / "coldstart").iterdir(), ROOT / "artifacts"):
+        (PACKAGES / "coldstart" / path.name).symlink_to(path)
     shutil.rmtree(PAGES, ignore_errors=True)
     pages = [*DOCS.rglob("*.md"), *(path for pattern in OUTSIDE for path in ROOT.glob(pattern))]
     for page in pages:

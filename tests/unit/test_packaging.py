@@ -137,7 +137,7 @@ def test_a_bare_install_runs_the_commands_of_the_core(bare: Path) -> None:
     assert "coldstart install cpu" in _run(bare, 1, "doctor")
     assert "Imported 1" in _run(bare, 0, "import", str(ROOT / "tests/golden/bundle-v1.tar"))
     assert "org/tiny:v1" in _run(bare, 0, "list")
-    assert "compile" in _run(bare, 0, "inspect", "org/tiny")
+    assert "hardware.name  cpu" in _run(bare, 0, "inspect", "org/tiny")
     assert "1 valid" in _run(bare, 0, "validate", "org/tiny", "--level", "checksum")
     _run(bare, 0, "validate", "org/tiny", "--export", "html=page.html")
     assert "<table" in (bare / "page.html").read_text()

@@ -17,7 +17,7 @@ def register() -> None:
 
     late.when_imported(
         "vllm.v1.worker.gpu_worker",  # of which the CPU's worker is a subclass
-        lambda module: setattr(module.Worker, WORKER_REPORT, lambda worker: compat.report()),
+        lambda module: setattr(module.Worker, WORKER_REPORT, lambda self: compat.report()),
     )
     if (task := LaunchPlan.current().engine) != EngineTask():
         from coldstart.vllm.graphs import plugin
