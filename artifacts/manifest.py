@@ -88,13 +88,13 @@ class SectionEntry(oci.Descriptor, frozen=True, omit_defaults=True, rename="came
 
     @property
     def type(self) -> str:
-        """Return the name of the type, or the media type of a layer that is no section."""
+        """Return the name of the type, or the media type of a layer that is not a section."""
         matched = _SECTION.fullmatch(self.media_type)
         return matched["type"] if matched else self.media_type
 
     @property
     def version(self) -> int:
-        """Return the version of the type, 0 for a layer that is no section."""
+        """Return the version of the type, 0 for a layer that is not a section."""
         matched = _SECTION.fullmatch(self.media_type)
         return int(matched["version"]) if matched else 0
 

@@ -37,6 +37,7 @@ from coldstart.artifacts.manifest import SectionEntry
 END = b"\0" * (2 * tarfile.BLOCKSIZE)
 _LEVEL, _WINDOW = 10, 1 << 27
 BROKEN = (tarfile.TarError, ValueError, ArithmeticError, LookupError, TypeError, RecursionError)
+"""Errors that `tarfile` raises for a malformed header."""
 
 
 class Readable(Protocol):

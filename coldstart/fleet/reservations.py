@@ -85,7 +85,7 @@ class BandwidthReservations:
         return share if safe else 0.0
 
     def claim(self, name: str, size: float, deadline: float, now: float) -> None:
-        """Admit a foreground fetch; infinity is no deadline, for one that is already too late or whose scheme needs none.
+        """Admit a foreground fetch; without a deadline (infinity) if it is already too late or its scheme needs none.
 
         Raises:
             ValueError: It would make another fetch late, or be late itself.

@@ -199,12 +199,12 @@ def _scheme(
 
 
 def _dealt(
-    sizes: Sequence[int], memory: dict[bool, int], chosen: list[tuple[Offer, bool]]
+    parts: Sequence[int], memory: dict[bool, int], chosen: list[tuple[Offer, bool]]
 ) -> tuple[Place, ...]:
     """Assign the largest rank to the fastest link. Of equals full workers come first, because rank 0 remains."""
     count = range(len(chosen))
     quickest = sorted(chosen, key=lambda one: (-one[0].fetch, not one[1]))
-    largest = sorted(count, key=lambda rank: (-sizes[rank], rank))
+    largest = sorted(count, key=lambda rank: (-parts[rank], rank))
     dealt = dict(zip(largest, quickest, strict=True))
-    places = ((sizes[rank], *dealt[rank]) for rank in count)
+    places = ((parts[rank], *dealt[rank]) for rank in count)
     return tuple(Place(offer.server, size, memory[full], full) for size, offer, full in places)

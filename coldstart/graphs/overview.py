@@ -38,12 +38,8 @@ def summarize(bundle: Bundle) -> dict[str, object] | None:
     try:
         with extract(bundle) as directory:
             return summarize_directory(directory)
-    except (
-        BundleError,
-        GraphError,
-        IndexError,
-        ValueError,
-    ) as error:  # an untrusted section can have any numbers
+    # The section is untrusted and can have any numbers.
+    except (BundleError, GraphError, IndexError, ValueError) as error:
         return {"error": str(error)}
 
 

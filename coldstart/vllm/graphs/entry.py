@@ -1,6 +1,4 @@
-"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`): adds a report to the workers, and
-the plug-in if requested.
-"""
+"""Entry point that vLLM loads in each of its processes (`vllm.general_plugins`): workers get a report, and the plug-in."""
 
 from __future__ import annotations
 

@@ -195,11 +195,9 @@ class Service:
         if client.lease is not None:
             raise json_lines.MalformedMessageError("a second attach message")
         asked = msgspec.convert(message, _Attach)
-        model, wanted_names = (
-            self._find(asked.source, plan),
-            msgspec.json.decode(names, type=list[str] | None),
-        )
-        ready, wanted = join(model.board.list_ready()), model.layout.select(wanted_names)
+        model = self._find(asked.source, plan)
+        wanted = model.layout.select(msgspec.json.decode(names, type=list[str] | None))
+        ready = join(model.board.list_ready())
         model.want(wanted, asked.environment, self.budget)
         client.lease = Lease(wanted, background=asked.pace is not None and asked.pace.background)
         if asked.pace is not None:
@@ -319,9 +317,8 @@ class Service:
         if client.pace is not None:
             client.pace.served = True
         path, client.events = client.events, None
-        if (
-            path is not None and self.model is not None and path not in self._drawn
-        ):  # an early lease may have written it
+        # An early lease may have written it.
+        if path is not None and self.model is not None and path not in self._drawn:
             self._drawn.add(path)
             figures = self.model.document()
             brief = {name: figures[name] for name in ("source", "fetched_bytes", "ready_bytes")}
