@@ -29,7 +29,7 @@ _OPTIONS = f"{environment.PREFIX}_SERVE_"
 def start_detached(
     words: Sequence[str], log: Path, lock: int, started: Callable[[int], None], on_progress: Report
 ) -> Mapping[str, Any]:
-    """Run `coldstart serve WORDS` in a session of its own and return the report of its start.
+    """Run `coldstart serve WORDS` in a new session and return the report of its start.
 
     Args:
         words: Arguments of `serve`.
@@ -68,7 +68,7 @@ def start_detached(
 
 
 def _explain(died: server_process.ServerExitedError, log: Path) -> CommandFailedError:
-    if died.code in (-signal.SIGTERM, 128 + signal.SIGTERM):
+    if died.code == 128 + signal.SIGTERM:
         return CommandFailedError(
             "the server was stopped by SIGTERM, which coldstart down sends, before it was ready"
         )

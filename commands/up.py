@@ -81,11 +81,12 @@ def command(
     if (ended := directory.read_last()) is not None:
         common.out.note(f"The recorded server of {model} no longer runs: process {ended.pid} has ended")
     # Until the server can be reached, a `down` must find this process.
-    directory.write(up_records.describe_own(lookup))
+    own = up_records.describe_own(lookup)
+    directory.write(own)
     try:
         listen = listening.choose_address(host, port, lookup.vllm_args)
         listening.require_free_port(lookup.vllm_args, listen)
-        own = up_records.describe_own(lookup, listening.find_url(lookup.vllm_args.append(*listen)))
+        own = replace(own, planned_url=listening.find_url(lookup.vllm_args.append(*listen)))
         directory.write(own)
         found = _ensure_bundle(common, lookup)
         request = ServeRequest(found, listen, without_bundle=True, ready_timeout=ready_timeout)

@@ -149,13 +149,15 @@ def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitSta
     reference the result.
     """
     given, early, reading = plan.vllm_args, ExitStack(), None
-    if given.value("load_format") == LOAD_FORMAT and (asked := plan.weights_from):
+    is_ours = given.value("load_format") == LOAD_FORMAT
+    if is_ours and (asked := plan.weights_from):
         from coldstart.weights.prefetch import client
 
         with suppress(client.PrefetchError):  # the loader repeats the fetch and logs the error
-            names = _node_names(asked.read(), config, given)
-            early.callback(client.start_early(asked.source, asked.read(), names, pace=asked.pace).close)
-    elif given.value("load_format") == LOAD_FORMAT:
+            known = asked.read()
+            names = _node_names(known, config, given)
+            early.callback(client.start_early(asked.source, known, names, pace=asked.pace).close)
+    elif is_ours:
         reading = _page_in(Path(str(given.value("model", ""))), config, given)
     try:
         with early:

@@ -136,7 +136,7 @@ def find_directory(lookup: Lookup) -> UpDirectory:
     return UpDirectory(_root() / f"{identify_store(lookup.cache)}-{model}")
 
 
-def describe_own(lookup: Lookup, planned_url: str | None = None) -> UpRecord:
+def describe_own(lookup: Lookup) -> UpRecord:
     """Return the record of this process as the supervisor of the lookup's server, before it starts."""
     pid, model, salt = os.getpid(), lookup.model, randomness.token_hex()
     return UpRecord(
@@ -146,7 +146,6 @@ def describe_own(lookup: Lookup, planned_url: str | None = None) -> UpRecord:
         pid,
         processes.birth(pid),
         salt,
-        planned_url=planned_url,
         settings=digest_settings(lookup, salt),
     )
 
