@@ -19,7 +19,7 @@ from coldstart.contract.plan import READY_FD_ENV
 from coldstart.errors import CommandFailedError
 from coldstart.launch import server_process
 from coldstart.launch.server import end_on_error
-from coldstart.system.proc import logs
+from coldstart.system.proc import exits
 from coldstart.system.start_progress import Report
 
 # Its options come from the command alone, not from the environment.
@@ -72,7 +72,7 @@ def _explain(died: server_process.ServerExitedError, log: Path) -> CommandFailed
         return CommandFailedError(
             "the server was stopped by SIGTERM, which coldstart down sends, before it was ready"
         )
-    tail, error = logs.end(log).splitlines(), dict[str, Any]()
+    tail, error = exits.read_end(log).splitlines(), dict[str, Any]()
     with suppress(ValueError, LookupError):  # a process that was killed has written no error
         error = json.loads(log.read_text(errors="replace").splitlines()[-1])
         tail = tail[:-1]

@@ -10,7 +10,7 @@ import typer
 from coldstart.commands._output import Output
 
 from coldstart.errors import UsageError
-from coldstart.system.key_file import describe_exposure, read_key
+from coldstart.system.secrets import describe_exposure, read_key
 
 KEYS = ("api_key", "admin_key")
 

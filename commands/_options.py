@@ -100,14 +100,14 @@ class Common:
 
     def note_version(self, ref: str, selected: str) -> None:
         """Print which bundle, by its reference, was selected if `ref` is a name that several versions have."""
-        from coldstart.artifacts import selection
+        from coldstart.artifacts.bundle import describe_choice
 
         from coldstart.models import inspection
 
         versions = [bundle for bundle in self.store().list() if bundle.identity[0] == ref]
         for bundle in versions if len(versions) > 1 else ():
             if bundle.ref == selected:
-                self.out.note(f"Using {selection.describe_choice(bundle, versions, inspection.trust)}")
+                self.out.note(f"Using {describe_choice(bundle, versions, inspection.trust)}")
 
     def look_up(
         self,

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import coldstart
-from coldstart.contract import environment, service_variables
+from coldstart.contract import environment
 from coldstart.errors import ERROR, ColdstartError, UsageError
 from coldstart.system import paths
 
@@ -235,7 +235,7 @@ def _find_format(argv: Sequence[str]) -> str | None:
 
 def _ignore_service_variables() -> None:
     """Remove the variables of Kubernetes services that are named as this program's options, and report them."""
-    if dropped := service_variables.drop_injected(os.environ, f"{environment.PREFIX}_"):
+    if dropped := environment.drop_service_variables(os.environ, f"{environment.PREFIX}_"):
         from coldstart.commands._output import Output
 
         names = ", ".join(dropped)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from coldstart.artifacts import remote, selection
+from coldstart.artifacts import remote
 from coldstart.artifacts.archive import export_archive, import_archive
-from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle import Bundle, newer_than
 from coldstart.commands._completion import complete_reference
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
@@ -130,7 +130,7 @@ def _report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
                 f"code in {bundle.name}:v{bundle.version} will not run: {result.reason}; to trust its signer: "
                 "coldstart trust add FILE"
             )
-        elif newer := selection.newer_than(bundle, common.store().list(), inspection.trust):
+        elif newer := newer_than(bundle, common.store().list(), inspection.trust):
             common.out.warn(
                 f"{bundle.name}:v{bundle.version} is older than v{newer[0].version}, which is still selected; "
                 f"to go back: coldstart prune {newer[0].ref}"

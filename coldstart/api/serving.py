@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from coldstart.api.lookups import PathLike, check_arguments, check_choice, look_up
+from coldstart.api.bundles import PathLike, check_arguments, check_choice, look_up
 from coldstart.launch import driver, listening, modes
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.scheduler import STOCK, check

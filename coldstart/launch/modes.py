@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from coldstart.contract.template_levels import ENGINE, RUNTIME, SLEEP_LEVELS
+from coldstart.contract.plan import ENGINE, RUNTIME, SLEEP_LEVELS
 from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.system import runtime
 

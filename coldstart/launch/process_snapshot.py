@@ -33,7 +33,7 @@ from coldstart.errors import CommandFailedError, LaunchRefusedError
 from coldstart.launch import template_environment, template_pool
 from coldstart.system import fingerprint, paths, runtime
 from coldstart.system.paths import Cache
-from coldstart.system.proc import locked_directory, processes
+from coldstart.system.proc import processes, scratch
 from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
 from coldstart.system.trust.unpacked import unpacked
@@ -213,7 +213,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
     base, stack = paths.runtime_dir(), ExitStack()
-    own = stack.enter_context(locked_directory.owned(base, base / _GATE, _PREFIX))
+    own = stack.enter_context(scratch.owned(base, base / _GATE, _PREFIX))
     if (images / criu_memory.MEMORY).exists():
         (own / criu_memory.MEMORY).symlink_to(images.absolute() / criu_memory.MEMORY)
     os.mkfifo(own / "resumed")
@@ -239,7 +239,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
 def sweep() -> None:
     """Remove the directories of thawed templates whose supervisor was killed. Raises OSError."""
     base = paths.runtime_dir()
-    locked_directory.sweep(base, base / _GATE, _PREFIX)
+    scratch.sweep_below(base, base / _GATE, _PREFIX)
 
 
 def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:

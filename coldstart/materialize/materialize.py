@@ -20,7 +20,7 @@ from coldstart.materialize.options import SECTIONS, Options, Phase
 from coldstart.models import inspection, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths
-from coldstart.system.proc.locked_directory import owned
+from coldstart.system.proc.scratch import owned
 from coldstart.system.snapshot import criu, runtime_image
 
 _PATIENCE_S = 10.0

@@ -23,7 +23,7 @@ from coldstart.contract.graphs import CANARY
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.models import inspection
 from coldstart.system.devices import nvml
-from coldstart.validate import process_tree, tokens
+from coldstart.validate import answers, process_tree
 from coldstart.validate.answers import PromptSettings, ServerAnswers, collect_answers
 from coldstart.validate.checks import Level
 from coldstart.validate.completions import RequestRefusedError
@@ -66,7 +66,7 @@ def check_start(
             return [*findings, reference]
         return [
             *findings,
-            *tokens.compare(settings.prompts, started.answers, reference.answers, bundle.name),
+            *answers.compare(settings.prompts, started.answers, reference.answers, bundle.name),
         ]
 
 

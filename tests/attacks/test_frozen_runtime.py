@@ -23,11 +23,10 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import prepare, process_snapshot, runtime_snapshot, server_process
 from coldstart.models import tiny
-from coldstart.system import fingerprint, paths
+from coldstart.system import file_state, fingerprint, paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
-from coldstart.system.trust import directory_fingerprint
 
 NAMES = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY", "DB_PASSWORD", "NO_NAME_THAT_TELLS")
 # With the variables that a bundle's plan has: the image is made with them.
@@ -100,7 +99,7 @@ def test_thaw_names_the_module_when_one_byte_of_it_changed(cache: Cache, tmp_pat
     about = json.loads((image / fingerprint.ABOUT).read_text())
     about["files"] |= fingerprint.read_states([str(module)])
     (image / fingerprint.ABOUT).write_text(json.dumps(about))
-    directory_fingerprint.write("frozen", image, str(runtime_image.FORMAT))
+    file_state.record_directory("frozen", image, str(runtime_image.FORMAT))
     _thawed(cache).end()
     module.write_text("VALUE = 2\n")
     with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"/module\.py has changed since"):

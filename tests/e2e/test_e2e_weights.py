@@ -18,8 +18,9 @@ from support.range_server import RangeServer, serving
 from tools.machine import TRACED, VLLM, Machine, Tokens
 
 from coldstart.system.ipc.addresses import free_port
+from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
-from coldstart.weights.load import stage, tensors
+from coldstart.weights.load import stage
 from coldstart.weights.prefetch import client
 
 pytestmark = pytest.mark.vllm
@@ -105,7 +106,7 @@ def test_source_that_changed_with_its_size_kept_is_replaced_by_the_models_direct
     machine: Machine, model: Path, bundle: Any, reference: Tokens, tmp_path: Path, kind: str
 ) -> None:
     changed = Path(shutil.copytree(model, tmp_path / "tiny-llama"))
-    tensor = tensors.list_tensors(weights.plan(model))[-1]
+    tensor = checkpoint.list_tensors(weights.plan(model))[-1]
     with (changed / FILE).open("r+b") as file:
         file.seek(tensor.offset)
         file.write(bytes(tensor.size))
@@ -127,7 +128,7 @@ def test_source_that_changed_with_its_size_kept_is_replaced_by_the_models_direct
 
 def test_two_nodes_fetch_their_own_layers(machine: Machine, bare: Path, model: Path) -> None:
     plan = weights.plan(model)
-    names = [tensor.name for tensor in tensors.list_tensors(plan)]
+    names = [tensor.name for tensor in checkpoint.list_tensors(plan)]
     config = json.loads((model / "config.json").read_text())
     own = [_bytes(plan, stage.select_names(names, config, [rank], 2)) for rank in (0, 1)]
     with serving(model) as first, serving(model) as second:
@@ -167,7 +168,7 @@ def _two_nodes(machine: Machine, bare: Path, first: RangeServer, second: RangeSe
 
 
 def _bytes(plan: dict[str, Any], names: list[str]) -> int:
-    return sum(tensor.size for tensor in tensors.select_tensors(tensors.list_tensors(plan), names))
+    return sum(tensor.size for tensor in checkpoint.select_tensors(checkpoint.list_tensors(plan), names))
 
 
 def _status(directory: Path) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from coldstart.system import timeline
 from coldstart.system.start_progress import BYTES, Counter
+from coldstart.weights.checkpoint import Tensor
 from coldstart.weights.load.report import LoadReport
 from coldstart.weights.load.tensor_sources import SourceLostError, TensorSource
-from coldstart.weights.load.tensors import Tensor
 
 STAGE = "load weights"
 # Name of a source, and the function that opens it for the remaining tensors.
