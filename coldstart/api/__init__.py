@@ -24,8 +24,8 @@ from coldstart.errors import (
     UsageError,
 )
 from coldstart.launch.server import Server
+from coldstart.materialize.materialize import MaterializationPlan
 from coldstart.materialize.options import Options, Phase
-from coldstart.materialize.plan import MaterializationPlan
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.validate.answers import PromptSettings
 from coldstart.validate.checks import ValidationReport

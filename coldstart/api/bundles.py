@@ -12,8 +12,8 @@ from coldstart.artifacts.store import Store as BundleStore
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
 from coldstart.launch import pruning
+from coldstart.materialize.materialize import MaterializationPlan
 from coldstart.materialize.options import Options, Phase
-from coldstart.materialize.plan import MaterializationPlan
 from coldstart.models import inspection, resolver
 from coldstart.models.inspection import Lookup
 from coldstart.scheduling.profiling import BUDGET_S

@@ -10,8 +10,8 @@ from coldstart.launch import driver, listening, modes
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.scheduler import STOCK, check
 from coldstart.launch.server import Server
+from coldstart.materialize.materialize import MaterializationPlan
 from coldstart.materialize.options import Options, Phase
-from coldstart.materialize.plan import MaterializationPlan
 from coldstart.scheduling.settings import SchedulerSettings
 
 OnMiss = Literal["fail", "warn", "materialize"]

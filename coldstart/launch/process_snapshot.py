@@ -1,6 +1,7 @@
 """Process snapshots: CRIU freezes a template, and thaws it on a machine that permits it.
 
-The frozen process is a template with an engine built (freeze.py) or with the runtime alone (runtime_snapshot.py).
+The frozen process is a template with an engine built, or with the runtime alone: then one image, without a model of a user,
+starts every model. The smallest model that coldstart builds is configured so that all modules are imported.
 It is not a server: it holds no port, event loop or client. So one snapshot starts any number of servers, at any address, each
 in its own namespaces.
 
@@ -28,9 +29,11 @@ from pathlib import Path
 from coldstart.artifacts import canonical, ownership
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.files import locked
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, LaunchRefusedError
-from coldstart.launch import template_environment, template_pool
+from coldstart.launch import prepare, template_environment, template_pool
+from coldstart.models import tiny
 from coldstart.system import fingerprint, paths, runtime
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes, scratch
@@ -285,3 +288,43 @@ def first_error(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     complaints = [line for line in lines if "Error" in line]
     return complaints[0] if complaints else "its log contains no error"
+
+
+def freeze_runtime(cache: Cache, timeout: float) -> Path:
+    """Create the image for this interpreter, replace an existing one, and return its directory.
+
+    Raises:
+        CommandFailedError: The image cannot be created; the message has the reason.
+    """
+    if (reason := criu.missing()) is not None:
+        raise CommandFailedError(f"cannot freeze the runtime: {reason}", hint="coldstart doctor")
+    image = runtime_image.place(cache.runtimes)
+    model = tiny.build("tiny-llama", cache.models)
+    # The settings of a start from a bundle: inductor reads them when it is imported.
+    caches = cache.vllm(image.name)
+    env = prepare.base_env(caches) | prepare.inductor_env(caches)
+    plan = LaunchPlan(Arguments(["--model", str(model)]), env=env)
+    try:
+        with runtime_image.published(image) as partial:
+            freeze(plan, partial, timeout, level="runtime")
+    except OSError as error:
+        raise CommandFailedError(
+            f"cannot write the image below {cache.runtimes}: {error.strerror or error}",
+            hint="free space with coldstart prune, or use another disk with --cache-dir DIR",
+        ) from error
+    return image
+
+
+def find_runtime(cache: Cache) -> Path | None:
+    """Return the directory of the image for this interpreter, None if it does not exist."""
+    if not cache.runtimes.is_dir():
+        return None
+    image = runtime_image.place(cache.runtimes)
+    return image if image.is_dir() else None
+
+
+def thaw_runtime(image: Path, plan: LaunchPlan) -> Thawed:
+    """Thaw the template in `image` for the server of `plan`. Raises SnapshotUnusableError, OSError."""
+    if (reason := criu.missing() or runtime_image.obstacle(image)) is not None:
+        raise SnapshotUnusableError(reason, criu.hint())
+    return restored(image, plan)
