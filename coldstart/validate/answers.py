@@ -14,8 +14,8 @@ from itertools import combinations, zip_longest
 from pathlib import Path
 
 from coldstart.artifacts import files
-from coldstart.artifacts.verify import Finding
 from coldstart.errors import UsageError, describe
+from coldstart.validate.checks import Finding
 from coldstart.validate.completions import Completion, CompletionClient
 from coldstart.validate.launch import HOST, Launcher, serving
 

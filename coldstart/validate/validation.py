@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import diff
-from coldstart.artifacts.verify import Finding
 from coldstart.errors import UsageError
 from coldstart.models import inspection, resolution, resolver
 from coldstart.models.inspection import Lookup
@@ -22,7 +21,7 @@ from coldstart.system import secrets
 from coldstart.system.paths import Cache
 from coldstart.validate import answers, checks, start
 from coldstart.validate.answers import PromptSettings
-from coldstart.validate.checks import Level
+from coldstart.validate.checks import Finding, Level
 from coldstart.validate.launchers import Subject
 from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights

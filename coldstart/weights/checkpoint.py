@@ -20,8 +20,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
-from coldstart.models.checkpoint_files import make_natural_key
-from coldstart.models.safetensors import MAX_DIMENSION
+from coldstart.models.checkpoint_files import MAX_DIMENSION, make_natural_key
 
 MAX_CHUNK = 256 << 20
 MAX_BYTES = 1 << 46

@@ -22,7 +22,6 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.manifest import SECTION_TYPES, SectionEntry
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from coldstart.commands import bundles, inspect
 from tools.bundles import config, plant, provenance
 
@@ -33,6 +32,7 @@ from coldstart.models import inspection
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
+from coldstart.validate.checks import check
 
 DEADLINE_S = 5.0
 NUMBERS = (None, True, False, 0, -1, 1, 10**9, 2**63, -(2**63), 10**400, 0.5, -0.0, 1e308, 1e-308)

@@ -22,7 +22,6 @@ from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import publish
 from tools.shell import Run
 
@@ -40,6 +39,7 @@ from coldstart.system.secrets import read_key
 from coldstart.system.trust import trusted_keys
 from coldstart.system.trust.unpacked import unpacked
 from coldstart.validate import answers
+from coldstart.validate.checks import check
 from coldstart.weights.prefetch.sources import SourceUnusableError
 from coldstart.weights.prefetch.streams import open_source
 

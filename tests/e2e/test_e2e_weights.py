@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -86,21 +82,6 @@ def test_weights_from_http_answer_vllms_tokens(
 
 
 @pytest.mark.nightly
-def test_server_loads_files_when_the_prefetcher_is_killed(
-    machine: Machine, model: Path, bundle: Any, reference: Tokens
-) -> None:
-    with serving(model, rate=SLOW) as source:
-        killer = Thread(target=_kill_once_loading, args=(machine.root / "run" / "coldstart",))
-        killer.start()
-        with machine.serving(str(model), "--mode", "fresh", "--weights-from", source.url) as served:
-            killer.join()
-            (load,) = served.report["loads"]
-            assert load["way"] == "files" and "prefetcher" in load["fallbacks"][0]["reason"]
-            assert load["fallbacks"][0] in served.report["fallbacks"]
-            assert served.tokens() == reference
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["other-directory", "http", "own-directory"])
 def test_source_that_changed_with_its_size_kept_is_replaced_by_the_models_directory(
     machine: Machine, model: Path, bundle: Any, reference: Tokens, tmp_path: Path, kind: str
@@ -169,20 +150,3 @@ def _two_nodes(machine: Machine, bare: Path, first: RangeServer, second: RangeSe
 
 def _bytes(plan: dict[str, Any], names: list[str]) -> int:
     return sum(tensor.size for tensor in checkpoint.select_tensors(checkpoint.list_tensors(plan), names))
-
-
-def _status(directory: Path) -> list[dict[str, Any]]:
-    with suppress(client.PrefetchError):
-        return client.request("status", directory=directory)
-    return []
-
-
-def _kill_once_loading(directory: Path) -> None:
-    """Kill the prefetcher once launcher and loader have a lease each."""
-    deadline_s = time.monotonic() + 120
-    while time.monotonic() < deadline_s:
-        for one in _status(directory):
-            if one["leases"] >= 2:
-                os.kill(one["pid"], signal.SIGKILL)
-                return
-        time.sleep(0.1)

@@ -25,7 +25,7 @@ from coldstart.system import timeline
 from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.checkpoint import Tensor, UnreadableWeightsError
-from coldstart.weights.load import report, stage
+from coldstart.weights.load import ladder, stage
 from coldstart.weights.load.ladder import NoLoaderLeftError, Rung, load_tensors
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
 
@@ -52,7 +52,7 @@ class ColdLoader(DefaultModelLoader):
     def __init__(self, load_config: LoadConfig) -> None:
         # When vLLM reads files itself, it must use its default format instead of our name.
         super().__init__(replace(load_config, load_format="auto"))
-        self.report = report.begin()
+        self.report = ladder.begin_report()
 
     def download_model(self, model_config: ModelConfig) -> None:
         """Download as vLLM does, unless a prefetcher fetches the weights."""

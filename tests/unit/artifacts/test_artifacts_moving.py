@@ -20,8 +20,9 @@ from coldstart.artifacts.errors import (
     MissingBlobError,
 )
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import key, provenance, publish, write_tree
+
+from coldstart.validate.checks import check
 
 
 def _signed(store: Store, scratch: Path) -> Bundle:

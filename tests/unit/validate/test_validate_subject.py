@@ -11,7 +11,6 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import Finding
 from safetensors.numpy import load_file, save_file
 from support.fake_launcher import FakeLauncher
 from tools import bundles, tiny_models
@@ -23,6 +22,7 @@ from coldstart.models.inspection import Lookup
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.validate import start, validation
+from coldstart.validate.checks import Finding
 from coldstart.validate.launchers import Subject
 from coldstart.validate.validation import Source, ValidationRequest
 from coldstart.weights import weights_plan as weights

@@ -17,8 +17,7 @@ from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.checkpoint import Tensor, UnreadableWeightsError
 from coldstart.weights.load import ladder
-from coldstart.weights.load.ladder import NoLoaderLeftError, load_tensors
-from coldstart.weights.load.report import LoadReport
+from coldstart.weights.load.ladder import LoadReport, NoLoaderLeftError, load_tensors
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
 from coldstart.weights.prefetch import PrefetchError, PrefetchFailedError, PrefetchLostError
 
