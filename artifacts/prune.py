@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldstart.artifacts import oci, selection
-from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts import oci
+from coldstart.artifacts.bundle import Bundle, Trust, superseded
 from coldstart.artifacts.bundle_source import LayoutSource, is_bundle, small
 from coldstart.artifacts.errors import BundleError, NoSpaceError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
@@ -71,7 +71,7 @@ def prune(
         source = LayoutSource(layout)
         known = [Bundle(layout, entry) for entry in entries if is_bundle(source, entry)]
         gone = {bundle.digest for bundle in drop}
-        gone |= selection.superseded(known, keep, trust) if keep is not None else set()
+        gone |= superseded(known, keep, trust) if keep is not None else set()
         left = images.keys() - gone
         kept = [entry for entry in entries if entry.digest in left and _is_of(entry, images, left)]
         damaged = next((one for entry in kept if isinstance(one := images[entry.digest], BundleError)), None)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.artifacts.net.origin import redact_url
-from coldstart.commands import _keys
+from coldstart.commands import _declared
 from coldstart.commands._completion import complete_model
 from coldstart.commands._declared import declare_optional, declare_settings, list_parameters, take_settings
 from coldstart.commands._output import Format, Output, Progress
@@ -100,14 +100,14 @@ class Common:
 
     def note_version(self, ref: str, selected: str) -> None:
         """Print which bundle, by its reference, was selected if `ref` is a name that several versions have."""
-        from coldstart.artifacts import selection
+        from coldstart.artifacts.bundle import describe_choice
 
         from coldstart.models import inspection
 
         versions = [bundle for bundle in self.store().list() if bundle.identity[0] == ref]
         for bundle in versions if len(versions) > 1 else ():
             if bundle.ref == selected:
-                self.out.note(f"Using {selection.describe_choice(bundle, versions, inspection.trust)}")
+                self.out.note(f"Using {describe_choice(bundle, versions, inspection.trust)}")
 
     def look_up(
         self,
@@ -240,12 +240,12 @@ def command(
             rest = Arguments(ctx.obj or ())
             if rest and not takes_vllm_args:
                 raise UsageError(f"{ctx.info_name} takes no arguments after --, found {' '.join(rest)!r}")
-            typed = frozenset(name for name in given if _keys.is_typed(ctx, name))
+            typed = frozenset(name for name in given if _declared.is_typed(ctx, name))
             common = _common(**{name: given.pop(name) for name in SHARED})
             # Servers and templates take these arguments, and they need sockets.
             if takes_vllm_args and (notice := paths.describe_other_runtime_dir()):
                 common[0].note(notice)
-            _keys.resolve(ctx, given, common[0])
+            _declared.resolve(ctx, given, common[0])
             if chooses_scheduler:
                 from coldstart.scheduling.settings import SchedulerSettings, options
 
@@ -276,7 +276,7 @@ def command(
             from coldstart.commands import _listen
 
             own += _listen.list_options()
-        own = _keys.add_file_options(own)
+        own = _declared.add_file_options(own)
         if chooses_scheduler:
             from coldstart.scheduling import settings
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.system import paths
-from coldstart.system.proc import locked_directory
+from coldstart.system.proc import scratch
 
 _PREFIX, _GATE, _URL = "host-", "host.lock", "url"
 # Path of the longest socket below the base in bytes: that of a server.
@@ -20,7 +20,7 @@ def own_directory() -> AbstractContextManager[Path]:
     It also removes the directories of hosts that were killed. Raises OSError.
     """
     base = paths.runtime_dir(_BELOW)
-    return locked_directory.owned(base, base / _GATE, _PREFIX)
+    return scratch.owned(base, base / _GATE, _PREFIX)
 
 
 def publish_url(directory: Path, url: str) -> None:
@@ -31,5 +31,5 @@ def publish_url(directory: Path, url: str) -> None:
 def list_urls() -> list[str]:
     """Return the URLs of the hosts that run. Raises OSError, or UsageError without a directory for sockets."""
     base = paths.runtime_dir(_BELOW)
-    locked_directory.sweep(base, base / _GATE, _PREFIX)
+    scratch.sweep_below(base, base / _GATE, _PREFIX)
     return sorted(text for file in base.glob(f"{_PREFIX}*/{_URL}") if (text := files.read_text(file)))

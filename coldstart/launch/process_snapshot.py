@@ -1,6 +1,7 @@
 """Process snapshots: CRIU freezes a template, and thaws it on a machine that permits it.
 
-The frozen process is a template with an engine built (freeze.py) or with the runtime alone (runtime_snapshot.py).
+The frozen process is a template with an engine built, or with the runtime alone: then one image, without a model of a user,
+starts every model. The smallest model that coldstart builds is configured so that all modules are imported.
 It is not a server: it holds no port, event loop or client. So one snapshot starts any number of servers, at any address, each
 in its own namespaces.
 
@@ -28,12 +29,14 @@ from pathlib import Path
 from coldstart.artifacts import canonical, ownership
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.files import locked
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, LaunchRefusedError
-from coldstart.launch import template_environment, template_pool
+from coldstart.launch import prepare, template_environment, template_pool
+from coldstart.models import tiny
 from coldstart.system import fingerprint, paths, runtime
 from coldstart.system.paths import Cache
-from coldstart.system.proc import locked_directory, processes
+from coldstart.system.proc import processes, scratch
 from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
 from coldstart.system.trust.unpacked import unpacked
@@ -213,7 +216,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
     base, stack = paths.runtime_dir(), ExitStack()
-    own = stack.enter_context(locked_directory.owned(base, base / _GATE, _PREFIX))
+    own = stack.enter_context(scratch.owned(base, base / _GATE, _PREFIX))
     if (images / criu_memory.MEMORY).exists():
         (own / criu_memory.MEMORY).symlink_to(images.absolute() / criu_memory.MEMORY)
     os.mkfifo(own / "resumed")
@@ -239,7 +242,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
 def sweep() -> None:
     """Remove the directories of thawed templates whose supervisor was killed. Raises OSError."""
     base = paths.runtime_dir()
-    locked_directory.sweep(base, base / _GATE, _PREFIX)
+    scratch.sweep_below(base, base / _GATE, _PREFIX)
 
 
 def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
@@ -285,3 +288,43 @@ def first_error(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     complaints = [line for line in lines if "Error" in line]
     return complaints[0] if complaints else "its log contains no error"
+
+
+def freeze_runtime(cache: Cache, timeout: float) -> Path:
+    """Create the image for this interpreter, replace an existing one, and return its directory.
+
+    Raises:
+        CommandFailedError: The image cannot be created; the message has the reason.
+    """
+    if (reason := criu.missing()) is not None:
+        raise CommandFailedError(f"cannot freeze the runtime: {reason}", hint="coldstart doctor")
+    image = runtime_image.place(cache.runtimes)
+    model = tiny.build("tiny-llama", cache.models)
+    # The settings of a start from a bundle: inductor reads them when it is imported.
+    caches = cache.vllm(image.name)
+    env = prepare.base_env(caches) | prepare.inductor_env(caches)
+    plan = LaunchPlan(Arguments(["--model", str(model)]), env=env)
+    try:
+        with runtime_image.published(image) as partial:
+            freeze(plan, partial, timeout, level="runtime")
+    except OSError as error:
+        raise CommandFailedError(
+            f"cannot write the image below {cache.runtimes}: {error.strerror or error}",
+            hint="free space with coldstart prune, or use another disk with --cache-dir DIR",
+        ) from error
+    return image
+
+
+def find_runtime(cache: Cache) -> Path | None:
+    """Return the directory of the image for this interpreter, None if it does not exist."""
+    if not cache.runtimes.is_dir():
+        return None
+    image = runtime_image.place(cache.runtimes)
+    return image if image.is_dir() else None
+
+
+def thaw_runtime(image: Path, plan: LaunchPlan) -> Thawed:
+    """Thaw the template in `image` for the server of `plan`. Raises SnapshotUnusableError, OSError."""
+    if (reason := criu.missing() or runtime_image.obstacle(image)) is not None:
+        raise SnapshotUnusableError(reason, criu.hint())
+    return restored(image, plan)

@@ -15,8 +15,8 @@ from typing import Any
 
 import coldstart
 from coldstart.artifacts import canonical
-from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
+from coldstart.artifacts.writer import Draft
 from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TIMELINE_EVENTS
@@ -30,7 +30,7 @@ from coldstart.models.inspection import NOT_MADE, PROOF_FAILED
 from coldstart.models.resolution import ResolvedModel
 from coldstart.scheduling import profiling
 from coldstart.system import runtime, secrets, timeline
-from coldstart.system.proc import logs, processes
+from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.system.proc.scratch import PROOF, private_directory, scratch
 from coldstart.system.start_progress import ProgressText, StartProgress
@@ -153,10 +153,10 @@ class Assembly:
         if code != 0:
             if found := rejection.find(log.read_text(errors="replace")):
                 raise found.build_error(CommandFailedError)
-            said = logs.words(log)
+            said = exits.find_error(log)
             cause = [f"vLLM failed: {said}"] if said else []
             end = f"the engine's offline run ended with exit code {code}; the end of its log:"
-            raise CommandFailedError([*cause, end, *logs.end(log).splitlines()])
+            raise CommandFailedError([*cause, end, *exits.read_end(log).splitlines()])
 
     def weights(self) -> None:
         """Hash every tensor and chunk of the weights, and record their digest for the starts on this machine."""
@@ -212,7 +212,7 @@ class Assembly:
                 require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
             except CommandFailedError as error:
-                tail = logs.end(self.work / "proof.log").splitlines()
+                tail = exits.read_end(self.work / "proof.log").splitlines()
                 lines = [f"{error.message}; the end of its log:", *tail]
                 raise ProofFailedError(lines, getattr(error, "unused", ())) from error
             finally:

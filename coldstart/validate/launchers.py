@@ -20,7 +20,7 @@ from coldstart.contract import environment
 from coldstart.errors import NO_BUNDLE, CommandFailedError, NoBundleError
 from coldstart.launch import modes
 from coldstart.system import paths
-from coldstart.system.proc import logs
+from coldstart.system.proc import exits
 from coldstart.system.snapshot import criu
 from coldstart.system.timeline import EVENTS_VARIABLE
 from coldstart.validate.launch import HOST, Command, Launcher, ModeUnavailableError, RunFiles
@@ -141,7 +141,7 @@ class ServeLauncher:
                 check=False,
             ).returncode
         if status:
-            message = f"coldstart template {action} ended with status {status}: {logs.end(log)}"
+            message = f"coldstart template {action} ended with status {status}: {exits.read_end(log)}"
             if status == NO_BUNDLE:
                 raise NoBundleError(message)
             raise CommandFailedError(message, hint="coldstart doctor")

@@ -18,14 +18,13 @@ from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.verify import Finding
 from coldstart.contract.graphs import CANARY
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.models import inspection
 from coldstart.system.devices import nvml
-from coldstart.validate import process_tree, tokens
+from coldstart.validate import answers, process_tree
 from coldstart.validate.answers import PromptSettings, ServerAnswers, collect_answers
-from coldstart.validate.checks import Level
+from coldstart.validate.checks import Finding, Level
 from coldstart.validate.completions import RequestRefusedError
 from coldstart.validate.launch import Launcher, ModeUnavailableError, explain_slow_path
 from coldstart.validate.launchers import FRESH, ServeLauncher, Subject, VllmLauncher
@@ -66,7 +65,7 @@ def check_start(
             return [*findings, reference]
         return [
             *findings,
-            *tokens.compare(settings.prompts, started.answers, reference.answers, bundle.name),
+            *answers.compare(settings.prompts, started.answers, reference.answers, bundle.name),
         ]
 
 

@@ -21,7 +21,8 @@ from coldstart.scheduling.profile import IterationProfile, ProfileError
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.units import parse_size
-from coldstart.weights.load import stage, tensors
+from coldstart.weights import checkpoint
+from coldstart.weights.load import stage
 
 PROMPT = 512
 """Prompt tokens of the request whose time to first token is predicted."""
@@ -126,8 +127,8 @@ def ranks_bytes(found: Lookup) -> dict[int, tuple[int, ...]]:
     """Return the bytes of the tensors of each rank, by number of ranks, from the bundle; {} if it contains no such plan."""
     try:
         plan: Any = found.weights_donor.json("weights") if found.weights_donor else None
-        ordered = tensors.list_tensors(plan) if isinstance(plan, Mapping) else []
-    except (BundleError, tensors.UnreadableWeightsError):
+        ordered = checkpoint.list_tensors(plan) if isinstance(plan, Mapping) else []
+    except (BundleError, checkpoint.UnreadableWeightsError):
         return {}
     config, size = found.model.config, {tensor.name: tensor.size for tensor in ordered}
     layers = config.get("num_hidden_layers")

@@ -13,8 +13,8 @@ from tools.bundles import provenance
 from coldstart import api
 from coldstart.errors import UsageError
 from coldstart.materialize import materialize
+from coldstart.materialize.materialize import MaterializationPlan
 from coldstart.materialize.options import SECTIONS, Options, Phase, Steps
-from coldstart.materialize.plan import MaterializationPlan
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths
 

@@ -21,8 +21,9 @@ from coldstart.artifacts.bundle import Bundle, anyone
 from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import BundleError, NoSpaceError, ReadOnlyStoreError
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import KV, flip, key, provenance, publish
+
+from coldstart.validate.checks import check
 
 KILLS = 200
 

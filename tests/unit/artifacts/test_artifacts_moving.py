@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import hub, oci, sign
+from coldstart.artifacts import oci, remote, sign
 from coldstart.artifacts.archive import export_archive, import_archive
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
@@ -20,8 +20,9 @@ from coldstart.artifacts.errors import (
     MissingBlobError,
 )
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import key, provenance, publish, write_tree
+
+from coldstart.validate.checks import check
 
 
 def _signed(store: Store, scratch: Path) -> Bundle:
@@ -92,17 +93,18 @@ class Folder:
         return local_dir
 
 
-def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path) -> None:
-    bundle, api = _signed(store, tmp_path), Folder(tmp_path / "hub")
-    assert hub.push(bundle, "me/bundles", api) == "me/bundles:latest"
-    _same(hub.pull(Store(tmp_path / "a"), "me/bundles", api), bundle, tmp_path)
-    assert hub.push(bundle, "me/bundles:other", api) == "me/bundles:other"
-    _same(hub.pull(Store(tmp_path / "b"), "me/bundles:other", api), bundle, tmp_path)
+def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, folder = _signed(store, tmp_path), Folder(tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: folder)
+    assert remote.push(bundle, "hf://me/bundles") == "hf://me/bundles:latest"
+    _same(remote.pull(Store(tmp_path / "a"), "hf://me/bundles"), bundle, tmp_path)
+    assert remote.push(bundle, "hf://me/bundles:other") == "hf://me/bundles:other"
+    _same(remote.pull(Store(tmp_path / "b"), "hf://me/bundles:other"), bundle, tmp_path)
     with pytest.raises(MissingBlobError):
-        hub.pull(store, "me/bundles:absent", api)
+        remote.pull(store, "hf://me/bundles:absent")
     for address in ("me/bundles:..", "me/bundles:../x", "me/bundles:*", "me/bundles:a/b"):
         with pytest.raises(InvalidReferenceError):
-            hub.pull(store, address, api)
+            remote.pull(store, f"hf://{address}")
 
 
 def test_a_blob_that_is_pruned_during_a_pull_is_an_error(store: Store, tmp_path: Path) -> None:

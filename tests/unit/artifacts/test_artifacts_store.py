@@ -17,9 +17,10 @@ from coldstart.artifacts.errors import (
 from coldstart.artifacts.key import Mismatch
 from coldstart.artifacts.manifest import SECTION_TYPES
 from coldstart.artifacts.store import BundleNotFoundError, Store
-from coldstart.artifacts.verify import check
 from msgspec import structs
 from tools.bundles import CODE, KV, NAME, key, provenance, publish
+
+from coldstart.validate.checks import check
 
 
 def test_published_bundle_is_read_back(store: Store, tmp_path: Path) -> None:

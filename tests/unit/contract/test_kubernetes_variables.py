@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from coldstart.contract import service_variables
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 
@@ -26,7 +26,7 @@ INJECTED = {
 
 @pytest.mark.parametrize(("name", "value"), INJECTED.items())
 def test_is_injected_when_kubernetes_sets_the_variable(name: str, value: str) -> None:
-    assert service_variables.is_injected(name, value)
+    assert environment.is_service_variable(name, value)
 
 
 def test_install_removes_the_address_that_vllm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

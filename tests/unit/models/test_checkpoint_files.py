@@ -12,8 +12,7 @@ from safetensors.numpy import save_file
 
 from coldstart.errors import UsageError
 from coldstart.models import keys, resolution
-from coldstart.weights import weights_plan
-from coldstart.weights.load import tensors
+from coldstart.weights import checkpoint, weights_plan
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -69,6 +68,6 @@ def test_the_index_decides_when_a_tensor_is_in_two_files(sharded: Path, tmp_path
     save(same / SECOND, a=9.0, b=2.0)
     save(same / "another.safetensors", a=8.0)
     planned = weights_plan.plan(same)
-    digests = [{t.name: t.digest for t in tensors.list_tensors(plan)} for plan in (clean, planned)]
-    assert digests[0] == digests[1] and [t.name for t in tensors.list_tensors(planned)] == ["a", "b"]
+    digests = [{t.name: t.digest for t in checkpoint.list_tensors(plan)} for plan in (clean, planned)]
+    assert digests[0] == digests[1] and [t.name for t in checkpoint.list_tensors(planned)] == ["a", "b"]
     assert keys.layout_digest(same) == keys.layout_digest(sharded)

@@ -12,7 +12,7 @@ import pytest
 from safetensors import SafetensorError, safe_open
 
 from coldstart.errors import UsageError
-from coldstart.models import safetensors
+from coldstart.models import checkpoint_files
 
 
 def _write(path: Path, header: Any, body: bytes = b"") -> Path:
@@ -23,7 +23,7 @@ def _write(path: Path, header: Any, body: bytes = b"") -> Path:
 
 def _check_against_library(path: Path, framework: str, to_bytes: Callable[[Any], bytes]) -> None:
     """Compare names, shapes, dtypes and bytes of all tensors with those that `safe_open` reads."""
-    found, data = safetensors.entries(path), path.read_bytes()
+    found, data = checkpoint_files.read_header(path), path.read_bytes()
     assert [entry.offset for entry in found] == sorted(entry.offset for entry in found)
     with safe_open(path, framework) as reference:
         assert {entry.name for entry in found} == set(reference.keys())
@@ -52,16 +52,16 @@ def test_entries_are_those_of_safe_open_when_torch_tensors_are_saved(
     path = tmp_path / "m.safetensors"
     save_file(written, path, metadata)
     _check_against_library(path, "pt", lambda tensor: tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    assert {entry.dtype for entry in safetensors.entries(path)} >= {"BF16", "F8_E4M3", "BOOL", "I64"}
+    assert {entry.dtype for entry in checkpoint_files.read_header(path)} >= {"BF16", "F8_E4M3", "BOOL", "I64"}
 
 
 def test_a_header_over_the_librarys_cap_is_refused_by_both(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", safetensors.MAX_HEADER + 1))
-        file.truncate(safetensors.MAX_HEADER + 100)  # sparse, so that it uses no disk space
+        file.write(struct.pack("<Q", checkpoint_files.MAX_HEADER + 1))
+        file.truncate(checkpoint_files.MAX_HEADER + 100)  # sparse, so that it uses no disk space
     with pytest.raises(UsageError, match="its header has 100000001 bytes"):
-        safetensors.entries(path)
+        checkpoint_files.read_header(path)
     with pytest.raises(SafetensorError, match=r"HeaderTooLarge|header too large"), safe_open(path, "np"):
         pass
 
@@ -87,7 +87,7 @@ def test_a_header_over_the_librarys_cap_is_refused_by_both(tmp_path: Path) -> No
 def test_nonsense_is_named_by_its_file(tmp_path: Path, header: Any) -> None:
     path = _write(tmp_path / "m.safetensors", header, b"\0")
     with pytest.raises(UsageError, match=r"m\.safetensors is not a valid safetensors file") as caught:
-        safetensors.entries(path)
+        checkpoint_files.read_header(path)
     assert caught.value.hint == "fetch the model again"
     with pytest.raises(SafetensorError), safe_open(path, "np"):
         pass

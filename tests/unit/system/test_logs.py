@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.system.proc import logs
+from coldstart.system.proc import exits
 
 ROOT_CAUSE = "ValueError: Load format `strange` is not supported"
 LAST = "RuntimeError: Engine core initialization failed. See root cause above."
@@ -30,7 +30,7 @@ def test_the_root_cause_comes_before_the_end_and_noise_is_left_out(tmp_path: Pat
             ]
         )
     )
-    shown = logs.end(log).splitlines()
+    shown = exits.read_end(log).splitlines()
     assert shown[0] == ROOT_CAUSE and shown[-1] == LAST and len(shown) == 16
 
 
@@ -68,4 +68,4 @@ def test_the_root_cause_comes_before_the_end_and_noise_is_left_out(tmp_path: Pat
 )
 def test_last_error_is_one_line(tmp_path: Path, said: str, expected: str | None) -> None:
     (tmp_path / "log").write_text(said)
-    assert logs.words(tmp_path / "log") == expected
+    assert exits.find_error(tmp_path / "log") == expected

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from coldstart.system.devices import amx_tiles, hardware
+from coldstart.system.devices import hardware
+from coldstart.system.proc import fork_state
 
 
 def test_permission_is_granted_when_the_processor_has_amx_tiles() -> None:
-    assert amx_tiles.ask() is ("amx_tile" in hardware.flags().split())
-    assert amx_tiles.ask() is amx_tiles.ask()
+    assert fork_state.request_tiles() is ("amx_tile" in hardware.flags().split())
+    assert fork_state.request_tiles() is fork_state.request_tiles()

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.verify import Finding
 from support.fake_launcher import FakeLauncher
 
 from coldstart.errors import UsageError
 from coldstart.validate import start
 from coldstart.validate.answers import PromptSettings
-from coldstart.validate.checks import Level
+from coldstart.validate.checks import Finding, Level
 from coldstart.validate.launchers import Subject
 
 Validate = Callable[..., list[Finding]]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coldstart.validate.tokens import Answer, Parting, compare, part
+from coldstart.validate.answers import Answer, Parting, compare, part
 
 
 def answer(*tokens: int) -> Answer:
