@@ -54,14 +54,14 @@ class Core:
 
     def idle_limit(self, model: Model) -> float:
         """Return the seconds without a request after which the model stops; infinity: never."""
-        return inf if self.residents.returns(model) else model.idle_limit
+        return inf if self.residents.returns(model) or model.spec.idle_s is None else model.spec.idle_s
 
     def _note(self, event: Event, now: float) -> Iterator[Action]:
         match event:
             case events.Arrived():
                 yield from self._arrived(event, now)
-            case events.Ended(request, keep_s):
-                self._ended(request, keep_s, now)
+            case events.Ended(request):
+                self._ended(request, now)
             case events.Configured(specs, settings, reason):
                 self._retirement = reason
                 yield from self._configured(specs, settings or self.settings, now)
@@ -106,12 +106,12 @@ class Core:
             self.residents.requested(model, now)
         self.pending.add(request, name, now)
 
-    def _ended(self, request: str, keep_s: float | None, now: float) -> None:
+    def _ended(self, request: str, now: float) -> None:
         name = self._serving.pop(request, None)
         if name is None:
             self.pending.drop(request)
         elif name in self.models:
-            self.models[name].end_request(request, now, keep_s)
+            self.models[name].end_request(request, now)
             self._watch(self.models[name])
 
     def _failed(self, model: Model, reason: Failure, now: float, external: bool) -> Iterator[Action]:

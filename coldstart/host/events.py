@@ -24,13 +24,9 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A pending or running request was answered, failed, or its client disconnected.
-
-    `keep_s`: seconds that the model stays idle afterwards; None: those of its specification.
-    """
+    """A pending or running request was answered, failed, or its client disconnected."""
 
     request: str
-    keep_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def test_foreign_page_gets_no_consent_to_send_json(tmp_path: Path) -> None:
     attack(tmp_path, work)
 
 
-@pytest.mark.parametrize("path", ["/status", "/logs/a", "/running", "/metrics", "/v1/models", "/ui"])
+@pytest.mark.parametrize("path", ["/status", "/logs/a", "/metrics", "/v1/models", "/ui"])
 def test_rebound_name_reads_nothing(tmp_path: Path, path: str) -> None:
     async def work(stage: Stage) -> None:
         for name in (

@@ -29,8 +29,7 @@ from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.node import NodeServers
 from coldstart.fleet.live.orders import NodeLostError, NodeReport
 from coldstart.fleet.specification import ServerSpec
-from coldstart.host.live.starter_client import Starter
-from coldstart.host.running_hosts import own_directory
+from coldstart.host.live.servers import Starter, own_directory
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 

@@ -30,8 +30,7 @@ from coldstart.fleet.live.orders import (
 from coldstart.host.launches import Launch
 from coldstart.host.live import messages
 from coldstart.host.live.hang import HangDetector
-from coldstart.host.live.servers import PATIENCE_S, ModelServer, StartFailedError
-from coldstart.host.live.starter_client import Starter
+from coldstart.host.live.servers import PATIENCE_S, ModelServer, Starter, StartFailedError
 from coldstart.launch.scheduler import reserve_cores
 from coldstart.system.ipc.addresses import free_port
 from coldstart.vllm.handover.arguments import handover_arguments

@@ -5,7 +5,6 @@ GET   /v1/models, /v1/models/{name}    all models and aliases, whether they are 
 GET   /health                 200, or 503 once the gateway is stopping; needs no key
 GET   /metrics                Prometheus text
 GET   /status                 the status document of the host or the fleet
-POST  /upstream/NAME/PATH      to NAME's server, whatever model the body names; PATH is one of PASSED
 GET   /ui                     the status as a page; the page contains no host data and needs no key
 
 Invariant: the page contains no data of the host. It reads all data from /status, with an API key that the reader
@@ -34,7 +33,7 @@ from starlette.routing import Route
 
 from coldstart.host.endpoint import ClientKey, GatewayEndpoint
 from coldstart.host.live import messages
-from coldstart.host.live.access_control import CLIENT, PASSED, AccessControl, allow_origins, find_target
+from coldstart.host.live.access_control import CLIENT, PASSED, AccessControl, allow_origins
 from coldstart.host.live.exchange import Exchange
 from coldstart.host.live.front import Front
 from coldstart.host.live.messages import BodyMemory, Receive, Scope, Send
@@ -129,40 +128,19 @@ class Gateway:
             await messages.refuse(*refusal)(scope, receive, send)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
-            if scope["method"] != "POST":
+            if scope["method"] == "POST":
+                await Exchange(self.front, scope, receive, send, self._memory, self.heartbeat_s).run()
+            else:
                 refused = messages.refuse(405, f"{scope['path']} takes POST", headers={"allow": "POST"})
                 await refused(scope, receive, send)
-                return
-            await self._pass(scope, receive, send, None)
-        elif (target := find_target(scope)) is not None:
-            model, path = target
-            await self._pass({**scope, "path": path, "raw_path": path.encode()}, receive, send, model)
+        elif any(route.matches(scope)[0].value for route in self._own.routes):
+            await self._own(scope, receive, send)
         else:
-            await self._other(scope, receive, send)
-
-    async def _pass(self, scope: Scope, receive: Receive, send: Send, model: str | None) -> None:
-        exchange = Exchange(
-            self.front,
-            scope,
-            receive,
-            send,
-            memory=self._memory,
-            heartbeat_s=self.heartbeat_s,
-            model=model,
-            client=scope.get(CLIENT),
-        )
-        await exchange.run()
+            await messages.not_found(f"unknown path {scope['path']}")(scope, receive, send)
 
     def count_refusal(self, status: int) -> None:
         """Count a request that is rejected before it reaches the front."""
         self.front.facts.refused[status] += 1
-
-    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known = any(route.matches(scope)[0].value for route in self._own.routes)
-        if known:
-            await self._own(scope, receive, send)
-        else:
-            await messages.not_found(f"unknown path {scope['path']}")(scope, receive, send)
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": self._cards(request)})

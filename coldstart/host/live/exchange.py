@@ -15,6 +15,7 @@ from typing import Any
 
 from coldstart.host.endpoint import ClientKey
 from coldstart.host.live import messages
+from coldstart.host.live.access_control import CLIENT
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
 from coldstart.host.live.messages import (
@@ -37,7 +38,7 @@ from coldstart.host.live.upstream import (
 
 
 class Exchange:
-    """One request and its answer. `model` replaces the one that the body names; `client` may use some models only."""
+    """One request and its answer."""
 
     def __init__(
         self,
@@ -45,20 +46,17 @@ class Exchange:
         scope: Scope,
         receive: Receive,
         send: Send,
-        *,
         memory: BodyMemory,
         heartbeat_s: float,
-        model: str | None = None,
-        client: ClientKey | None = None,
     ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
-        self.memory, self.heartbeat_s, self.model, self.client = memory, heartbeat_s, model, client
+        self.memory, self.heartbeat_s = memory, heartbeat_s
+        self.client: ClientKey | None = scope.get(CLIENT)
         self.id = messages.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
         self.asked: str | None = None
         self.streams = False
-        self.keep_s: float | None = None
         self.ticket: Ticket | None = None
         self.body, self._held_bytes = b"", 0
         self.first_s: float | None = None
@@ -84,7 +82,6 @@ class Exchange:
             self.body = await self.memory.read(self.receive)
             self._held_bytes = len(self.body)
             self.asked, self.streams = messages.parse_routing(self.body)
-            self.keep_s = messages.find_keep_alive(self.scope)
             return True
         except ClientGoneError:
             pass
@@ -96,7 +93,7 @@ class Exchange:
         return False
 
     async def _answer(self) -> None:
-        asked = self.model or self.asked
+        asked = self.asked
         if self.client is not None and not self.client.may_use(asked, self.front.catalogue):
             self.front.metrics.count_client(self.client.name, "other_model")
             self.front.facts.refused[403] += 1
@@ -127,7 +124,7 @@ class Exchange:
             await self._error(400, str(error))
             return
         while True:
-            ticket.stream, ticket.keep_s, ticket.request_id = self.stream, self.keep_s, self.id.decode()
+            ticket.stream, ticket.request_id = self.stream, self.id.decode()
             try:
                 replica = await self._granted(ticket)
             except AdmissionRefusedError as refused:

@@ -21,10 +21,9 @@ from coldstart.host.launches import Launch
 from coldstart.host.live import messages
 from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.log import Tasks
+from coldstart.host.live.metrics import Record
 from coldstart.host.live.profiles import Meter, show_devices
-from coldstart.host.live.record import Record
-from coldstart.host.live.servers import ModelServer, Ready, StartFailedError, end_by_force
-from coldstart.host.live.starter_client import Starter
+from coldstart.host.live.servers import ModelServer, Ready, Starter, StartFailedError, end_by_force
 from coldstart.host.live.templates import RUNTIME, RuntimeTemplate
 from coldstart.host.live.upstream import Replica, Upstream
 from coldstart.host.model_state import State

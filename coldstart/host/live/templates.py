@@ -12,8 +12,7 @@ from collections.abc import Collection
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live.log import Log, Tasks
 from coldstart.host.live.profiles import Meter
-from coldstart.host.live.servers import ModelServer, StartFailedError, end_by_force
-from coldstart.host.live.starter_client import Starter
+from coldstart.host.live.servers import ModelServer, Starter, StartFailedError, end_by_force
 from coldstart.host.specification import HostSettings
 from coldstart.host.status import HostFacts
 

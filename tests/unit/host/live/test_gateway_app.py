@@ -21,7 +21,7 @@ from coldstart.host.live.access_control import PASSED
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.exchange import Front
 from coldstart.host.live.log import Log
-from coldstart.host.live.record import Record
+from coldstart.host.live.metrics import Record
 from coldstart.host.live.servers import Ready
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts
@@ -80,14 +80,11 @@ def test_a_model_is_unloaded_by_hand_and_comes_back_when_asked(tmp_path: Path) -
         async with staged(tmp_path, models, memory=20) as stage:
             for name in "ab":
                 await stage.ask(model=name, prompt=1)
-            running = (await _get(stage, "/running"))[1]["running"]
-            assert [(one["model"], one["state"]) for one in running] == [("a", "ready"), ("b", "ready")]
             assert (await _get(stage, "/logs/a")) == (200, "a said so\n")
             async with stage.client.post(stage.url + "/unload", json={}) as answer:
                 assert await answer.json() == {"unloading": ["a"]}
             await wait_until(lambda: "a" not in stage.driver.lifecycle.residences)
             assert (await _get(stage, "/logs/a"))[0] == 404
-            assert [one["model"] for one in (await _get(stage, "/running"))[1]["running"]] == ["b"]
             assert (await stage.ask(model="a", prompt=1))[0] == 200
             async with stage.client.post(stage.url + "/unload/nobody", json={}) as answer:
                 assert answer.status == 404
