@@ -104,9 +104,9 @@ def describe_bundle(bundle: Bundle) -> dict[str, object]:
 def _summarize_graphs(bundle: Bundle) -> Mapping[str, Any] | None:
     if not bundle.has("graphs"):
         return None
-    from coldstart.graphs import overview  # numpy
+    from coldstart.graphs import prove  # numpy
 
-    return overview.summarize(bundle)
+    return prove.summarize(bundle)
 
 
 def _render_bundle(bundle: Bundle, graphs: Mapping[str, Any] | None) -> str:
@@ -233,10 +233,10 @@ def _graphs_text(summary: Mapping[str, Any]) -> str:
     rows = [
         ("graphs", f"{summary['graphs']}; {len(refused)} more are captured at every start"),
         ("nodes", f"{summary['nodes']}: {_counts(summary['nodes_by_kind'])}"),
-        ("edges", f"{summary['edges']}, {summary['edges_with_data']} with data"),
+        ("edges", summary["edges"]),
         ("relocations", f"{summary['relocations']}: {_counts(summary['relocations_by_region'])}"),
         ("bytes", f"{human_bytes(summary['bytes_on_disk'])} unpacked"),
-        ("proof", f"{proof['graphs']} graphs, {len(proof['seeds'])} inputs each" if proof else "none"),
+        ("proof", f"{proof['graphs']} graphs" if proof else "none"),
     ]
     facts = "CUDA graphs\n" + "\n".join(f"{name:<11} {value}" for name, value in rows)
     reasons = [table(("captured at every start", "reason"), sorted(refused.items()))] if refused else []

@@ -110,7 +110,7 @@ GRAPHS_CANARY = _mine(
     "GRAPHS_CANARY",
     text,
     "1",
-    "Check of restored graphs with their stored input: 0 checks none, all checks every graph.",
+    "Restored graphs that are checked with their stored input: 1 is the smallest one, all is every graph.",
 )
 PREFETCH_MEMORY_BYTES = _mine(
     "PREFETCH_MEMORY_BYTES",

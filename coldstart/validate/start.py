@@ -117,8 +117,7 @@ def _judge_fallback(reason: str, bundle: Bundle, level: Level) -> Finding:
 def check_tables(bundle: Bundle, level: Level) -> list[Finding]:
     """Check that the graphs' tables are unchanged since they were sealed, that their proof is readable, and who can replay."""
     from coldstart.graphs.errors import GraphError
-    from coldstart.graphs.overview import extract
-    from coldstart.graphs.prove import read_proof
+    from coldstart.graphs.prove import extract, read_proof
     from coldstart.graphs.tables import load
 
     try:
