@@ -79,7 +79,11 @@ class NodeReport:
 
 
 class Node(Protocol):
-    """A server as the fleet uses it."""
+    """A server as the fleet uses it. Connections to `place` measure the time to the server; None: they are not measured."""
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Return the address."""
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call a method of its `NodeServers`. Raises NodeLostError."""
