@@ -16,6 +16,7 @@ from typing import Any
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.errors import UsageError
+from coldstart.fleet.live.orders import rank_arguments
 from coldstart.fleet.live.state import ModelDeployment
 from coldstart.fleet.specification import MOST_RANKS, Costs, FleetModel
 from coldstart.host.launches import Launch
@@ -171,9 +172,8 @@ def look_up_pipelines(
         if found.vllm_args.number("pipeline_parallel_size", 1) > 1:
             reasons[ranks] = "the arguments of the model set --pipeline-parallel-size"
             continue
-        args = found.vllm_args.append("--pipeline-parallel-size", str(ranks))
+        args = rank_arguments(found.vllm_args, ranks)
         key = keys.compose(found.model, args)
-        # Without a bundle the ranks would compile: that needs no message of its own.
         pipeline = replace(found, vllm_args=args, key=key, bundle=None, nearest=None).refresh()
         if launch.weights_from and not found.model.weight_files:
             pipeline = pipeline.drop_weights()

@@ -27,6 +27,7 @@ from coldstart.fleet.live.orders import (
     RankOrder,
     RankUp,
     WorkerEvent,
+    rank_arguments,
 )
 from coldstart.host.launches import Launch
 from coldstart.host.live import messages
@@ -244,7 +245,15 @@ def _build_launch(order: RankOrder) -> Launch:
     rank, master = order.rank, order.master
     if master is None:
         return order.launch
-    place = ["--pipeline-parallel-size", str(rank.ranks), "--nnodes", str(rank.ranks)]
-    place += ["--node-rank", str(rank.rank), "--master-addr", master[0], "--master-port", str(master[1])]
+    place = [
+        "--nnodes",
+        str(rank.ranks),
+        "--node-rank",
+        str(rank.rank),
+        "--master-addr",
+        master[0],
+        "--master-port",
+        str(master[1]),
+    ]
     headless = ["--headless"] if rank.rank else []
-    return replace(order.launch, args=Arguments([*order.launch.args, *place, *headless]))
+    return replace(order.launch, args=rank_arguments(order.launch.args, rank.ranks).append(*place, *headless))

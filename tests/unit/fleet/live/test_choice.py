@@ -43,7 +43,7 @@ def test_objectives_by_hand() -> None:
 async def _start(stage: FleetStage, tpot_s: float) -> tuple[int, int]:
     """Deploy the model with the limit, and return (s, w) of the group that its first request starts."""
     costs = Costs(library_s=START_S, prefill_s=PREFILL_S, decode_s=DECODE_S, hop_s=HOP_S)
-    made = deployment("m", ttft_s=TTFT_S, tpot_s=tpot_s)
+    made = deployment("m", words=("--kv-cache-memory-bytes", "1000"), ttft_s=TTFT_S, tpot_s=tpot_s)
     stage.deploy(replace(made, spec=replace(made.spec, size=SIZE, memory=18_000, costs=costs)))
     asked = asyncio.create_task(stage.ask("m"))
     asked.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -53,6 +53,8 @@ async def _start(stage: FleetStage, tpot_s: float) -> tuple[int, int]:
     launched = [server.launch.args for server in stage.rig.servers()]
     sizes = {args.number("pipeline_parallel_size", 1) for args in launched}
     assert sizes == {len(group.workers)} == {len(launched)}
+    # A rank has the KV of its layers only.
+    assert {args.number("kv_cache_memory_bytes", 0) for args in launched} == {1000 // len(launched)}
     return len(group.workers), sum(worker.full for worker in group.workers)
 
 
