@@ -27,18 +27,23 @@ def list_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 def declare_settings(
     default: object, settings: Iterable[tuple[str, Setting]], **shown: object
 ) -> list[inspect.Parameter]:
-    """Return the options of declared settings, with the values of `default`, or those of `shown` by field name."""
+    """Return the options of declared settings, with the values of `default`, or those of `shown` by field name.
+
+    An option whose value in `shown` is a list is repeatable.
+    """
     types = get_type_hints(type(default))
-    return [
-        inspect.Parameter(
-            one.option,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=shown.get(name, getattr(default, name)),
-            annotation=Annotated[types[name], typer.Option(one.flag, help=one.help, metavar=one.unit)],
+
+    def declare(name: str, one: Setting) -> inspect.Parameter:
+        value, about = shown.get(name, getattr(default, name)), one.help
+        kind: Any = types[name]
+        if isinstance(value, list):
+            kind, about = list[kind], f"{about} Repeatable."
+        annotation = Annotated[kind, typer.Option(one.flag, help=about, metavar=one.unit)]
+        return inspect.Parameter(
+            one.option, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=annotation
         )
-        for name, one in settings
-        if one.flag
-    ]
+
+    return [declare(name, one) for name, one in settings if one.flag]
 
 
 def declare_optional(kind: type) -> list[inspect.Parameter]:
