@@ -18,7 +18,6 @@ from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
 from coldstart.models.inspection import Lookup
 from coldstart.scheduling.profile import IterationProfile, ProfileError
-from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.units import parse_size
 from coldstart.weights.load import stage, tensors
@@ -72,8 +71,6 @@ def build_deployment(
         UsageError: A required value is unknown. A lookup may raise other errors, and NoBundleError.
     """
     found = profiles.look_up_launch(launch, cache, offline=offline)
-    if memory is None and not runtime.targets_cpu():
-        raise UsageError("bundles do not contain the GPU memory of a model", hint="--memory 24GB")
     shares: dict[int, tuple[int, ...]] = {}
     if size:
         weights = parse_size(size)
@@ -86,7 +83,7 @@ def build_deployment(
         )
     needed = parse_size(memory) if memory else 0
     if not needed or start_s is None:
-        known = profiles.choose_profile(launch, found)
+        known = profiles.choose_profile(launch, found, needed)
         needed, start_s = needed or known.memory, known.start_s if start_s is None else start_s
     costs = measured_costs(found, start_s, batch)
     if slo[1] < inf and not costs.decode_s:
