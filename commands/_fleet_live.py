@@ -174,7 +174,7 @@ def deploy(
         option(
             "--memory",
             metavar="SIZE",
-            help="Device memory of a worker; default: from its bundle. Required on a GPU.",
+            help="Device memory of a worker; default: from its bundle.",
         ),
     ] = None,
     size: Annotated[

@@ -139,10 +139,11 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
 
 
 def _describe_proof(bundle: Bundle) -> str:
-    """Describe the start that verified the bundle; its memory is what a host reserves on the CPU."""
+    """Describe the start that verified the bundle; a host reserves its memory, or on a GPU that of the device."""
     if (proof := inspection.read_proof(bundle)) is None:
         return "not recorded"
-    return f"ready in {proof.ready_s:.1f} s with {human_bytes(proof.memory_bytes)} of memory"
+    device = f", and {human_bytes(proof.device_bytes)} on the device" if proof.device_bytes else ""
+    return f"ready in {proof.ready_s:.1f} s with {human_bytes(proof.memory_bytes)} of memory{device}"
 
 
 def view_key(key: Key, lookup: Lookup | None = None) -> BundleView:

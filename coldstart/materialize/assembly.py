@@ -30,6 +30,7 @@ from coldstart.models.inspection import NOT_MADE, PROOF_FAILED
 from coldstart.models.resolution import ResolvedModel
 from coldstart.scheduling import profiling
 from coldstart.system import runtime, secrets, timeline
+from coldstart.system.devices.nvml import PeakMemory
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.system.proc.scratch import PROOF, private_directory, scratch
@@ -207,7 +208,8 @@ class Assembly:
             plan, began = self._proof_plan(directory / "socket"), timeline.now()
             process, reader = server_process.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
-                running = server_process.acknowledged(process, reader, began, None, self._show)
+                with PeakMemory(process.pid) as device:
+                    running = server_process.acknowledged(process, reader, began, None, self._show)
                 sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
                 require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
@@ -221,6 +223,8 @@ class Assembly:
         return {
             "ready_s": running.ready_s,
             "memory_bytes": memory,
+            # What a host or a fleet reserves on the device. vLLM's CPU build holds nothing there.
+            "device_bytes": None if runtime.targets_cpu() else device.bytes,
             "spans": Timeline.read(self.events("proof")).phases(),
             "offline_spans": Timeline.read(self.events("offline")).phases(),
         }

@@ -24,7 +24,6 @@ from coldstart.host.live import profiles
 from coldstart.models import inspection, keys
 from coldstart.models.inspection import Lookup
 from coldstart.scheduling.profile import IterationProfile, ProfileError
-from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.units import parse_size
 from coldstart.weights import checkpoint
@@ -79,8 +78,6 @@ def build_deployment(
         UsageError: A required value is unknown. A lookup may raise other errors, and NoBundleError.
     """
     found = profiles.look_up_launch(launch, cache, offline=offline)
-    if memory is None and not runtime.targets_cpu():
-        raise UsageError("bundles do not contain the GPU memory of a model", hint="--memory 24GB")
     shares: dict[int, tuple[int, ...]] = {}
     if size:
         weights = parse_size(size)
@@ -93,7 +90,7 @@ def build_deployment(
         )
     needed, recorded = parse_size(memory) if memory else 0, dict[int, float]()
     if not needed or start_s is None:
-        known = profiles.choose_profile(launch, found)
+        known = profiles.choose_profile(launch, found, needed)
         needed = needed or known.memory
         if start_s is None:
             after_s, load_s = read_stages(found.bundle)
