@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coldstart.artifacts import blobs, canonical, manifest, oci
-from coldstart.artifacts.bundle_source import LayoutSource, small
+from coldstart.artifacts.bundle_source import small
 from coldstart.artifacts.errors import (
     BundleError,
     IndexMismatchError,
@@ -90,7 +90,7 @@ class Bundle:
         return self._read(self.descriptor, LIMITS.manifest)
 
     def _read(self, blob: oci.Descriptor, cap: int) -> bytes:
-        return small(LayoutSource(self.layout), blob, cap)
+        return small(self.layout, blob, cap)
 
     @cached_property
     def manifest(self) -> Manifest:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts.archive import pull_directory
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import (
     DigestMismatchError,
     InvalidReferenceError,
@@ -50,7 +49,7 @@ def push(bundle: Bundle, address: str) -> str:
 
         return HUB + _push_to_hub(bundle, address.removeprefix(HUB))
     target = Store(_directory(address))
-    return f"{target.root}@{target.receive(LayoutSource(bundle.layout), bundle.descriptor).digest}"
+    return f"{target.root}@{target.receive(bundle.layout, bundle.descriptor).digest}"
 
 
 def pull(store: Store, address: str) -> Bundle:
@@ -122,7 +121,7 @@ def _push_to_hub(bundle: Bundle, reference: str) -> str:
     """
     repo, tag = _parse(reference)
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
-        Store(Path(scratch)).receive(LayoutSource(bundle.layout), bundle.descriptor)
+        Store(Path(scratch)).receive(bundle.layout, bundle.descriptor)
         try:
             api = _hub()
             api.create_repo(repo, exist_ok=True)

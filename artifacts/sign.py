@@ -22,7 +22,6 @@ from typing import Annotated
 import msgspec
 from coldstart.artifacts import canonical, files
 from coldstart.artifacts.bundle import Bundle, TrustResult
-from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import (
     BundleError,
     ExposedKeyError,
@@ -158,7 +157,7 @@ class TrustStore:
         require_unexposed(self.directory, state)
         trusted = [read_trusted(path, state) for path in sorted(self.directory.glob("*.pub"))]
         keys = {fingerprint(key): key for key in trusted}
-        found = LayoutSource(bundle.layout).signatures(bundle.descriptor)
+        found = bundle.layout.signatures(bundle.descriptor)
         return [_judge(payload, bundle.digest, keys) for payload in found]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from coldstart.artifacts import files, oci
 from coldstart.artifacts.bundle import Bundle, Trust, best_first
-from coldstart.artifacts.bundle_source import LayoutSource, is_bundle
+from coldstart.artifacts.bundle_source import is_bundle
 from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.oci_layout import OciLayout
@@ -85,8 +85,9 @@ class Store:
 
     def list(self) -> Bundles:
         """Return every bundle in order of publication, without opening a manifest that the index describes."""
-        source = LayoutSource(self.layout)
-        return [Bundle(self.layout, entry) for entry in self.layout.entries() if is_bundle(source, entry)]
+        return [
+            Bundle(self.layout, entry) for entry in self.layout.entries() if is_bundle(self.layout, entry)
+        ]
 
     def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
         """Return the newest version for `key` that `trust` accepts (None: every signer) and this release can read.

@@ -8,7 +8,6 @@ writes the reference page from this table.
 from __future__ import annotations
 
 import os
-import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -241,6 +240,8 @@ _FORMS = (
 
 def is_service_variable(name: str, value: str) -> bool:
     """Return whether a variable of this name and value is one that Kubernetes injects for a service."""
+    import re  # slow to import, and every process of a start imports this module
+
     return any(re.fullmatch(names, name) and re.fullmatch(form, value) for names, form in _FORMS)
 
 

@@ -48,15 +48,6 @@ _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap"
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
-class SnapshotUnusableError(LaunchRefusedError):
-    """The snapshot cannot be thawed here; the message has the expected and the actual value."""
-
-
-def _require_criu() -> None:
-    if (reason := criu.missing()) is not None:
-        raise SnapshotUnusableError(reason, criu.hint())
-
-
 def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> str | None:
     """Build a template for `plan` and freeze it into the existing directory `out`.
 
@@ -64,10 +55,10 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
         The reason why thawed processes cannot share the image's memory, None if they can.
 
     Raises:
-        SnapshotUnusableError: CRIU is missing or may not run.
-        CommandFailedError: The template or the dump fails.
+        CommandFailedError: CRIU is missing or may not run, or the template or the dump fails.
     """
-    _require_criu()
+    if (reason := criu.missing()) is not None:
+        raise CommandFailedError(f"cannot freeze the {level}: {reason}", hint="coldstart doctor")
     meeting = meeting_dir()
     # One at a time: every frozen template listens at the same path.
     with locked(meeting / "lock"):
@@ -156,20 +147,18 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed
     """Thaw the engine that was built from `bundle` and frozen on this machine, for the server of `plan`.
 
     Raises:
-        SnapshotUnusableError: CRIU cannot run, or the snapshot does not exist or does not fit this machine or this start.
+        LaunchRefusedError: CRIU cannot run, or the snapshot does not exist or does not fit this machine or this start.
         BundleError: The compiled code is damaged, or the bundle is not trusted.
     """
-    _require_criu()
     bundle.require_trust("compile", trust)
     images = runtime_image.engine_place(cache.runtimes, bundle.digest)
-    if (reason := runtime_image.obstacle(images)) is not None:
-        raise SnapshotUnusableError(reason)
+    _require_usable(images)
     if bundle.has("compile"):
         try:
             # The image maps the kernels at this path.
             unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
         except OSError as error:
-            raise SnapshotUnusableError(
+            raise LaunchRefusedError(
                 f"the kernels that the snapshot maps cannot be unpacked: {error}"
             ) from error
     return restored(images, plan)
@@ -179,16 +168,14 @@ def _meeting(images: Path) -> Path:
     """Return the directory where the frozen template listened, which also contains its kernels.
 
     Raises:
-        SnapshotUnusableError: The path is unknown, or not a private directory on this machine.
+        LaunchRefusedError: The path is unknown, or not a private directory on this machine.
     """
     try:
         meeting = Path(canonical.read(images / ABOUT)["meeting"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SnapshotUnusableError(
-            "the snapshot does not record the directory where it was frozen"
-        ) from error
+        raise LaunchRefusedError("the snapshot does not record the directory where it was frozen") from error
     if (reason := ownership.private(meeting.parent)) is not None:
-        raise SnapshotUnusableError(f"the snapshot was frozen at {meeting.parent}, and {reason}")
+        raise LaunchRefusedError(f"the snapshot was frozen at {meeting.parent}, and {reason}")
     return meeting
 
 
@@ -196,21 +183,21 @@ def check(images: Path, plan: LaunchPlan) -> None:
     """Check that this machine has the image's files and this start has the image's environment.
 
     Raises:
-        SnapshotUnusableError: A file or a variable differs; the message names it.
+        LaunchRefusedError: A file or a variable differs; the message names it.
     """
     reason = fingerprint.obstacle(images, "snapshot")
     if reason is None:
         read = canonical.read(images / ABOUT)["environment"]
         reason = template_environment.difference(read, os.environ | plan.env, "snapshot")
     if reason is not None:
-        raise SnapshotUnusableError(reason)
+        raise LaunchRefusedError(reason)
 
 
 def restored(images: Path, plan: LaunchPlan) -> Thawed:
     """Thaw the template in `images`, a directory that no other user can write, for the server of `plan`.
 
     Raises:
-        SnapshotUnusableError: The image does not fit, or CRIU fails; the message has the reason.
+        LaunchRefusedError: The image does not fit, or CRIU fails; the message has the reason.
         OSError: A directory cannot be created.
     """
     meeting = _meeting(images)
@@ -235,7 +222,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     if ended:
         reason = first_error(own / "restore.log")
         thawed.end()
-        raise SnapshotUnusableError(f"cannot thaw the snapshot with CRIU: {reason}")
+        raise LaunchRefusedError(f"cannot thaw the snapshot with CRIU: {reason}")
     return thawed
 
 
@@ -296,8 +283,6 @@ def freeze_runtime(cache: Cache, timeout: float) -> Path:
     Raises:
         CommandFailedError: The image cannot be created; the message has the reason.
     """
-    if (reason := criu.missing()) is not None:
-        raise CommandFailedError(f"cannot freeze the runtime: {reason}", hint="coldstart doctor")
     image = runtime_image.place(cache.runtimes)
     model = tiny.build("tiny-llama", cache.models)
     # The settings of a start from a bundle: inductor reads them when it is imported.
@@ -324,7 +309,11 @@ def find_runtime(cache: Cache) -> Path | None:
 
 
 def thaw_runtime(image: Path, plan: LaunchPlan) -> Thawed:
-    """Thaw the template in `image` for the server of `plan`. Raises SnapshotUnusableError, OSError."""
-    if (reason := criu.missing() or runtime_image.obstacle(image)) is not None:
-        raise SnapshotUnusableError(reason, criu.hint())
+    """Thaw the template in `image` for the server of `plan`. Raises LaunchRefusedError, OSError."""
+    _require_usable(image)
     return restored(image, plan)
+
+
+def _require_usable(images: Path) -> None:
+    if (reason := criu.missing() or runtime_image.obstacle(images)) is not None:
+        raise LaunchRefusedError(reason, criu.hint())

@@ -92,7 +92,7 @@ class Assembly:
 
     def offline(self) -> None:
         """Run the real engine in a child process, with empty caches, and collect its results in `out`."""
-        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
+        env = prepare.base_env(self.work / "vllm")
         env |= prepare.inductor_env(self.work / "unused")
         if not runtime.targets_cpu():
             env |= caches.environment(self.work / "caches")
@@ -122,7 +122,7 @@ class Assembly:
             self.not_made["graphs"] = reason
 
     def _graphs_round(self, name: str, task: EngineTask) -> None:
-        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
+        env = prepare.base_env(self.work / "vllm")
         env |= caches.environment(self.work / "caches")
         arguments = self._arguments().append(*graphs.kv_args(self._read("kv"), self.vllm_args))
         with self._stage(name):
@@ -234,7 +234,7 @@ class Assembly:
 
     def _proof_plan(self, socket: Path) -> LaunchPlan:
         info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
-        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
+        env = prepare.base_env(self.work / "vllm")
         args = self._arguments(*fetch.loading(self.vllm_args, self.model)).append("--uds", str(socket))
         if (self.out / "graphs").is_dir():
             args = args.append(*graphs.kv_args(self._read("kv"), self.vllm_args))

@@ -98,11 +98,8 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
     )
     place = runtime_image.engine_place(lookup.cache.runtimes, bundle.digest)
     with phase("freeze a built engine") as say:
-        try:
-            with runtime_image.published(place) as images:
-                unshared = process_snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), images, _FREEZE_S)
-        except process_snapshot.SnapshotUnusableError as error:
-            raise CommandFailedError(f"cannot create a snapshot: {error}", hint="coldstart doctor") from error
+        with runtime_image.published(place) as images:
+            unshared = process_snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), images, _FREEZE_S)
         if unshared is not None:
             say(unshared)
 

@@ -21,6 +21,7 @@ from tools.machine import criu as installed
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
+from coldstart.errors import LaunchRefusedError
 from coldstart.launch import prepare, process_snapshot, server_process
 from coldstart.models import tiny
 from coldstart.system import file_state, fingerprint, paths
@@ -102,7 +103,7 @@ def test_thaw_names_the_module_when_one_byte_of_it_changed(cache: Cache, tmp_pat
     file_state.record_directory("frozen", image, str(runtime_image.FORMAT))
     _thawed(cache).end()
     module.write_text("VALUE = 2\n")
-    with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"/module\.py has changed since"):
+    with pytest.raises(LaunchRefusedError, match=r"/module\.py has changed since"):
         _thawed(cache)
     assert list(paths.runtime_dir().glob("thawed-*")) == []
 
@@ -115,10 +116,10 @@ def test_thaw_leaves_no_files_when_refused_at_any_moment(
 
         def refuse(images: Path, plan: LaunchPlan, seconds: float = milliseconds / 1000) -> None:
             time.sleep(seconds)
-            raise process_snapshot.SnapshotUnusableError("refused")
+            raise LaunchRefusedError("refused")
 
         monkeypatch.setattr(process_snapshot, "check", refuse)
-        with pytest.raises(process_snapshot.SnapshotUnusableError, match="refused"):
+        with pytest.raises(LaunchRefusedError, match="refused"):
             _thawed(cache)
         assert list(paths.runtime_dir().glob("thawed-*")) == [], milliseconds
 
@@ -140,7 +141,7 @@ def test_thaw_does_not_start_criu_when_another_user_could_have_written_the_image
     image = process_snapshot.freeze_runtime(cache, 60)
     spoil(image)
     monkeypatch.setattr(process_snapshot, "_spawn", lambda *_: pytest.fail("CRIU was started"))
-    with pytest.raises(process_snapshot.SnapshotUnusableError):
+    with pytest.raises(LaunchRefusedError):
         _thawed(cache)
 
 
@@ -149,7 +150,7 @@ def test_thaw_refuses_image_when_created_on_another_machine(
 ) -> None:
     process_snapshot.freeze_runtime(cache, 60)
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
-    with pytest.raises(process_snapshot.SnapshotUnusableError, match="was not created on this machine"):
+    with pytest.raises(LaunchRefusedError, match="was not created on this machine"):
         _thawed(cache)
 
 
@@ -167,9 +168,9 @@ def test_freeze_leaves_no_process_and_no_image_when_killed(cache: Cache, home: P
         f"sys.executable = {sys.executable!r}\n"
         f"paths.frozen_dir = lambda: Path({str(home / 'frozen')!r})\n"
         f"tiny.build = lambda name, models: Path({str(tmp_path)!r})\n"
-        "from coldstart.launch import runtime_snapshot, process_snapshot\n"
+        "from coldstart.launch import process_snapshot\n"
         "process_snapshot.fingerprint.write = lambda *_: (print('built', flush=True), __import__('time').sleep(60))\n"
-        "runtime_snapshot.freeze_runtime(paths.Cache.at(), 60)\n"
+        "process_snapshot.freeze_runtime(paths.Cache.at(), 60)\n"
     )
     maker = subprocess.Popen([f"{sys.prefix}/bin/python", "-P", "-c", script], stdout=subprocess.PIPE)
     assert maker.stdout is not None and maker.stdout.readline() == b"built\n"

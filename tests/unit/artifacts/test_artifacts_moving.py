@@ -13,12 +13,12 @@ from coldstart.artifacts import oci, remote, sign
 from coldstart.artifacts.archive import export_archive, import_archive
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import (
     DigestMismatchError,
     InvalidReferenceError,
     MissingBlobError,
 )
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, publish, write_tree
 
@@ -108,7 +108,7 @@ def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path, monkeypatch
 
 
 def test_a_blob_that_is_pruned_during_a_pull_is_an_error(store: Store, tmp_path: Path) -> None:
-    class Pruning(LayoutSource):
+    class Pruning(OciLayout):
         def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
             other.prune(keep=None, drop=other.list())
             return super().signatures(subject)
@@ -116,9 +116,9 @@ def test_a_blob_that_is_pruned_during_a_pull_is_an_error(store: Store, tmp_path:
     bundle, other = publish(store, tmp_path, run=1), Store(tmp_path / "other")
     publish(other, tmp_path, run=2)  # whose section `compile` is not fetched again
     with pytest.raises(MissingBlobError, match="pruned meanwhile"):
-        other.receive(Pruning(store.layout), bundle.descriptor)
+        other.receive(Pruning(store.root), bundle.descriptor)
     assert other.list() == []
-    assert other.receive(LayoutSource(store.layout), bundle.descriptor) == bundle and check(bundle) == []
+    assert other.receive(store.layout, bundle.descriptor) == bundle and check(bundle) == []
 
 
 def test_prune_keeps_the_newest_and_what_it_needs(store: Store, tmp_path: Path) -> None:

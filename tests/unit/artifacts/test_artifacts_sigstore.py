@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import oci, sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import LayoutSource, list_signatures, small
+from coldstart.artifacts.bundle_source import list_signatures, small
 from coldstart.artifacts.store import Store
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tools.bundles import publish
@@ -21,7 +21,7 @@ def bundle(store: Store, tmp_path: Path) -> Bundle:
 
 
 def _attestation(bundle: Bundle) -> tuple[oci.ImageManifest, bytes]:
-    source = LayoutSource(bundle.layout)
+    source = bundle.layout
     found = list_signatures(source, bundle.layout.entries(), bundle.descriptor)
     (image,) = [image for _, image in found if image.artifact_type == oci.SIGNATURE_TYPE]
     return image, small(source, image.layers[0], 1 << 14)

@@ -12,7 +12,7 @@ from support.engines import FakeThawed
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailedError
+from coldstart.errors import CommandFailedError, LaunchRefusedError
 from coldstart.launch import process_snapshot, template_pool
 from coldstart.launch.server import Server
 from coldstart.models import tiny
@@ -97,7 +97,7 @@ def test_start_is_fresh_with_a_reason_when_the_thawed_template_refuses(
     start: Callable[..., Server], thawed: FakeThawed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(image: Path, plan: LaunchPlan) -> FakeThawed:
-        raise process_snapshot.SnapshotUnusableError("the snapshot was made with /a.py (sha256 0), found 1")
+        raise LaunchRefusedError("the snapshot was made with /a.py (sha256 0), found 1")
 
     monkeypatch.setattr(process_snapshot, "restored", refuses)
     document = start("runtime-snapshot").document()

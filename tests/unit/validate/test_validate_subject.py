@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import sign
+from coldstart.artifacts import blobs, sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from safetensors.numpy import load_file, save_file
@@ -22,7 +22,7 @@ from coldstart.models.inspection import Lookup
 from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.validate import start, validation
-from coldstart.validate.checks import Finding
+from coldstart.validate.checks import Finding, check_bundle
 from coldstart.validate.launchers import Subject
 from coldstart.validate.validation import Source, ValidationRequest
 from coldstart.weights import weights_plan as weights
@@ -184,3 +184,27 @@ def test_a_bundle_is_validated_with_its_own_weights(
     if expected == ["CS-OTHER-WEIGHTS"]:
         (finding,) = report.findings
         assert f"coldstart materialize {other} --force -- --max-model-len 512" in finding.hint
+
+
+def damage(bundle: Bundle, section: str) -> None:
+    path = blobs.blob_path(bundle.layout.root, bundle.entry(section).digest)
+    path.chmod(0o600)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_damage_is_found_by_checksum_and_not_by_manifest(bundle: Bundle) -> None:
+    damage(bundle, "compile")
+    assert check_bundle(bundle, "manifest").findings == ()
+    report = check_bundle(bundle, "checksum")
+    assert [finding.subject for finding in report.findings] == ["compile"]
+    assert report.fails("error")
+
+
+def test_foreign_machine_is_reported_by_field(bundle: Bundle) -> None:
+    foreign = {"hardware.name": "gpu", "hardware.sms": 80, "runtime.vllm": "0.32", "model.name": "other"}
+    report = check_bundle(bundle, "manifest", fingerprint=foreign)
+    assert [finding.subject for finding in report.findings] == ["hardware.name", "hardware.sms"]
+    assert {finding.code for finding in report.findings} == {"CS-KEY-MISMATCH"}
+    assert "requires 'cpu', the machine has 'gpu'" in report.findings[0].message
