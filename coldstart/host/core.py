@@ -16,7 +16,7 @@ from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
 from coldstart.host.pending import PendingRequests
 from coldstart.host.residents import Residents
-from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
+from coldstart.host.specification import REFUSE, HostSettings, ModelSpec
 
 
 class Core:
@@ -77,8 +77,8 @@ class Core:
         now: float,
     ) -> Iterator[Action]:
         match event:
-            case events.Started(_, seconds, memory):
-                self.residents.ready(model, now, seconds, memory)
+            case events.Started(_, seconds):
+                self.residents.ready(model, now, seconds)
             case events.Failed() if model.leaving:
                 # The host had already ordered this process to end.
                 self.residents.complete_leave(model, now)
@@ -86,8 +86,8 @@ class Core:
                 yield from self._failed(model, Failure(reason, hint, code), now, external)
             case events.Left():
                 self.residents.complete_leave(model, now)
-            case events.Measured(_, memory, tier) if tier != AWAKE or model.state is State.READY:
-                self.residents.measured(model, memory, tier)
+            case events.Measured(_, memory) if model.state is State.READY:
+                self.residents.measured(model, memory)
             case events.Outdated(_, reason) if model.state in (State.READY, State.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now, reason)
         self._watch(model)

@@ -73,9 +73,9 @@ class Model:
             raise IllegalTransitionError(f"{self.spec.name} may not start before {self.retry_at}")
         self._enter(State.STARTING, now)
 
-    def ready(self, now: float, seconds: float, memory: int | None) -> None:
+    def ready(self, now: float, seconds: float) -> None:
         self._only("ready", State.STARTING)
-        self.observed.started(self.tier, seconds, memory)
+        self.observed.started(self.tier, seconds)
         self.tier, self.failures, self.failure, self.retry_at = self.spec.tiers[0], 0, None, 0.0
         self.killed_starts = 0
         self._enter(State.READY, now)

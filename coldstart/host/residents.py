@@ -14,7 +14,7 @@ from coldstart.errors import UsageError
 from coldstart.host.events import Failure
 from coldstart.host.model_state import Model, State
 from coldstart.host.policies import ModelCost, make
-from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier
+from coldstart.host.specification import HostSettings, ModelSpec, Tier
 
 
 class MemoryAccount:
@@ -31,16 +31,8 @@ class MemoryAccount:
         """Return the free bytes; negative if measurements exceed the capacity."""
         return self.capacity - self.used
 
-    def reserve(self, model: str, size: int) -> None:
-        """Reserve `size` bytes in total for `model`. Raises ValueError if they do not fit."""
-        if size - self.reserved(model) > max(0, self.free()):
-            raise ValueError(
-                f"{model} needs {size} bytes, but only {self.free() + self.reserved(model)} are free"
-            )
-        self.record(model, size)
-
     def record(self, model: str, size: int) -> None:
-        """Record the measured bytes of `model`, whether they fit or not."""
+        """Set the bytes of `model`, whether they fit or not."""
         self.used += size - self._reserved.pop(model, 0)
         if size:
             self._reserved[model] = size
@@ -97,18 +89,8 @@ class DeviceMemory(MemoryAccount):
         """Return the bytes of `size` that the model takes in a place."""
         return share(size, self.devices(model), place)
 
-    def reserve(self, model: str, size: int) -> None:
-        """Reserve `size` bytes in total for `model`. Raises ValueError if they do not fit, or if one of its GPUs lacks room."""
-        for number in self.devices(model):
-            account, part = self.account(number), self.share(model, size, number)
-            if part - account.reserved(model) > max(0, account.free()):
-                raise ValueError(
-                    f"{model} needs {part} bytes of GPU {number}, but only {account.free()} are free"
-                )
-        super().reserve(model, size)
-
     def record(self, model: str, size: int) -> None:
-        """Record the measured bytes of `model`, whether they fit or not."""
+        """Set the bytes of `model`, whether they fit or not."""
         super().record(model, size)
         for number in self.devices(model):
             self.account(number).record(model, self.share(model, size, number))
@@ -296,7 +278,7 @@ class Residents:
     def start(self, model: Model, now: float) -> Tier:
         """Reserve the memory and start the model; return the tier that it starts from."""
         known = self.device.reserved(model.spec.name) > 0
-        self.device.reserve(model.spec.name, model.observed.memory)
+        self.device.record(model.spec.name, model.observed.memory)
         model.start(now)
         self._starting.add(model.spec.name)
         self.price(model)
@@ -314,7 +296,7 @@ class Residents:
     def _book_beside(self, model: Model, size: int) -> None:
         """Reserve host memory, which decides the tiers available to other models, and so their costs."""
         if size != self.beside.reserved(model.spec.name):
-            self.beside.reserve(model.spec.name, size)
+            self.beside.record(model.spec.name, size)
             self._reprice()
 
     def complete_leave(self, model: Model, now: float) -> None:
@@ -326,22 +308,17 @@ class Residents:
         if self.device.reserved(model.spec.name):
             self.policy.loaded(model.spec.name, now)
 
-    def ready(self, model: Model, now: float, seconds: float, memory: int | None) -> None:
-        model.ready(now, seconds, memory)
+    def ready(self, model: Model, now: float, seconds: float) -> None:
+        model.ready(now, seconds)
         self._starting.discard(model.spec.name)
         self._book_beside(model, 0)
         self.device.record(model.spec.name, model.observed.memory)
         self.price(model)
 
-    def measured(self, model: Model, memory: int, tier: str = AWAKE) -> None:
-        """Record the measured bytes, even above the capacity; those of another tier take effect when the model is in it."""
-        if tier not in {one.name for one in model.spec.tiers}:
-            return
-        model.observed.measured(tier, memory)
-        if model.state is State.READY and tier == AWAKE:
-            self.device.record(model.spec.name, memory)
-        elif model.state is State.ASLEEP and model.tier.name == tier:
-            self.device.record(model.spec.name, model.observed.memory_in(model.tier))
+    def measured(self, model: Model, memory: int) -> None:
+        """Record the measured bytes of a model that serves, even above the capacity."""
+        model.observed.measured(memory)
+        self.device.record(model.spec.name, memory)
         self.price(model)
 
     def failed(self, model: Model, reason: Failure, now: float, external: bool) -> None:

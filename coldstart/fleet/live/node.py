@@ -33,6 +33,7 @@ from coldstart.host.launches import Launch
 from coldstart.host.live import messages
 from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.servers import PATIENCE_S, ModelServer, Starter, StartFailedError
+from coldstart.host.live.starter import StartOrder
 from coldstart.launch.scheduler import reserve_cores
 from coldstart.system.ipc.addresses import free_port
 from coldstart.vllm.handover.arguments import handover_arguments
@@ -123,7 +124,7 @@ class NodeServers:
                 env |= reserve_cores(launch.args.ranks_per_node())
                 words = handover_arguments(self.host, f"{launch.model}@{launch.revision or ''}")
                 launch = replace(launch, args=Arguments([*launch.args, *words]))
-            server = self.servers.begin(launch, order.deadline_s, listen, env, pace)
+            server = self.servers.begin(StartOrder(launch, order.deadline_s, listen, env, pace))
         except OSError as error:  # no descriptor, no disk, no process
             self._report(RankEnded(worker, f"cannot start a server: {error.strerror or error}"))
             return

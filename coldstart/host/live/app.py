@@ -38,40 +38,25 @@ from coldstart.host.live.exchange import Exchange
 from coldstart.host.live.front import Front
 from coldstart.host.live.messages import BodyMemory, Receive, Scope, Send
 
-_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
-_POLICY = (
-    "default-src 'none'; connect-src 'self'; script-src {scripts}; style-src 'unsafe-inline';"
-    " base-uri 'none'; form-action 'none'"
-)
-
 
 @cache
-def read_page() -> str:
-    """Return the page as one HTML document."""
+def read_page() -> tuple[bytes, dict[str, str]]:
+    """Return the page as one HTML document, and its headers. No other page may show it in a frame."""
     text = files(__package__).joinpath("ui.html").read_text(encoding="utf-8")
-    return text.replace("<!--policy-->", escape(_policy(text), quote=False), 1)
-
-
-def _policy(text: str) -> str:
-    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()) for script in _SCRIPT.findall(text)]
-    return _POLICY.format(scripts=" ".join(f"'sha256-{digest.decode()}'" for digest in digests))
-
-
-@cache
-def encode_page() -> bytes:
-    """Return the encoded page, one object for all clients: unread answers take no memory of their own."""
-    return read_page().encode()
-
-
-@cache
-def page_headers() -> dict[str, str]:
-    """Return the page's response headers. No other page may show it in a frame."""
-    return {
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    policy = (
+        f"default-src 'none'; connect-src 'self'; script-src {allowed}; style-src 'unsafe-inline';"
+        " base-uri 'none'; form-action 'none'"
+    )
+    headers = {
         "Cache-Control": "no-cache",
-        "Content-Security-Policy": f"{_policy(read_page())}; frame-ancestors 'none'",
+        "Content-Security-Policy": f"{policy}; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
+    return text.replace("<!--policy-->", escape(policy, quote=False), 1).encode(), headers
 
 
 HEARTBEAT_S = 5.0
@@ -189,4 +174,5 @@ class Gateway:
         return RedirectResponse("../ui" + (f"?{query}" if query else ""))
 
     async def _ui(self, request: Request) -> Response:
-        return Response(encode_page(), media_type="text/html", headers=page_headers())
+        page, headers = read_page()
+        return Response(page, media_type="text/html", headers=headers)

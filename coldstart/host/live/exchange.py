@@ -193,62 +193,57 @@ class Exchange:
                 body=body,
             )
         async with ticket.answer as answer:
-            if later and self.stream is not None:
-                await self._go_on(self.stream, answer, ticket)
-                return
-            if self.status and answer.status != 200:
-                # The response headers announced a stream: the error is its only event.
-                await self._more(messages.event(await answer.read()), last=True)
-                return
+            if answer.status != 200 and (later or self.status):
+                content = await answer.read()
+                if not later:
+                    # The response headers announced a stream: the error is its only event.
+                    await self._more(messages.event(content), last=True)
+                    return
+                detail = content[:200].decode(errors="replace")
+                raise DisconnectedError(
+                    f"the server that should continue a broken stream answered {answer.status} {detail}"
+                )
             piece = await answer.piece()
             # A longer answer would have to be held back.
             if not self.streams and answer.whole and _is_aborted(piece):
                 raise AbortedError("the server aborted the request when it ended")
             ticket.went_on()
-            self.first_s, self.body = time.perf_counter() - self.began, b""
-            if self.stream is not None and answer.status != 200:
-                self.stream = ticket.stream = None
-            if self.stream is None:
-                self._release()
-            if self.status:
-                await self._more(messages.comment("coldstart " + self._timing(replica, ticket)))
-            else:
-                passed = messages.forward_response(answer.headers, streams=self.streams)
-                own = messages.build_for_response(self.id, replica.mode, self._timing(replica, ticket))
-                await self._start(answer.status, [*passed, *own])
-            facts, send, next_piece = self.front.facts.get_model(replica.name), self.send, answer.piece
-            if self.stream is not None:
-                await self._kept(self.stream, answer, piece)
-                return
-            while piece:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-                facts.chunks_streamed += 1
-                piece = await next_piece()
-            await self._more(b"", last=True)
+            if not later:
+                await self._begin_answer(answer, replica, ticket)
+            await self._forward(answer, piece, replica.name)
 
-    async def _go_on(self, stream: Continuation, answer: UpstreamAnswer, ticket: Ticket) -> None:
-        """Pass on the rest of a stream that another server began."""
-        if answer.status != 200:
-            detail = (await answer.read())[:200].decode(errors="replace")
-            raise DisconnectedError(
-                f"the server that should continue a broken stream answered {answer.status} {detail}"
-            )
-        piece = await answer.piece()
-        ticket.went_on()
-        await self._kept(stream, answer, piece)
+    async def _begin_answer(self, answer: UpstreamAnswer, replica: Replica, ticket: Ticket) -> None:
+        """Send the headers of the first answer, or what they would say if a stream has begun."""
+        self.first_s, self.body = time.perf_counter() - self.began, b""
+        if self.stream is not None and answer.status != 200:
+            self.stream = ticket.stream = None
+        if self.stream is None:
+            self._release()
+        timing = messages.format_timing(replica, ticket, self.first_s)
+        if self.status:
+            await self._more(messages.comment("coldstart " + timing))
+            return
+        passed = messages.forward_response(answer.headers, streams=self.streams)
+        await self._start(
+            answer.status, [*passed, *messages.build_for_response(self.id, replica.mode, timing)]
+        )
 
-    async def _kept(self, stream: Continuation, answer: UpstreamAnswer, piece: bytes) -> None:
-        """Pass on complete events and record them. Raises DisconnectedError if the stream ends too early."""
-        facts = self.front.facts.get_model(self.ticket.route.model) if self.ticket else None
+    async def _forward(self, answer: UpstreamAnswer, piece: bytes, model: str) -> None:
+        """Pass the pieces on, those of a resumable stream as complete events, which are recorded.
+
+        Raises:
+            DisconnectedError: The stream ended too early.
+        """
+        facts, send, stream = self.front.facts.get_model(model), self.send, self.stream
         while piece:
-            if passed := stream.take(piece):
-                await self.send({"type": "http.response.body", "body": passed, "more_body": True})
-                if facts is not None:
-                    facts.chunks_streamed += 1
-            if stream.broken:
+            passed = piece if stream is None else stream.take(piece)
+            if passed:
+                await send({"type": "http.response.body", "body": passed, "more_body": True})
+                facts.chunks_streamed += 1
+            if stream is not None and stream.broken:
                 raise DisconnectedError(stream.broken)
             piece = await answer.piece()
-        if not stream.over:
+        if stream is not None and not stream.over:
             raise DisconnectedError("the stream ended before its last event")
         await self._more(b"", last=True)
 
@@ -299,9 +294,6 @@ class Exchange:
 
     async def _more(self, piece: bytes, *, last: bool = False) -> None:
         await self.send({"type": "http.response.body", "body": piece, "more_body": not last})
-
-    def _timing(self, replica: Replica, ticket: Ticket) -> str:
-        return messages.format_timing(replica, ticket, self.first_s)
 
 
 def _is_aborted(answer: bytes) -> bool:

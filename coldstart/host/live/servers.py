@@ -15,18 +15,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from coldstart.contract import environment
-from coldstart.contract.weights import PacedFetch
 from coldstart.errors import UsageError
 from coldstart.host.events import Failure
-from coldstart.host.launches import Launch
 from coldstart.host.live.server_log import ServerLog
 from coldstart.host.live.starter import StartOrder
 from coldstart.launch.modes import STANDBY
@@ -267,19 +264,8 @@ class Starter:
             with suppress(OSError):  # no memory or descriptor: the next check tries again
                 self.warm()
 
-    def begin(
-        self,
-        launch: Launch,
-        deadline_s: float,
-        listen: Sequence[str] = (),
-        env: Mapping[str, str] = MappingProxyType({}),
-        pace: PacedFetch | None = None,
-        *,
-        template: str | None = None,
-    ) -> ModelServer:
-        """Start a server, or a template of this level for the servers that are begun here; returns at once.
-
-        The arguments are those of StartOrder. Without `listen` the server listens at its socket.
+    def begin(self, order: StartOrder) -> ModelServer:
+        """Start a server, or a template for the servers that are begun here; returns at once.
 
         Raises:
             OSError: The order cannot be sent.
@@ -287,28 +273,24 @@ class Starter:
         self._number += 1
         path = self.directory / f"{self._number}.sock"
         log = self.directory / f"{self._number}.log"
-        order = StartOrder(
-            launch,
-            deadline_s,
-            str(self.cache.root),
-            str(self.directory / "templates"),
-            self.offline,
-            tuple(listen or ("--uds", str(path))),
-            dict(env),
-            pace,
-            template,
+        order = replace(
+            order,
+            listen=order.listen or ("--uds", str(path)),
+            cache=str(self.cache.root),
+            templates=str(self.directory / "templates"),
+            offline=self.offline,
         )
         with log.open("ab") as file:
             ours, theirs = socket.socketpair()
             with theirs:
                 # If this fails, closing `theirs` ends the lease at once.
-                self._order(order.encode(), (theirs.fileno(), file.fileno()))
+                self._send(order.encode(), (theirs.fileno(), file.fileno()))
         server = ModelServer(path, log, ours)
         self._living.add(server)
         server.ended.add_done_callback(lambda _: self._living.discard(server))
         return server
 
-    def _order(self, message: Mapping[str, Any], descriptors: tuple[int, ...]) -> None:
+    def _send(self, message: Mapping[str, Any], descriptors: tuple[int, ...]) -> None:
         for _ in range(2):
             with suppress(OSError):
                 self.warm()

@@ -116,7 +116,7 @@ def build_status() -> dict[str, Any]:
     )
     facts = HostFacts(url="http://127.0.0.1:8000", pid=7, version="1.2.3")
     core.handle(Arrived("1", NAME), 2.0)
-    core.handle(Started(NAME, 3.0, 10 << 30), 5.0)
+    core.handle(Started(NAME, 3.0), 5.0)
     facts.get_model(NAME).gpu_memory_bytes = 9 << 30
     facts.get_model(NAME).next_prewarm_unix_s = 1e9
     facts.get_model(NAME).last_start = {
@@ -130,9 +130,10 @@ def build_status() -> dict[str, Any]:
 
 
 def test_page_is_self_contained_and_requests_its_host_only() -> None:
-    pages.check(app.read_page())
-    assert "connect-src 'self'" in app.read_page()
-    assert "innerHTML" not in app.read_page().rpartition("</script>")[0].rpartition("<script>")[2]
+    page = app.read_page()[0].decode()
+    pages.check(page)
+    assert "connect-src 'self'" in page
+    assert "innerHTML" not in page.rpartition("</script>")[0].rpartition("<script>")[2]
 
 
 def test_page_needs_no_key() -> None:
@@ -141,7 +142,7 @@ def test_page_needs_no_key() -> None:
     endpoint = GatewayEndpoint(api_key="k", allow_hosts=("testserver",))
     client = TestClient(Gateway(front, endpoint=endpoint))
     answer = client.get("/ui")
-    assert (answer.status_code, answer.text) == (200, app.read_page())
+    assert (answer.status_code, answer.content) == (200, app.read_page()[0])
     assert answer.headers["content-type"].startswith("text/html")
     for path, moved in {"/ui/": "../ui", "/ui/?theme=dark&a=%20": "../ui?theme=dark&a=%20"}.items():
         redirect = client.get(path, follow_redirects=False)

@@ -15,6 +15,7 @@ from support.fake_upstream import run, wait_until
 from coldstart.host.launches import Launch
 from coldstart.host.live import servers
 from coldstart.host.live.servers import ModelServer, Starter, StartFailedError
+from coldstart.host.live.starter import StartOrder
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
 from coldstart.system.proc import exits, processes, scratch
@@ -107,12 +108,12 @@ def test_starter_process_that_begins_no_order_is_replaced(
         os.kill(first.pid, signal.SIGSTOP)  # it takes no order, whatever comes first
         with monkeypatch.context() as hasty:
             hasty.setattr(servers, "BEGIN_S", 0.0)
-            lost = starter.begin(Launch("a", "/nowhere"), 9.0)
+            lost = starter.begin(StartOrder(Launch("a", "/nowhere"), 9.0))
             os.kill(first.pid, number)
             assert await lost.ended == "the server's starter process was killed" and lost.was_killed
         await wait_until(lambda: starter._process is not None and starter._process is not first)
         with pytest.raises(StartFailedError, match="/nowhere"):
-            await starter.begin(Launch("a", "/nowhere"), 9.0).ready
+            await starter.begin(StartOrder(Launch("a", "/nowhere"), 9.0)).ready
         await starter.close()
         assert first.wait() == -signal.SIGKILL
 
