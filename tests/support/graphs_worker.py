@@ -160,7 +160,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
     monkeypatch.setattr(record, "TorchFramework", framework)
     monkeypatch.setattr(record, "ModuleWatch", lambda log: None)
     monkeypatch.setattr(record, "consumes_random", lambda graph: False)
-    monkeypatch.setattr(restore, "make_attributes", lambda runner, wanted: {})
+    monkeypatch.setattr(restore, "create_output", lambda runner, like: None)
     return now
 
 

@@ -21,6 +21,7 @@ from coldstart.contract.graphs import CAPTURE_NEXT
 from coldstart.system import timeline
 from coldstart.vllm.graphs.hooks import log
 
+ALL_BEFORE = "vLLM captures all CUDA graphs before the server is ready"
 FIRST = (1, 2, 4, 8)
 PATIENCE_S, PAUSE_S = 1.0, 0.01
 """Longest time to wait for a moment without requests before each capture, and the interval of looking, in seconds."""
@@ -127,16 +128,13 @@ class Deferral:
         self._waiting, self._captured = list[Item](), list[Item]()
         self._sizes: Sizes | None = None
         self._own: Callable[[], Any] = lambda: None
-        self.reason: str | None = None
-
-    def fallbacks(self) -> dict[str, str]:
-        return {"*": self.reason} if self.reason else {}
+        self.fallbacks: dict[str, str] = {}
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
         """Run vLLM's capture for the first sizes and hide the others; for all if they cannot be deferred."""
         found = find_sizes(runner)
         if isinstance(found, str):
-            self.reason = f"vLLM captures all CUDA graphs before the server is ready: {found}"
+            self.fallbacks["*"] = f"{ALL_BEFORE}: {found}"
             return own()
         self._sizes, self._own = found, own
         first, self._waiting = divide(found.items())

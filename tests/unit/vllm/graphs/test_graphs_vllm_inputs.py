@@ -81,7 +81,7 @@ def test_only_memory_that_relocations_name_is_stored_and_copied_when_large_tenso
         (bundle / FOLDER / d).stat().st_size == size[s] for s, d in inputs.static["FULL:num_tokens=8"].items()
     )
     session, _ = start(here, bundle, before=watch)
-    assert session.fallbacks() == {}
+    assert session.fallbacks == {}
     model, copies = processes[-1]
     # One graph is the canary: its inputs are saved, written and restored.
     assert _copied(model, copies) == {symbol: 3 * size[symbol] for symbol in expected}

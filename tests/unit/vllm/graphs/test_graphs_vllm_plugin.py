@@ -197,7 +197,7 @@ def test_refused_start_captures_graphs(
 ) -> None:
     copy = Path(shutil.copytree(bundle_directory, tmp_path / "b"))
     tables = stored.load(copy)
-    tables.report["vllm"] = {"attributes": {}}
+    tables.report["vllm"] = {"output": {}}
     seal = stored.save(tables, copy, {})
     proof = json.loads((copy / gate.PROOF).read_text())
     (copy / gate.PROOF).write_text(json.dumps(proof | {"seal": seal}))
@@ -208,7 +208,7 @@ def test_refused_start_captures_graphs(
 
     monkeypatch.setattr(session, "_restore", broken)
     assert session.run(_runner(), lambda: "captured") == "captured"
-    assert session.fallbacks() == {"*": "no device"}
+    assert session.fallbacks == {"*": "no device"}
 
 
 def test_modules_are_worked_on_when_they_are_imported(

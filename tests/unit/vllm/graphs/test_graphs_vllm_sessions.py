@@ -54,13 +54,13 @@ def test_recorded_and_proved_inside_the_worker(bundle_directory: Path) -> None:
 
 def test_a_start_captures_nothing(here: dict[str, SimModel], bundle_directory: Path) -> None:
     session, runner = start(here, bundle_directory)
-    assert runner.cudagraph_manager.captured == [] and session.fallbacks() == {}
+    assert runner.cudagraph_manager.captured == [] and session.fallbacks == {}
     assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
     assert all(rows for rows in runner.cudagraph_manager._candidates.values())
 
 
 def test_every_graph_can_be_a_canary(here: dict[str, SimModel], bundle_directory: Path) -> None:
-    assert start(here, bundle_directory, canary="all")[0].fallbacks() == {}
+    assert start(here, bundle_directory, canary="all")[0].fallbacks == {}
 
 
 def test_a_wrong_canary_drops_everything_before_the_first_answer(
@@ -70,7 +70,7 @@ def test_a_wrong_canary_drops_everything_before_the_first_answer(
     proof["hashes"]["FULL:num_tokens=1"] = "0" * 64
     (bundle_directory / gate.PROOF).write_text(json.dumps(proof))
     session, runner = start(here, bundle_directory)
-    assert "canary" in session.fallbacks()["*"] and runner.cudagraph_manager.captured == [256, 64, 8, 1]
+    assert "canary" in session.fallbacks["*"] and runner.cudagraph_manager.captured == [256, 64, 8, 1]
     assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
     assert not here["model"].reserved
 
@@ -97,7 +97,7 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(
 
     monkeypatch.setattr(Runner, "own", captures)
     session, runner = start(here, bundle_directory)
-    assert "OUT_OF_MEMORY" in session.fallbacks()["FULL:num_tokens=256"]
+    assert "OUT_OF_MEMORY" in session.fallbacks["FULL:num_tokens=256"]
     assert 256 in runner.cudagraph_manager.captured and _equal(runner)[256]
 
 
@@ -106,7 +106,7 @@ def test_another_driver_of_the_same_branch_captures(
 ) -> None:
     monkeypatch.setattr(nvml, "driver", lambda: "580.159.04")
     session, runner = start(here, bundle_directory)
-    assert session.fallbacks()["*"].endswith("this machine has 580.159.04")
+    assert session.fallbacks["*"].endswith("this machine has 580.159.04")
     assert runner.cudagraph_manager.captured == [256, 64, 8, 1]
 
 
@@ -116,7 +116,7 @@ def test_several_ranks_are_captured(
     here["model"] = model = SimModel(SHAPE, 300)
     runner = Runner(model, parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1))
     session = restore.Restoring(bundle_directory)
-    assert session.run(runner, runner.own) == "captured" and "collectives" in session.fallbacks()["*"]
+    assert session.run(runner, runner.own) == "captured" and "collectives" in session.fallbacks["*"]
     (tmp_path / "ranks").mkdir()
     record.GraphRecording(tmp_path / "ranks").run(runner, runner.own)
     assert "collectives" in (tmp_path / "ranks" / offline.REASON).read_text()
@@ -133,7 +133,7 @@ def test_graphs_in_the_pool_of_the_sleep_mode_are_captured(
     runner.cudagraph_manager.pool = (0, 99)
     session = restore.Restoring(bundle_directory)
     assert session.run(runner, runner.own) == "captured"
-    assert "--sleep-mode-offload-cudagraph" in session.fallbacks()["*"]
+    assert "--sleep-mode-offload-cudagraph" in session.fallbacks["*"]
     (tmp_path / "asleep").mkdir()
     record.GraphRecording(tmp_path / "asleep").run(runner, runner.own)
     assert "--sleep-mode-offload-cudagraph" in (tmp_path / "asleep" / offline.REASON).read_text()
