@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.graphs_worker import OUT, here, materialize, start
+from support.graphs_worker import OUT, materialize, start
 
 from coldstart.graphs import tables
 from coldstart.graphs.errors import GraphRefusedError
@@ -16,8 +16,6 @@ from coldstart.vllm.graphs.hooks import refuse_unsupported
 from tests.support.graphs.model import Shape, SimModel
 
 torch = pytest.importorskip("torch")
-__all__ = ["here"]
-
 HIDDEN = (2048, 4096)
 WRITTEN = 8
 GRAPH = "FULL:num_tokens=8"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.graphs_worker import INPUTS, OUT, SHAPE, Graph, Runner, here, materialize, start
+from support.graphs_worker import INPUTS, OUT, SHAPE, Graph, Runner, start
 
 from coldstart.graphs import offline
 from coldstart.graphs import prove as gate
@@ -20,12 +21,11 @@ from coldstart.vllm.graphs.hooks import refuse_unsupported
 from tests.support.graphs.model import SimModel
 
 pytest.importorskip("torch")
-__all__ = ["here"]
 
 
 @pytest.fixture
-def bundle_directory(here: dict[str, SimModel], tmp_path: Path) -> Path:
-    return materialize(here, tmp_path)
+def bundle_directory(rounds_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(rounds_bundle, tmp_path / "bundle"))
 
 
 def _equal(runner: Runner) -> dict[int, bool]:
