@@ -105,9 +105,6 @@ class Framework:
         captured: Captured = self._capture(key).captured
         return captured
 
-    def refusal(self, key: str) -> str | None:
-        return self.refusals.get(key)
-
 
 @dataclass
 class Runner:

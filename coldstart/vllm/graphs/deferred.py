@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from coldstart.contract.graphs import CAPTURE_NEXT
 from coldstart.system import timeline
@@ -29,22 +29,6 @@ Item = tuple[Any, Any]
 """Mode and batch descriptor of one graph."""
 
 
-class Sizes(Protocol):
-    """The graphs of a runner, as its dispatch and its capture see them."""
-
-    def items(self) -> list[Item]:
-        """Return all graphs that vLLM would capture, in its order."""
-
-    def hide(self, item: Item) -> None:
-        """Make dispatch avoid the graph, and drop it if it was captured."""
-
-    def show(self, item: Item) -> None:
-        """Make dispatch use the graph, which was captured."""
-
-    def limited(self, items: Sequence[Item]) -> Any:
-        """Return a context manager in which vLLM captures only these graphs."""
-
-
 class DispatcherSizes:
     """Graphs of the runner in v1/worker/gpu_model_runner.py, by its CudagraphDispatcher."""
 
@@ -52,9 +36,11 @@ class DispatcherSizes:
         self._dispatcher = dispatcher
 
     def items(self) -> list[Item]:
+        """Return all graphs that vLLM would capture, in its order."""
         return [(mode, one) for mode, rows in self._dispatcher.get_capture_descs() for one in rows]
 
     def hide(self, item: Item) -> None:
+        """Make dispatch avoid the graph, and drop it if it was captured."""
         self._dispatcher.cudagraph_keys[item[0]].discard(item[1])
 
     def show(self, item: Item) -> None:
@@ -62,6 +48,7 @@ class DispatcherSizes:
 
     @contextmanager
     def limited(self, items: Sequence[Item]) -> Iterator[None]:
+        """Let vLLM capture only these graphs in the block."""
         hidden = [item for item in items if item[1] not in self._dispatcher.cudagraph_keys[item[0]]]
         self._dispatcher.get_capture_descs = lambda: list(_by_mode(items).items())
         for item in hidden:  # vLLM's dummy run requires that dispatch returns the graph that it captures
@@ -105,6 +92,9 @@ class ManagerSizes:
             yield
         finally:
             self._manager._capture_descs = saved
+
+
+Sizes = DispatcherSizes | ManagerSizes
 
 
 def find_sizes(runner: Any) -> Sizes | str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,6 +17,8 @@ __all__ = ["SHAPES", "SIZES", "Shape", "SimModel", "libraries"]
 
 class SimModel(Decoder):
     """Names its memory, captures, and gives seeded inputs and outputs."""
+
+    refusals: Mapping[str, str] = MappingProxyType({})
 
     # --- framework -----------------------------------------------------------------------------------
     def sizes(self) -> dict[str, int]:
@@ -54,9 +57,6 @@ class SimModel(Decoder):
             graph = self.driver.end_capture()
             self._allocator = self.general
         return Captured(graph, self.driver.instantiate(graph))
-
-    def refusal(self, key: str) -> str | None:
-        return None
 
     def stream(self) -> int:
         return 0

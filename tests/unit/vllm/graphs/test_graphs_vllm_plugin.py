@@ -143,14 +143,6 @@ def test_memory_is_scattered_before_the_weights_are_loaded(
     assert installed[plugin.RUNNERS[1]].GPUModelRunner().load_model() == "loaded" and done == ["scattered"]
 
 
-def test_several_ranks_are_refused() -> None:
-    runner = _runner()
-    refuse_unsupported(runner)
-    runner.parallel_config.tensor_parallel_size = 2
-    with pytest.raises(GraphRefusedError, match="collectives"):
-        refuse_unsupported(runner)
-
-
 def test_the_first_model_runner_is_refused() -> None:
     runner = _runner()
     del runner.cudagraph_manager
