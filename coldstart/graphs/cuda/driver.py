@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from coldstart.graphs.api import LAUNCH, Edge, KernelNode, Range
+from coldstart.graphs.api import LAUNCH, Edge, KernelNode
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import DriverError, GraphRefusedError
-from coldstart.graphs.tables import MEMCPY, MEMSET, Array, Attributes, Kernel
+from coldstart.graphs.tables import DEVICE, HOST, MEMCPY, MEMSET, Array, Attributes, Kernel, SymbolRegion
 
 OLDEST = 13  # earlier versions have another signature for calls with edge data
 INSTANTIATE = 1 | 8  # auto free on launch, node priorities: the flags of PyTorch
@@ -159,7 +159,7 @@ class CudaDriver:
                 raise GraphRefusedError("a memory copy has an offset into its source or destination")
             on_device = int(getattr(p, f"{side}MemoryType")) in (MEMORY_DEVICE, 4)
             held = self.address_range(int(getattr(p, f"{side}Device"))) if on_device else None
-            if held is None or held.host:
+            if held is None or held.symbol == HOST:
                 raise GraphRefusedError("a memory copy reads or writes host memory or an array")
         return np.array([tuple(int(getattr(p, name)) for name in COPY_MEMBERS)], MEMCPY).tobytes()
 
@@ -224,9 +224,10 @@ class CudaDriver:
         for number, value in attributes:
             call(self.d.cuFuncSetAttribute, handle, self.d.CUfunction_attribute(number), value)
 
-    def address_range(self, address: int) -> Range | None:
+    def address_range(self, address: int) -> SymbolRegion | None:
         kind, base, size = call(self.d.cuPointerGetAttributes, 3, self._range, address)
-        return Range(int(base), int(size), int(kind) == MEMORY_HOST) if int(kind) and int(size) else None
+        symbol = HOST if int(kind) == MEMORY_HOST else DEVICE
+        return SymbolRegion(symbol, int(size), int(base)) if int(kind) and int(size) else None
 
     # --- building ------------------------------------------------------------------------------------
     def new_graph(self) -> int:

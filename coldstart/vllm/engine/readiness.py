@@ -65,12 +65,15 @@ class Readiness:
 
     async def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {
-            "fast_path": {"worker": False} if self._without_worker() else {},
+            # A worker of ours that this vLLM does not support cannot report that itself.
+            "fast_path": {one.stage: False for one in self.plan.fallbacks if one.stage == "worker"},
             "fallbacks": fallback.encode(self.plan.fallbacks),
             "tokens": self.tokens,
             "canary": self._canary(),
         }
-        requested = self._list_requested()
+        task = self.plan.engine
+        wanted = {"compile": task.compiled, "kv": task.kv_plan, "graphs": task.restore or task.deferred}
+        requested = [section for section, is_wanted in wanted.items() if is_wanted]
         for worker in await self._ask_workers(requested):
             for name, taken in worker["fast_path"].items():
                 report["fast_path"][name] = taken and report["fast_path"].get(name, True)
@@ -80,13 +83,6 @@ class Readiness:
         for section in requested:
             report["fast_path"].setdefault(section, True)
         return report
-
-    def _list_requested(self) -> list[str]:
-        """Return the sections that the plug-in takes from the bundle."""
-        task = self.plan.engine
-        graphs = task.restore is not None or task.deferred
-        wanted = {"compile": task.compiled is not None, "kv": bool(task.kv_plan), "graphs": graphs}
-        return [section for section, is_wanted in wanted.items() if is_wanted]
 
     async def _ask_workers(self, requested: list[str]) -> list[dict[str, Any]]:
         """Return the reports of the workers."""
@@ -100,10 +96,6 @@ class Readiness:
                 {"fast_path": dict.fromkeys(requested, False), "fallbacks": fallback.encode(lost), "load": {}}
             ]
         return reports
-
-    def _without_worker(self) -> bool:
-        """Return whether this vLLM does not support our worker, which then cannot report this itself."""
-        return any(one.stage == "worker" for one in self.plan.fallbacks)
 
     async def _tokens(self) -> list[int]:
         if "generate" not in await self.engine.get_supported_tasks():

@@ -228,13 +228,6 @@ class UnfitError(RuntimeError):
     """The prebuilt worker of this process does not fit the start; the message has the difference."""
 
 
-def warm_tokenizer(config: Any) -> None:
-    """Load the tokenizer into vLLM's tokenizer cache."""
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    cached_tokenizer_from_config(config.model_config)
-
-
 async def serve(args: Namespace, plan: LaunchPlan) -> int:
     """Serve until a signal (0), the engine's death (1) or a wrong canary (1); otherwise return as vLLM's `run_server` does."""
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve

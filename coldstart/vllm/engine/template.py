@@ -69,7 +69,9 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     if lack:
         fallbacks.append(Fallback("template", f"{lack} Each server builds its own worker."))
     elif level == ENGINE:
-        server.warm_tokenizer(config)
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        cached_tokenizer_from_config(config.model_config)
         prebuild_worker(config, arguments)
         # gloo listens for the other members of a group of one. A thawed template would need the same ports again.
         addresses.stop_listening()

@@ -107,7 +107,7 @@ def test_kernels_whose_state_cannot_be_copied_are_refused(
     name: str, variables: tuple[str, ...], reason: str
 ) -> None:
     image = cubin({name: ("scale", ROUTINES["scale"].layout)}, globals_=variables)
-    driver = SimDriver(5, (*libraries(), Library("stateful", image, exported=True)))
+    driver = SimDriver(5, (*libraries(), Library("stateful", image)))
 
     def call(m: SimModel) -> None:
         at = m._at("static:out")

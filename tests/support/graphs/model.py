@@ -9,10 +9,10 @@ import numpy as np
 
 from coldstart.graphs.api import AllocationEvent, Captured
 from coldstart.graphs.tables import SymbolRegion
-from tests.support.graphs.decoder import SHAPES, SIZES, SLOTS, VOCABULARY, Decoder, Shape, libraries
+from tests.support.graphs.decoder import SLOTS, VOCABULARY, Decoder, Shape, libraries
 from tests.support.graphs.kernels import F
 
-__all__ = ["SHAPES", "SIZES", "Shape", "SimModel", "libraries"]
+__all__ = ["Shape", "SimModel", "libraries"]
 
 
 class SimModel(Decoder):
@@ -43,12 +43,8 @@ class SimModel(Decoder):
 
     def capture(self, key: str) -> Captured:
         """Warm up, then record, as an engine does."""
-        self.forward(self.sizes()[key])
-        return self.record(key)
-
-    def record(self, key: str) -> Captured:
-        """Capture without a warm-up."""
         size = self.sizes()[key]
+        self.forward(size)
         self._allocator = self.private
         self.driver.begin_capture()
         try:
