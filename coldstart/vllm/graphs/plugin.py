@@ -61,11 +61,6 @@ class Later:
         """Restore nothing, and report `reason`."""
         self._session, self._declined = None, reason
 
-    def prepare_load(self) -> None:
-        """Do the work of a recording process before it loads weights."""
-        if (session := self.get()) is not None:
-            session.prepare_load()
-
 
 def register(task: EngineTask) -> None:
     """Install the hooks for a task, in each of vLLM's processes."""
@@ -125,7 +120,8 @@ def _install(session: Later, *, recording: bool) -> None:
 
             @functools.wraps(load)
             def load_model(*arguments: Any, **keywords: Any) -> Any:
-                session.prepare_load()
+                if (recording := session.get()) is not None:
+                    recording.prepare_load()
                 return load(*arguments, **keywords)
 
             kind.load_model = load_model

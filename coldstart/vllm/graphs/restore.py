@@ -11,7 +11,7 @@ from coldstart.graphs import offline
 from coldstart.graphs.cuda.driver import CudaDriver
 from coldstart.graphs.errors import GraphError, GraphRefusedError
 from coldstart.graphs.inputs import open_inputs
-from coldstart.graphs.prove import read_proof, restore_proven
+from coldstart.graphs.prove import prove, read_proof, restore_proven, write
 from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.tables import read_manifest
 from coldstart.system.devices import nvml
@@ -65,7 +65,7 @@ class Proving:
                     result.append(own())
 
         restorer = Restorer(self._work / offline.BUNDLE, driver, vllm_framework(driver, runner, capture))
-        offline.prove_bundle(restorer, open_inputs(restorer))
+        write(prove(restorer, open_inputs(restorer)), restorer.directory)
         return result[0] if result else own()
 
 

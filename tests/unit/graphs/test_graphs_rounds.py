@@ -17,7 +17,7 @@ from support.graphs_worker import KEYS, Change, Rounds, start
 from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import offline, tables
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError
-from coldstart.graphs.prove import Proof, read_proof, reject
+from coldstart.graphs.prove import read_proof
 from tests.support.graphs.model import SimModel
 
 Here = dict[str, SimModel]
@@ -100,9 +100,8 @@ def test_reason_contains_the_error_of_the_process(tmp_path: Path) -> None:
 
 def test_no_bundle_is_published_without_a_proven_graph(rounds_bundle: Path, tmp_path: Path) -> None:
     bundle = Path(shutil.copytree(rounds_bundle, tmp_path / "b"))
-    reject(Proof("", [1], failed=dict.fromkeys(KEYS, "wrong")), bundle)
     with pytest.raises(NotProvenError, match="no graph was proven"):
-        offline.keep_proven(bundle)
+        offline.keep_proven(bundle, dict.fromkeys(KEYS, "wrong"))
 
 
 # --- contents that the engine rewrites between steps ---
