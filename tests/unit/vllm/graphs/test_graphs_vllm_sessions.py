@@ -14,10 +14,9 @@ from support.graphs_worker import INPUTS, OUT, SHAPE, Graph, Runner, start
 from coldstart.graphs import offline
 from coldstart.graphs import prove as gate
 from coldstart.graphs import tables as stored
-from coldstart.graphs.errors import DriverError, GraphRefusedError
+from coldstart.graphs.errors import DriverError
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import record, restore
-from coldstart.vllm.graphs.hooks import refuse_unsupported
 from tests.support.graphs.model import SimModel
 
 pytest.importorskip("torch")
@@ -110,30 +109,26 @@ def test_another_driver_of_the_same_branch_captures(
     assert runner.cudagraph_manager.captured == [256, 64, 8, 1]
 
 
-def test_several_ranks_are_captured(
-    here: dict[str, SimModel], bundle_directory: Path, tmp_path: Path
-) -> None:
-    here["model"] = model = SimModel(SHAPE, 300)
-    runner = Runner(model, parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1))
-    session = restore.Restoring(bundle_directory)
-    assert session.run(runner, runner.own) == "captured" and "collectives" in session.fallbacks["*"]
-    (tmp_path / "ranks").mkdir()
-    record.GraphRecording(tmp_path / "ranks").run(runner, runner.own)
-    assert "collectives" in (tmp_path / "ranks" / offline.REASON).read_text()
-    with pytest.raises(GraphRefusedError):
-        refuse_unsupported(runner)
+PARALLEL = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1)
+ASLEEP = SimpleNamespace(use_cumem_cudagraph_pool=True)
 
 
-def test_graphs_in_the_pool_of_the_sleep_mode_are_captured(
-    here: dict[str, SimModel], bundle_directory: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        ({"parallel_config": PARALLEL}, "collectives"),
+        ({"vllm_config": ASLEEP}, "--sleep-mode-offload-cudagraph"),
+    ],
+)
+def test_graphs_of_an_engine_that_is_not_supported_are_captured_and_not_recorded(
+    here: dict[str, SimModel], bundle_directory: Path, tmp_path: Path, engine: dict[str, Any], reason: str
 ) -> None:
     here["model"] = model = SimModel(SHAPE, 300)
-    runner = Runner(model, vllm_config=SimpleNamespace(use_cumem_cudagraph_pool=True))
-    # vLLM captures into the pool that its allocator yields, and the manager's own pool remains unused.
+    runner = Runner(model, **engine)
+    # In its sleep mode vLLM captures into the pool that its allocator yields, and the manager's own pool remains unused.
     runner.cudagraph_manager.pool = (0, 99)
     session = restore.Restoring(bundle_directory)
-    assert session.run(runner, runner.own) == "captured"
-    assert "--sleep-mode-offload-cudagraph" in session.fallbacks["*"]
-    (tmp_path / "asleep").mkdir()
-    record.GraphRecording(tmp_path / "asleep").run(runner, runner.own)
-    assert "--sleep-mode-offload-cudagraph" in (tmp_path / "asleep" / offline.REASON).read_text()
+    assert session.run(runner, runner.own) == "captured" and reason in session.fallbacks["*"]
+    (tmp_path / "work").mkdir()
+    record.GraphRecording(tmp_path / "work").run(runner, runner.own)
+    assert reason in (tmp_path / "work" / offline.REASON).read_text()
