@@ -22,7 +22,6 @@ from coldstart.contract.weights import WeightsRequest
 
 PLAN_ENV = environment.PLAN
 READY_FD_ENV = environment.READY_FD
-CANARY_BATCH = 4
 """Number of concurrent requests of the canary's `batch` tokens."""
 
 

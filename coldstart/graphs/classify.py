@@ -57,7 +57,7 @@ class Memory:
         self._live = [
             Intervals(regions)
             for s, own in ((a, self._first), (b, self.regions))
-            for regions in (own, [SymbolRegion("", r.size, r.base) for r in s.ranges])
+            for regions in (own, s.ranges)
         ]
         self._common = find_common(a, b)
         self._libraries = [(s.libraries(), Intervals(s.libraries())) for s in (a, b)]

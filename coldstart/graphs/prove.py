@@ -31,7 +31,7 @@ from coldstart.system import start_progress
 if TYPE_CHECKING:
     from coldstart.graphs.inputs import StoredInputs
 
-PROOF, REJECTED = "proof.json", "rejected.json"
+PROOF = "proof.json"
 
 
 @dataclass
@@ -126,29 +126,25 @@ def hash_outputs(workload: StoredInputs, key: str, seed: int, graph: Replayable)
     return sha256(workload.observe(key))
 
 
-def publish(proof: Proof, directory: Path) -> None:
-    """Write the proof to the bundle's directory. Raises NotProvenError unless every graph of the bundle passed."""
-    manifest = read_manifest(directory)
-    if proof.failed or sorted(proof.proven) != sorted(manifest.keys) or proof.seal != manifest.seal:
-        reason = format_reasons(proof.failed) or "it proves other graphs than those of this bundle"
-        raise NotProvenError(f"cannot publish the proof: {reason}")
+def write(proof: Proof, directory: Path) -> None:
+    """Write the proof to the bundle's directory, where it is valid only if every graph passed."""
     (directory / PROOF).write_text(json.dumps(asdict(proof), sort_keys=True))
 
 
-def reject(proof: Proof, directory: Path) -> None:
-    """Write the reasons to the bundle's directory; the next step drops the failed graphs."""
-    (directory / REJECTED).write_text(json.dumps(proof.failed, sort_keys=True))
+def decode(directory: Path) -> Proof:
+    """Return the written proof, valid or not. Raises NotProvenError if there is none."""
+    try:
+        return msgspec.json.decode(require_file(directory / PROOF).read_bytes(), type=Proof)
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        raise NotProvenError(f"cannot read the proof: {error}") from error
 
 
 def read_proof(directory: Path) -> Proof:
-    """Return the proof of exactly these tables. Raises NotProvenError."""
-    try:
-        proof = msgspec.json.decode(require_file(directory / PROOF).read_bytes(), type=Proof)
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise NotProvenError(f"cannot read the proof: {error}") from error
-    manifest = read_manifest(directory)
-    if proof.seal != manifest.seal or sorted(proof.proven) != sorted(manifest.keys):
-        raise NotProvenError("the proof is for other graphs than those of this bundle")
+    """Return the proof of exactly these tables, of which every graph passed. Raises NotProvenError."""
+    proof, manifest = decode(directory), read_manifest(directory)
+    if proof.failed or proof.seal != manifest.seal or sorted(proof.proven) != sorted(manifest.keys):
+        reason = format_reasons(proof.failed) or "it is for other graphs than those of this bundle"
+        raise NotProvenError(f"the proof is not valid: {reason}")
     return proof
 
 

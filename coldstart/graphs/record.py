@@ -18,11 +18,13 @@ import msgspec
 import numpy as np
 
 from coldstart.graphs import tables as stored
-from coldstart.graphs.api import AllocationEvent, Captured, Edge, KernelNode, NodeKind, Range
+from coldstart.graphs.api import AllocationEvent, Captured, Edge, KernelNode, NodeKind
 from coldstart.graphs.errors import AlteredTableError, DriverError, GraphRefusedError
 from coldstart.graphs.tables import (
+    DEVICE,
     EDGE,
     HIGHEST,
+    HOST,
     LOWEST,
     NO_KERNEL,
     NODE,
@@ -64,7 +66,7 @@ class Snapshot:
     tables: Tables
     regions: list[SymbolRegion]
     pool: list[SymbolRegion]
-    ranges: list[Range]
+    ranges: list[SymbolRegion]
     allocations: Array
     maps: dict[str, Array]
     contents: dict[int, bytes]
@@ -80,7 +82,7 @@ class Snapshot:
 
     def libraries(self) -> list[SymbolRegion]:
         """Return the driver allocations that contain no memory of the framework."""
-        device = [SymbolRegion("", r.size, r.base) for r in self.ranges if not r.host]
+        device = [r for r in self.ranges if r.symbol == DEVICE]
         bases = [
             np.array([r.base for r in [*self.regions, *self.pool]], np.uint64),
             self.allocations["address"],
@@ -99,7 +101,7 @@ class Snapshot:
 
 def load_snapshot(directory: Path) -> Snapshot:
     """Read a snapshot. Raises AlteredTableError."""
-    kinds = tuple[list[SymbolRegion], list[SymbolRegion], list[Range]]
+    kinds = tuple[list[SymbolRegion], list[SymbolRegion], list[SymbolRegion]]
     try:
         regions, pool, ranges = msgspec.json.decode((directory / "memory.json").read_bytes(), type=kinds)
         with np.load(directory / "memory.npz", allow_pickle=False) as held:
@@ -128,7 +130,7 @@ def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, C
     addresses = {key: _candidates(graph, tables.kernels) for key, graph in tables.graphs.items()}
     used = np.unique(np.concatenate([np.zeros(0, np.uint64), *addresses.values()]))
     snapshot.ranges = _find_ranges(driver, used[Intervals([*named, *pool]).find(used) == NONE])
-    host = Intervals([SymbolRegion("host", r.size, r.base) for r in snapshot.ranges if r.host])
+    host = Intervals([r for r in snapshot.ranges if r.symbol == HOST])
     pinned = [key for key, found in addresses.items() if (host.find(found) != NONE).any()]
     snapshot.tables = tables.without(dict.fromkeys(pinned, "pinned host pointer among the parameters"))
     snapshot.contents = _read_contents(driver, snapshot, used)
@@ -215,7 +217,7 @@ def read_graphs(driver: CudaDriver, framework: TorchFramework, captured: Mapping
     for key, capture in captured.items():
         builder.begin()
         try:
-            if (reason := framework.refusal(key)) is not None:
+            if reason := framework.refusals.get(key):
                 raise GraphRefusedError(reason)
             handles = driver.nodes(capture.graph)
             for handle in handles:
@@ -254,9 +256,9 @@ def _candidates(graph: Graph, kernels: Sequence[Kernel]) -> Array:
     return values[(values >= LOWEST) & (values < HIGHEST)]
 
 
-def _find_ranges(driver: CudaDriver, addresses: Array) -> list[Range]:
+def _find_ranges(driver: CudaDriver, addresses: Array) -> list[SymbolRegion]:
     """Return the driver allocations at these addresses, which are sorted."""
-    ranges: dict[int, Range] = {}
+    ranges: dict[int, SymbolRegion] = {}
     end = 0
     for address in addresses.tolist():
         held = driver.address_range(address) if address > end else None

@@ -51,6 +51,7 @@ GRAPH = np.dtype([("size", "<u4"), *((name, "<u4") for name in PARTS)])
 CONTENTS = {"blocks": BLOCK, "contents": BYTES, "content_relocations": RELOCATION}
 
 NO_KERNEL = 0xFFFFFFFF
+HOST, DEVICE = "host", "device"
 NONE = -1
 STRIDE, MAP_STRIDE = 4, 64
 LOWEST, HIGHEST = 1 << 32, 1 << 48
@@ -81,7 +82,8 @@ class SymbolRegion:
     """Linker symbol: `size` bytes that every process has at some address; `base` is that address in this process.
 
     A process finds the memory of param:, buffer:, kv: and static: by name. The bundle provides that of pool: (a segment of
-    the graphs' pool), alloc: (another allocation of the framework) and lib: (one of a library).
+    the graphs' pool), alloc: (another allocation of the framework) and lib: (one of a library). The driver reports
+    its allocations as HOST or DEVICE.
     """
 
     symbol: str

@@ -126,7 +126,9 @@ class Assembly:
         env |= caches.environment(self.work / "caches")
         arguments = self._arguments().append(*graphs.kv_args(self._read("kv"), self.vllm_args))
         with self._stage(name):
-            self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env, engine=task))
+            self._engine(
+                "offline", LaunchPlan(arguments, key=self.key, env=env, engine=task), str(self.out), "task"
+            )
 
     def _engine(self, module: str, plan: LaunchPlan, *arguments: str) -> None:
         """Run a child process of the engine package with `plan` until it exits. Raises CommandFailedError if it fails."""

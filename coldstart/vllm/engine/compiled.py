@@ -9,6 +9,7 @@ function deserialised by torch lacks), and vLLM compiles again. This module does
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -23,6 +24,8 @@ from typing import Any
 INDEX = "modules.json"
 INDUCTOR_DIR = "inductor"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Only absolute paths: the hashed text can contain C++ source too, where "-I" begins "-INFINITY".
+_DIRECTORIES = re.compile(r" -[IL]/\S*")
 
 
 class CompiledMismatchError(RuntimeError):
@@ -145,3 +148,31 @@ def _check_sources(info: Any) -> None:
     for name, content in contents.items():
         if inspect.getsource(importlib.import_module(name)) != content:
             raise CompiledMismatchError(f"{name} has changed since the artifact was created")
+
+
+def name_kernels() -> None:
+    """Make Inductor in this process name kernels independently of the place where Python and torch are installed.
+
+    Inductor names a kernel by a hash of its source and its compile command, and the command contains the include and library
+    directories. Without them a bundle's kernels are found by any installation: the bundle's key contains the versions of
+    Python, torch and the compiler. A kernel that exists under Inductor's own name keeps that name.
+    """
+    try:
+        from torch._inductor import codecache
+
+        original = codecache.write
+        codecache.get_hash, codecache.get_path  # noqa: B018
+    except (ImportError, AttributeError):  # this torch names kernels in another way
+        return
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def write(content: Any, extension: str, extra: str = "", *args: Any, **kwargs: Any) -> Any:
+        if extension.endswith(".cpp"):
+            own_key = codecache.get_hash(content.strip(), extra)
+            if not Path(codecache.get_path(own_key, extension)[2]).exists():
+                extra = _DIRECTORIES.sub("", extra)
+        return original(content, extension, extra, *args, **kwargs)
+
+    codecache.write = write

@@ -27,6 +27,7 @@ from typing import Any
 
 from psutil import NoSuchProcess
 
+from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import start_progress, timeline
@@ -35,7 +36,7 @@ from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat, stock
 from coldstart.vllm.engine import collection, failure, renewal, stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
-from coldstart.vllm.engine.readiness import Readiness, refuse
+from coldstart.vllm.engine.readiness import Readiness, answer, refuse, take_pipe
 from coldstart.vllm.graphs.deferred import capture_rest
 from coldstart.vllm.scheduling import settle as scheduler
 
@@ -227,13 +228,6 @@ class UnfitError(RuntimeError):
     """The prebuilt worker of this process does not fit the start; the message has the difference."""
 
 
-def warm_tokenizer(config: Any) -> None:
-    """Load the tokenizer into vLLM's tokenizer cache."""
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    cached_tokenizer_from_config(config.model_config)
-
-
 async def serve(args: Namespace, plan: LaunchPlan) -> int:
     """Serve until a signal (0), the engine's death (1) or a wrong canary (1); otherwise return as vLLM's `run_server` does."""
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve
@@ -287,9 +281,7 @@ def _run(plan: LaunchPlan, imported: bool) -> int:
     args, fallbacks = parse_args(plan.vllm_args)
     plan.fallbacks.extend(fallbacks)
     if args.headless:
-        from coldstart.vllm.engine import headless
-
-        return headless.run(args, plan)
+        return run_headless(args, plan)
     import uvloop
 
     try:
@@ -298,6 +290,25 @@ def _run(plan: LaunchPlan, imported: bool) -> int:
     except UnfitError as reason:
         refuse(str(reason))
         return 1
+
+
+def run_headless(args: Namespace, plan: LaunchPlan) -> int:
+    """Run the workers of a node without an API with vLLM's own code until they end, and return the exit code.
+
+    The node reports readiness at once and without a token: only the first node can generate one, and it waits for this one.
+    Such nodes have no fallback: a vLLM without them gives exit code 1 and the reason.
+    """
+    if reason := compat.check("headless", lambda: import_module("vllm.entrypoints.cli.serve").run_headless):
+        sys.stderr.write(f"coldstart: cannot run a node without an API: {reason}\n")
+        return 1
+    from vllm.entrypoints.cli import serve as command
+
+    report = {"fast_path": {}, "fallbacks": fallback.encode(plan.fallbacks), "tokens": [], "headless": True}
+    answer(take_pipe(), report)
+    args.api_server_count = 0  # as vLLM's own command sets it
+    gc.enable()
+    command.run_headless(args)
+    return 0
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ def refuse_unsupported(runner: Any) -> None:
     parallel = runner.parallel_config
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
         raise GraphRefusedError("graphs of several ranks contain collectives, which cannot be restored")
+    if getattr(runner, "use_aux_hidden_state_outputs", False):
+        raise GraphRefusedError("a draft model reads outputs of inner layers, which are not recorded")
     if runner.vllm_config.use_cumem_cudagraph_pool:
         raise GraphRefusedError(
             "with --sleep-mode-offload-cudagraph vLLM captures graphs into the memory pool of its sleep mode, "

@@ -17,8 +17,7 @@ from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
 from coldstart.vllm import compat, late
 from coldstart.vllm.engine import aot
-from coldstart.vllm.graphs import hooks, kv_plan
-from coldstart.vllm.graphs.deferred import Deferral
+from coldstart.vllm.graphs import deferred, hooks, kv_plan
 from coldstart.vllm.graphs.hooks import log
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
@@ -56,16 +55,11 @@ class Later:
 
     def fallbacks(self) -> dict[str, str]:
         session = self.get()
-        return {"*": str(self._declined)} if session is None else dict(session.fallbacks())
+        return {"*": str(self._declined)} if session is None else getattr(session, "fallbacks", {})
 
     def decline(self, reason: str) -> None:
         """Restore nothing, and report `reason`."""
         self._session, self._declined = None, reason
-
-    def prepare_load(self) -> None:
-        """Do the work of a recording process before it loads weights."""
-        if (session := self.get()) is not None:
-            session.prepare_load()
 
 
 def register(task: EngineTask) -> None:
@@ -80,7 +74,7 @@ def register(task: EngineTask) -> None:
             session.get()  # modules must be watched before the first one is loaded
         _install(session, recording=task.record is not None)
     elif task.deferred:
-        _defer(Deferral())
+        _defer(deferred.Deferral())
 
 
 def _session(task: EngineTask) -> Any:
@@ -97,7 +91,7 @@ def _session(task: EngineTask) -> Any:
     return Restoring(task.restore, canary=CANARY.read())
 
 
-def _defer(deferral: Deferral) -> None:
+def _defer(deferral: deferred.Deferral) -> None:
     def runner(module: Any) -> None:
         kind = module.GPUModelRunner
         kind.capture_model = _wrapped(kind.capture_model, deferral.run)
@@ -106,9 +100,9 @@ def _defer(deferral: Deferral) -> None:
         setattr(module.Worker, CAPTURE_NEXT, lambda worker, agreed: deferral.advance(agreed))
 
     def fail(reason: str) -> None:
-        deferral.reason = f"vLLM captures all CUDA graphs before the server is ready: {reason}"
+        deferral.fallbacks["*"] = f"{deferred.ALL_BEFORE}: {reason}"
 
-    _report_graphs(deferral.fallbacks)
+    _report_graphs(lambda: deferral.fallbacks)
     if reason := compat.check("deferred-capture"):
         fail(reason)
     else:
@@ -122,7 +116,15 @@ def _install(session: Later, *, recording: bool) -> None:
         kind = module.GPUModelRunner
         kind.capture_model = _wrapped(kind.capture_model, session.run)
         if recording:
-            kind.load_model = _preceded(kind.load_model, session.prepare_load)
+            load = kind.load_model
+
+            @functools.wraps(load)
+            def load_model(*arguments: Any, **keywords: Any) -> Any:
+                if (recording := session.get()) is not None:
+                    recording.prepare_load()
+                return load(*arguments, **keywords)
+
+            kind.load_model = load_model
 
     _report_graphs(session.fallbacks)
     for name in RUNNERS:
@@ -136,15 +138,6 @@ def _report_graphs(reasons: Callable[[], dict[str, str]]) -> None:
             Fallback("graphs", f"{'all' if key == '*' else key}: {why}") for key, why in reasons().items()
         ]
     )
-
-
-def _preceded(original: Callable[..., Any], before: Callable[[], None]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def load_model(*arguments: Any, **keywords: Any) -> Any:
-        before()
-        return original(*arguments, **keywords)
-
-    return load_model
 
 
 def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:

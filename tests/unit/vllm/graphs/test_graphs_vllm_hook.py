@@ -299,7 +299,7 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
     assert applied(plans, worker(1 << 40)) == (None, "vLLM's own check rejected the KV plan")
 
 
-@pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])
+@pytest.mark.parametrize("data", [None, {}, [{"rank": 1}], []])
 def test_invalid_plan_is_refused(data: object) -> None:
     with pytest.raises(AlteredTableError):
-        kv_plan.parse_plan(data)
+        kv_plan.parse_plans(data)
