@@ -106,7 +106,7 @@ def test_configuration_page_names_every_key_of_a_host_file() -> None:
 
 def test_configuration_page_names_every_key_of_a_fleet_file() -> None:
     part = read("configuration.md").partition("## Fleet file")[2]
-    hidden = {"name", "costs", "shares", "joins"}
+    hidden = {"name", "costs", "shares", "joins", "recorded", "unavailable"}
     assert rows(section(part, "Keys at the top:")) == list_names(FleetSettings)
     assert rows(section(part, "Keys of a table `[servers.NAME]`:")) == list_names(ServerSpec) - hidden | {
         "count"
