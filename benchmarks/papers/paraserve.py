@@ -11,9 +11,9 @@ KV each and 8 requests in a worker. Idle workers end after 30 s. The load differ
 63 % of requests can be in time, CV 8). The invocations of each model (1.98 million in the hour) are a Gamma process with the
 given CV, of which a uniform sample makes the rate. Lengths are log-normal about the means of the data sets.
 
-Run: python -m benchmarks papers/paraserve-10
-Time: seconds each, two minutes for 10
-Result: papers/paraserve-10.json
+Run: python -m benchmarks papers/paraserve [NUMBER...], or papers/paraserve-NUMBER
+Time: three minutes for 10, a minute or less for each other
+Result: papers/paraserve-10.json and one for each other figure
 """
 
 from __future__ import annotations
