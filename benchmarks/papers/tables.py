@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.common import RESULTS, load
 from benchmarks.tables import Part
 
-PAPERS = ("medusa", "mcache", "fastserve")
+PAPERS = ("medusa", "mcache", "fastserve", "paraserve")
 
 
 @dataclass(frozen=True)

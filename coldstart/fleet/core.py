@@ -192,10 +192,11 @@ class FleetCore:
             scheme = None
             # A server where a start failed is tried again only if no other server has memory, or can free
             # some; a pipeline that failed only if nothing else fits.
-            tried, failed = model.startable(now), model.avoided(now)
-            for one, avoided in {
-                (id(m), a): (m, a) for m, a in ((tried, failed), (tried, NONE), (spec, NONE))
-            }.values():
+            startable, failed_on = model.startable(now), model.avoided(now)
+            tries = [(startable, failed_on)]
+            tries += [(startable, NONE)] if failed_on else []
+            tries += [(spec, NONE)] if startable is not spec else []
+            for one, avoided in tries:
                 if fits:
                     scheme = self.roster.place(one, need, now, waited_s, avoided)
                 if scheme is None:

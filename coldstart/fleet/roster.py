@@ -253,6 +253,8 @@ class Roster:
         """
         if (known := self.servers.get(server)) is not None:
             self._reservations(known).measured(STEP ** floor(log(bandwidth, STEP)), now)
+            # At once, so that no later decision has to for all servers.
+            self._update_index()
 
     def fetched(self, worker: FleetWorker, now: float) -> None:
         self._reservations(self.servers[worker.server]).finished(worker.name, now)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
 
 from coldstart.fleet.specification import MOST_RANKS, Costs, FleetModel, FleetSettings, Overlap
@@ -213,21 +214,25 @@ def considered(
                 yield found
 
 
-def _ordered(model: FleetModel, offers: Sequence[Offer], ranks: int) -> list[tuple[float, Offer]]:
+Timed = tuple[float, int, float, str, Offer]
+"""Offer after its term and what decides among equal terms: free memory, bandwidth (negative) and name."""
+
+
+def _ordered(model: FleetModel, offers: Sequence[Offer], ranks: int) -> list[Timed]:
     """Return the servers that fit a part, by term; among equals the fullest first, so that empty devices stay free."""
     size = max(model.ranks(ranks))
     least = model.part(ranks) if ranks > 1 else model.memory
-    timed = [
-        (loaded_s(model.costs, size, offer.fetch, offer.load), offer)
+    costs = model.costs
+    return sorted(
+        (loaded_s(costs, size, offer.fetch, offer.load), offer.free, -offer.fetch, offer.server, offer)
         for offer in offers
         if offer.free >= least
-    ]
-    return sorted(timed, key=lambda one: (one[0], one[1].free, -one[1].fetch, one[1].server))
+    )
 
 
 def _scheme(
     model: FleetModel,
-    ordered: list[tuple[float, Offer]],
+    ordered: list[Timed],
     settings: FleetSettings,
     ranks: int,
     full: int,
@@ -237,14 +242,13 @@ def _scheme(
     if len(ordered) < ranks:
         return None
     memory = model.full_memory(ranks, settings.beside)
-    whole = [one for one in ordered if one[1].free >= memory][:full]
+    whole = list(islice((one for one in ordered if one[1] >= memory), full))
     if len(whole) < full:
         return None
-    taken = {offer.server for _, offer in whole}
-    parts = [one for one in ordered if one[1].server not in taken][: ranks - full]
-    term = max(term for term, _ in (*whole, *parts))
+    parts = list(islice((one for one in ordered if one not in whole), ranks - full))
+    term = max(one[0] for one in (*whole, *parts))
     memories = {True: memory, False: model.part(ranks)}
-    chosen = [(offer, True) for _, offer in whole] + [(offer, False) for _, offer in parts]
+    chosen = [(one[-1], True) for one in whole] + [(one[-1], False) for one in parts]
     places = _dealt(model.ranks(ranks), memories, chosen)
     costs = model.group_costs(ranks)
     if hops and ranks > 1:

@@ -58,13 +58,16 @@ def simulate(
     faults: Sequence[tuple[float, Event]] = (),
     roster: Roster | None = None,
     record: list[tuple[float, Event, list[Action]]] | None = None,
+    core: type[FleetCore] = FleetCore,
 ) -> Replay:
     """Replay requests, which must be in order of arrival. `record` receives every event with the resulting actions.
+
+    `core` is a subclass that measures its decisions.
 
     The SLO is that of the models. Of the counts, `device_byte_s` is device memory held over time, and `fetched_bytes` are
     bytes over links, including background fetches.
     """
-    fleet = _Fleet(FleetCore(settings, servers, models, roster), servers, move_s, stop_s, record)
+    fleet = _Fleet(core(settings, servers, models, roster), servers, move_s, stop_s, record)
     return fleet.replay(requests, faults)
 
 

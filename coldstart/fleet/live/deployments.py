@@ -2,8 +2,8 @@
 
 The start that verified the bundle gives the times of a start: until the weights, beside which the fetch runs, and from the
 weights to ready. Its full duration counts as the former if the bundle does not divide it. Prefill and decode times are those of
-the bundle's measured iterations. A pipeline has only a number of ranks for which there is a bundle: without one the ranks
-compile, and the time of their start is not known. The fleet measures the hop between each pair of servers.
+the bundle's measured iterations. A pipeline has only a number of ranks for which there is a bundle: without one the time of
+their start, in which they compile, is not known. The fleet measures the hop between each pair of servers.
 """
 
 from __future__ import annotations

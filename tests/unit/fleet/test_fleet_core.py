@@ -385,6 +385,21 @@ def test_waiting_request_is_refused_after_the_hold_time() -> None:
     ]
 
 
+def test_models_that_wait_for_memory_are_placed_a_few_at_a_time() -> None:
+    """A decision does not take longer the more models wait; the rest follows at once, in the order of arrival."""
+    many = [replace(MODELS[0], name=f"m{number}", ttft_s=inf) for number in range(40)]
+    one = FleetCore(FleetSettings(), [], many)
+    while one.deadline() == -inf:
+        one.handle(events.Tick(), 0.0)
+    for number in range(40):
+        assert one.handle(events.Arrived(str(number), f"m{number}"), 1.0) == []
+    started = launches(one.handle(events.Joined(replace(SERVERS[0], devices=40)), 2.0))
+    assert 0 < len(started) < 40
+    while one.deadline() == -inf:
+        started += launches(one.handle(events.Tick(), 2.0))
+    assert [launch.model for launch in started] == [model.name for model in many]
+
+
 def test_a_least_number_of_workers_is_kept() -> None:
     one = core()
     started = launches(one.handle(events.Tick(), 0.0))

@@ -98,6 +98,25 @@ def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_
     asyncio.run(run())
 
 
+def test_start_with_local_weights_shows_the_time_of_the_runtime(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with fleet(tmp_path, count=1) as stage:
+            control = stage.control
+            made = deployment("a")
+            stage.deploy(replace(made, spec=replace(made.spec, recorded={1: 2.0})))
+            assert (await stage.ask("a"))[0] == 200
+            up = control.workers.processes["a#1.0"].up
+            assert up is not None
+            before = control.core.models["a"].spec.costs.library_s
+            control.workers.process_event(replace(up, start_s=8.0))
+            after = control.core.models["a"].spec.costs.library_s
+            # Half of the difference to 8 s less the 2 s that follow the weights.
+            assert after == pytest.approx((before + 6.0) / 2)
+            assert FleetState(tmp_path / "state.json").models["a"].spec.costs.library_s == after
+
+    asyncio.run(run())
+
+
 def test_observed_rate_is_used_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
