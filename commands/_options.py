@@ -250,7 +250,7 @@ def command(
                 from coldstart.scheduling.settings import SchedulerSettings, options
 
                 given["choice"] = SchedulerSettings(
-                    **{name: given.pop(one.option) for name, one in options()}
+                    **{name: given.pop(one.option) for name, one in options(live=takes_vllm_args)}
                 )
             if exports:
                 from coldstart.commands._export import Exports
@@ -280,7 +280,9 @@ def command(
         if chooses_scheduler:
             from coldstart.scheduling import settings
 
-            own += declare_settings(settings.SchedulerSettings(), settings.options(), policy=settings.AUTO)
+            own += declare_settings(
+                settings.SchedulerSettings(), settings.options(live=takes_vllm_args), policy=settings.AUTO
+            )
         own += list_parameters(_exporting) if exports else []
         _declare(run, [*own, *list_parameters(_common)])
         run.__dict__["takes_vllm_args"] = takes_vllm_args
