@@ -250,7 +250,7 @@ def command(
             if chooses_scheduler or compares_schedulers:
                 from coldstart.scheduling import settings
 
-                named = {name: given.pop(one.option) for name, one in settings.options()}
+                named = {name: given.pop(one.option) for name, one in settings.options(live=takes_vllm_args)}
                 if chooses_scheduler:
                     given["choice"] = settings.SchedulerSettings(**named)
                 else:
@@ -284,7 +284,7 @@ def command(
             from coldstart.scheduling import settings
 
             policy = settings.AUTO if chooses_scheduler else [settings.AUTO]
-            own += declare_settings(settings.SchedulerSettings(), settings.options(), policy=policy)
+            own += declare_settings(settings.SchedulerSettings(), settings.options(live=takes_vllm_args), policy=policy)
         own += list_parameters(_exporting) if exports else []
         _declare(run, [*own, *list_parameters(_common)])
         run.__dict__["takes_vllm_args"] = takes_vllm_args

@@ -15,7 +15,7 @@ from threading import Thread
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.scheduling.settings import selects_deadlines
+from coldstart.scheduling.settings import wants_in_front
 from coldstart.system.ipc import addresses
 from coldstart.vllm import compat
 from coldstart.vllm.engine.readiness import answer, take_pipe
@@ -54,9 +54,11 @@ def _its_own(plan: LaunchPlan) -> list[str]:
     if given.value("scheduler_cls") == SCHEDULER_CLS:
         dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
         plan.fallbacks.append(Fallback("scheduler", "vLLM's own server runs its own scheduler."))
-    elif selects_deadlines(given.value("additional_config")):
-        dropped |= {"--scheduling-policy", "--additional-config"}
-        plan.fallbacks.append(Fallback("scheduler", "vLLM's own server gives requests no deadlines."))
+    elif any(wanted := wants_in_front(given.value("additional_config"))):
+        dropped |= {"--scheduling-policy"} if wanted[0] else set()
+        dropped.add("--additional-config")
+        lost = "vLLM's own server gives requests no deadlines, and predicts no order."
+        plan.fallbacks.append(Fallback("scheduler", lost))
     if given.value("load_format") == LOAD_FORMAT and (reason := compat.check("weights")):
         dropped.add("--load-format")
         plan.fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads them."))

@@ -169,8 +169,10 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
     # Freeze the imported objects: otherwise each gc.collect() of vLLM's loader scans them, half a second each time.
     gc.freeze()
     with timeline.measure("start engine", track="server"):
-        engine = scheduler.engine_client(config, plan).from_vllm_config(
+        client, loggers = scheduler.engine_client(config, plan)
+        engine = client.from_vllm_config(
             config,
+            stat_loggers=loggers,
             usage_context=UsageContext.OPENAI_API_SERVER,
             enable_log_requests=args.enable_log_requests,
             aggregate_engine_logging=args.aggregate_engine_logging,
