@@ -298,13 +298,12 @@ def _list_choices(policy: Sequence[str], **named: Any) -> list[Any]:
     from coldstart.scheduling.settings import SchedulerSettings, options
 
     policies = [SchedulerSettings(one).policy for one in policy]
-    ignored = {name: set(policies) & set(one.unused_by) for name, one in options()}
-
-    def takes(policy: str, name: str) -> bool:
-        return policy not in ignored[name] or ignored[name] == set(policies)
-
+    ignored = {name: {one for one in policies if one in setting.unused_by} for name, setting in options()}
+    useless = {name for name, by in ignored.items() if by == {*policies}}
     return [
-        SchedulerSettings(one, **{name: value for name, value in named.items() if takes(one, name)})
+        SchedulerSettings(
+            one, **{name: named[name] for name in named if one not in ignored[name] or name in useless}
+        )
         for one in policies
     ]
 
