@@ -284,7 +284,9 @@ def command(
             from coldstart.scheduling import settings
 
             policy = settings.AUTO if chooses_scheduler else [settings.AUTO]
-            own += declare_settings(settings.SchedulerSettings(), settings.options(live=takes_vllm_args), policy=policy)
+            own += declare_settings(
+                settings.SchedulerSettings(), settings.options(live=takes_vllm_args), policy=policy
+            )
         own += list_parameters(_exporting) if exports else []
         _declare(run, [*own, *list_parameters(_common)])
         run.__dict__["takes_vllm_args"] = takes_vllm_args
@@ -298,13 +300,12 @@ def _list_choices(policy: Sequence[str], **named: Any) -> list[Any]:
     from coldstart.scheduling.settings import SchedulerSettings, options
 
     policies = [SchedulerSettings(one).policy for one in policy]
-    ignored = {name: set(policies) & set(one.unused_by) for name, one in options()}
-
-    def takes(policy: str, name: str) -> bool:
-        return policy not in ignored[name] or ignored[name] == set(policies)
-
+    ignored = {name: {one for one in policies if one in setting.unused_by} for name, setting in options()}
+    useless = {name for name, by in ignored.items() if by == {*policies}}
     return [
-        SchedulerSettings(one, **{name: value for name, value in named.items() if takes(one, name)})
+        SchedulerSettings(
+            one, **{name: named[name] for name in named if one not in ignored[name] or name in useless}
+        )
         for one in policies
     ]
 

@@ -30,15 +30,17 @@ from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettin
 
 INTERRUPTED = 130
 LIVE, ENGINE, HOST, FLEET = "live", "simulated", "simulated host", "simulated fleet"
-KINDS = {
-    LIVE: "replay on servers (--target)",
-    ENGINE: "replay on the simulated engine (--simulate)",
-    HOST: "replay on a simulated host (--host)",
-    FLEET: "replay on a simulated fleet (--fleet)",
+FLAGS = {LIVE: "--target", ENGINE: "--simulate", HOST: "--host", FLEET: "--fleet"}
+NOUNS = {
+    LIVE: "servers",
+    ENGINE: "the simulated engine",
+    HOST: "a simulated host",
+    FLEET: "a simulated fleet",
 }
+KINDS = {kind: f"replay on {noun} ({FLAGS[kind]})" for kind, noun in NOUNS.items()}
 # Options, by parameter, that have an effect only in some kinds of replay; the others have one in each.
 EFFECTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("model", "vocabulary", "timeout"), (LIVE,)),
+    **dict.fromkeys(("model", "timeout"), (LIVE,)),
     **dict.fromkeys(("kv_blocks", *(one.option for _, one in settings.options())), (ENGINE,)),
     "profile": (ENGINE, HOST, FLEET),
 }
@@ -70,9 +72,6 @@ def command(
         ),
     ] = None,
     model: Annotated[str, typer.Option("--model", help="Model name in the requests.")] = "default",
-    vocabulary: Annotated[
-        int, typer.Option("--vocabulary", min=11, help="Upper limit of prompt token ids.")
-    ] = 1000,
     timeout: Annotated[
         float, typer.Option("--timeout", help="Maximum duration of a request in seconds.")
     ] = 600.0,
@@ -133,7 +132,7 @@ def command(
     systems: dict[str, Serve]
     if kind == LIVE:
         key, by_row = environment.OPENAI_API_KEY.read() or None, bool(plan.models)
-        systems = _list_servers(target or [], model, key, by_row, vocabulary, timeout)
+        systems = _list_servers(target or [], model, key, by_row, timeout)
     else:
         times = None if profile is None and kind == FLEET else _profile(profile, common)
         if kind == HOST:
@@ -144,7 +143,7 @@ def command(
             systems = {one.policy: partial(_on_engine, times, one, kv_blocks) for one in choices}
     given = {LIVE: target, HOST: host, FLEET: fleet, ENGINE: choices}[kind] or ()
     if len(systems) < len(given):
-        flag = {LIVE: "--target", HOST: "--host", FLEET: "--fleet", ENGINE: "--scheduler"}[kind]
+        flag = "--scheduler" if kind == ENGINE else FLAGS[kind]
         raise UsageError(f"{flag} names the same twice", hint="remove one of them")
     _replay(common, exports, plans, systems, kind, limits, is_sweep=sweep is not None)
 
@@ -160,26 +159,29 @@ def _list_servers(urls: Iterable[str], *options: Any) -> dict[str, Serve]:
 
 
 def _list_hosts(paths: Iterable[Path], times: IterationProfile | None) -> dict[str, Serve]:
-    from coldstart.host.configuration import HostFile, load
+    from coldstart.host.configuration import load
     from coldstart.lab.host import simulate
 
-    def serve(path: Path, file: HostFile, plan: TracePlan, trace: Trace) -> Replay:
-        rows = plan.over([model.name for model in file.models], path).arrange(trace)
-        return simulate(time_requests(rows, times, {}), file.models, file.settings)
+    def serve(path: Path, plan: TracePlan, trace: Trace) -> Replay:
+        rows = plan.over([model.name for model in files[path].models], path).arrange(trace)
+        return simulate(time_requests(rows, times, {}), files[path].models, files[path].settings)
 
-    return {str(path): partial(serve, path, load(path)) for path in paths}
+    files = {path: load(path) for path in paths}
+    return {str(path): partial(serve, path) for path in files}
 
 
 def _list_fleets(paths: Iterable[Path], times: IterationProfile | None) -> dict[str, Serve]:
-    from coldstart.fleet.specification import FleetFile, load
+    from coldstart.fleet.specification import load
     from coldstart.lab.fleet import simulate
 
-    def serve(path: Path, file: FleetFile, plan: TracePlan, trace: Trace) -> Replay:
+    def serve(path: Path, plan: TracePlan, trace: Trace) -> Replay:
+        file = files[path]
         costs = {model.name: model.costs for model in file.models}
         rows = plan.over([*costs], path).arrange(trace)
         return simulate(time_requests(rows, times, costs), file.servers, file.models, file.settings)
 
-    return {str(path): partial(serve, path, load(path)) for path in paths}
+    files = {path: load(path) for path in paths}
+    return {str(path): partial(serve, path) for path in files}
 
 
 def _on_engine(
@@ -200,8 +202,7 @@ def _on_engine(
 def _check_target(kind: str, file: Path, target: list[str] | None, profile: str | None) -> None:
     """Raise UsageError unless the options select one target: servers, or one of the three simulations."""
     if kind != LIVE and target:
-        flag = {ENGINE: "--simulate", HOST: "--host", FLEET: "--fleet"}[kind]
-        raise UsageError(f"--target and {flag} exclude each other", hint="remove one of them")
+        raise UsageError(f"--target and {FLAGS[kind]} exclude each other", hint="remove one of them")
     if kind == LIVE and not target:
         name, times = shlex.quote(str(file)), shlex.quote(profile or "REF")
         simulation = f"coldstart trace-replay {name} --simulate --profile {times}"
@@ -213,22 +214,26 @@ def _check_target(kind: str, file: Path, target: list[str] | None, profile: str 
 
 def _check_effect(kind: str, typed: frozenset[str], plan: TracePlan, profile: str | None) -> None:
     """Raise UsageError for a typed option without effect in this kind of replay, or without another option."""
-    for name in sorted(typed & EFFECTS.keys()):
-        if kind not in EFFECTS[name]:
-            others = ", or a ".join(KINDS[other] for other in EFFECTS[name])
-            raise UsageError(
-                f"--{name.replace('_', '-')} has no effect in a {KINDS[kind]}",
-                hint=f"omit it; it applies to a {others}",
-            )
     is_random = kind == LIVE or plan.rate is not None or plan.mapping == "zipf"
     draws_nothing = (
         f"in a {KINDS[kind]} without random arrivals or models",
         "add --rate or --model-mapping zipf",
     )
+    elsewhere = {
+        name: (
+            kind not in kinds,
+            f"in a {KINDS[kind]}",
+            f"use it in a {', or a '.join(KINDS[one] for one in kinds)}",
+        )
+        for name, kinds in sorted(EFFECTS.items())
+    }
     without = {
+        **elsewhere,
         "cv": (plan.rate is None, "without --rate", "add --rate"),
         "model_mapping": (kind in (LIVE, ENGINE) and not plan.models, "without --models", "add --models"),
-        "model": (bool(plan.models), "with --models", "omit one of them"),
+        "model": elsewhere["model"]
+        if kind != LIVE
+        else (bool(plan.models), "with --models", "omit one of them"),
         "seed": (not is_random, *draws_nothing),
         "rounds": (not is_random, *draws_nothing),
         "max_prompt": (
@@ -327,7 +332,8 @@ def _end(runs: Sequence[Any], trace_format: str, kind: str, common: Common) -> N
         raise SystemExit(INTERRUPTED)
     if done.ended == "target dead":
         raise CommandFailedError(
-            f"the target does not respond ({done.error})", hint="start a server: coldstart serve MODEL"
+            f"the target does not respond ({next(iter(causes), None)})",
+            hint="start a server: coldstart serve MODEL",
         )
     if not requests:
         raise CommandFailedError(

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from coldstart.lab.plan import prompt_tokens
 from coldstart.lab.records import Replay, RequestRecord
-from coldstart.lab.traces import TraceRequest, prompt_tokens
+from coldstart.lab.traces import TraceRequest
 from coldstart.validate import completions
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 DEAD_AFTER = 8
 """Number of consecutive failed connections after which the target counts as dead."""
 MAX_LINE = 1 << 20
+VOCABULARY = 1000
+"""Token ids of prompts are below this, as in the vocabulary of every model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One server: its base URL, model name and key; token ids of prompts below `vocabulary`; seconds of a request at most.
+    """One server: its base URL, model name and key, and the seconds of a request at most.
 
     With `by_row` a request names the model of its row instead of `model`. Raises ValueError for another URL than http or https.
     """
@@ -39,7 +42,6 @@ class Target:
     model: str
     api_key: str | None = None
     by_row: bool = False
-    vocabulary: int = 1000
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -84,15 +86,14 @@ class _Run:
                 running.create_task(self._send_one(number, row))
 
     async def _send_one(self, number: int, row: TraceRequest) -> None:
-        record = RequestRecord(number, row.arrival_s, row.prompt_tokens, row.output_tokens, row.model)
-        prompt = prompt_tokens(row, number, self.seed, self.target.vocabulary)
+        record = row.record(number, self.target.url)
+        prompt = prompt_tokens(row, number, self.seed, VOCABULARY)
         connected = True
         try:
             connected = await self._send(prompt, record)
         except asyncio.CancelledError:
             record.error = "not finished when the replay ended"
         self.replay.records.append(record)
-        self.replay.error = record.error or self.replay.error
         self.refused = 0 if connected else self.refused + 1
         if self.refused >= DEAD_AFTER:
             self.end("target dead")
@@ -113,7 +114,7 @@ class _Run:
             usage=True,
         )
         headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-        record.target, record.sent_s = target.url, self.clock()
+        record.sent_s = self.clock()
         try:
             async with asyncio.timeout(target.timeout_s):
                 async with self.session.post(target.address, json=body, headers=headers) as response:

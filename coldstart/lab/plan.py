@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, count, takewhile
+from itertools import accumulate, chain, count, islice, takewhile
 from math import inf
 from pathlib import Path
 from random import Random
@@ -15,10 +15,14 @@ from random import Random
 from coldstart.errors import UsageError
 from coldstart.fleet.specification import Costs
 from coldstart.lab.records import ModelRequest
-from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, read_trace
+from coldstart.lab.traces import Columns, TraceReport, TraceRequest, read_trace
 from coldstart.scheduling import IterationProfile
 from coldstart.scheduling.declaration import list_settings, setting
 
+HASH_TOKENS = 512
+"""Number of tokens for each hash id of a Mooncake trace."""
+LOWEST_TOKEN = 10
+"""Lowest token id in prompts; tokenizers have their special tokens below."""
 MODEL_MAPPINGS = ("round-robin", "zipf", "column")
 
 
@@ -138,15 +142,7 @@ def time_requests(
 
 
 def gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:
-    """Yield endless gaps in seconds, with shape 1/CV^2 and mean 1/rate; CV 1 is the Poisson process.
-
-    Raises TraceError unless rate > 0 and cv > 0.
-    """
-    if rate <= 0 or cv <= 0:
-        raise TraceError(
-            f"arrivals need a rate and a CV above zero, got rate {rate} and CV {cv}",
-            hint="write --rate 1 --cv 1, or larger values",
-        )
+    """Yield endless gaps in seconds, with shape 1/CV^2 and mean 1/rate, both above 0; CV 1 is the Poisson process."""
     shape = 1 / cv**2
     while True:
         yield random.gammavariate(shape, 1 / (rate * shape))
@@ -181,3 +177,19 @@ def _draw(models: Sequence[str], seed: int) -> Iterator[str]:
     weights, random = list(accumulate(1 / rank for rank in range(1, len(models) + 1))), Random(seed)
     while True:
         yield random.choices(models, cum_weights=weights)[0]
+
+
+def prompt_tokens(row: TraceRequest, number: int, seed: int, vocabulary: int) -> list[int]:
+    """Return the row's number of token ids below `vocabulary`; a row without hash ids shares no prefix."""
+    blocks = chain(
+        row.hash_ids, (-1 - number * 7919 - i for i in range(row.prompt_tokens // HASH_TOKENS + 1))
+    )
+    return list(
+        islice(chain.from_iterable(_block(block, seed, vocabulary) for block in blocks), row.prompt_tokens)
+    )
+
+
+def _block(block: int, seed: int, vocabulary: int) -> Iterator[int]:
+    start, step = (block * 2654435761 + seed * 40503) & 0xFFFFFFFF, (block * 97 + 31) | 1
+    span = vocabulary - LOWEST_TOKEN
+    return (LOWEST_TOKEN + (start + i * step) % span for i in range(HASH_TOKENS))

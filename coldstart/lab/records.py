@@ -71,7 +71,7 @@ Limits = Mapping[str | None, Mapping[str, float]]
 
 @dataclass(slots=True)
 class Replay:
-    """Result of a replay: `ended` is 'complete', 'interrupted' or 'target dead'; `error` is the last error of a request.
+    """Result of a replay: `ended` is 'complete', 'interrupted' or 'target dead'.
 
     The records are in order of the trace. `counts` are further results of a simulation, and `limits` its SLO.
     """
@@ -79,7 +79,6 @@ class Replay:
     records: list[RequestRecord] = field(default_factory=list)
     duration_s: float = 0.0
     ended: str = "complete"
-    error: str | None = None
     counts: dict[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=dict)
 

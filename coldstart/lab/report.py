@@ -32,14 +32,14 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of the exported table."""
 COMPARED = {
-    "ttft_mean_s": "TTFT mean (s)",
-    "ttft_p95_s": "TTFT p95 (s)",
-    "tpot_mean_s": "TPOT (s)",
-    "normalized_mean_s": "per token (s)",
-    "attainment": "in SLO",
-    "goodput_per_s": "goodput (requests/s)",
+    "ttft_mean_s": ("TTFT mean (s)", "ttft_s", "mean"),
+    "ttft_p95_s": ("TTFT p95 (s)", "ttft_s", "p95"),
+    "tpot_mean_s": ("TPOT (s)", "tpot_s", "mean"),
+    "normalized_mean_s": ("per token (s)", "normalized_s", "mean"),
+    "attainment": ("in SLO", "slo", "attainment"),
+    "goodput_per_s": ("goodput (requests/s)", "goodput_per_s", None),
 }
-"""Metrics of a comparison with their labels."""
+"""Metrics of a comparison: label, and members of the document of a replay."""
 MEETS = 0.95
 """Share of the requests within the SLO from which on a rate meets it (FastServe, section 6.2)."""
 
@@ -85,9 +85,10 @@ def report(kind: str, runs: Sequence[Run], rows: Mapping[str, Any], *, compares:
             partial(list_records, last.frame),
             partial(list_tables, last.document),
             list_rates(last.document),
-            partial(plot, last.document, last.frame),
+            partial(plot, last),
         )
     compared, is_sweep = compare(runs), last.rate is not None
+    names = [*dict.fromkeys(run.name for run in runs)]
     best = find_highest_rates(compared) if is_sweep else {}
     document = {
         **head,
@@ -98,13 +99,13 @@ def report(kind: str, runs: Sequence[Run], rows: Mapping[str, Any], *, compares:
         "rows": rows,
     }
     flat = [dict(flatten(row)) for row in compared]
+    columns = dict.fromkeys(name for row in flat for name in row)
     notes = [f"{name}: {_describe_rate(rate)}" for name, rate in best.items()]
     if any(row["rounds"] > 1 for row in compared):
         notes.append("medians over the rounds, with half of their range in percent")
-    if len({row["name"] for row in compared}) > 1:
-        notes.append(f"x: ratio to {compared[0]['name']}; ?: its 95 % interval contains 1")
-    plots = partial(_plot_rates, compared) if is_sweep else partial(_plot_all, runs)
-    columns = dict.fromkeys(name for row in flat for name in row)
+    if len(names) > 1:
+        notes.append(f"x: ratio to {names[0]}; ?: its 95 % interval contains 1")
+    plots = partial(_plot_rates, compared) if is_sweep else partial(_plot_distributions, runs)
     return Report(
         title, document, columns, lambda: flat, lambda: [tabulate_comparison(compared)], notes, plots
     )
@@ -113,28 +114,25 @@ def report(kind: str, runs: Sequence[Run], rows: Mapping[str, Any], *, compares:
 def compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return a row for each system at each rate, with each of COMPARED; of the complete replays alone."""
 
-    def sample(name: str, rate: float | None, metric: str) -> dict[int, float]:
+    def sample(name: str, rate: float | None, member: str, mark: str | None) -> dict[int, float]:
         of = (run for run in runs if (run.name, run.rate, run.replay.ended) == (name, rate, "complete"))
-        found = {run.round: _pick(run.document, metric) for run in of}
-        return {number: value for number, value in found.items() if value is not None}
+        found = {run.round: run.document[member] for run in of}
+        return {
+            number: value[mark] if mark else value for number, value in found.items() if value is not None
+        }
 
     rows = []
     for name, rate in dict.fromkeys((run.name, run.rate) for run in runs):
-        row: dict[str, Any] = {"name": name, "rate": rate, "rounds": len(sample(name, rate, "requests"))}
-        for metric in COMPARED:
-            own, first = sample(name, rate, metric), sample(runs[0].name, rate, metric)
+        row: dict[str, Any] = {
+            "name": name,
+            "rate": rate,
+            "rounds": len(sample(name, rate, "requests", None)),
+        }
+        for metric, (_, member, mark) in COMPARED.items():
+            own, first = (sample(one, rate, member, mark) for one in (name, runs[0].name))
             row[metric] = {**summarize_samples([*own.values()]), **_ratio(own, first)} if own else None
         rows.append(row)
     return rows
-
-
-def _pick(document: Mapping[str, Any], metric: str) -> float | None:
-    if metric == "attainment":
-        return (document["slo"] or {}).get(metric)
-    if metric in document:
-        return document[metric]  # type: ignore[no-any-return]
-    name, mark, unit = metric.split("_")
-    return (document[f"{name}_{unit}"] or {}).get(mark)
 
 
 def _ratio(own: Mapping[int, float], first: Mapping[int, float]) -> dict[str, Any]:
@@ -147,47 +145,42 @@ def _ratio(own: Mapping[int, float], first: Mapping[int, float]) -> dict[str, An
 
 def find_highest_rates(compared: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Return the highest rate at which each system meets the SLO; None: at none."""
-    meeting: dict[str, list[float]] = {row["name"]: [] for row in compared}
+    best: dict[str, float | None] = {}
     for row in compared:
-        if row["attainment"] and row["attainment"]["median"] >= MEETS:
-            meeting[row["name"]].append(row["rate"])
-    return {name: max(rates, default=None) for name, rates in meeting.items()}
+        meets = row["attainment"] and row["attainment"]["median"] >= MEETS
+        best[row["name"]] = max(best.get(row["name"]) or 0.0, row["rate"]) if meets else best.get(row["name"])
+    return best
 
 
 def _describe_rate(best: float | None) -> str:
-    found = (
-        "no rate meets the SLO" if best is None else f"highest rate that meets the SLO: {best:g} requests/s"
-    )
-    return f"{found} (at least {MEETS:.0%} of the requests)"
+    found = "no rate" if best is None else f"at most {best:g} requests/s"
+    return f"{found} with {MEETS:.0%} of the requests within the SLO"
 
 
 def tabulate_comparison(compared: Sequence[Mapping[str, Any]]) -> Shown:
     """Return the table for people: each median, half of the range in percent, and the ratio to the first system."""
     metrics = [metric for metric in COMPARED if any(row[metric] for row in compared)]
     rates = ["rate"] if any(row["rate"] is not None for row in compared) else []
-    first = compared[0]["name"]
     rows = [
         [
             row["name"],
             *(f"{row[name]:g}" for name in rates),
-            *(_cell(metric, row[metric], is_first=row["name"] == first) for metric in metrics),
+            *(_cell(metric, row[metric]) for metric in metrics),
         ]
         for row in compared
     ]
-    return ["name", *rates, *(COMPARED[metric] for metric in metrics)], rows
+    return ["name", *rates, *(COMPARED[metric][0] for metric in metrics)], rows
 
 
-def _cell(metric: str, found: Mapping[str, Any] | None, *, is_first: bool) -> str:
+def _cell(metric: str, found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "-"
     median, spread = found["median"], (found["max"] - found["min"]) / 2
-    parts = [f"{median:.1%}" if metric == "attainment" else f"{median:.4g}"]
-    if found["n"] > 1 and median:
-        parts.append(f"±{spread / median:.0%}")
-    if not is_first and found["ratio"] is not None:
-        low, high = found["ratio_ci95"] or (inf, inf)
-        parts.append(f"{found['ratio']:.2f}x{'?' * (low <= 1 <= high)}")
-    return " ".join(parts)
+    text = f"{median:.1%}" if metric == "attainment" else f"{median:.4g}"
+    text += f" ±{spread / median:.0%}" if found["n"] > 1 and median else ""
+    low, high = found["ratio_ci95"] or (inf, inf)
+    is_noise = low <= 1 <= high and low < high
+    return text if found["ratio"] in (None, 1) else f"{text} {found['ratio']:.2f}x{'?' * is_noise}"
 
 
 def list_records(frame: DataFrame) -> list[dict[str, object]]:
@@ -216,47 +209,32 @@ def list_tables(summary: Mapping[str, Any]) -> list[Shown]:
 def list_rates(summary: Mapping[str, Any]) -> list[str]:
     """Return lines with counts and rates, SLO attainment and goodput if an SLO was given, and counts of a simulation."""
     slo, cold = summary["slo"], summary["cold_share"]
-    judged = (
-        f", SLO attainment {slo['attainment']:.1%}, goodput {summary['goodput_per_s']:.3g} requests/s"
-        if slo
-        else ""
-    )
+    judged = f", SLO attainment {slo['attainment']:.1%}, goodput " if slo else ""
+    judged += f"{summary['goodput_per_s']:.3g} requests/s" if slo else ""
     waited = "" if cold is None else f", {cold:.1%} waited for a start"
     rates = (
         f"{summary['completed']} of {summary['requests']} requests, {summary['failed']} failed{waited}; "
         f"{summary['requests_per_s']:.3g} requests/s, {summary['output_tokens_per_s']:.4g} tokens/s{judged}"
     )
-    counts = ", ".join(
-        f"{name.replace('_', ' ')} {value:.4g}"
-        if isinstance(value, float)
-        else f"{name.replace('_', ' ')} {value}"
+    counts = {
+        name.replace("_", " "): f"{value:.4g}" if isinstance(value, float) else value
         for name, value in summary.get("counts", {}).items()
-    )
-    return [rates, counts] if counts else [rates]
+    }
+    return [rates, ", ".join(f"{name} {value}" for name, value in counts.items())] if counts else [rates]
 
 
-def plot(found: Mapping[str, Any], frame: DataFrame) -> Iterator[str]:
+def plot(run: Run) -> Iterator[str]:
     """Yield the plots of the page of one replay, as HTML."""
-    loads = measure_load(frame, found["duration_s"])
+    loads = measure_load(run.frame, run.replay.duration_s)
     drawn = [svg.lines(series, "time (s)", unit, step=True) for unit, series in loads.items()]
     if drawn:
         yield html_section("Over time", "".join(drawn))
-    yield from _plot_distributions({"": frame})
-
-
-def _plot_all(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield the distributions of each system, over all its rounds."""
-    from pandas import concat
-
-    names = dict.fromkeys(run.name for run in runs)
-    yield from _plot_distributions(
-        {name: concat([run.frame for run in runs if run.name == name]) for name in names}
-    )
+    yield from _plot_distributions([run])
 
 
 def _plot_rates(compared: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a plot of each metric by rate, with a line for each system."""
-    for metric, label in COMPARED.items():
+    for metric, (label, *_) in COMPARED.items():
         lines: dict[str, list[svg.Point]] = {}
         for row in compared:
             if row[metric]:
@@ -265,15 +243,16 @@ def _plot_rates(compared: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield html_section(label, svg.lines(lines, "requests per second", label), 3)
 
 
-def _plot_distributions(frames: Mapping[str, DataFrame]) -> Iterator[str]:
+def _plot_distributions(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a plot of each metric with a line for each system, over all its rounds."""
     drawn = []
     for metric, label in METRICS.items():
-        known = {
-            name: frame.loc[frame["ok"] | (metric == "wait_s")].dropna(subset=[metric])[metric]
-            for name, frame in frames.items()
-        }
-        if any(values.gt(0).any() for values in known.values()):
-            lines = {name or label: _quantiles(values) for name, values in known.items()}
+        known: dict[str, list[float]] = {}
+        for run in runs:
+            rows = run.frame.loc[run.frame["ok"] | (metric == "wait_s")]
+            known.setdefault(run.name, []).extend(rows[metric].dropna())
+        if any(value > 0 for values in known.values() for value in values):
+            lines = {name: _quantiles(values) for name, values in known.items()}
             drawn.append(svg.lines(lines, f"{label} (s)", "share of requests (%)"))
     if drawn:
         yield html_section("Distributions", "".join(drawn))

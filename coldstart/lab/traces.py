@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from io import StringIO
-from itertools import chain, islice
 from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coldstart.errors import UsageError
+from coldstart.lab.records import RequestRecord
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
-
-HASH_TOKENS = 512
-"""Number of tokens for each hash id of a Mooncake trace."""
-LOWEST_TOKEN = 10
-"""Lowest token id in prompts; tokenizers have their special tokens below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +30,12 @@ class TraceRequest:
     output_tokens: int
     model: str | None = None
     hash_ids: tuple[int, ...] = ()
+
+    def record(self, number: int, target: str) -> RequestRecord:
+        """Return the record of this request, as it is before the request is sent."""
+        return RequestRecord(
+            number, self.arrival_s, self.prompt_tokens, self.output_tokens, self.model, target
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,6 @@ CSV_FORMATS = {
 }
 FUNCTION, MINUTE_S = "HashFunction", 60
 """Azure Functions 2019: a row for each function, and columns 1 to 1440 with its invocations in each minute of a day."""
-HEADER = 1 << 16
-"""Longest header of a CSV file in characters."""
 MOST_INVOCATIONS = 2_000_000
 """Limit of the requests of Azure Functions 2019, of which one day has hundreds of millions."""
 
@@ -138,8 +137,7 @@ def read_trace(
         ) from problem
     report = report or TraceReport()
     is_json = text.lstrip()[:1] in ("", "[", "{")
-    header = [] if is_json else next(csv.reader(StringIO(text[:HEADER], newline="")))
-    header = [name.strip() for name in header]
+    header = [] if is_json else [name.strip() for name in next(csv.reader(text[:65536].splitlines()))]
     known = (name for name, one in CSV_FORMATS.items() if set(one.required) <= set(header))
     if columns is not None or (name := next(known, None)):
         report.trace_format = "CSV" if columns else str(name)
@@ -149,8 +147,8 @@ def read_trace(
         report.trace_format = "Azure Functions 2019"
         requests, reasons = _expand(path, text, until_s, limit)
     elif text.lstrip().startswith("["):
-        report.trace_format, cells, reasons = _read_texts(path, text)
-        requests, reasons = _check(cells, reasons, TEXTS)
+        report.trace_format, members, reasons = _read_texts(path, text)
+        requests, reasons = _check(members, reasons, TEXTS)
     elif not text.strip() or any(line.startswith("{") for line in text.split("\n")):
         report.trace_format = "Mooncake"
         requests, reasons = _check(*_read_lines(text), MOONCAKE)
@@ -169,8 +167,11 @@ def read_trace(
     report.rows += len(requests)
     requests = requests.sort_values("arrival", kind="stable")
     arrivals = requests["arrival"] - requests["arrival"].min()
-    others = (requests[name].tolist() for name in ("prompt", "output", "model", "hash_ids"))
-    return [TraceRequest(*row) for row in zip(arrivals.tolist(), *others, strict=True)]
+    cells = (requests[name].tolist() for name in ("prompt", "output", "model", "hash_ids"))
+    return [
+        TraceRequest(time, prompt, output, str(model) if model else None, tuple(ids or ()))
+        for time, prompt, output, model, ids in zip(arrivals.tolist(), *cells, strict=True)
+    ]
 
 
 def _read_csv(text: str, header: list[str], columns: Columns) -> tuple[DataFrame, Series]:
@@ -221,7 +222,7 @@ def _expand(path: Path, text: str, until_s: float, limit: int | None) -> tuple[D
     table = _parse(text, low_memory=False, usecols=lambda name: name == FUNCTION or name.isdigit())
     names = table.pop(FUNCTION)
     counts = table.apply(to_numeric, errors="coerce").to_numpy("float32")
-    good = ((counts >= 0) & (counts < MOST_INVOCATIONS) & (np.floor(counts) == counts)).all(axis=1)
+    good = ((counts >= 0) & (counts < 2**24) & (np.floor(counts) == counts)).all(axis=1)
     reasons = Series("", names.index + 2)
     reasons[~good] = "an invocation count is not a whole number"
     counts, names = counts[good].astype("int32"), names[good].astype(str).to_numpy()
@@ -240,16 +241,15 @@ def _expand(path: Path, text: str, until_s: float, limit: int | None) -> tuple[D
     times = counts[function, minute]
     starts = minute.repeat(times) + np.random.default_rng(0).random(total)
     prompt, output = DEFAULT_TOKENS
-    requests = {"arrival": starts * MINUTE_S, "prompt": prompt, "output": output}
-    return DataFrame(requests | {"model": names[function.repeat(times)]}).assign(
-        hash_ids=[()] * total
-    ), reasons
+    requests = {"arrival": starts * MINUTE_S, "prompt": prompt, "output": output, "hash_ids": None}
+    return DataFrame(requests | {"model": names[function.repeat(times)]}), reasons
 
 
 def _read_lines(text: str) -> tuple[DataFrame, Series]:
     """Return one row for each line with a JSON object, and the reason against each other line."""
     lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
-    return _collect(lines, _parse_object, [*MOONCAKE.required, "model", "hash_ids"])
+    cells, reasons = _collect(lines, _parse_object, [*MOONCAKE.required, "model", "hash_ids"])
+    return cells.astype(object).fillna(""), reasons
 
 
 def _read_texts(path: Path, text: str) -> tuple[str, DataFrame, Series]:
@@ -260,21 +260,21 @@ def _read_texts(path: Path, text: str) -> tuple[str, DataFrame, Series]:
         raise TraceError(
             f"cannot read {path}: {problem}", hint="name the JSON file of ShareGPT or Alpaca"
         ) from problem
-    is_alpaca = any(isinstance(member, dict) and "instruction" in member for member in members[:1])
-    pick = _instruction if is_alpaca else _first_turns
 
     def measure(member: Any) -> dict[str, Any]:
         try:
-            prompt, output = pick(member)
-            return {
-                "time": 0,
-                "prompt": -(-len(prompt) // CHARACTERS),
-                "output": -(-len(output) // CHARACTERS),
-            }
-        except (KeyError, TypeError, IndexError, ValueError):
+            if "instruction" in member:
+                given = filter(None, (member["instruction"], member.get("input")))
+                prompt, output = "\n".join(given), member["output"]
+            else:  # the first two turns, as in vLLM's own benchmark
+                prompt, output = (turn["value"] for turn in member["conversations"][:2])
+            lengths = (ceil(len(one) / CHARACTERS) for one in (prompt, output))
+            return dict(zip(TEXTS.required, (0, *lengths), strict=True))
+        except (KeyError, TypeError, ValueError):
             raise ValueError("has no prompt with its answer") from None
 
     cells, reasons = _collect(enumerate(members, start=1), measure, TEXTS.required)
+    is_alpaca = any("instruction" in one for one in members[:1] if isinstance(one, dict))
     return "Alpaca" if is_alpaca else "ShareGPT", cells, reasons
 
 
@@ -293,23 +293,10 @@ def _collect(
     return DataFrame.from_dict(rows, orient="index").reindex(columns=columns), Series(reasons, dtype=str)
 
 
-def _first_turns(member: dict[str, Any]) -> tuple[str, str]:
-    """Return the first two turns of a conversation of ShareGPT, as vLLM's own benchmark uses them."""
-    human, answer = member["conversations"][:2]
-    return human["value"], answer["value"]
-
-
-def _instruction(member: dict[str, Any]) -> tuple[str, str]:
-    """Return instruction with input, and output, of a row of Alpaca."""
-    return "\n".join(filter(None, (member["instruction"], member.get("input")))), member["output"]
-
-
 def _parse_object(line: str) -> dict[str, Any]:
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("expected a JSON object")
-    if missing := sorted(set(MOONCAKE.required) - row.keys()):
-        raise ValueError(f"lacks {', '.join(missing)}")
     hashes = row.get("hash_ids", [])
     if not isinstance(hashes, list) or not all(isinstance(one, int) for one in hashes):
         raise ValueError("hash_ids is not a list of integers")
@@ -328,15 +315,9 @@ def _check(cells: DataFrame, reasons: Series, columns: Columns) -> tuple[DataFra
         counts.append(_check_counts(cells[name], reasons) if name else reasons.map(lambda _, n=usual: n))
     if columns.model:
         reasons[cells[columns.model].eq("") & reasons.eq("")] = f"has no value for {columns.model}"
-    checked = DataFrame({"arrival": arrival, "prompt": counts[0], "output": counts[1]})[reasons.eq("")]
-    names, hashes = (cells.get(name) for name in (columns.model or "model", "hash_ids"))
-    found = checked.astype({"arrival": float, "prompt": int, "output": int})
-    found["model"] = [
-        names[line] if names is not None and isinstance(names[line], str) else None for line in found.index
-    ]
-    ids = (hashes[line] if hashes is not None else None for line in found.index)
-    found["hash_ids"] = [tuple(one) if isinstance(one, list) else () for one in ids]
-    return found.astype({"model": object}), reasons
+    rest = {"model": cells.get(columns.model or "model"), "hash_ids": cells.get("hash_ids")}
+    found = DataFrame({"arrival": arrival, "prompt": counts[0], "output": counts[1], **rest})[reasons.eq("")]
+    return found.astype({"arrival": float, "prompt": int, "output": int}), reasons
 
 
 def _check_times(cells: Series, unit: float, reasons: Series) -> Series:
@@ -364,19 +345,3 @@ def _give_reason(wrong: Series, text: str, cells: Series, reasons: Series, value
     for line in wrong.index[wrong & reasons.eq("")]:
         reasons[line] = text.format(cells[line]) if cells[line] != "" else f"has no value for {cells.name}"
     return values
-
-
-def prompt_tokens(row: TraceRequest, number: int, seed: int, vocabulary: int) -> list[int]:
-    """Return the row's number of token ids below `vocabulary`; a row without hash ids shares no prefix."""
-    blocks = chain(
-        row.hash_ids, (-1 - number * 7919 - i for i in range(row.prompt_tokens // HASH_TOKENS + 1))
-    )
-    return list(
-        islice(chain.from_iterable(_block(block, seed, vocabulary) for block in blocks), row.prompt_tokens)
-    )
-
-
-def _block(block: int, seed: int, vocabulary: int) -> Iterator[int]:
-    start, step = (block * 2654435761 + seed * 40503) & 0xFFFFFFFF, (block * 97 + 31) | 1
-    span = vocabulary - LOWEST_TOKEN
-    return (LOWEST_TOKEN + (start + i * step) % span for i in range(HASH_TOKENS))

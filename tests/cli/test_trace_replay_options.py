@@ -40,7 +40,6 @@ EFFECTS = {
     "--model-mapping zipf --models a,b": ALL,
     "--target http://127.0.0.1:3": ("servers",),
     "--model m": ("servers",),
-    "--vocabulary 99": ("servers",),
     "--timeout 9": ("servers",),
     "--simulate": ("engine", "host", "fleet"),
     PROFILE: ("engine", "host", "fleet"),

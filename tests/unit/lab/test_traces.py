@@ -5,8 +5,8 @@ from statistics import mean, pstdev
 
 import pytest
 
-from coldstart.lab.plan import TracePlan, map_models, rearrive
-from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, prompt_tokens, read_trace
+from coldstart.lab.plan import TracePlan, map_models, prompt_tokens, rearrive
+from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, read_trace
 
 SAMPLES = {
     "Mooncake": '{"timestamp": 1000, "input_length": 7, "output_length": 3, "hash_ids": [1, 2]}\n'
@@ -118,7 +118,9 @@ def test_malformed_rows_are_named_and_skipped(tmp_path: Path) -> None:
     rows = list(read_trace(write(tmp_path, bad), report=report))
     assert len(rows) == report.rows == 2
     assert [row.line for row in report.bad_rows] == [1, 4, 5]
-    assert "lacks input_length" in report.bad_rows[1].reason and "above zero" in report.bad_rows[2].reason
+    assert (
+        "no value for input_length" in report.bad_rows[1].reason and "above zero" in report.bad_rows[2].reason
+    )
 
 
 def test_unreadable_trace_is_refused_with_the_reason(tmp_path: Path) -> None:
