@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coldstart.artifacts import canonical
 
 from coldstart.contract.arguments import Arguments
 from coldstart.vllm import gpu_starts
@@ -145,7 +146,7 @@ def test_vllm_parses_our_command_lines(judged: dict[str, dict[str, Any]]) -> Non
 def test_vllm_reads_our_arguments_of_a_preloaded_engine() -> None:
     from vllm.config.load import LoadConfig
     from vllm.model_executor.model_loader import get_model_loader
-    from vllm.model_executor.model_loader.weight_cache.ipc_loader import IPCCacheLoader
+    from vllm.model_executor.model_loader.weight_cache.ipc_loader import IpcModelLoader
 
     given = Arguments(gpu_starts.load_preloaded(Path("/d")))
     config = LoadConfig(
@@ -153,7 +154,7 @@ def test_vllm_reads_our_arguments_of_a_preloaded_engine() -> None:
         model_loader_extra_config=given.value("model_loader_extra_config"),
     )
     loader = get_model_loader(config)
-    assert isinstance(loader, IPCCacheLoader)
+    assert isinstance(loader, IpcModelLoader)
     assert (loader.socket_dir, loader.fallback) == ("/d", True)
 
 
@@ -183,6 +184,24 @@ def test_a_snapshot_of_another_engine_is_recognized() -> None:
             gpu_starts.read_tree({"process_tree": tree})
 
 
+@pytest.mark.vllm
+def test_a_manifest_that_vllm_writes_is_read(tmp_path: Path) -> None:
+    from vllm.snapshot import manifest
+
+    engine, texts = _engine([]), manifest.SnapshotRuntimeIdentity.model_fields.keys() - {"environment"}
+    written = manifest.SnapshotManifest(
+        **dict.fromkeys(texts, "x"), environment=(("a", "b"),), schema_version=1, created_at="now",
+        boundary="post-engine-init-reloadable-state-released", artifact_bytes=1, model=REPOSITORY,
+        served_model_name="tiny", model_revision=COMMIT, tokenizer_revision=COMMIT, engine_argv=tuple(engine),
+        process_tree=(7, 9), cuda_holders=(9,), oracle_token_ids=(3,), oracle_text="a",
+        oracle_sampled_token_logprob=-0.25,
+    )  # fmt: skip
+    tmp_path.chmod(0o700)
+    manifest.write_manifest_atomic(tmp_path, written)
+    read = canonical.read(tmp_path / "manifest.json")
+    assert gpu_starts.find_difference(read, engine, COMMIT) is None and gpu_starts.read_tree(read) == [7, 9]
+
+
 @pytest.mark.parametrize(
     ("words", "on_cpu", "reason"),
     [
@@ -199,18 +218,33 @@ def test_limits_of_preloaded_weights(words: list[str], on_cpu: bool, reason: str
     assert found is None or (reason is not None and reason in found[0])
 
 
-def test_machine_without_a_tool_is_named(tmp_path: Path) -> None:
-    environ = {"PATH": str(tmp_path), gpu_starts.PLUGINS: str(tmp_path / "plugins")}
+@pytest.mark.vllm
+def test_machine_without_a_tool_is_named_as_vllm_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.snapshot.runtime import LocalSnapshotTools
+
+    plugins, directory = tmp_path / "plugins", tmp_path / "snapshot"
+    plugins.mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv(gpu_starts.PLUGINS, str(plugins))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    def require(named: str) -> None:
+        found = gpu_starts.find_missing_tool(os.environ, 0)
+        assert found is not None and named in found[0] and found[1]
+        with pytest.raises(RuntimeError):
+            LocalSnapshotTools().preflight("create", directory)
+
     for tool in ("criu", "cuda-checkpoint", "nvidia-smi"):
-        found = gpu_starts.find_missing_tool(environ, 0)
-        assert found is not None and f"the program {tool}" in found[0]
+        require(f"the program {tool}")
         (tmp_path / tool).write_text("")
         (tmp_path / tool).chmod(0o755)
-    found = gpu_starts.find_missing_tool(environ, 1000)
+    require(gpu_starts.PLUGINS)
+    (plugins / "cuda_plugin.so").write_text("")
+    assert gpu_starts.find_missing_tool(os.environ, 0) is None
+    LocalSnapshotTools().preflight("create", directory)
+    found = gpu_starts.find_missing_tool(os.environ, 1000)
     assert found is not None and "needs root" in found[0]
-    found = gpu_starts.find_missing_tool(environ, 0)
-    assert found is not None and gpu_starts.PLUGINS in found[0]
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "cuda_plugin.so").write_text("")
-    assert gpu_starts.find_missing_tool(environ, 0) is None
-    assert gpu_starts.find_missing_tool(environ | {gpu_starts.PLUGINS: ""}, 0) is not None
+    monkeypatch.delenv(gpu_starts.PLUGINS)
+    require(gpu_starts.PLUGINS)
