@@ -13,12 +13,12 @@ from pathlib import Path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key
 from coldstart.errors import CommandFailedError
-from coldstart.launch import fetch, prepare, process_snapshot
+from coldstart.launch import fetch, prepare, process_snapshot, vllm_snapshot
 from coldstart.launch.modes import SNAPSHOT
 from coldstart.materialize.options import SECTIONS, Options, Phase, no_progress
 from coldstart.models import inspection, resolution
 from coldstart.models.inspection import Lookup
-from coldstart.system import paths
+from coldstart.system import paths, runtime
 from coldstart.system.proc.scratch import owned
 from coldstart.system.snapshot import criu, runtime_image
 
@@ -44,7 +44,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
     """
     if options.snapshot and (why := SNAPSHOT.unavailable()):
         raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
-    if options.snapshot and (reason := criu.missing()) is not None:
+    if options.snapshot and runtime.targets_cpu() and (reason := criu.missing()) is not None:
         raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="coldstart doctor")
     if requested.model.repo_id is None:  # a bundle of the same key may have been built from other files
         resolution.check_weights(requested.model)
@@ -84,15 +84,21 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
 
 def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:
     """Return whether an engine of `bundle` was frozen on this machine."""
+    if not runtime.targets_cpu():
+        return bundle is not None and vllm_snapshot.exists(lookup, bundle)
     return bundle is not None and runtime_image.engine_place(lookup.cache.runtimes, bundle.digest).is_dir()
 
 
 def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
-    """Freeze an engine template started from `bundle`.
+    """Freeze an engine template started from `bundle`; on a GPU vLLM freezes an engine of its own.
 
     Raises:
         CommandFailedError: No snapshot can be created here; the message has the reason.
     """
+    if not runtime.targets_cpu():
+        with phase("snapshot by vLLM"):
+            vllm_snapshot.create(lookup, bundle)
+        return
     plan = prepare.prepare(
         lookup, bundle, fetch.choose(lookup), trust=inspection.trust, root=paths.frozen_dir()
     )

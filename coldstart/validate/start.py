@@ -27,7 +27,7 @@ from coldstart.validate.answers import PromptSettings, ServerAnswers, collect_an
 from coldstart.validate.checks import Finding, Level
 from coldstart.validate.completions import RequestRefusedError
 from coldstart.validate.launch import Launcher, ModeUnavailableError, explain_slow_path
-from coldstart.validate.launchers import FRESH, ServeLauncher, Subject, VllmLauncher
+from coldstart.validate.launchers import FRESH, VLLM_COLD, ServeLauncher, Subject, VllmLauncher
 
 REPLAY = PromptSettings(crowds=(8,))
 GRAPHS = "graphs"
@@ -71,7 +71,7 @@ def check_start(
 
 def pair_launchers(subject: Subject, directory: Path) -> tuple[Launcher, Launcher]:
     """Return the launchers of coldstart's fresh start, and of an ordinary start of vLLM with empty caches."""
-    plain = VllmLauncher(subject, directory / "vllm" / "caches", warm=False)
+    plain = VllmLauncher(subject, directory / "vllm" / "caches", VLLM_COLD)
     return ServeLauncher(subject, FRESH, directory / "run"), plain
 
 

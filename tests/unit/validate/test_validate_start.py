@@ -67,7 +67,7 @@ SUBJECT = launchers.Subject("tiny-llama", "/models/tiny", ("--max-model-len", "2
 
 
 def _baselines(tmp_path: Path) -> list[launchers.VllmLauncher]:
-    return [launchers.VllmLauncher(SUBJECT, tmp_path / "caches", warm) for warm in (False, True)]
+    return [launchers.VllmLauncher(SUBJECT, tmp_path / "caches", mode) for mode in ("vllm-cold", "vllm-warm")]
 
 
 def files(tmp_path: Path, name: str) -> RunFiles:
