@@ -2,7 +2,7 @@
 
 Offline, all compilers write below one root directory; that tree becomes the bundle's `compile` section. A start copies the
 section to a writable root for its key, because the compilers add entries that they do not find. Triton's group files contain
-absolute paths, so the copy rewrites them. vLLM's worker loads the ahead-of-time artifacts (coldstart.vllm.engine.aot).
+absolute paths, so the copy rewrites them. vLLM's worker loads the ahead-of-time artifacts (coldstart.vllm.engine.compiled).
 
 A linker writes a shared object at its final path. If it is killed meanwhile, with its server or because memory ran out, every
 later start would load the truncated file and crash: `remove_unfinished` removes such files.

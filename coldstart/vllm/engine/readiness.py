@@ -1,4 +1,4 @@
-"""Report of a server that it is ready: it listens, and it has generated one token.
+"""Reports of a server to its starter: that it is ready, which means that it listens and has generated one token, or why not.
 
 Invariant: restored state that gives a wrong canary token never answers a client, because the token is generated before the
 server listens. The report is one line of JSON on a pipe with the restored and the unused sections.
@@ -6,16 +6,22 @@ server listens. The report is one line of JSON on a pipe with the restored and t
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
+import logging
 import os
-from typing import Any
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any, NoReturn
 
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import WORKER_REPORT
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.system import start_progress, timeline
+from coldstart.vllm.engine.rejection import Failure
 
 FALLBACK_PROMPT = [1, 2, 3, 4]
 
@@ -132,3 +138,47 @@ def answer(descriptor: int, document: dict[str, Any]) -> None:
 def refuse(reason: str) -> None:
     """Report to the starter that this process cannot serve the plan, and why."""
     answer(take_pipe(), {"unfit": reason})
+
+
+# --- errors before a server is ready ---
+
+
+def report_failure(error: BaseException) -> None:
+    """Write the error to the pipe of the starter; do nothing in a process without one, or after readiness was reported.
+
+    vLLM logs such an error in the process where it occurs, which may be the engine's. A report alone ends nothing: the starter
+    uses the last one if the server exits without having reported readiness.
+    """
+    descriptor = int(os.environ.get(READY_FD_ENV, "-1"))
+    if descriptor >= 0:
+        failed = Failure.describe(error).document()
+        with suppress(OSError):
+            os.write(descriptor, (json.dumps({"failed": failed}) + "\n").encode())
+
+
+class _Reporter(logging.Handler):
+    """Handler that reports each error that vLLM logs with its exception."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            report_failure(error)
+
+
+def watch_log() -> None:
+    """Report the errors that vLLM's loggers log in this process, and in the processes that it forks from now on."""
+    logger = logging.getLogger("vllm")
+    if not any(isinstance(handler, _Reporter) for handler in logger.handlers):
+        logger.addHandler(_Reporter(logging.ERROR))
+
+
+def exit_process(error: BaseException) -> NoReturn:
+    """Print the error as Python does, run the exit functions, and end this process with exit code 1.
+
+    The interpreter is not finalized, because nanobind would then print about 180 lines of leak warnings after the error.
+    """
+    traceback.print_exception(error)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

@@ -34,7 +34,7 @@ from coldstart.system import start_progress, timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat, stock
-from coldstart.vllm.engine import collection, failure, renewal, stepdowns
+from coldstart.vllm.engine import collection, readiness, renewal, stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, answer, refuse, take_pipe
 from coldstart.vllm.graphs.deferred import capture_rest
@@ -161,7 +161,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
     if config.logging_config.pylogging_config_file is None:
         compat.check("logging", lambda: renewal.set_log_level(config.logging_config))
         config.logging_config = replace(config.logging_config, configure_logging=False)
-    failure.watch_log()
+    readiness.watch_log()
     app.begin_after_fork(args, config)
     collection.postpone_in_children()
     # Until its executor requests SIGTERM: a starting engine only records that signal and waits for its server.
@@ -240,15 +240,15 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
     address, sock = setup_server(args, reuse_port=False)
     app = EarlyApplication()
     async with engine_client(args, plan, app) as engine:
-        readiness = Readiness(plan, engine, worker_reports=stepdowns.reports(args))
-        if not await readiness.proven():
+        ready = Readiness(plan, engine, worker_reports=stepdowns.reports(args))
+        if not await ready.proven():
             sock.close()
             return 1
         with app.provide():
             capturing: list[asyncio.Task[None]] = []
 
             async def listening() -> None:
-                await readiness.listening()
+                await ready.listening()
                 if plan.engine.deferred and not capturing:
                     capturing.append(asyncio.create_task(capture_rest(engine)))
 
@@ -271,7 +271,7 @@ def run(plan: LaunchPlan, imported: bool = False) -> int:
         with scratch():
             return _run(plan, imported)
     except Exception as error:
-        failure.report(error)
+        readiness.report_failure(error)
         raise
 
 
@@ -318,5 +318,5 @@ if __name__ == "__main__":
     try:
         code = run(LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except Exception as error:  # noqa: BLE001 - the last frame of this process: report and exit
-        failure.exit_process(error)
+        readiness.exit_process(error)
     sys.exit(code)

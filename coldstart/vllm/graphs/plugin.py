@@ -16,7 +16,7 @@ from coldstart.contract.graphs import CANARY, CAPTURE_NEXT, EngineTask
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
 from coldstart.vllm import compat, late
-from coldstart.vllm.engine import aot
+from coldstart.vllm.engine import compiled
 from coldstart.vllm.graphs import deferred, hooks, kv_plan
 from coldstart.vllm.graphs.hooks import log
 
@@ -65,7 +65,7 @@ class Later:
 def register(task: EngineTask) -> None:
     """Install the hooks for a task, in each of vLLM's processes."""
     if task.compiled:
-        _lay_compiled(aot.Aot(task.compiled))
+        _lay_compiled(compiled.Aot(task.compiled))
     if task.kv_note or task.kv_plan:
         _size_kv(task)
     if task.record or task.prove or task.restore:
@@ -149,13 +149,13 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
     return capture_model
 
 
-def _lay_compiled(compiled: aot.Aot) -> None:
-    compat.sources.append(lambda: [Fallback("compile", reason) for reason in compiled.reasons])
+def _lay_compiled(held: compiled.Aot) -> None:
+    compat.sources.append(lambda: [Fallback("compile", reason) for reason in held.reasons])
     if reason := compat.check("aot"):
         log.warning("vLLM compiles: %s", reason)
-        compiled.miss(reason)
+        held.miss(reason)
     else:
-        late.when_imported(aot.MODULE, compiled.install, compiled.miss)
+        late.when_imported(compiled.DECORATORS, held.install, held.miss)
 
 
 def _size_kv(task: EngineTask) -> None:

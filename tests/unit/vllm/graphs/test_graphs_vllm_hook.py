@@ -162,7 +162,7 @@ def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker = type("Worker", (), {})
-    modules = {name: SimpleNamespace() for name in (*plugin.RUNNERS, plugin.aot.MODULE)}
+    modules = {name: SimpleNamespace() for name in (*plugin.RUNNERS, plugin.compiled.DECORATORS)}
     for name, module in {**modules, plugin.WORKER: SimpleNamespace(Worker=worker)}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: None)
