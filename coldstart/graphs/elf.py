@@ -108,22 +108,17 @@ def _globals(section_list: list[Section]) -> tuple[str, ...]:
     each, and strings and tables with contents in the file. An initialised variable cannot be told apart from
     a table; the proof decides about it.
     """
-    names: set[str] = set()
-    for table in (s for s in section_list if s.type == _SYMTAB):
-        strings = section_list[table.link].data
-        for at in range(0, len(table.data), _SYMBOL.size):
-            name, info, _, index, _, size = _SYMBOL.unpack_from(table.data, at)
-            if (
-                info & 0xF == _OBJECT
-                and size > 1
-                and index < len(section_list)
-                and _state(section_list[index])
-            ):
-                names.add(_string(strings, name))
+    # Uninitialised global memory; the shared memory of a block is not.
+    state = {
+        index
+        for index, s in enumerate(section_list)
+        if s.type == _NOBITS and s.flags & _WRITE and not s.name.startswith(".nv.shared")
+    }
+    names = {
+        _string(section_list[table.link].data, name)
+        for table in section_list
+        if table.type == _SYMTAB
+        for name, info, _, index, _, size in _SYMBOL.iter_unpack(table.data)
+        if info & 0xF == _OBJECT and size > 1 and index in state
+    }
     return tuple(sorted(names))
-
-
-def _state(section: Section) -> bool:
-    """Return whether a section is uninitialised global memory; the shared memory of a block is not."""
-    shared = section.name.startswith(".nv.shared")
-    return section.type == _NOBITS and bool(section.flags & _WRITE) and not shared

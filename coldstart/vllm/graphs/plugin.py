@@ -160,17 +160,14 @@ def _lay_compiled(held: compiled.Aot) -> None:
 
 def _size_kv(task: EngineTask) -> None:
     if reason := compat.check("kv-plan"):
-        _profile_kv(reason)
+        compat.fall_back("kv", reason)
         return
     if task.kv_note:
         late.when_imported(WORKER, functools.partial(_note_kv, task.kv_note))
     if task.kv_plan:
-        late.when_imported(WORKER, functools.partial(_apply_kv, task.kv_plan), _profile_kv)
-
-
-def _profile_kv(reason: str) -> None:
-    """Report why vLLM profiles the KV cache."""
-    compat.fall_back("kv", reason)
+        late.when_imported(
+            WORKER, functools.partial(_apply_kv, task.kv_plan), functools.partial(compat.fall_back, "kv")
+        )
 
 
 def _note_kv(directory: Path, module: Any) -> None:
@@ -198,6 +195,6 @@ def _apply_kv(plans: list[dict[str, Any]], module: Any) -> None:
             reason = str(error)
         original(worker)
         if worker.cache_config.kv_cache_memory_bytes is None:
-            _profile_kv(reason)
+            compat.fall_back("kv", reason)
 
     module.maybe_apply_startup_plan = apply
