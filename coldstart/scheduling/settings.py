@@ -152,7 +152,7 @@ class SchedulerSettings:
         least=0,
     )
     factor: float = setting(
-        32.0,
+        64.0,
         "Multiple of the prefill time by which the deadline of --scheduler deadline lies after the arrival; a larger one lets"
         " more short prompts pass a long one.",
         "--deadline-factor",

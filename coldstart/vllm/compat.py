@@ -22,7 +22,7 @@ Feature = Literal[
 ]  # fmt: skip
 Versions = tuple[tuple[int, int], tuple[int, int]]
 
-_NOT_0_33: tuple[Feature, ...] = ("compile", "scheduler", "deadline", "offload", "standby", "headless")
+_NOT_0_33: tuple[Feature, ...] = ("compile", "scheduler", "offload", "standby", "headless")
 CHECKED: dict[Feature, Versions] = {
     **dict.fromkeys(_NOT_0_33, ((0, 31), (0, 33))),
     **dict.fromkeys(("graphs", "deferred-capture", "late-interaction", "handover"), ((0, 32), (0, 33))),
