@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from coldstart.contract import environment, service_variables
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import EngineTask
@@ -81,7 +81,7 @@ class LaunchPlan:
 
         Variables that Kubernetes sets for a service named vllm are dropped: vLLM rejects an address in VLLM_PORT.
         """
-        service_variables.drop_injected(os.environ, "VLLM_")
+        environment.drop_service_variables(os.environ, "VLLM_")
         os.environ.update(self.variables())
 
     @classmethod
@@ -93,3 +93,9 @@ class LaunchPlan:
     def save(self, path: Path) -> None:
         """Write the plan to a file for another process."""
         path.write_text(json.dumps(self.document()))
+
+
+RUNTIME, ENGINE = "runtime", "engine"
+SLEEP_LEVELS = {"asleep-1": 1, "asleep-2": 2}
+"""Sleep levels of vLLM, by template level."""
+LEVELS = (RUNTIME, ENGINE, *SLEEP_LEVELS)

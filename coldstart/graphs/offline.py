@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coldstart.contract.graphs import EngineTask
-from coldstart.graphs import prove, tables, words
+from coldstart.graphs import prove, tables
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError, format_reasons
 from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs
 from coldstart.graphs.link import combine
 from coldstart.graphs.record import load_snapshot, take
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.words import Intervals
+from coldstart.graphs.tables import NONE, Intervals
 
 if TYPE_CHECKING:
     from coldstart.graphs.cuda.driver import CudaDriver
@@ -110,7 +110,7 @@ def record(
         return ContentWatch(driver, work, [])
     found = combine(load_snapshot(first), mine)
     inputs = Inputs.parse_report(report).restricted(found.graphs)
-    found = replace(found, report=found.report | dict(report) | {ENTRY: inputs.document()})
+    found = replace(found, report=found.report | dict(report) | {ENTRY: asdict(inputs)})
     part, used = work / f"{BUNDLE}.part", {k.binary for k in found.kernels if k.binary}
     tables.save(found, part, {digest: data for digest, data in mine.binaries.items() if digest in used})
     log.save(part, inputs)
@@ -132,23 +132,20 @@ def find_possible_symbols(work: Path) -> dict[str, set[str]]:
     contents = [np.frombuffer(c, np.uint8)[: len(c) // 8 * 8].view("<u8") for c in snapshot.contents.values()]
     found = {}
     for key, graph in snapshot.tables.graphs.items():
-        anywhere = words.values(graph.payload, words.places(graph, snapshot.tables.kernels, 1))
+        anywhere = tables.values(graph.payload, tables.places(graph, snapshot.tables.kernels, 1))
         addresses = np.concatenate([anywhere, snapshot.maps[key]["address"], *contents])
         numbers = np.unique(named.find(np.concatenate([addresses, addresses - np.uint64(1)])))
-        found[key] = {snapshot.regions[i].symbol for i in numbers.tolist() if i != words.NONE}
+        found[key] = {snapshot.regions[i].symbol for i in numbers.tolist() if i != NONE}
     return found
 
 
-def prove_bundle(
-    work: Path, driver: CudaDriver, framework: TorchFramework, workload: StoredInputs
-) -> prove.Proof:
+def prove_bundle(restorer: Restorer, workload: StoredInputs) -> prove.Proof:
     """Restore the bundle before any capture, compare, and write the proof if every graph passed.
 
     Raises NotProvenError, AlteredTableError.
     """
-    restorer = Restorer(work / BUNDLE, driver, framework)
-    proof = prove.prove(restorer, driver, framework, workload)
-    (prove.reject if proof.failed else prove.publish)(proof, work / BUNDLE)
+    proof = prove.prove(restorer, workload)
+    (prove.reject if proof.failed else prove.publish)(proof, restorer.directory)
     return proof
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from io import StringIO
 from itertools import chain, islice
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,13 +44,14 @@ class BadRow:
 
 
 class TraceError(UsageError):
-    """The trace cannot be used: an unknown format, a missing column, or a malformed row that is not skipped."""
+    """The trace cannot be used: no known format, a missing column, or a malformed row that is not skipped."""
 
 
 @dataclass(slots=True)
 class TraceReport:
-    """Counters of a trace: usable rows, skipped rows, and the first skipped rows with their reasons."""
+    """Format of a trace, its requests, skipped rows, and the first skipped rows with their reasons."""
 
+    trace_format: str = ""
     rows: int = 0
     skipped: int = 0
     bad_rows: list[BadRow] = field(default_factory=list)
@@ -98,68 +100,150 @@ TEXTS = Columns("time", "prompt", "output")
 """Data sets of texts without times, in one JSON array: all rows arrive at once."""
 CHARACTERS = 4
 """Characters of English text for each token, rounded up: data sets of texts have no token counts."""
-FORMATS = {
-    "mooncake": MOONCAKE,
-    "azure-llm": Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
-    "azure-functions": Columns("end_timestamp", None, None, "func", 1.0, "duration"),
-    "burstgpt": Columns("Timestamp", "Request tokens", "Response tokens", "Model"),
-    "sharegpt": TEXTS,
-    "alpaca": TEXTS,
-    "csv": None,
+CSV_FORMATS = {
+    "Azure LLM": Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "Azure Functions 2021": Columns("end_timestamp", None, None, "func", 1.0, "duration"),
+    "BurstGPT": Columns("Timestamp", "Request tokens", "Response tokens", "Model"),
 }
+FUNCTION, MINUTE_S = "HashFunction", 60
+"""Azure Functions 2019: a row for each function, and columns 1 to 1440 with its invocations in each minute of a day."""
+HEADER = 1 << 16
+"""Longest header of a CSV file in characters."""
+MOST_INVOCATIONS = 2_000_000
+"""Limit of the requests of Azure Functions 2019, of which one day has hundreds of millions."""
 
 
 def read_trace(
     path: Path,
-    trace_format: str,
     *,
     columns: Columns | None = None,
     strict: bool = False,
     report: TraceReport | None = None,
+    until_s: float = inf,
+    limit: int | None = None,
 ) -> list[TraceRequest]:
-    """Return the requests of a file in order of arrival, with times from the first arrival on.
+    """Return the requests of a file in order of arrival, with times from the first arrival on; its content shows its format.
+
+    `columns` are those of another CSV file. Invocation counts become requests only up to `until_s` and about `limit`.
 
     Raises:
-        TraceError: The file cannot be read, a column is missing, or a row is malformed and `strict` is true.
-            Otherwise malformed rows are skipped and noted in `report`.
+        TraceError: The file cannot be read or has no known format, a column is missing, or a row is malformed and
+            `strict` is true. Otherwise malformed rows are skipped and noted in `report`.
     """
-    named = columns or FORMATS[trace_format]
-    if named is None:
-        raise TraceError(
-            "a plain CSV needs a column mapping", hint="--columns time=...,prompt=...,output=..."
-        )
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as problem:
         raise TraceError(
             f"cannot read the trace {path}: {problem.strerror}", hint="specify a trace file that can be read"
         ) from problem
-    if named is TEXTS:
-        cells, reasons = _read_texts(path, text, trace_format)
+    report = report or TraceReport()
+    is_json = text.lstrip()[:1] in ("", "[", "{")
+    header = [] if is_json else next(csv.reader(StringIO(text[:HEADER], newline="")))
+    header = [name.strip() for name in header]
+    known = (name for name, one in CSV_FORMATS.items() if set(one.required) <= set(header))
+    if columns is not None or (name := next(known, None)):
+        report.trace_format = "CSV" if columns else str(name)
+        named = columns or CSV_FORMATS[report.trace_format]
+        requests, reasons = _check(*_read_csv(text, header, named), named)
+    elif {FUNCTION, "1"} <= set(header):
+        report.trace_format = "Azure Functions 2019"
+        requests, reasons = _expand(path, text, until_s, limit)
+    elif text.lstrip().startswith("["):
+        report.trace_format, cells, reasons = _read_texts(path, text)
+        requests, reasons = _check(cells, reasons, TEXTS)
+    elif not text.strip() or any(line.startswith("{") for line in text.split("\n")):
+        report.trace_format = "Mooncake"
+        requests, reasons = _check(*_read_lines(text), MOONCAKE)
     else:
-        cells, reasons = _read_lines(text) if named is MOONCAKE else _read_csv(text, named)
-    return _requests(path, cells, reasons, named, strict, report or TraceReport())
+        raise TraceError(
+            f"{path} has no known format; its columns are {', '.join(header)}",
+            hint="specify the columns: --columns time=COLUMN,prompt=COLUMN,output=COLUMN",
+        )
+    for line, reason in reasons[reasons.ne("")].items():
+        if strict:
+            hint = "fix the row, or allow --on-bad-row skip"
+            raise TraceError(f"{path.name}, line {line}: {reason}", hint=hint)
+        report.skipped += 1
+        if report.skipped <= 100:
+            report.bad_rows.append(BadRow(int(line), reason))
+    report.rows += len(requests)
+    requests = requests.sort_values("arrival", kind="stable")
+    arrivals = requests["arrival"] - requests["arrival"].min()
+    others = (requests[name].tolist() for name in ("prompt", "output", "model", "hash_ids"))
+    return [TraceRequest(*row) for row in zip(arrivals.tolist(), *others, strict=True)]
 
 
-def _read_csv(text: str, columns: Columns) -> tuple[DataFrame, Series]:
+def _read_csv(text: str, header: list[str], columns: Columns) -> tuple[DataFrame, Series]:
     """Return the named cells as text by line number, and an empty reason for each line."""
-    from pandas import DataFrame, Series
+    from pandas import Series
 
-    reader = csv.reader(StringIO(text, newline=""))
-    header = [name.strip() for name in next(reader, [])]
     if missing := [name for name in columns.required if name not in header]:
         raise TraceError(
             f"the trace has no column {', '.join(missing)}; it has {', '.join(filter(None, header)) or 'no header'}",
-            hint="use another --trace-format, or specify the columns with --columns",
+            hint="specify the columns that it has with --columns",
         )
     places = [header.index(name) for name in columns.required]
-    rows = {
-        line: [row[place].strip() if place < len(row) else "" for place in places]
-        for line, row in ((reader.line_num, row) for row in reader)
-        if any(cell.strip() for cell in row)
-    }
-    cells = DataFrame.from_dict(rows, orient="index", columns=columns.required, dtype=object)
+    cells = _parse(
+        text,
+        header=None,
+        skiprows=1,
+        names=range(len(header)),
+        usecols=places,
+        dtype=str,
+        keep_default_na=False,
+        skip_blank_lines=False,
+    )
+    cells = cells[places].fillna("").apply(lambda column: column.str.strip())
+    cells.columns, cells.index = columns.required, cells.index + 2
+    cells = cells[cells.ne("").any(axis=1)].astype(object)
     return cells, Series("", cells.index)
+
+
+def _parse(text: str, **options: Any) -> DataFrame:
+    from pandas import read_csv
+
+    try:
+        return read_csv(StringIO(text), **options)
+    except ValueError as problem:
+        raise TraceError(
+            f"cannot read the trace: {problem}", hint="check the quotes of the CSV file"
+        ) from problem
+
+
+def _expand(path: Path, text: str, until_s: float, limit: int | None) -> tuple[DataFrame, Series]:
+    """Return a request for each invocation of Azure Functions 2019, and the reason against each row without counts.
+
+    Arrivals are uniformly random within their minute, and the same for the same file.
+    """
+    import numpy as np
+    from pandas import DataFrame, Series, to_numeric
+
+    table = _parse(text, low_memory=False, usecols=lambda name: name == FUNCTION or name.isdigit())
+    names = table.pop(FUNCTION)
+    counts = table.apply(to_numeric, errors="coerce").to_numpy("float32")
+    good = ((counts >= 0) & (counts < MOST_INVOCATIONS) & (np.floor(counts) == counts)).all(axis=1)
+    reasons = Series("", names.index + 2)
+    reasons[~good] = "an invocation count is not a whole number"
+    counts, names = counts[good].astype("int32"), names[good].astype(str).to_numpy()
+    of_minute = counts.sum(axis=0)
+    first = int((of_minute > 0).argmax())
+    end = first + ceil(min(until_s / MINUTE_S, len(of_minute))) + 1
+    if limit is not None:
+        end = min(end, int(of_minute.cumsum().searchsorted(limit)) + 1)
+    counts = counts[:, first:end]
+    if (total := int(counts.sum())) > MOST_INVOCATIONS:
+        raise TraceError(
+            f"{path} has {total:,} invocations, more than {MOST_INVOCATIONS:,}",
+            hint="replay a part of it: --duration SECONDS or --limit N",
+        )
+    function, minute = counts.nonzero()
+    times = counts[function, minute]
+    starts = minute.repeat(times) + np.random.default_rng(0).random(total)
+    prompt, output = DEFAULT_TOKENS
+    requests = {"arrival": starts * MINUTE_S, "prompt": prompt, "output": output}
+    return DataFrame(requests | {"model": names[function.repeat(times)]}).assign(
+        hash_ids=[()] * total
+    ), reasons
 
 
 def _read_lines(text: str) -> tuple[DataFrame, Series]:
@@ -168,17 +252,16 @@ def _read_lines(text: str) -> tuple[DataFrame, Series]:
     return _collect(lines, _parse_object, [*MOONCAKE.required, "model", "hash_ids"])
 
 
-def _read_texts(path: Path, text: str, trace_format: str) -> tuple[DataFrame, Series]:
-    """Return the token counts of each member of a JSON array by its number, and the reason against each other member."""
+def _read_texts(path: Path, text: str) -> tuple[str, DataFrame, Series]:
+    """Return the format, the token counts of each member of a JSON array by its number, and the reasons against the others."""
     try:
         members = json.loads(text)
-        if not isinstance(members, list):
-            raise ValueError("expected a JSON array")
     except ValueError as problem:
         raise TraceError(
-            f"cannot read {path}: {problem}", hint=f"name {trace_format}'s JSON file"
+            f"cannot read {path}: {problem}", hint="name the JSON file of ShareGPT or Alpaca"
         ) from problem
-    pick = _first_turns if trace_format == "sharegpt" else _instruction
+    is_alpaca = any(isinstance(member, dict) and "instruction" in member for member in members[:1])
+    pick = _instruction if is_alpaca else _first_turns
 
     def measure(member: Any) -> dict[str, Any]:
         try:
@@ -191,7 +274,8 @@ def _read_texts(path: Path, text: str, trace_format: str) -> tuple[DataFrame, Se
         except (KeyError, TypeError, IndexError, ValueError):
             raise ValueError("has no prompt with its answer") from None
 
-    return _collect(enumerate(members, start=1), measure, TEXTS.required)
+    cells, reasons = _collect(enumerate(members, start=1), measure, TEXTS.required)
+    return "Alpaca" if is_alpaca else "ShareGPT", cells, reasons
 
 
 def _collect(
@@ -232,10 +316,10 @@ def _parse_object(line: str) -> dict[str, Any]:
     return row
 
 
-def _requests(
-    path: Path, cells: DataFrame, reasons: Series, columns: Columns, strict: bool, report: TraceReport
-) -> list[TraceRequest]:
-    """Check the cells; return the requests of the rows without a reason against them."""
+def _check(cells: DataFrame, reasons: Series, columns: Columns) -> tuple[DataFrame, Series]:
+    """Return the requests of the rows without a reason against them, as columns, and the reasons with those of the cells."""
+    from pandas import DataFrame
+
     arrival = _check_times(cells[columns.time], columns.time_unit, reasons)
     if columns.duration:
         arrival = arrival - _check_times(cells[columns.duration], 1.0, reasons)
@@ -244,27 +328,15 @@ def _requests(
         counts.append(_check_counts(cells[name], reasons) if name else reasons.map(lambda _, n=usual: n))
     if columns.model:
         reasons[cells[columns.model].eq("") & reasons.eq("")] = f"has no value for {columns.model}"
-    for line, reason in reasons[reasons.ne("")].items():
-        if strict:
-            hint = "fix the row, or allow --on-bad-row skip"
-            raise TraceError(f"{path.name}, line {line}: {reason}", hint=hint)
-        report.skipped += 1
-        if report.skipped <= 100:
-            report.bad_rows.append(BadRow(int(line), reason))
-    good = arrival[reasons.eq("")].sort_values(kind="stable")
-    report.rows += len(good)
-    names = cells.get(columns.model or "model")
-    hashes = cells.get("hash_ids")
-    return [
-        TraceRequest(
-            float(time - good.iloc[0]),
-            int(counts[0][line]),
-            int(counts[1][line]),
-            None if names is None or not isinstance(names[line], str) else names[line],
-            tuple(hashes[line]) if hashes is not None and isinstance(hashes[line], list) else (),
-        )
-        for line, time in good.items()
+    checked = DataFrame({"arrival": arrival, "prompt": counts[0], "output": counts[1]})[reasons.eq("")]
+    names, hashes = (cells.get(name) for name in (columns.model or "model", "hash_ids"))
+    found = checked.astype({"arrival": float, "prompt": int, "output": int})
+    found["model"] = [
+        names[line] if names is not None and isinstance(names[line], str) else None for line in found.index
     ]
+    ids = (hashes[line] if hashes is not None else None for line in found.index)
+    found["hash_ids"] = [tuple(one) if isinstance(one, list) else () for one in ids]
+    return found.astype({"model": object}), reasons
 
 
 def _check_times(cells: Series, unit: float, reasons: Series) -> Series:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from coldstart.artifacts import canonical, files
 from coldstart.contract.fallback import Fallback
-from coldstart.system.proc import locked_directory
+from coldstart.system.proc import scratch
 
 VARIABLES = {
     "TRITON_CACHE_DIR": "triton",
@@ -57,7 +57,7 @@ def lay(section: Path, root: Path) -> Path:
         OSError: The copy failed. A partial copy is removed; that of a killed start by the next one of the section, or `sweep`.
     """
     if not root.is_dir():
-        with locked_directory.owned(root.parent, root.parent / _GATE, f"{root.name}.") as draft:
+        with scratch.owned(root.parent, root.parent / _GATE, f"{root.name}.") as draft:
             part = draft / "part"
             try:
                 shutil.copytree(section, part)
@@ -71,7 +71,7 @@ def lay(section: Path, root: Path) -> Path:
 
 def sweep(place: Path) -> None:
     """Remove the partial copies below `place` of killed starts. Raises OSError."""
-    locked_directory.sweep(place, place / _GATE, "?" * 64 + ".")
+    scratch.sweep_below(place, place / _GATE, "?" * 64 + ".")
 
 
 def _relocate_groups(triton: Path, final: Path) -> None:

@@ -29,8 +29,8 @@ from coldstart.models.resolution import ResolvedModel, weight_files
 from coldstart.system import paths, runtime, secrets
 from coldstart.vllm import gpu_starts
 from coldstart.vllm.weights.entry import LOAD_FORMAT
+from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
-from coldstart.weights.load import tensors
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle
@@ -152,8 +152,8 @@ def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
 
 def _names(plan: Mapping[str, Any]) -> list[str]:
     try:
-        return [tensor.name for tensor in tensors.list_tensors(plan)]
-    except tensors.UnreadableWeightsError as error:
+        return [tensor.name for tensor in checkpoint.list_tensors(plan)]
+    except checkpoint.UnreadableWeightsError as error:
         raise CommandFailedError(
             f"these weights cannot be fetched: {error}", hint="omit --weights-from"
         ) from error
@@ -201,15 +201,15 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn
 
     plan = weights.headers(by_name.values())
     try:
-        every = tensors.list_tensors(plan)
-    except tensors.UnreadableWeightsError:
+        every = checkpoint.list_tensors(plan)
+    except checkpoint.UnreadableWeightsError:
         return None  # vLLM's own loader reads these files
-    return PageIn(by_name, tensors.select_tensors(every, _node_names(plan, config, given)))
+    return PageIn(by_name, checkpoint.select_tensors(every, _node_names(plan, config, given)))
 
 
 def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Arguments) -> list[str]:
     """Return the names of the tensors that the pipeline ranks of this node need, in load order."""
-    names = [tensor.name for tensor in tensors.list_tensors(plan)]
+    names = [tensor.name for tensor in checkpoint.list_tensors(plan)]
     size, tensor, nodes, node = (
         given.number(name, default)
         for name, default in (

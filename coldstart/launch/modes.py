@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from coldstart.contract.template_levels import ENGINE, RUNTIME, SLEEP_LEVELS
+from coldstart.contract.plan import ENGINE, RUNTIME, SLEEP_LEVELS
 from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.system import runtime
 
@@ -240,23 +240,23 @@ class RuntimeSnapshotMode(ThawingMode):
 
     def find_missing(self, start: ServerStart) -> Reason | None:
         """Return that no image exists, as specified by StartMode."""
-        from coldstart.launch import runtime_snapshot
+        from coldstart.launch import process_snapshot
 
         try:
-            exists = runtime_snapshot.find_image(start.request.lookup.cache) is not None
+            exists = process_snapshot.find_runtime(start.request.lookup.cache) is not None
         except (UsageError, OSError) as error:
             raise LaunchRefusedError(str(error)) from error
         return None if exists else Reason("no runtime snapshot exists on this machine", _FREEZE)
 
     def thaw(self, start: ServerStart) -> Thawed:
         """Return the thawed runtime, as specified by ThawingMode."""
-        from coldstart.launch import runtime_snapshot
+        from coldstart.launch import process_snapshot
 
-        image = runtime_snapshot.find_image(start.request.lookup.cache)
+        image = process_snapshot.find_runtime(start.request.lookup.cache)
         if image is None:
             raise LaunchRefusedError("the frozen runtime was removed", _FREEZE)
         try:
-            return runtime_snapshot.thaw(image, start.plan)
+            return process_snapshot.thaw_runtime(image, start.plan)
         except LaunchRefusedError as error:
             raise LaunchRefusedError(str(error), error.hint or _FREEZE) from error
 

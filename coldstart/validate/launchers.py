@@ -23,7 +23,7 @@ from coldstart.errors import NO_BUNDLE, CommandFailedError, NoBundleError
 from coldstart.launch import modes
 from coldstart.launch.fetch import INSTANT_TENSOR
 from coldstart.system import paths, runtime
-from coldstart.system.proc import logs
+from coldstart.system.proc import exits
 from coldstart.system.snapshot import criu
 from coldstart.system.timeline import EVENTS_VARIABLE
 from coldstart.validate.launch import HOST, Command, Launcher, ModeUnavailableError, RunFiles
@@ -156,7 +156,7 @@ class ServeLauncher:
                 check=False,
             ).returncode
         if status:
-            message = f"coldstart template {action} ended with status {status}: {logs.end(log)}"
+            message = f"coldstart template {action} ended with status {status}: {exits.read_end(log)}"
             if status == NO_BUNDLE:
                 raise NoBundleError(message)
             raise CommandFailedError(message, hint="coldstart doctor")

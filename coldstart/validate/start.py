@@ -18,14 +18,13 @@ from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.verify import Finding
 from coldstart.contract.graphs import CANARY
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.models import inspection
 from coldstart.system.devices import nvml
-from coldstart.validate import process_tree, tokens
+from coldstart.validate import answers, process_tree
 from coldstart.validate.answers import PromptSettings, ServerAnswers, collect_answers
-from coldstart.validate.checks import Level
+from coldstart.validate.checks import Finding, Level
 from coldstart.validate.completions import RequestRefusedError
 from coldstart.validate.launch import Launcher, ModeUnavailableError, explain_slow_path
 from coldstart.validate.launchers import FRESH, VLLM_COLD, ServeLauncher, Subject, VllmLauncher
@@ -66,7 +65,7 @@ def check_start(
             return [*findings, reference]
         return [
             *findings,
-            *tokens.compare(settings.prompts, started.answers, reference.answers, bundle.name),
+            *answers.compare(settings.prompts, started.answers, reference.answers, bundle.name),
         ]
 
 
@@ -118,8 +117,7 @@ def _judge_fallback(reason: str, bundle: Bundle, level: Level) -> Finding:
 def check_tables(bundle: Bundle, level: Level) -> list[Finding]:
     """Check that the graphs' tables are unchanged since they were sealed, that their proof is readable, and who can replay."""
     from coldstart.graphs.errors import GraphError
-    from coldstart.graphs.overview import extract
-    from coldstart.graphs.prove import read_proof
+    from coldstart.graphs.prove import extract, read_proof
     from coldstart.graphs.tables import load
 
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from coldstart.contract.graphs import CANARY
 from coldstart.contract.plan import LaunchPlan
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
-from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs, finder, make_reader
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, open_inputs
 from coldstart.graphs.prove import read_proof, restore_proven
 from coldstart.graphs.restore import Restorer
-from coldstart.graphs.tables import SymbolRegion, read_manifest
+from coldstart.graphs.tables import SymbolRegion
 from tests.support.graphs.decoder import VOCABULARY
 from tests.support.graphs.model import Shape, SimModel
 
@@ -44,7 +45,7 @@ def record(model: SimModel, work: Path) -> dict[str, Any]:
         model.prepare(key, 40)
         captured[key] = model.capture(key)
         log.remember(key, regions(model, *INPUTS))
-    report = {ENTRY: inputs(model, log).document()}
+    report = {ENTRY: asdict(inputs(model, log))}
     made = offline.record(work, model.driver, model, captured, log, report)
     for step in range(int(os.environ.get(STEPS, "3"))):
         _live(model, captured, made, step)
@@ -64,13 +65,9 @@ def _live(model: SimModel, captured: dict[str, Any], made: offline.ContentWatch,
     made.look()
 
 
-def workload(model: SimModel, directory: Path) -> StoredInputs:
-    held = Inputs.parse_report(read_manifest(directory).report)
-    return StoredInputs(model.driver, held, make_reader(directory), finder(model.regions))
-
-
 def prove(model: SimModel, work: Path) -> dict[str, Any]:
-    made = offline.prove_bundle(work, model.driver, model, workload(model, work / offline.BUNDLE))
+    restorer = Restorer(work / offline.BUNDLE, model.driver, model)
+    made = offline.prove_bundle(restorer, open_inputs(restorer))
     return {"proven": made.proven, "failed": made.failed}
 
 
@@ -79,7 +76,7 @@ def restore(model: SimModel, directory: Path) -> dict[str, Any]:
     proof = read_proof(directory)
     restorer = Restorer(directory, model.driver, model)
     every = CANARY.read() == "all"
-    graphs = restore_proven(restorer, proof, workload(model, directory), every=every)
+    graphs = restore_proven(restorer, proof, open_inputs(restorer), every=every)
     launches = model.driver.launches
     equal = {key: _outputs(model, g.executable, key) == _outputs(model, model.capture(key).executable, key)
              for key, g in graphs.items()}  # fmt: skip

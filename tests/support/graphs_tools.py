@@ -47,7 +47,7 @@ def proven(directory: Path, shape: Shape = SMALL) -> Tables:
     """Create a bundle that passed the proof in a third process."""
     tables = bundle(directory, shape)
     model = SimModel(shape, 3)
-    publish(prove(Restorer(directory, model.driver, model), model.driver, model, model), directory)
+    publish(prove(Restorer(directory, model.driver, model), model), directory)
     return tables
 
 
@@ -68,7 +68,9 @@ def restored(restorer: Restorer, key: str) -> Replayable:
 def seal(bundle: Path, target: Path, tables: Tables) -> Path:
     """Write `tables` with the binaries of `bundle` to `target` and seal them."""
     digests = stored.read_manifest(bundle).binaries
-    stored.save(tables, target, {digest: stored.load_binary(bundle, digest) for digest in digests})
+    stored.save(
+        tables, target, {digest: stored.read_by_digest(bundle / "kernels", digest) for digest in digests}
+    )
     return target
 
 

@@ -16,8 +16,7 @@ from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Serv
 from coldstart.host import configuration as host_file
 from coldstart.host.live import access_control
 from coldstart.host.live.log import Log
-from coldstart.host.live.metrics import Metrics
-from coldstart.host.live.record import Record
+from coldstart.host.live.metrics import Metrics, Record
 from coldstart.host.model_state import State
 from coldstart.host.policies import POLICIES
 from coldstart.host.specification import HostSettings, Tier

@@ -90,7 +90,11 @@ class Workers:
         first = ranks[0]
         launch = self._state.models[first.model].launch
         servers = [rank.server for rank in ranks]
-        self._log.write("launch", group=first.group, servers=servers, beside=first.beside or None)
+        group = self._core.groups.get(first.group)
+        choice = group.choice if group is not None and group.choice else None
+        self._log.write(
+            "launch", group=first.group, servers=servers, beside=first.beside or None, choice=choice
+        )
         try:
             master = await self.nodes[first.server].call("rendezvous") if len(ranks) > 1 else None
         except (NodeLostError, KeyError) as lost:

@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.fallback import Fallback
-from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.contract.template_levels import ENGINE, SLEEP_LEVELS
+from coldstart.contract.plan import ENGINE, READY_FD_ENV, SLEEP_LEVELS, LaunchPlan
 from coldstart.system import fingerprint, runtime, timeline
-from coldstart.system.devices import amx_tiles
 from coldstart.system.ipc import addresses, json_lines
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
-from coldstart.system.proc import memory, randomness
+from coldstart.system.proc import fork_state, memory
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.vllm import compat
 from coldstart.vllm.engine import adoption, ahead, application, renewal, server, stepdowns
@@ -193,8 +191,8 @@ class Template:
             os.environ[READY_FD_ENV] = str(descriptors[3])
             # A thawed process may be in a time namespace whose CLOCK_MONOTONIC differs from the client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
-            randomness.renew()
-            amx_tiles.ask()  # a thawed template has lost the permission
+            fork_state.renew()
+            fork_state.request_tiles()  # a thawed template has lost the permission
             timeline.emit("fork the server", received, timeline.now(), "server")
             code = self._serve(request["plan"])
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and exit

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,8 @@ class GraphRecording:
         # An error of the first layout is reported where the layouts are combined.
         with suppress(GraphError):
             self._named = offline.find_possible_symbols(self._work)
-        undo = hooks.watch(runner, lambda key: self._remember(runner, key))
-        try:
-            with keep_graphs():
-                result = own()
-        finally:
-            undo()
+        with hooks.hooked(runner, seen=lambda key: self._remember(runner, key)), keep_graphs():
+            result = own()
         try:
             refuse_unsupported(runner)
             self._watch_steps(runner, self._save(runner, driver, self.inputs))
@@ -111,7 +108,7 @@ class GraphRecording:
         if self._named:
             workload = StoredInputs(driver, held, inputs.held.__getitem__, finder(framework.regions))
             refuse_random(framework, workload, graphs)
-        report = {ENTRY: held.document(), VLLM: {"attributes": attributes, "driver": nvml.driver()}}
+        report = {ENTRY: asdict(held), VLLM: {"attributes": attributes, "driver": nvml.driver()}}
         return offline.record(self._work, driver, framework, captured, inputs, report)
 
 

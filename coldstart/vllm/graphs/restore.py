@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from coldstart.graphs import offline
 from coldstart.graphs.cuda.driver import CudaDriver
 from coldstart.graphs.errors import GraphError, GraphRefusedError
-from coldstart.graphs.inputs import Inputs, StoredInputs, finder, make_reader
+from coldstart.graphs.inputs import open_inputs
 from coldstart.graphs.prove import read_proof, restore_proven
 from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.tables import read_manifest
-from coldstart.graphs.torch_framework import TorchFramework
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hooks
 from coldstart.vllm.graphs.hooks import log, refuse_unsupported
 from coldstart.vllm.graphs.record import VLLM, Like, keep_graphs, vllm_framework
-
-
-def open_workload(driver: CudaDriver, framework: TorchFramework, directory: Path) -> StoredInputs:
-    """Return the bundle's stored inputs in this process's memory. Raises AlteredTableError."""
-    inputs = Inputs.parse_report(read_manifest(directory).report)
-    return StoredInputs(driver, inputs, make_reader(directory), finder(framework.regions))
 
 
 def read_extras(directory: Path) -> Mapping[str, Any]:
@@ -89,9 +83,8 @@ class Proving:
                 with keep_graphs():
                     result.append(own())
 
-        framework = vllm_framework(driver, runner, capture)
-        workload = open_workload(driver, framework, self._work / offline.BUNDLE)
-        offline.prove_bundle(self._work, driver, framework, workload)
+        restorer = Restorer(self._work / offline.BUNDLE, driver, vllm_framework(driver, runner, capture))
+        offline.prove_bundle(restorer, open_inputs(restorer))
         return result[0] if result else own()
 
 
@@ -108,18 +101,15 @@ class Restoring:
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
         """Restore the graphs and let vLLM capture the rest."""
-        try:
-            refuse_unsupported(runner)
-            self._refuse_another_driver()
-            undo = hooks.install(runner, self._restore(runner))
-        except GraphError as error:
-            log.warning("vLLM captures its CUDA graphs: %s", error)
-            self._fallbacks["*"] = str(error)
+        with ExitStack() as stack:
+            try:
+                refuse_unsupported(runner)
+                self._refuse_another_driver()
+                stack.enter_context(hooks.hooked(runner, self._restore(runner)))
+            except GraphError as error:
+                log.warning("vLLM captures its CUDA graphs: %s", error)
+                self._fallbacks["*"] = str(error)
             return own()
-        try:
-            return own()
-        finally:
-            undo()
 
     def _refuse_another_driver(self) -> None:
         """Raise GraphRefusedError for another driver: its data in graph nodes may change with each patch release."""
@@ -131,10 +121,8 @@ class Restoring:
 
     def _restore(self, runner: Any) -> dict[str, Replayable]:
         driver, made = CudaDriver(), make_attributes(runner, self.extras["attributes"])
-        framework = vllm_framework(driver, runner)
-        restorer = Restorer(self.directory, driver, framework)
-        workload = open_workload(driver, framework, self.directory) if self._canary != "0" else None
-        graphs = restore_proven(restorer, self.proof, workload, every=self._canary == "all")
+        restorer = Restorer(self.directory, driver, vllm_framework(driver, runner))
+        graphs = restore_proven(restorer, self.proof, open_inputs(restorer), every=self._canary == "all")
         self._fallbacks = restorer.fallbacks
         for key, reason in self._fallbacks.items():
             log.warning("%s is captured normally: %s", key, reason)

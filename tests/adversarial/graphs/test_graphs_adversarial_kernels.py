@@ -56,13 +56,6 @@ def test_function_attributes_are_set_again(tmp_path: Path) -> None:
     assert driver.kernel(function).attributes == ((8, 100 << 10),)
 
 
-def test_a_kernel_with_other_parameters_than_its_binary_is_missing(tmp_path: Path) -> None:
-    source = SimDriver(1, libraries())
-    kernel = replace(source.kernel(source.function("framework", "fw_embed")), layout=((0, 8),))
-    _, _, missing = _resolve(tmp_path, source, [kernel])
-    assert "declares other parameters" in missing[0]
-
-
 # --- refusals ---
 
 

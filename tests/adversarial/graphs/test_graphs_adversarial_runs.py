@@ -96,7 +96,7 @@ def test_altered_tables_that_were_sealed_again_are_not_proven(
 ) -> None:
     naive = _altered(bundle_directory, tmp_path, change)
     model = SimModel(SMALL, 24)
-    proof = prove(Restorer(naive, model.driver, model), model.driver, model, model)
+    proof = prove(Restorer(naive, model.driver, model), model)
     assert proof.failed
     with pytest.raises(NotProvenError):
         publish(proof, naive)

@@ -37,7 +37,7 @@ def bundle(seed: int, other: Path, out: Path) -> dict[str, object]:
 def prove(seed: int, where: Path) -> dict[str, object]:
     model = FakeModel(seed)
     restorer = Restorer(where, model.driver, model)
-    proof = run_proof(restorer, model.driver, model, model)
+    proof = run_proof(restorer, model)
     publish(proof, where)
     graph = _kept(restorer, "decode:4").keep[1]
     edges = [(e.from_port, e.type) for e in model.driver.edges(graph) if e.type]

