@@ -40,9 +40,7 @@ REHEARSAL = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456", 
 SLEEP = ["--enable-sleep-mode"]
 PROFILE = ["--profile-seconds", "120"]
 PROMPT, TOKENS = "Once upon a time there was a server that waited for its first request", 16
-REHEARSED = (
-    "rehearsal with a tiny model on vLLM's CPU build: it shows that the steps run, and its times say nothing about a GPU"
-)
+REHEARSED = "rehearsal of a tiny model on vLLM's CPU build: it shows that the steps run, and its times say nothing about a GPU"
 TAIL, END_S, LEAST_S = 4000, 20.0, 15.0
 FULL_ONLY = '{"cudagraph_mode":"FULL_DECODE_ONLY"}'
 
