@@ -95,6 +95,9 @@ async def alone(tables: Mapping[str, Row]) -> dict[str, Row]:
 
                 await until(observed, f"the memory of {name}")
                 status = await _model(live, name)
+                print(
+                    name, round(status["last_start"]["seconds"], 2), "s", status["memory_bytes"], flush=True
+                )
                 row |= {"memory_bytes": status["memory_bytes"], "start_s": status["last_start"]["seconds"]}
     return found
 

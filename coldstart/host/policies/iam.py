@@ -1,12 +1,14 @@
-"""IAM as published (mCache, section 4.3): importance, its log-rank, and a min-heap that is rebuilt in the background.
+"""IAM as published (mCache, section 4.3, Algorithm 1): importance, its log-rank, and a min-heap rebuilt in the background.
 
-Equations: utility_i = P_i / S_i / T_i (1), T_i the mean gap, exponentially weighted;
-rank_i = log(|{j cached: u_j < u_i}| + b0) (2).
+Equations: utility_i = P_i / S_i / T_i (1), T_i = 1 / rate, "via a sliding-window or exponentially weighted moving average"
+(4.3.2): here the latter; rank_i = log(|{j cached: u_j < u_i}| + b0) (2).
 
-The importance queue is read-only while its shadow is rebuilt. Loads during a rebuild go only to the shadow, so such a
-model is evicted only if the models in the queue do not suffice. The log-rank grows with the utility, so it does not
-change a victim; the age of a rank does. The paper gives neither period nor weights: UPDATE_S, REBUILD_S and
-SMOOTHING are our values. The rebuild takes simulated time, not a thread.
+Algorithm 1: line 3 ranks a model at its request, before the evictions for it; a hit changes no rank (5); lines 11 to 16
+evict the smallest rank until the model fits; lines 9 and 18 enter its rank. "After importance updates, the IQ becomes
+read-only and is utilized only for eviction, while changes are recorded in the shadow cache" (4.3.3): loads during a rebuild
+go only to the shadow, so such a model is evicted only if the models in the queue do not suffice. The log-rank grows with
+the utility, so it does not change a victim; the age of a rank does. The paper gives neither period nor weights nor b0:
+UPDATE_S, REBUILD_S, SMOOTHING and `bias` are our values. The rebuild takes simulated time, not a thread.
 """
 
 from __future__ import annotations
@@ -36,11 +38,14 @@ class IAM:
         self._cached: set[str] = set()
         self._queue: list[Entry] = []
         self._shadow: list[Entry] | None = None
+        self._requested: dict[str, float] = {}
         self._entered, self._ready_at, self._next_update = 0, inf, 0.0
 
     def requested(self, model: str, now: float, resident: bool) -> None:
         self._observe(model, now)
         self._update(now)
+        if not resident:
+            self._requested[model] = self._rank_now(model, now)
 
     def _observe(self, model: str, now: float) -> None:
         if model in self._latest:
@@ -56,12 +61,17 @@ class IAM:
         return self.costs[model].density * self._rate(model, now)
 
     def loaded(self, model: str, now: float) -> None:
-        own = self.utility(model, now)
-        lower = sum(self.utility(other, now) < own for other in self._cached)
+        rank = self._requested.pop(model, None)
+        # A pinned model is loaded without a request.
+        rank = self._rank_now(model, now) if rank is None else rank
         self._cached.add(model)
         self._entered += 1
         into = self._queue if self._shadow is None else self._shadow
-        heappush(into, (self._rank(lower), self._entered, model))
+        heappush(into, (rank, self._entered, model))
+
+    def _rank_now(self, model: str, now: float) -> float:
+        own = self.utility(model, now)
+        return self._rank(sum(self.utility(other, now) < own for other in self._cached))
 
     def evicted(self, model: str, now: float) -> None:
         self._cached.discard(model)
