@@ -92,8 +92,9 @@ def replay(
 
 
 def limit(models: Models) -> int:
-    """Return SHARE of the models' bytes."""
-    return round(SHARE * sum(one["memory_bytes"] for one in models.values()))
+    """Return SHARE of the models' bytes, at least the size of the largest model."""
+    sizes = [one["memory_bytes"] for one in models.values()]
+    return max(round(SHARE * sum(sizes)), *sizes)
 
 
 def main() -> None:
