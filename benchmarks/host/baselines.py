@@ -3,6 +3,8 @@
 GDSF (Cherkasova 1998; FaasCache uses it for warm functions) has the miss penalty as cost: H = L + F * P / S. F counts the
 uses since the load; L is the H of the last victim and ages the others. libCacheSim's has no penalty.
 SRRIP: Jaleel et al., ISCA 2010, hit priority.
+
+As a program the module is `coldstart` with GDSF as a policy of the host: python -m benchmarks.host.baselines host ...
 """
 
 from __future__ import annotations
@@ -150,3 +152,15 @@ def cache(name: str, costs: Costs, capacity: int) -> ShadowCache | LibCache:
     if name in LIBRARY:
         return LibCache(name, costs, capacity)
     return ShadowCache(OWN[name](costs, capacity), costs, capacity)
+
+
+def main() -> None:
+    """Run `coldstart` with GDSF among the host's policies."""
+    from coldstart.commands import cli
+
+    POLICIES["gdsf"] = GDSF
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -29,7 +29,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from benchmarks.common import about, finish, load, parser
+from benchmarks.common import ROOT, about, finish, load, parser
 from coldstart.bench.stats import summarize
 from coldstart.system import paths
 from coldstart.validate.launchers import console
@@ -42,7 +42,7 @@ BODY = {
     "prompt": "Once upon a time there was a server that nobody asked for anything",
     "temperature": 0,
 }
-HOST = "memory = '4GiB'\nruntime_template = false\n{limits}\n[models.{model}]\nargs = {args}\n{members}\n"
+LIMITS = {"memory": "4GiB", "runtime_template": False}
 # Requests of each client of a round, and by clients at once the tokens of each request.
 EACH, LOADS = 4, {8: 64, 64: 16}
 AT_LEAST = 3
@@ -52,8 +52,8 @@ Ways = Mapping[str, tuple[aiohttp.ClientSession, str]]
 class Live:
     """A running host with a client."""
 
-    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
-        self.process, self.url = process, url
+    def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+        self.process, self.url, self.log = process, url, log
         self.client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
     async def status(self) -> dict[str, Any]:
@@ -61,27 +61,35 @@ class Live:
         async with self.client.get(self.url + "/status") as answer:
             return dict(await answer.json())
 
-    async def ask(self, request: str) -> int:
+    async def ask(self, request: str, model: str = MODEL) -> int:
         """Return the status of a request for a few tokens."""
-        body, headers = BODY | {"max_tokens": 4}, {"X-Request-Id": request}
+        body, headers = BODY | {"max_tokens": 4, "model": model}, {"X-Request-Id": request}
         async with self.client.post(self.url + "/v1/completions", json=body, headers=headers) as answer:
             await answer.read()
             return answer.status
 
 
+Members = Mapping[str, Any]
+
+
 @asynccontextmanager
-async def hosting(args: Sequence[str], limits: str = "", members: str = "") -> AsyncIterator[Live]:
-    """Run a host of one model and wait for its end afterwards."""
+async def hosting(
+    models: Mapping[str, Members], limits: Members, program: Sequence[str] | None = None
+) -> AsyncIterator[Live]:
+    """Run a host of these tables of its file, and wait for its end afterwards; `program` replaces `coldstart`."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in limits.items()]
+    for name, members in models.items():
+        lines += [f"[models.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in members.items())]
     with tempfile.TemporaryDirectory() as directory:
         file, log = Path(directory) / "host.toml", Path(directory) / "log"
-        file.write_text(HOST.format(model=MODEL, args=json.dumps(args), limits=limits, members=members))
-        command = [*console(), "host", "--host-file", str(file), "--port", "0"]
+        file.write_text("\n".join(lines) + "\n")
+        command = [*(program or console()), "host", "--host-file", str(file), "--port", "0"]
         with log.open("wb") as sink:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sink)
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sink, cwd=ROOT)
         assert process.stdout is not None
         line = await asyncio.to_thread(process.stdout.readline)
         assert line, log.read_text()
-        live = Live(process, line.split()[0].decode())
+        live = Live(process, line.split()[0].decode(), log)
         try:
             yield live
         finally:
@@ -122,7 +130,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 async def cold(requests: int) -> dict[str, Any]:
     """Send requests one after the other to a model that does not run."""
-    async with hosting([*ARGS, "--enable-log-requests"], limits="max_held = 1000") as live:
+    model = {"args": [*ARGS, "--enable-log-requests"]}
+    async with hosting({MODEL: model}, LIMITS | {"max_held": 1000}) as live:
         began, asked = time.perf_counter(), []
         for number in range(requests):
             asked.append(asyncio.create_task(live.ask(str(number))))
@@ -147,7 +156,7 @@ async def cold(requests: int) -> dict[str, Any]:
 
 async def overhead(rounds: int, requests: int, seconds: float) -> dict[str, Any]:
     """Each load gets `rounds` pairs, or as many as `seconds` allow, but AT_LEAST."""
-    async with hosting(ARGS, members="pinned = true") as live:
+    async with hosting({MODEL: {"args": ARGS, "pinned": True}}, LIMITS) as live:
         deadline = time.monotonic() + 120
         while (status := await live.status())["models"][0]["state"] != "ready":
             assert time.monotonic() < deadline, status

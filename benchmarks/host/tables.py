@@ -74,6 +74,17 @@ def loads(result: Row) -> str:
     return listed(f"{result[part]['about']['load_before']:.1f} in `{part}`" for part in ("cold", "overhead"))
 
 
+def when(result: Row) -> str:
+    """Return the models, the traces, and when they were measured."""
+    rounds = listed(
+        f"{one['trace']} ({one['requests']} requests in {one['seconds']:.0f} s)" for one in result["rounds"]
+    )
+    return (
+        f"{len(result['models'])} models; rounds: {rounds}; load average before {result['load_before']:.1f}; measured"
+        f" {result['date']} at {result['commit']}."
+    )
+
+
 def policies(path: str) -> Table:
     """Return a table of the cost of each policy over that of GDSF."""
     columns = {group: f"{{{group}:.2f}}" for group in GROUPS}
@@ -84,12 +95,28 @@ CACHE = "model-cache-simulated"
 SHORT = Table(
     "rows",
     {
+        "estimates": "{estimates}",
         "trace": "{trace}",
         **{name: f"{{cost_over_lru[{name}]:.2f}}" for name in ("lru", "gdsf", "iam", "predictive")},
         "traces on which predictive costs less, more": "{better}, {worse} of {seeds}",
+        "standard deviation of predictive over LRU": "{deviation:.2f}",
+    },
+)
+POLICIES = Table(
+    "totals",
+    {
+        "policy": "{policy}",
+        "starts": "{starts}",
+        "seconds of starts": "{start_s:.1f}",
+        "over LRU": "{start_s_over_lru:.2f}",
+        "over LRU by round": lambda row: listed(f"{one:.2f}" for one in row["over_lru_by_round"]),
+        "simulated over LRU": "{simulated_start_s_over_lru:.2f}",
+        "hit ratio": "{hit_ratio:.2f}",
+        "mean latency": "{mean_latency_s:.2f} s",
     },
 )
 PARTS = [
+    Part(LIVE, "live-policies", "host-policies-live-cpu", (POLICIES, when), "host/live_policies"),
     Part(LIVE, "short-traces", "host-short-traces", (SHORT,), "host/short_traces"),
     Part(LIVE, "host-load", "host-live-cpu", (loads,), "host/live"),
     Part(

@@ -2,13 +2,15 @@
 
 Requests run one at a time. A request takes the loading time of its model plus E, the paper's execution and transfer,
 fitted from its Table 3 and Figure 10 at 80 %: (4.38 + E) / (1.68 + E) = 2.39. The paper's day of the Azure Functions trace of
-2019 and its sampling are not published, so a long-tailed trace by the recipe of section 6.1 replaces it, read literally: each
-service has a count for each window of ten minutes, and its invocations are in random order within the window. How much a
+2019 and its sampling are not published, so a long-tailed trace by the recipe of section 6.1 replaces it, read literally: "We
+count the number of invocations to each service in the trace and distribute them in a random order across the specified time
+(e.g., 10 min)": each service has a count for each window of ten minutes, and its invocations are in random order within the
+window. "Remove services whose popularity quantile is higher than the 90th": 108 of 120 remain. How much a
 service's count changes between windows is not printed; it is a log-normal factor here (SPREAD). Sizes and loading times of
 the seven models are those of public checkpoints over a disk of 100 MB/s.
 
 Run: python -m benchmarks papers/mcache [NUMBER...], or papers/mcache-NUMBER
-Time: about a minute for each
+Time: ten seconds for all
 Result: papers/mcache-table3.json and one for each other figure
 """
 
@@ -53,7 +55,9 @@ Found = tuple[Rows, Mapping[str, Any]]
 
 
 def arrivals(kind: str, seed: int) -> Arrivals:
-    """Return an hour of requests: the services below the 90th percentile of popularity, each bound to a model."""
+    """Return an hour of requests to services in ascending popularity, each bound to a model in one of the four ways of
+    section 6.1: "quantile" gives models with high loading time to services with high popularity, "quantile-r" the reverse.
+    """
     random = Random(f"{kind}/{seed}")
     popularity = sorted(random.lognormvariate(0, 2.3) for _ in range(SERVICES * 10 // 9))[:SERVICES]
     place = {"random": lambda i: random.randrange(7), "round-robin": lambda i: i % 7,

@@ -150,14 +150,16 @@ class HostSettings:
 class Observed:
     """Memory and penalties of a model: those of its specification, corrected by measurements.
 
-    A measured penalty changes the estimate by WEIGHT times the difference. `source` is the source of the memory, which a
-    measurement makes "observed".
+    The first measured penalty of a tier replaces its estimate: a bundle's start may have had another mode, and the policy
+    compares resident models, which have all started. Later ones change it by WEIGHT times the difference. `source` is the
+    source of the memory, which a measurement makes "observed".
     """
 
     spec: ModelSpec
     source: str = field(init=False)
     _memory: dict[str, int] = field(init=False)
     _penalty_s: dict[str, float] = field(init=False)
+    _timed: set[str] = field(init=False, default_factory=set)
 
     WEIGHT = 1 / 3
 
@@ -185,4 +187,6 @@ class Observed:
     def started(self, tier: Tier, seconds: float) -> None:
         """Record a start from `tier` after `seconds`."""
         before = self._penalty_s[tier.name]
-        self._penalty_s[tier.name] = before + self.WEIGHT * (seconds - before)
+        weight = self.WEIGHT if tier.name in self._timed else 1.0
+        self._timed.add(tier.name)
+        self._penalty_s[tier.name] = before + weight * (seconds - before)

@@ -57,8 +57,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
     Raises:
         CommandFailedError: CRIU is missing or may not run, or the template or the dump fails.
     """
-    if (reason := criu.missing()) is not None:
-        raise CommandFailedError(f"cannot freeze the {level}: {reason}", hint="coldstart doctor")
+    _require_criu(level)
     meeting = meeting_dir()
     # One at a time: every frozen template listens at the same path.
     with locked(meeting / "lock"):
@@ -277,12 +276,18 @@ def first_error(log: Path) -> str:
     return complaints[0] if complaints else "its log contains no error"
 
 
+def _require_criu(level: str) -> None:
+    if (reason := criu.missing()) is not None:
+        raise CommandFailedError(f"cannot freeze the {level}: {reason}", hint="coldstart doctor")
+
+
 def freeze_runtime(cache: Cache, timeout: float) -> Path:
     """Create the image for this interpreter, replace an existing one, and return its directory.
 
     Raises:
         CommandFailedError: The image cannot be created; the message has the reason.
     """
+    _require_criu("runtime")
     image = runtime_image.place(cache.runtimes)
     model = tiny.build("tiny-llama", cache.models)
     # The settings of a start from a bundle: inductor reads them when it is imported.

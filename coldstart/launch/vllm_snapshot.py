@@ -8,6 +8,7 @@ vLLM chooses when it listens. Not run on a device by this project.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
@@ -15,8 +16,10 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib import request
 
 from coldstart.artifacts import canonical, ownership
 from coldstart.artifacts.bundle import Bundle
@@ -144,8 +147,6 @@ def restore(start: ServerStart) -> Running:
 
 def _check(start: ServerStart, process: RestoredServer) -> Running:
     """Return the server if its greedy tokens are those of the canary. Raises LaunchRefusedError."""
-    import httpx
-
     plan, known = start.plan, start.plan.canary
     tokens: list[int] = []
     if known is not None:
@@ -158,12 +159,13 @@ def _check(start: ServerStart, process: RestoredServer) -> Running:
             asked["model"] = asked["model"][0]
         try:
             # No proxy of the environment stands before a local server.
-            with httpx.Client(trust_env=False, timeout=ANSWER_S) as client:
-                answer = client.post(
-                    f"{find_url(plan.vllm_args)}/v1/completions", json=asked
-                ).raise_for_status()
-                tokens = answer.json()["choices"][0]["token_ids"]
-        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            opener = request.build_opener(request.ProxyHandler({}))
+            url, kind = f"{find_url(plan.vllm_args)}/v1/completions", {"Content-Type": "application/json"}
+            with opener.open(
+                request.Request(url, json.dumps(asked).encode(), kind), timeout=ANSWER_S
+            ) as answer:
+                tokens = json.load(answer)["choices"][0]["token_ids"]
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
             raise LaunchRefusedError(f"the restored server gave no answer: {describe(error)}") from error
         if tokens != known["tokens"]:
             raise LaunchRefusedError("the restored server gave other tokens than the bundle's canary")

@@ -172,7 +172,7 @@ class SchedulerSettings:
     shadow_s: float | None = setting(
         None,
         "Predict every so many seconds, from the latest requests, what deadline would gain over fcfs on this traffic, or fcfs"
-        " over deadline; in the log and in /metrics.",
+        " over deadline; in the log and in /metrics. Default: no prediction.",
         "--shadow",
         "SECONDS",
         least=1,

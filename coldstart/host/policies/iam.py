@@ -1,18 +1,20 @@
-"""IAM as published (mCache, section 4.3): importance, its log-rank, and a min-heap that is rebuilt in the background.
+"""IAM as published (mCache, section 4.3, Algorithm 1): importance, its log-rank, and a min-heap rebuilt in the background.
 
-Equations: utility_i = P_i / S_i / T_i (1), T_i the mean gap, exponentially weighted;
-rank_i = log(|{j cached: u_j < u_i}| + b0) (2).
+Equations: utility_i = P_i / S_i / T_i (1), T_i = 1 / rate, "via a sliding-window or exponentially weighted moving average"
+(4.3.2): here the latter; rank_i = log(|{j cached: u_j < u_i}| + b0) (2).
 
-The importance queue is read-only while its shadow is rebuilt. Loads during a rebuild go only to the shadow, so such a
-model is evicted only if the models in the queue do not suffice. The log-rank grows with the utility, so it does not
-change a victim; the age of a rank does. The paper gives neither period nor weights: UPDATE_S, REBUILD_S and
-SMOOTHING are our values. The rebuild takes simulated time, not a thread.
+Algorithm 1: line 3 ranks a model at its request, before the evictions for it; a hit changes no rank (5); lines 11 to 16
+evict the smallest rank until the model fits; lines 9 and 18 enter its rank. "After importance updates, the IQ becomes
+read-only and is utilized only for eviction, while changes are recorded in the shadow cache" (4.3.3): loads during a rebuild
+go only to the shadow, so such a model is evicted only if the models in the queue do not suffice. The log-rank grows with
+the utility, so it does not change a victim; the age of a rank does. The paper gives neither period nor weights nor b0:
+UPDATE_S, REBUILD_S, SMOOTHING and `bias` are our values. The rebuild takes simulated time, not a thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappush
 from math import inf, log
 
 from coldstart.host.policies.protocol import Costs, first
@@ -36,32 +38,31 @@ class IAM:
         self._cached: set[str] = set()
         self._queue: list[Entry] = []
         self._shadow: list[Entry] | None = None
+        self._requested: dict[str, float] = {}
         self._entered, self._ready_at, self._next_update = 0, inf, 0.0
 
     def requested(self, model: str, now: float, resident: bool) -> None:
-        self._observe(model, now)
-        self._update(now)
-
-    def _observe(self, model: str, now: float) -> None:
         if model in self._latest:
             gap = max(1e-3, now - self._latest[model])
             self._gap[model] = gap + (1 - SMOOTHING) * (self._gap.get(model, gap) - gap)
         self._latest[model] = now
-
-    def _rate(self, model: str, now: float) -> float:
-        return 1 / self._gap[model] if model in self._gap else UNKNOWN_RATE
+        self._update(now)
+        if not resident:
+            self._requested[model] = self._rank(model, now)
 
     def utility(self, model: str, now: float) -> float:
         """Return equation 1, in seconds lost per byte and second."""
-        return self.costs[model].density * self._rate(model, now)
+        rate = 1 / self._gap[model] if model in self._gap else UNKNOWN_RATE
+        return self.costs[model].density * rate
 
     def loaded(self, model: str, now: float) -> None:
-        own = self.utility(model, now)
-        lower = sum(self.utility(other, now) < own for other in self._cached)
+        rank = self._requested.pop(model, None)
+        # A pinned model is loaded without a request.
+        rank = self._rank(model, now) if rank is None else rank
         self._cached.add(model)
         self._entered += 1
         into = self._queue if self._shadow is None else self._shadow
-        heappush(into, (self._rank(lower), self._entered, model))
+        heappush(into, (rank, self._entered, model))
 
     def evicted(self, model: str, now: float) -> None:
         self._cached.discard(model)
@@ -71,8 +72,9 @@ class IAM:
     def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         members, queued = set(free), {model for _, _, model in self._queue}
         late = [entry for entry in self._shadow or () if entry[2] not in queued]
-        order = [*_in_order(self._queue), *_in_order(late)]
-        return first((model for model in order if model in members), need, self.costs)
+        # Sorted, a heap has the order in which its entries would be popped.
+        order = [*sorted(self._queue), *sorted(late)]
+        return first((model for _, _, model in order if model in members), need, self.costs)
 
     def _update(self, now: float) -> None:
         if self._shadow is not None and now >= self._ready_at:
@@ -82,27 +84,20 @@ class IAM:
             self._shadow, self._ready_at = self._ranked(now), now + REBUILD_S
 
     def _ranked(self, now: float) -> list[Entry]:
-        order = sorted((self.utility(model, now), model) for model in self._cached)
-        found, lower = [], 0
-        for place, (utility, model) in enumerate(order):
-            lower = lower if place and order[place - 1][0] == utility else place
+        found = []
+        for model in sorted(self._cached):
             self._entered += 1
-            found.append((self._rank(lower), self._entered, model))
+            found.append((self._rank(model, now), self._entered, model))
         heapify(found)
         return found
 
-    def _rank(self, lower: int) -> float:
+    def _rank(self, model: str, now: float) -> float:
         """Return equation 2."""
-        return log(lower + self._bias)
+        own = self.utility(model, now)
+        return log(sum(self.utility(other, now) < own for other in self._cached) + self._bias)
 
 
 def _without(heap: list[Entry], model: str) -> list[Entry]:
     kept = [entry for entry in heap if entry[2] != model]
     heapify(kept)
     return kept
-
-
-def _in_order(heap: list[Entry]) -> list[str]:
-    left = list(heap)
-    heapify(left)
-    return [heappop(left)[2] for _ in heap]

@@ -8,6 +8,8 @@ from random import Random
 import pytest
 
 from benchmarks.host.baselines import ShadowCache
+from coldstart.host.core import Core
+from coldstart.host.events import Arrived, Ended, Left, Outdated, Started
 from coldstart.host.policies import POLICIES, ModelCost
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.lab.host import simulate
@@ -66,3 +68,17 @@ def test_distant_requests_give_the_results_of_the_untimed_cache(policy: str) -> 
     )
     assert sum(not one.cold for one in done.records) == cache.hits
     assert done.counts["start_s"] == pytest.approx(cache.cost_s)
+
+
+def test_the_first_start_of_a_model_replaces_its_estimate() -> None:
+    """A bundle's start may import vLLM and take 20 s where the host's forked one takes 1 s."""
+    core = Core([ModelSpec.simple("a", 10, 20.0)], _settings())
+    for request, (seconds, known) in enumerate(((1.0, 1.0), (4.0, 2.0))):
+        now = 100.0 * request
+        core.handle(Arrived(str(request), "a"), now)
+        core.handle(Started("a", seconds), now + seconds)
+        core.handle(Ended(str(request)), now + 10)
+        model = core.models["a"]
+        assert model.observed.penalty_s(model.spec.tiers[-1]) == known
+        core.handle(Outdated("a"), now + 20)
+        core.handle(Left("a"), now + 21)

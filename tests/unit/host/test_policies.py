@@ -45,6 +45,19 @@ def test_iam_takes_a_model_loaded_during_a_rebuild_last() -> None:
     assert policy.victims(costs, 2, 12.0) == ["queued", "late"]
 
 
+def test_iam_ranks_a_model_at_its_request_before_the_evictions_for_it() -> None:
+    """Algorithm 1, lines 3 and 18: the evicted model counts in the rank of the model that it makes room for."""
+    costs = {"low": ModelCost(1, 1.0), "same": ModelCost(1, 2.0), "new": ModelCost(1, 2.0)}
+    policy = IAM(costs, 2)
+    for model in ("same", "low"):
+        policy.requested(model, 0.0, False)
+        policy.loaded(model, 0.0)
+    policy.requested("new", 0.0, False)
+    policy.evicted("low", 0.0)
+    policy.loaded("new", 0.0)
+    assert policy.victims(["same", "new"], 1, 0.0) == ["same"]
+
+
 def test_iam_order_is_that_of_equation_1() -> None:
     costs = {"dear": ModelCost(1, 9.0), "cheap": ModelCost(1, 1.0), "large": ModelCost(30, 9.0)}
     policy = IAM(costs, 32)
