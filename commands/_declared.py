@@ -3,7 +3,8 @@
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
@@ -28,12 +29,22 @@ def declare_settings(
         inspect.Parameter(
             one.option,
             inspect.Parameter.KEYWORD_ONLY,
-            default=shown.get(name, getattr(default, name)),
-            annotation=Annotated[types[name], typer.Option(one.flag, help=one.help, metavar=one.unit)],
+            # An empty tuple is the default of an option that can be repeated.
+            default=None if (value := shown.get(name, getattr(default, name))) == () else value,
+            annotation=Annotated[
+                _find_type(types[name], one), typer.Option(one.flag, help=one.help, metavar=one.unit)
+            ],
         )
         for name, one in settings
         if one.flag
     ]
+
+
+def _find_type(kind: Any, one: Setting) -> Any:
+    """Return the type of an option for a field of this type."""
+    if one.unit == "FILE":
+        return Path | None
+    return list[str] | None if get_origin(kind) is tuple else kind
 
 
 def declare_optional(kind: type) -> list[inspect.Parameter]:
