@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from coldstart.commands._output import Output
@@ -35,15 +35,26 @@ def declare_settings(
 
     def declare(name: str, one: Setting) -> inspect.Parameter:
         value, about = shown.get(name, getattr(default, name)), one.help
-        kind: Any = types[name]
+        kind = _find_type(types[name], one)
         if isinstance(value, list):
             kind, about = list[kind], f"{about} Repeatable."
         annotation = Annotated[kind, typer.Option(one.flag, help=about, metavar=one.unit)]
         return inspect.Parameter(
-            one.option, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=annotation
+            one.option,
+            inspect.Parameter.KEYWORD_ONLY,
+            # An empty tuple is the default of an option that can be repeated.
+            default=None if value == () else value,
+            annotation=annotation,
         )
 
     return [declare(name, one) for name, one in settings if one.flag]
+
+
+def _find_type(kind: Any, one: Setting) -> Any:
+    """Return the type of an option for a field of this type."""
+    if one.unit == "FILE":
+        return Path | None
+    return list[str] | None if get_origin(kind) is tuple else kind
 
 
 def declare_optional(kind: type) -> list[inspect.Parameter]:

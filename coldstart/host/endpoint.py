@@ -8,9 +8,10 @@ models = ["tiny-llama"]         # optional: names of models; default: all models
 admin = false                   # true: the client may also read status, metrics and logs, and control the host
 
 Invariant: no key is part of an error, a representation or a comparison whose time depends on its content. The command
-line generates an option and an environment variable from each field of `GatewayLimits`.
+line generates an option and an environment variable from each field of `GatewayEndpoint` and `GatewayLimits`.
 """
 
+# ruff: noqa: RUF009 - `setting` returns a dataclass field
 from __future__ import annotations
 
 import hmac
@@ -196,15 +197,34 @@ class GatewayEndpoint:
     origins of web pages that may use it. `insecure` allows other machines without a key.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None
-    client_keys: ClientKeys | None = None
-    insecure: bool = False
-    allow_hosts: tuple[str, ...] = ()
-    allow_origins: tuple[str, ...] = ()
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    host: str = setting("127.0.0.1", "Address to listen on.", "--host", "ADDRESS")
+    port: int = setting(8000, "Port to listen on; 0 selects a free port.", "--port", "N")
+    api_key: str | None = setting(
+        None, "API key that every client must send; default: none.", "--api-key", "KEY"
+    )
+    client_keys: ClientKeys | None = setting(
+        None,
+        "TOML file of named API keys with their models; read again when it changes; default: none.",
+        "--client-keys",
+        "FILE",
+    )
+    insecure: bool = setting(False, "Allow other machines to connect without an API key.", "--insecure")
+    allow_hosts: tuple[str, ...] = setting(
+        (),
+        "Host name by which clients without a key may address the gateway, beside its address; * for any. Repeatable.",
+        "--allow-host",
+        "NAME",
+    )
+    allow_origins: tuple[str, ...] = setting(
+        (),
+        "Origin of a web page that may use the gateway, such as https://chat.example.com. Repeatable.",
+        "--allow-origin",
+        "ORIGIN",
+    )
+    tls_cert: Path | None = setting(
+        None, "PEM certificate chain to serve HTTPS with; default: HTTP.", "--tls-cert", "FILE"
+    )
+    tls_key: Path | None = setting(None, "PEM private key of --tls-cert; default: HTTP.", "--tls-key", "FILE")
     limits: GatewayLimits = field(default_factory=GatewayLimits)
 
     @property
@@ -220,7 +240,8 @@ class GatewayEndpoint:
         """Raise UsageError for values that no gateway can use, or that open it to everyone by accident."""
         if not 0 <= self.port <= 65535:  # getaddrinfo uses the lower 16 bits
             raise UsageError(
-                f"cannot listen at {self.host}:{self.port}: the port is above 65535", hint="--port NUMBER"
+                f"cannot listen at {self.host}:{self.port}: the port is not from 0 to 65535",
+                hint="--port NUMBER",
             )
         for name in self.allow_hosts:
             if not _NAME.fullmatch(name.lower()):

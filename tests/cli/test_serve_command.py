@@ -34,7 +34,10 @@ OURS = ("--scheduler", "skip-join-mlfq")
         ((*OURS, "--", "--scheduler-cls", "x.Y"), "sets --scheduler-cls itself"),
         ((*OURS, "--", "--kv-transfer-config", "{}"), "sets --kv-transfer-config itself"),
         ((*OURS, "--oldest-share", "2"), "--oldest-share must be at least 0, at most 1, got 2.0"),
-        (("--alpha", "1"), "cannot use --alpha with fcfs, which accepts only --batch, --kv-host-memory and --shadow"),
+        (
+            ("--alpha", "1"),
+            "cannot use --alpha with fcfs, which accepts only --batch, --kv-host-memory and --shadow",
+        ),
     ],
 )
 def test_a_scheduler_that_cannot_be_is_refused(arguments: tuple[str, ...], words: str, run: Run) -> None:

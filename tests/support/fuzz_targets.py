@@ -23,7 +23,7 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayLimits
 from coldstart.host.live import messages
-from coldstart.host.live.bounded_protocol import GatewayConfig
+from coldstart.host.live.bounded_protocol import BoundedProtocol
 from coldstart.host.live.messages import ClientGoneError
 from coldstart.weights import checkpoint, weights_plan
 
@@ -146,12 +146,12 @@ async def _connect(data: bytes) -> None:
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
-    config = GatewayConfig(app, limits, 1, lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False)
     config.load()
     with socket.socket() as client:
         transport = _Transport(client)
         state = uvicorn.server.ServerState()
-        protocol = config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[operator]
+        protocol = BoundedProtocol(limits, 1, lambda _: None, config=config, server_state=state, app_state={})
         protocol.connection_made(transport)
         half = len(data) // 2
         for part in (data[:half], data[half:]):

@@ -17,7 +17,6 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
-import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coldstart.host.endpoint import GatewayLimits
@@ -38,42 +37,21 @@ def limit_unread(client: socket.socket, seconds: float) -> None:
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(1000 * seconds)))
 
 
-class GatewayConfig(uvicorn.Config):
-    """Configuration of uvicorn with the limits of its connections, of which at most `connections` are open.
-
-    `count_refusal` is called with the status of each answer that a limit causes.
-    """
-
-    def __init__(
-        self,
-        app: Any,
-        limits: GatewayLimits,
-        connections: int,
-        count_refusal: Callable[[int], None] = lambda _: None,
-        **more: Any,
-    ) -> None:
-        super().__init__(app, http=BoundedProtocol, ws="none", **more)
-        self.limits, self.most_connections, self.count_refusal = limits, connections, count_refusal
-
-
 class _LimitExceededError(Exception):
     """A request exceeds a limit; raised inside the parser, which then stops."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Connection of one client. httptools calls the on_* methods."""
+    """Connection of one client, of at most `connections` open ones. httptools calls the on_* methods.
 
-    config: GatewayConfig
+    `count_refusal` is called with the status of each answer that a limit causes.
+    """
 
     def __init__(
-        self,
-        config: GatewayConfig,
-        server_state: uvicorn.server.ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
+        self, limits: GatewayLimits, connections: int, count_refusal: Callable[[int], None], **uvicorns: Any
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._limits = config.limits
+        super().__init__(**uvicorns)
+        self._limits, self._most_connections, self._count_refusal = limits, connections, count_refusal
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal = (400, "the request is not valid HTTP")
         # Bytes that have arrived since the parser last completed headers, a part of a body or a message.
@@ -84,7 +62,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows the type
         limit_unread(transport.get_extra_info("socket"), self._limits.write_s)
-        if len(self.connections) > self.config.most_connections:
+        if len(self.connections) > self._most_connections:
             self._end(503, "too many connections are open")
         else:
             self._expect("headers", self._limits.head_s)
@@ -236,7 +214,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         if status != HTTPStatus.BAD_REQUEST:  # invalid HTTP, no limit
-            self.config.count_refusal(status)
+            self._count_refusal(status)
         body = messages.error(status, reason)
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"

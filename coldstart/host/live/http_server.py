@@ -10,14 +10,16 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import uvicorn
 
 from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import Gateway
-from coldstart.host.live.bounded_protocol import GatewayConfig
+from coldstart.host.live.bounded_protocol import BoundedProtocol
 from coldstart.system.file_state import FileState, find_state
 from coldstart.system.ipc import addresses
 
@@ -34,7 +36,7 @@ class GatewayServer(uvicorn.Server):
     It reads a changed certificate and changed keys of clients again. `look_at_files` does so with further files.
     """
 
-    def __init__(self, config: GatewayConfig, app: Gateway, look_at_files: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, app: Gateway, look_at_files: Callable[[], None]) -> None:
         super().__init__(config)
         self.look_at_files = look_at_files
         self._app, self._endpoint = app, app.endpoint
@@ -98,11 +100,11 @@ def create_server(app: Gateway, look_at_files: Callable[[], None] = lambda: None
     `look_at_files` is called once a second.
     """
     limits = app.endpoint.limits
-    config = GatewayConfig(
+    connections = min(limits.connections, raise_connection_limit())
+    config = uvicorn.Config(
         app,
-        limits,
-        min(limits.connections, raise_connection_limit()),
-        app.count_refusal,
+        http=cast("Any", partial(BoundedProtocol, limits, connections, app.count_refusal)),
+        ws="none",
         lifespan="off",
         access_log=False,
         log_config=None,
@@ -111,7 +113,7 @@ def create_server(app: Gateway, look_at_files: Callable[[], None] = lambda: None
         # Any local process could claim another client's address by X-Forwarded-For.
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=limits.idle_s,
+        timeout_keep_alive=cast("int", limits.idle_s),  # a float works, too
         ssl_certfile=app.endpoint.tls_cert,
         ssl_keyfile=app.endpoint.tls_key,
         backlog=BACKLOG,

@@ -149,11 +149,8 @@ class ModelHost:
             self._tasks.spawn(self._reread())
 
     async def _reread(self) -> None:
-        self._known = self.options.config and find_state(self.options.config)
         with suppress(UsageError):
-            # An older reading of the file must not replace a newer one.
-            async with self._reloading:
-                await self._read()
+            await self.reload()
 
     async def reload(self) -> dict[str, Any]:
         """Apply the current configuration and client keys; return the changes of the configuration.
@@ -161,6 +158,8 @@ class ModelHost:
         Raises:
             UsageError: The host is stopping, or a file is invalid. The host retains what it has read from that file before.
         """
+        self._known = self.options.config and find_state(self.options.config)
+        # An older reading of the file must not replace a newer one.
         async with self._reloading:
             refused = self.gateway.access.read_keys()
             changes = await self._read()

@@ -73,33 +73,6 @@ def test_a_request_arrives_as_it_was_sent_and_connections_are_used_again(tmp_pat
     run(work())
 
 
-def test_pieces_arrive_as_sent_and_a_disconnect_is_noticed(tmp_path: Path) -> None:
-    left, first_taken = asyncio.Event(), asyncio.Event()
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse()
-        await answer.prepare(request)
-        try:
-            for number in range(10_000):
-                await answer.write(b"%d\n" % number)
-                await first_taken.wait()
-                await asyncio.sleep(0.001)
-        finally:
-            left.set()
-        return answer
-
-    async def work() -> None:
-        async with _served(tmp_path, handler) as there:
-            async with await there.request("POST", "/") as answer:
-                assert await answer.piece() == b"0\n"
-                first_taken.set()
-                assert (await answer.piece()).startswith(b"1\n")
-            await left.wait()
-            assert not there.answers
-
-    run(work())
-
-
 @pytest.mark.parametrize(
     ("said", "found"),
     [
