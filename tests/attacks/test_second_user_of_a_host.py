@@ -65,7 +65,7 @@ def host(home: Path) -> Iterator[Running]:
     )
     home.chmod(0o755)
     before = os.umask(0o022)
-    command = [sys.executable, "-m", "support.chaos_servers", "host", str(file), KEY]
+    command = [sys.executable, "-m", "support.host_servers", "host", str(file), KEY]
     process = subprocess.Popen(
         command,
         env=os.environ | {"PYTHONPATH": str(TESTS)},

@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -53,68 +53,53 @@ def test_one_changed_byte_in_each_of_fifty_files_is_found(parts: list[Path], tmp
 
 
 @pytest.fixture
-def warm(home: Path, fake_engine: Callable[[str], None]) -> template_pool.Warm:
+def warm(home: Path, fake_engine: Callable[[str], None]) -> Iterator[template_pool.Warm]:
     fake_engine("serves")
-    return template_pool.start("engine", PLAN, "tiny", 20)
+    started = template_pool.start("engine", PLAN, "tiny", 20)
+    yield started
+    template_pool.stop(started)
 
 
 def test_a_template_of_an_older_commit_is_refused(warm: template_pool.Warm) -> None:
     """Our code has changed since the template recorded it: its memory differs from the files."""
-    try:
-        assert template_pool.obstacle(warm, PLAN) is None
-        record = warm.directory / fingerprint.ABOUT
-        about = json.loads(record.read_text())
-        ours = next(path for path in about["files"] if path.endswith("coldstart/launch/template_pool.py"))
-        about["files"][ours][2] -= 1
-        record.write_text(json.dumps(about))
-        assert f"{ours} has changed since the template was created" == template_pool.obstacle(warm, PLAN)
-    finally:
-        template_pool.stop(warm)
+    assert template_pool.obstacle(warm, PLAN) is None
+    record = warm.directory / fingerprint.ABOUT
+    about = json.loads(record.read_text())
+    ours = next(path for path in about["files"] if path.endswith("coldstart/launch/template_pool.py"))
+    about["files"][ours][2] -= 1
+    record.write_text(json.dumps(about))
+    assert f"{ours} has changed since the template was created" == template_pool.obstacle(warm, PLAN)
 
 
 def test_template_without_record_is_refused(warm: template_pool.Warm) -> None:
-    try:
-        (warm.directory / fingerprint.ABOUT).unlink()
-        assert "no valid fingerprint" in str(template_pool.obstacle(warm, PLAN))
-        (warm.directory / fingerprint.ABOUT).write_text(json.dumps({"format": 1}))
-        assert "no valid fingerprint" in str(template_pool.obstacle(warm, PLAN))
-    finally:
-        template_pool.stop(warm)
+    (warm.directory / fingerprint.ABOUT).unlink()
+    assert "no valid fingerprint" in str(template_pool.obstacle(warm, PLAN))
+    (warm.directory / fingerprint.ABOUT).write_text(json.dumps({"format": 1}))
+    assert "no valid fingerprint" in str(template_pool.obstacle(warm, PLAN))
 
 
 def test_a_template_of_another_environment_is_refused(
     warm: template_pool.Warm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    try:
-        monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
-        assert str(template_pool.obstacle(warm, PLAN)).startswith(
-            "TORCHINDUCTOR_MAX_AUTOTUNE: the template was created with none"
-        )
-    finally:
-        template_pool.stop(warm)
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+    assert str(template_pool.obstacle(warm, PLAN)).startswith(
+        "TORCHINDUCTOR_MAX_AUTOTUNE: the template was created with none"
+    )
 
 
 def test_template_of_another_machine_is_refused(warm: template_pool.Warm) -> None:
-    try:
-        record = warm.directory / fingerprint.ABOUT
-        about = json.loads(record.read_text())
-        assert all(about["machine"].values())
-        for name in about["machine"]:
-            other = about | {"machine": about["machine"] | {name: "another"}}
-            record.write_text(json.dumps(other))
-            assert f"was created on {name} another, this machine has" in str(
-                template_pool.obstacle(warm, PLAN)
-            )
-    finally:
-        template_pool.stop(warm)
+    record = warm.directory / fingerprint.ABOUT
+    about = json.loads(record.read_text())
+    assert all(about["machine"].values())
+    for name in about["machine"]:
+        other = about | {"machine": about["machine"] | {name: "another"}}
+        record.write_text(json.dumps(other))
+        assert f"was created on {name} another, this machine has" in str(template_pool.obstacle(warm, PLAN))
 
 
 def test_listing_contains_all_modules_of_coldstart(warm: template_pool.Warm) -> None:
     """Modules imported only after the fork count as well: they could be of another release than the memory."""
-    try:
-        listed = (warm.directory / fingerprint.ABOUT).read_text()
-        root = Path(sys.modules["coldstart"].__path__[0])
-        missing = [path for path in root.rglob("*.py") if str(path) not in listed]
-        assert missing == [] and "/artifacts/bundle.py" in listed and sys.modules["json"].__file__ in listed
-    finally:
-        template_pool.stop(warm)
+    listed = (warm.directory / fingerprint.ABOUT).read_text()
+    root = Path(sys.modules["coldstart"].__path__[0])
+    missing = [path for path in root.rglob("*.py") if str(path) not in listed]
+    assert missing == [] and "/artifacts/bundle.py" in listed and sys.modules["json"].__file__ in listed

@@ -128,16 +128,9 @@ def read_error(run: Run, *words: str, code: int = 2) -> dict[str, Any]:
         ),
         (("serve",), 2, "Missing argument 'MODEL'", "coldstart serve --help"),
         (("list", "--no-such-option"), 2, "No such option: --no-such-option", "coldstart list --help"),
-        (("fleet", "status", "--odd"), 2, "No such option: --odd", "coldstart fleet status --help"),
         (("--cache-dir", "/x", "list"), 2, "coldstart COMMAND --cache-dir", "coldstart --help"),
         (("--version=3", "list"), 2, "does not take a value", ""),
         (("lisst",), 2, "Did you mean 'list'?", "coldstart --help"),
-        (
-            ("template", "stop", "--level", "none"),
-            2,
-            "'none' is not one of",
-            "coldstart template stop --help",
-        ),
         (("import", "/nonexistent.tar"), 2, "/nonexistent.tar", ""),
     ],
 )

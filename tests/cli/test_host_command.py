@@ -91,7 +91,6 @@ def test_status_as_json(run: Run, host: str) -> None:
         (("host", "--memory", "1GiB"), 2, "no model is given"),
         (("host", "--host-file", "/nowhere/host.toml"), 2, "cannot read the host file"),
         (("host", "tiny-llama"), 2, "--memory is missing"),
-        (("host", "bogus"), 2, "'bogus' is neither a command of coldstart host ("),
         (("host", "bogus"), 2, "hint: coldstart host tiny-llama --memory 60GiB, or coldstart host --help"),
         (
             ("host", "./absent", "--memory", "1GiB"),
@@ -103,7 +102,6 @@ def test_status_as_json(run: Run, host: str) -> None:
         (("host", "/etc/hostname"), 2, "hint: coldstart host --host-file /etc/hostname"),
         (("host", "tiny-llama", "--memory", "lots"), 2, "invalid size 'lots'"),
         (("host", "tiny-llama", "--memory", "920"), 2, "hint: --memory 920MiB"),
-        (("host", "tiny-llama", "--memory", "1GiB", "--policy", "gdsf"), 2, "unknown policy 'gdsf'"),
         (
             ("host", "tiny-llama", "--memory", "1GiB", "--policy", "gdsf"),
             2,
@@ -111,11 +109,6 @@ def test_status_as_json(run: Run, host: str) -> None:
         ),
         (("host", "tiny-llama", "--memory", "1GiB", "--heartbeat", "0"), 2, "--heartbeat"),
         (("host", "tiny-llama", "--memory", "1GiB", "--on-miss", "x"), 2, "on_miss"),
-        (
-            ("host", "tiny-llama", "--memory", "1GiB", "--ready-timeout", "-1"),
-            2,
-            "ready_timeout_s: invalid time",
-        ),
         (
             ("host", "tiny-llama", "--memory", "1GiB", "--ready-timeout", "-1"),
             2,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from tools import raw_server
+from tools.raw_server import HEAD_END, Asked
 
 
 @dataclass
@@ -21,63 +24,39 @@ class FakeServer:
     port: int = 0
     text: str = "too many!"
 
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        length = next(
-            int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("Content-Length")
-        )
-        body = json.loads(await reader.readexactly(length))
+    def answer(self, connection: socket.socket, asked: Asked) -> None:
+        """Answer a request and close its connection."""
+        body = json.loads(asked.raw.partition(HEAD_END)[2])
         self.bodies.append(body)
-        await self._answer(writer, body)
+        self._answer(connection, body["max_tokens"])
         self.answered += 1
-        writer.close()
+        connection.shutdown(socket.SHUT_RDWR)
 
-    async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, object]) -> None:
+    def _answer(self, connection: socket.socket, wanted: int) -> None:
         if self.mode == "error":
-            text = self.text.encode()
-            writer.write(b"HTTP/1.1 429 Busy\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
-            return
+            return raw_server.answer(connection, 429, {}, self.text.encode())
         if self.mode == "hang":
-            await asyncio.sleep(30)
-            return
+            return time.sleep(30)
         chunked = self.mode != "length"
-        writer.write(
+        connection.sendall(
             b"HTTP/1.1 200 OK\r\n" + (b"Transfer-Encoding: chunked\r\n" if chunked else b"") + b"\r\n"
         )
-        wanted = int(str(body["max_tokens"]))
         for number in range(wanted):
             if self.mode == "cut" and number == 1:
-                return
-            await asyncio.sleep(self.gap_s)
-            await self._event(writer, {"choices": [{"text": "x"}]}, chunked)
-        await self._event(writer, {"choices": [], "usage": {"completion_tokens": wanted}}, chunked)
-        writer.write(b"6\r\ndata: \r\n8\r\n[DONE]\n\n\r\n0\r\n\r\n" if chunked else b"data: [DONE]\n\n")
-        await writer.drain()
+                return None
+            time.sleep(self.gap_s)
+            self._event(connection, {"choices": [{"text": "x"}]}, chunked)
+        self._event(connection, {"choices": [], "usage": {"completion_tokens": wanted}}, chunked)
+        end = b"6\r\ndata: \r\n8\r\n[DONE]\n\n\r\n0\r\n\r\n" if chunked else b"data: [DONE]\n\n"
+        return connection.sendall(end)
 
-    async def _event(self, writer: asyncio.StreamWriter, event: object, chunked: bool) -> None:
+    def _event(self, connection: socket.socket, event: object, chunked: bool) -> None:
         data = b"data: " + json.dumps(event).encode() + b"\n\n"
-        writer.write(b"%x\r\n%s\r\n" % (len(data), data) if chunked else data)
-        await writer.drain()
+        connection.sendall(b"%x\r\n%s\r\n" % (len(data), data) if chunked else data)
 
 
 @contextmanager
 def running(server: FakeServer) -> Iterator[FakeServer]:
-    loop, ready = asyncio.new_event_loop(), threading.Event()
-
-    async def main() -> None:
-        listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
-        server.port = listener.sockets[0].getsockname()[1]
-        ready.set()
-
-    def serve() -> None:
-        loop.run_until_complete(main())
-        loop.run_forever()
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    ready.wait(30)
-    try:
+    with raw_server.answering(server.answer) as place:
+        server.port = place.port
         yield server
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)

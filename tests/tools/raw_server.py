@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -53,11 +54,16 @@ class RawServer:
 
 
 @contextmanager
-def answering(behave: Behave, host: str = "127.0.0.1") -> Iterator[RawServer]:
-    """Serve until the block ends; connections close after each answer unless `behave` leaves Content-Length right."""
+def answering(
+    behave: Behave, host: str = "127.0.0.1", context: ssl.SSLContext | None = None
+) -> Iterator[RawServer]:
+    """Serve until the block ends, over TLS with `context`.
+
+    Connections close after each answer unless `behave` leaves Content-Length right.
+    """
     listener = socket.create_server((host, 0), backlog=64)
     server = RawServer(host, listener.getsockname()[1])
-    threading.Thread(target=_accept, args=(listener, behave, server), daemon=True).start()
+    threading.Thread(target=_accept, args=(listener, behave, server, context), daemon=True).start()
     try:
         yield server
     finally:
@@ -66,16 +72,22 @@ def answering(behave: Behave, host: str = "127.0.0.1") -> Iterator[RawServer]:
         listener.close()
 
 
-def _accept(listener: socket.socket, behave: Behave, server: RawServer) -> None:
+def _accept(
+    listener: socket.socket, behave: Behave, server: RawServer, context: ssl.SSLContext | None
+) -> None:
     with suppress(OSError):
         while True:
             connection, _ = listener.accept()
-            threading.Thread(target=_serve, args=(connection, behave, server), daemon=True).start()
+            threading.Thread(target=_serve, args=(connection, behave, server, context), daemon=True).start()
 
 
-def _serve(connection: socket.socket, behave: Behave, server: RawServer) -> None:
-    with connection, suppress(OSError, ValueError):
+def _serve(
+    connection: socket.socket, behave: Behave, server: RawServer, context: ssl.SSLContext | None
+) -> None:
+    with suppress(OSError, ValueError), connection:
         connection.settimeout(60)
+        if context is not None:
+            connection = context.wrap_socket(connection, server_side=True)
         while (asked := _request(connection)) is not None:
             server.asked.append(asked)
             behave(connection, asked)

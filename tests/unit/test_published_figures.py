@@ -1,4 +1,4 @@
-"""The pages show the committed results, and each benchmark names its command and its result file."""
+"""The pages show the committed results."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import json
 
 import pytest
 
-from benchmarks import __main__ as runner
 from benchmarks import tables
 from benchmarks.common import RESULTS, ROOT, load
 from benchmarks.start import chart
 
-BENCHMARKS = runner.find_benchmarks()
 PAGES = list(dict.fromkeys(part.page for part in tables.parts()))
 
 
@@ -39,16 +37,3 @@ def test_every_result_has_its_date_commit_command_and_machine() -> None:
         file.name: [key for key in wanted if not json.loads(file.read_text()).get(key)] for file in files
     }
     assert {name: keys for name, keys in lacking.items() if keys} == {}
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_docstring_states_the_command_the_time_and_the_result(name: str) -> None:
-    fields = dict(line.split(": ", 1) for line in BENCHMARKS[name].splitlines() if ": " in line)
-    assert fields["Run"].startswith(f"python -m benchmarks {name}")
-    assert fields["Time"]
-    assert fields["Result"].startswith("none") or (RESULTS / fields["Result"].split()[0]).is_file()
-
-
-def test_every_part_of_a_page_names_an_existing_benchmark() -> None:
-    named = {part.benchmark.partition(" ")[0] for part in tables.parts() if part.benchmark}
-    assert named <= set(BENCHMARKS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -45,15 +44,6 @@ def test_import_api_is_light() -> None:
 @pytest.mark.parametrize("name", coldstart.__all__)
 def test_package_reexports_the_names_of_the_api(name: str) -> None:
     assert getattr(coldstart, name) is getattr(api, name)
-
-
-def test_package_exports_no_name_of_a_subpackage() -> None:
-    """Importing a subpackage would replace it."""
-    assert "materialize" not in coldstart.__all__
-    subpackages = {"materialize", "validate"}
-    for name in subpackages:
-        assert importlib.import_module(f"coldstart.{name}").__name__ == f"coldstart.{name}"
-    assert set(api.__all__) >= subpackages and not subpackages & set(coldstart.__all__)
 
 
 def test_package_is_marked_as_typed() -> None:

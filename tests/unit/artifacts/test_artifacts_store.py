@@ -115,20 +115,6 @@ def test_extraction_never_overwrites(store: Store, tmp_path: Path) -> None:
         bundle.extract("compile", tmp_path / "out", trust=anyone)
 
 
-def test_a_section_of_a_newer_minor_is_kept_and_reported(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from coldstart.artifacts import manifest as manifest_module
-
-    made = publish(store, tmp_path)
-    known = {name: kind for name, kind in SECTION_TYPES.items() if name != "compile"}
-    monkeypatch.setattr(manifest_module, "SECTION_TYPES", known)
-    assert not made.has("compile")
-    assert [(f.code, f.severity) for f in check(made)] == [("CS-SECTION-UNKNOWN", "note")]
-    with pytest.raises(SectionUnsupportedError):
-        made.extract("compile", tmp_path / "x", trust=anyone)
-
-
 def test_a_tree_with_a_link_is_not_packed(store: Store, tmp_path: Path) -> None:
     (tmp_path / "blob").write_text("content")
     (tmp_path / "tree").mkdir()

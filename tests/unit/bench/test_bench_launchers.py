@@ -13,6 +13,7 @@ from coldstart.validate import launchers
 from coldstart.validate.launch import ModeUnavailableError, RunFiles
 from coldstart.validate.launchers import Subject
 
+CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "TMPDIR")
 SUBJECT = Subject("tiny-llama", "/models/tiny", ("--max-model-len", "256"))
 
 
@@ -32,10 +33,12 @@ def test_every_mode_of_coldstart_serves_the_same_arguments(tmp_path: Path, mode:
 def test_warm_starts_and_the_first_cold_one_share_their_caches(tmp_path: Path) -> None:
     cold, warm = launchers.create_launchers(SUBJECT, [run_order.VLLM_COLD, run_order.VLLM_WARM], tmp_path)
     first, second, shared = (
-        one.command(RunFiles.make(tmp_path / str(number))).environment["VLLM_CACHE_ROOT"]
+        one.command(RunFiles.make(tmp_path / str(number))).environment
         for number, one in enumerate((cold, cold, warm))
     )
-    assert shared == first != second
+    for name in CACHES:
+        assert shared[name] == first[name] != second[name]
+        assert all(not list(Path(one[name]).iterdir()) for one in (first, second))
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])

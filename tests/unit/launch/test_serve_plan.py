@@ -1,4 +1,4 @@
-"""The plan passes between processes unchanged, a start is recorded, and a process ends with its parent."""
+"""The plan passes between processes unchanged, and a start is recorded."""
 
 from __future__ import annotations
 
@@ -124,28 +124,6 @@ class TestRecording:
             made.started()
 
 
-def test_a_process_ends_with_its_parent() -> None:
-    code = (
-        "import os, time, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', "
-        "'from coldstart.system.proc.lifeline import die_with_parent as d; d(9); print(1, flush=True);"
-        " import time; time.sleep(60)'], stdout=subprocess.PIPE)\n"
-        "child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pidfd = os.pidfd_open(int(parent.stdout.readline()))
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    try:
-        import select
-
-        assert select.select([pidfd], [], [], 10)[0]
-    finally:
-        os.close(pidfd)
-
-
 PLANNED = LaunchPlan(["planned"])
 
 
@@ -211,9 +189,20 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_built_engine_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="CUDA does not survive a fork") as caught:
-        preparation.start_template("engine", LaunchPlan([]), "m", 1.0)
-    assert "--level runtime" in str(caught.value.hint)
+@pytest.mark.parametrize(
+    ("level", "reason", "hint"),
+    [
+        ("engine", "CUDA does not survive a fork", "--level runtime"),
+        ("asleep-1", "cannot sleep without --enable-sleep-mode", "--level asleep-1 -- --enable-sleep-mode"),
+    ],
+)
+def test_level_that_this_engine_lacks_is_refused(level: str, reason: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=reason) as caught:
+        preparation.start_template(level, LaunchPlan(["m"]), "m", 1.0)
+    assert hint in str(caught.value.hint)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_built_engine_is_not_forked() -> None:
     with pytest.raises(RuntimeError, match="CUDA does not survive a fork"):
         template.build(LaunchPlan([]), "engine")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,16 +161,6 @@ def test_a_copied_cache_brings_no_trust(
     sign.trust(sign.trust_dir(paths.state_dir()), public_key(), name="other")
     again = Path(prepare_plan(bundle, model).compile_dir or "")
     assert again == place and (place / "kernel.so").read_bytes() == CODE["kernel.so"]
-
-
-def test_code_of_a_key_that_is_trusted_no_longer_is_not_reused(
-    publish: Publish, model: ResolvedModel
-) -> None:
-    bundle = publish(kv=KV, modelinfo={})
-    assert prepare_plan(bundle, model).compile_dir
-    shutil.rmtree(sign.trust_dir(paths.state_dir()))
-    plan = prepare_plan(bundle, model)
-    assert plan.compile_dir is None and "CS-UNTRUSTED" in reasons(plan)["compile"]
 
 
 def public_key() -> bytes:

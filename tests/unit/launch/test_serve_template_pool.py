@@ -60,15 +60,6 @@ def test_a_runtime_template_serves_every_key_of_its_own_interpreter(
     template_pool.stop(warm)
 
 
-def test_a_second_start_is_refused(fake_engine: FakeEngine) -> None:
-    fake_engine("serves")
-    warm = template_pool.start("engine", PLAN, "tiny", 20)
-    with pytest.raises(UsageError, match="for tiny already runs"):
-        template_pool.start("engine", PLAN, "tiny", 20)
-    assert template_pool.find("engine", KEY) == warm
-    template_pool.stop(warm)
-
-
 def test_a_second_start_waits_for_the_first_and_is_refused(fake_engine: FakeEngine, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     fake_engine(f"waits-for:{gate}")

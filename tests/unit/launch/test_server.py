@@ -26,7 +26,7 @@ from coldstart.system.paths import Cache
 Start = Callable[..., Server]
 HERE, PYTHON = Path(__file__).parent, sys.executable
 HOLDER = """
-import sys
+import os, signal, sys
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import driver, planning
@@ -34,6 +34,8 @@ from test_server import make_request
 sys.executable = sys.argv[1]
 planning.plan = lambda request: LaunchPlan(Arguments(["serves"]))
 print(driver.start(make_request()).pid, flush=True)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -79,12 +81,15 @@ def test_stop_kills_when_the_server_ignores_sigterm(start: Start) -> None:
     assert start("stubborn").stop(timeout_s=0.2) == 137
 
 
-def test_server_ends_with_the_process_that_started_it(start: Start) -> None:
-    done = subprocess.run(
-        [PYTHON, "-c", HOLDER, sys.executable], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"},
-    )  # fmt: skip
-    wait_until(lambda: not _is_alive(int(done.stdout)))
+@pytest.mark.parametrize("end", ["exits", "killed"])
+def test_server_ends_with_the_process_that_started_it(start: Start, end: str) -> None:
+    command = [PYTHON, "-c", HOLDER, sys.executable, end]
+    env = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as holder:
+        assert holder.stdout is not None
+        server = int(holder.stdout.readline())
+        # The fake server ends by itself after 60 s.
+        wait_until(lambda: not _is_alive(server), 30.0)
 
 
 def test_server_stops_when_its_caller_was_interrupted_during_the_start(

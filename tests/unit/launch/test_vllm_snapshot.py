@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import has_ended
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
@@ -128,13 +129,6 @@ def start(hub: Lookup, fake_engine: Callable[[str], None]) -> Iterator[Callable[
         one.stop()
 
 
-def _has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 def test_vllm_restores_a_server_that_gives_the_tokens_of_the_bundle(
     snapshot: list[int], start: Callable[..., Server]
 ) -> None:
@@ -143,16 +137,16 @@ def test_vllm_restores_a_server_that_gives_the_tokens_of_the_bundle(
     document = server.document()
     assert document["canary"] is True and document["tokens"] == CANARY["tokens"]
     assert document["fast_path"] == {"mode": True, "snapshot": True}
-    assert server.is_running() and not _has_ended(snapshot[1])
+    assert server.is_running() and not has_ended(snapshot[1])
     assert server.stop() == 0
-    assert all(map(_has_ended, snapshot)), "the engine's processes end with the server"
+    assert all(map(has_ended, snapshot)), "the engine's processes end with the server"
 
 
 def test_a_server_that_ends_by_itself_is_noticed(snapshot: list[int], start: Callable[..., Server]) -> None:
     server = start()
     os.kill(server.pid, signal.SIGKILL)
     assert server.wait(30) == 1
-    assert all(map(_has_ended, snapshot))
+    assert all(map(has_ended, snapshot))
 
 
 def test_other_tokens_end_the_restored_server_before_the_start_goes_on(
@@ -160,7 +154,7 @@ def test_other_tokens_end_the_restored_server_before_the_start_goes_on(
 ) -> None:
     monkeypatch.setenv("FAKE_SNAPSHOT", "other-tokens")
     server = start()
-    assert server.mode == "fresh" and all(map(_has_ended, snapshot))
+    assert server.mode == "fresh" and all(map(has_ended, snapshot))
     assert "other tokens than the bundle's canary" in server.fallbacks[0].reason
 
 
@@ -179,7 +173,7 @@ def test_a_snapshot_of_other_arguments_is_not_restored(
 ) -> None:
     server = start("snapshot", replace(hub, vllm_args=Arguments(("--seed", "1"))))
     assert server.mode == "fresh" and "its engine_argv is" in server.fallbacks[0].reason
-    assert not any(map(_has_ended, snapshot)), "nothing was released"
+    assert not any(map(has_ended, snapshot)), "nothing was released"
 
 
 @pytest.mark.parametrize(

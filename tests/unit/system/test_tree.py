@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
-from support.waiting import wait_until
+from support.waiting import has_ended, wait_until
 
 from coldstart.system.proc import processes
 from coldstart.system.proc.tree import ProcessTree
@@ -72,27 +71,14 @@ else:
 """
 
 
-def has_ended(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def have_ended(pids: list[int]) -> bool:
-    deadline_s = time.monotonic() + 20
-    while not all(map(has_ended, pids)) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return all(map(has_ended, pids))
-
-
 def test_children_end_with_the_process() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, GROUP], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     family = [*map(int, parent.stdout.readline().split())]
     parent.kill()
     parent.communicate(timeout=30)
-    assert len(family) == 3 and have_ended(family)
+    assert len(family) == 3
+    wait_until(lambda: all(map(has_ended, family)))
 
 
 def test_forked_child_ends_alone() -> None:
@@ -102,8 +88,9 @@ def test_forked_child_ends_alone() -> None:
     assert first.stdout is not None
     _, forked, asked = map(int, first.stdout.readline().split())
     psutil.Process(forked).send_signal(signal.SIGTERM)
-    assert have_ended([forked])
+    wait_until(lambda: has_ended(forked))
     assert first.poll() is None and not has_ended(asked)
     first.terminate()
     first.communicate(timeout=30)
-    assert first.returncode == -signal.SIGKILL and have_ended([asked])
+    assert first.returncode == -signal.SIGKILL
+    wait_until(lambda: has_ended(asked))

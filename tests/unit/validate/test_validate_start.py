@@ -11,10 +11,9 @@ from coldstart.artifacts.bundle import Bundle
 from support.fake_launcher import FakeLauncher
 
 from coldstart.errors import UsageError
-from coldstart.validate import launchers, renderers, start
+from coldstart.validate import answers, renderers, start
 from coldstart.validate.answers import Answer, Parting, PromptSettings, compare, part
 from coldstart.validate.checks import Finding, Level, ValidationReport
-from coldstart.validate.launch import RunFiles
 from coldstart.validate.launchers import Subject
 
 Validate = Callable[..., list[Finding]]
@@ -61,33 +60,6 @@ def test_a_crowd_is_compared_as_well(validate: Validate) -> None:
     (finding,) = validate("replay", "other-in-crowds", crowds=(3,))
     assert finding.code == "CS-REPLAY" and finding.subject == "tokens/prompt-1/3-at-once"
     assert "with 3 at once differs from vLLM's at token 0" in finding.message
-
-
-SUBJECT = launchers.Subject("tiny-llama", "/models/tiny", ("--max-model-len", "256"))
-
-
-def _baselines(tmp_path: Path) -> list[launchers.VllmLauncher]:
-    return [launchers.VllmLauncher(SUBJECT, tmp_path / "caches", mode) for mode in ("vllm-cold", "vllm-warm")]
-
-
-def files(tmp_path: Path, name: str) -> RunFiles:
-    return RunFiles.make(tmp_path / name)
-
-
-def test_cold_caches_are_new_for_every_run_and_warm_ones_are_kept(tmp_path: Path) -> None:
-    cold, warm = _baselines(tmp_path)
-    for name in (
-        "VLLM_CACHE_ROOT",
-        "TORCHINDUCTOR_CACHE_DIR",
-        "TRITON_CACHE_DIR",
-        "XDG_CACHE_HOME",
-        "TMPDIR",
-    ):
-        roots = [cold.command(files(tmp_path, f"c{i}{name}")).environment[name] for i in range(2)]
-        assert roots[0] != roots[1]
-        assert all(Path(root).is_dir() and not list(Path(root).iterdir()) for root in roots)
-        kept = {warm.command(files(tmp_path, f"w{i}{name}")).environment[name] for i in range(2)}
-        assert len(kept) == 1
 
 
 def answer(*tokens: int) -> Answer:
@@ -162,3 +134,15 @@ def test_text_and_json_agree(reports: list[ValidationReport]) -> None:
     assert "org/good@sha256:cd: valid at level checksum" in text
     assert "hint: coldstart doctor" in text
     assert json.loads(json.dumps(found))["bundles"][0]["findings"][1]["code"] == "CS-FALLBACK"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [(b"\n \n", "holds no prompt"), (b"\xff\xfe", "cannot read prompts"), (None, "cannot read")],
+)
+def test_file_without_prompts_is_refused(tmp_path: Path, data: bytes | None, said: str) -> None:
+    if data is not None:
+        (tmp_path / "p.txt").write_bytes(data)
+    with pytest.raises(UsageError, match=said) as refused:
+        answers.read_prompts(tmp_path / "p.txt")
+    assert refused.value.hint is not None and "one prompt per line" in refused.value.hint

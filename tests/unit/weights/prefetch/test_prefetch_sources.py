@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 import shutil
 import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -19,45 +17,25 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from prefetching import Weights, check_whole
 from support.range_server import serving
+from tools.raw_server import RawServer, answer, answering
 
 from coldstart.weights.prefetch import client, http_source, sources
 from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError, redact
 
-
-class _Scripted(BaseHTTPRequestHandler):
-    """Answers each path with its (status, headers, body), and keeps what it was asked."""
-
-    protocol_version = "HTTP/1.1"
-    script: dict[str, tuple[int, dict[str, str], bytes]]
-    asked: list[tuple[str, str | None]]
-
-    def do_GET(self) -> None:
-        self.asked.append((self.path, self.headers["Authorization"]))
-        status, extra, body = self.script.get(self.path, (404, {}, b""))
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **extra}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
+Script = dict[str, tuple[int, dict[str, str], bytes]]
 
 
 @contextmanager
-def _scripted(
-    script: dict[str, tuple[int, dict[str, str], bytes]], context: ssl.SSLContext | None = None
-) -> Iterator[tuple[str, type[_Scripted]]]:
-    handler = type("Handler", (_Scripted,), {"script": script, "asked": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    if context is not None:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"{'https' if context else 'http'}://127.0.0.1:{server.server_port}", handler
-    finally:
-        server.shutdown()
-        server.server_close()
+def _scripted(script: Script, context: ssl.SSLContext | None = None) -> Iterator[tuple[str, RawServer]]:
+    """Serve (status, headers, body) for each path, and yield the URL and the server."""
+    with answering(
+        lambda c, asked: answer(c, *script.get(asked.path, (404, {}, b""))), context=context
+    ) as server:
+        yield server.url.replace("http:", "https:" if context else "http:"), server
+
+
+def _asked(server: RawServer) -> list[tuple[str, str | None]]:
+    return [(one.path, one.headers.get("authorization")) for one in server.asked]
 
 
 def _read(source: http_source.HttpSource, size: int = 4, start: int = 0) -> bytes:
@@ -86,30 +64,31 @@ def test_credentials_stay_with_their_origin() -> None:
             expected = "Basic " + base64.b64encode(b"me:s@cret").decode()
             assert given == {"Authorization": expected}
             assert _read(http_source.HttpSource(named + "/base/", given)) == b"data"
-            assert home.asked == [("/base/f", expected)] and elsewhere.asked == [("/signed?a=1", None)]
+            assert _asked(home) == [("/base/f", expected)] and _asked(elsewhere) == [("/signed?a=1", None)]
             assert _read(http_source.HttpSource(url + "/here", {"Authorization": "x"})) == b"data"
-            assert home.asked[-1] == ("/base/g", "x")
+            assert _asked(home)[-1] == ("/base/g", "x")
             assert redact(named) == url
 
 
 def test_redirect_is_cached_and_renewed_when_expired() -> None:
-    with _scripted({}) as (url, handler):
-        handler.script["/f"] = (302, {"Location": f"{url}/signed"}, b"")
-        handler.script["/signed"] = GOOD
+    script: Script = {}
+    with _scripted(script) as (url, server):
+        script["/f"] = (302, {"Location": f"{url}/signed"}, b"")
+        script["/signed"] = GOOD
         source = http_source.HttpSource(url, {})
         _read(source)
         _read(source)
-        assert [path for path, _ in handler.asked] == ["/f", "/signed", "/signed"]
-        handler.script["/signed"] = (403, {}, b"expired")
+        assert [path for path, _ in _asked(server)] == ["/f", "/signed", "/signed"]
+        script["/signed"] = (403, {}, b"expired")
         with pytest.raises(SourceUnavailableError, match="403"):
             _read(source)
-        handler.script["/signed"] = GOOD
+        script["/signed"] = GOOD
         assert _read(source) == b"data"
-        assert [path for path, _ in handler.asked][-2:] == ["/f", "/signed"]
+        assert [path for path, _ in _asked(server)][-2:] == ["/f", "/signed"]
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("said", "message"),
     [
         ((200, {}, b"data"), "does not serve byte ranges"),
         ((404, {}, b""), "404"),
@@ -126,8 +105,8 @@ def test_redirect_is_cached_and_renewed_when_expired() -> None:
         ),
     ],
 )
-def test_response_without_a_range_is_refused(answer: tuple[int, dict[str, str], bytes], message: str) -> None:
-    with _scripted({"/f": answer}) as (url, _), pytest.raises(SourceUnusableError, match=message):
+def test_response_without_a_range_is_refused(said: tuple[int, dict[str, str], bytes], message: str) -> None:
+    with _scripted({"/f": said}) as (url, _), pytest.raises(SourceUnusableError, match=message):
         _read(http_source.HttpSource(url, {}))
 
 
@@ -155,13 +134,14 @@ def test_tls_with_a_trusted_certificate_and_no_other(tmp_path: Path, monkeypatch
     certificate, key = _certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    with _scripted({"/f": GOOD}, context) as (url, handler):
+    script: Script = {"/f": GOOD}
+    with _scripted(script, context) as (url, server):
         with pytest.raises(SourceUnavailableError, match="certificate"):
             _read(http_source.HttpSource(url, {}))
-        assert handler.asked == []
+        assert server.asked == []
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         assert _read(http_source.HttpSource(url, {})) == b"data"
-        handler.script["/f"] = (302, {"Location": url.replace("https", "http") + "/g"}, b"")
+        script["/f"] = (302, {"Location": url.replace("https", "http") + "/g"}, b"")
         with pytest.raises(SourceUnusableError, match="without TLS"):
             _read(http_source.HttpSource(url, {}))
 
