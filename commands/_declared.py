@@ -35,7 +35,7 @@ def declare_settings(
 
     def declare(name: str, one: Setting) -> inspect.Parameter:
         value, about = shown.get(name, getattr(default, name)), one.help
-        kind = _find_type(types[name], one)
+        kind: Any = _find_type(types[name], one)
         if isinstance(value, list):
             kind, about = list[kind], f"{about} Repeatable."
         annotation = Annotated[kind, typer.Option(one.flag, help=about, metavar=one.unit)]

@@ -161,9 +161,8 @@ def _check(start: ServerStart, process: RestoredServer) -> Running:
             # No proxy of the environment stands before a local server.
             opener = request.build_opener(request.ProxyHandler({}))
             url, kind = f"{find_url(plan.vllm_args)}/v1/completions", {"Content-Type": "application/json"}
-            with opener.open(
-                request.Request(url, json.dumps(asked).encode(), kind), timeout=ANSWER_S
-            ) as answer:
+            call = request.Request(url, json.dumps(asked).encode(), kind)  # noqa: S310 - a server of this machine
+            with opener.open(call, timeout=ANSWER_S) as answer:
                 tokens = json.load(answer)["choices"][0]["token_ids"]
         except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
             raise LaunchRefusedError(f"the restored server gave no answer: {describe(error)}") from error
