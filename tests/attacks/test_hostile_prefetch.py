@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.prefetching import FILE, checkpoint
 from support.range_server import RangeServer, serving
 from support.shortage import busy_s, exhaust_descriptors
 from support.waiting import wait_until
-from weights_tools import FILE, checkpoint
 
 from coldstart.system.ipc import json_lines
 from coldstart.weights.prefetch import client

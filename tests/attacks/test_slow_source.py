@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from support.prefetching import checkpoint, prefetcher
 from tools.raw_server import Asked, answering, dribble
-from weights_tools import checkpoint, prefetcher
 
 from coldstart.weights.prefetch import client
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from support.prefetching import checkpoint, prefetcher
 from support.range_server import serving
 from tools.raw_server import answer, answering
-from weights_tools import checkpoint, prefetcher
 
 from coldstart.contract.environment import PREFETCH_TOKEN
 from coldstart.weights.prefetch import client, http_source, streams

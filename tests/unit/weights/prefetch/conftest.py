@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from prefetching import CHUNK, Weights, write
+from support.prefetching import CHUNK, Weights, prefetcher, write
 from support.range_server import RangeServer, serving
-
-from coldstart.weights.prefetch import client
 
 
 @pytest.fixture(scope="session")
@@ -34,14 +30,9 @@ def server(weights: Weights) -> Iterator[RangeServer]:
 
 
 @pytest.fixture
-def runtime(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A runtime directory; whatever prefetcher runs there ends with the test."""
-    directory = tmp_path_factory.mktemp("rt")
-    monkeypatch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", str(64 << 20))
-    monkeypatch.setenv("COLDSTART_PREFETCH_PATIENCE_S", "20")
-    monkeypatch.setenv("COLDSTART_PREFETCH_IDLE_S", "30")
-    for name in [name for name in os.environ if name.startswith(("AWS_", "HF_"))]:
-        monkeypatch.delenv(name)
-    yield directory
-    with suppress(client.PrefetchError):
-        client.request("stop", directory=directory)
+    settings = {"MEMORY_BYTES": 64 << 20, "PATIENCE_S": 20, "IDLE_S": 30}
+    named = {f"COLDSTART_PREFETCH_{name}": value for name, value in settings.items()}
+    with prefetcher(tmp_path_factory.mktemp("rt"), **named) as directory:
+        yield directory

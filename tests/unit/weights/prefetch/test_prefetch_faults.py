@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from prefetching import CHUNK, Weights, check_tensors, check_whole
+from support.prefetching import CHUNK, Weights, check_tensors, check_whole
 from support.range_server import FOREVER, RangeServer
 from support.waiting import wait_until
 

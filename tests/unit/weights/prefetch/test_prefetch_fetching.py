@@ -10,7 +10,7 @@ from concurrent import futures
 from pathlib import Path
 
 import pytest
-from prefetching import Weights, check_tensors, check_whole
+from support.prefetching import Weights, check_tensors, check_whole
 from support.range_server import RangeServer
 
 from coldstart.contract.weights import PacedFetch

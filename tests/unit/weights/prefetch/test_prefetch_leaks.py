@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefetching import Weights, check_tensors, check_whole
+from support.prefetching import Weights, check_tensors, check_whole
 from support.range_server import RangeServer
 
 from coldstart.system.ipc.json_lines import Channel

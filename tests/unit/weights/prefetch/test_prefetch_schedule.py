@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from prefetching import Weights, check_whole
+from support.prefetching import Weights, check_whole
 from support.range_server import RangeServer
 
 from coldstart.contract.weights import PacedFetch

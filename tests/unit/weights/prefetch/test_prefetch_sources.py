@@ -15,7 +15,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from prefetching import Weights, check_whole
+from support.prefetching import Weights, check_whole
 from support.range_server import serving
 from tools.raw_server import RawServer, answer, answering
 

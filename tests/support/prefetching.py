@@ -1,10 +1,13 @@
-"""Checkpoints for tests of the prefetcher."""
+"""Checkpoints for tests of the prefetcher, and a prefetcher of a test's own."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,11 @@ from typing import Any
 import pytest
 
 from coldstart.weights import weights_plan as engine_weights
+from coldstart.weights.prefetch import client
 from coldstart.weights.prefetch.client import Attached
 
 CHUNK = 64 << 10
+FILE = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -70,3 +75,26 @@ def check_tensors(attached: Attached, weights: Weights, names: list[str]) -> Non
         file, offset, size = weights.tensor(name)
         attached.wait(file, offset, size)
         assert attached.file(file)[offset : offset + size] == weights.data[file][offset : offset + size]
+
+
+def checkpoint(directory: Path, tensors: int = 8, size: int = CHUNK) -> dict[str, Any]:
+    """Write random tensors t0, t1, ... to FILE; return their plan, with a chunk for every stream."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write(directory / FILE, {f"t{number}": size for number in range(tensors)})
+    return Weights.read(directory).plan
+
+
+@contextmanager
+def prefetcher(directory: Path, **settings: object) -> Iterator[Path]:
+    """Yield the runtime directory of a prefetcher with these environment variables; it ends with the block."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("AWS_", "HF_", "COLDSTART_"))]:
+            patch.delenv(name)
+        for name, value in settings.items():
+            patch.setenv(name, str(value))
+        try:
+            yield directory
+        finally:
+            with suppress(client.PrefetchError):
+                client.request("stop", directory=directory)
