@@ -14,7 +14,7 @@ from typing import IO, BinaryIO, cast
 
 from coldstart.artifacts import blobs, files, oci, trees
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import LayoutSource, is_bundle, list_signatures, payloads
+from coldstart.artifacts.bundle_source import is_bundle, list_signatures, payloads
 from coldstart.artifacts.errors import (
     AmbiguousReferenceError,
     BundleError,
@@ -141,7 +141,7 @@ def pull_directory(store: Store, directory: Path, digest: str | None = None) -> 
             f"{directory} contains bundles of several keys", hint="choose one: DIR@sha256:..."
         )
     newest = max(matches, key=lambda bundle: bundle.version)
-    return store.receive(LayoutSource(other.layout), newest.descriptor)
+    return store.receive(other.layout, newest.descriptor)
 
 
 def _explain_damage(path: Path, *, is_archive: bool) -> str:
@@ -160,7 +160,7 @@ def _contents(
     for bundle in bundles:
         _ = bundle.manifest
         listed = bundle.layout.entries()
-        signed = list_signatures(LayoutSource(bundle.layout), listed, bundle.descriptor)
+        signed = list_signatures(bundle.layout, listed, bundle.descriptor)
         for entry, image in [(bundle.descriptor, bundle.image), *signed]:
             entries[entry.digest] = entry
             content |= {blob.digest: (blob, bundle) for blob in (entry, *image.blobs)}

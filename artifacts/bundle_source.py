@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO, Protocol
 
 from coldstart.artifacts import blobs, oci
 from coldstart.artifacts.errors import BundleError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.oci_layout import OciLayout
 
 # Limit of the signatures that are read: each one costs a request. A store's index may list many of other bundles.
 MAX_SIGNATURES, _MAX_LISTED = 64, 8192
@@ -28,21 +26,6 @@ class BundleSource(Protocol):
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
         """Return signature documents about the manifest `subject`."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutSource:
-    """Layout on disk as a source."""
-
-    layout: OciLayout
-
-    def open(self, blob: oci.Descriptor) -> BinaryIO:
-        """Open the blob's file."""
-        return blobs.open_unverified(self.layout.root, blob.digest)
-
-    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """Return the payloads that the index lists."""
-        return payloads(self, self.layout.entries(), subject)
 
 
 def is_bundle(source: BundleSource, entry: oci.Descriptor) -> bool:

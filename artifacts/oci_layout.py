@@ -5,13 +5,15 @@ The commit order is blobs, manifest, index. So each entry of index.json is compl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from coldstart.artifacts import files, oci
-from coldstart.artifacts.blobs import blob_path
+from coldstart.artifacts.blobs import blob_path, open_unverified
+from coldstart.artifacts.bundle_source import payloads
 from coldstart.artifacts.errors import NotALayoutError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 
@@ -67,6 +69,14 @@ class OciLayout:
         if not self.exists:
             return []
         return oci.parse_index(self._index())
+
+    def open(self, blob: oci.Descriptor) -> BinaryIO:
+        """Open a blob's file, as specified by BundleSource."""
+        return open_unverified(self.root, blob.digest)
+
+    def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
+        """Return the signature documents that the index lists, as specified by BundleSource."""
+        return payloads(self, self.entries(), subject)
 
     def _index(self) -> bytes:
         try:

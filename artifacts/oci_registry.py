@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from coldstart.artifacts import blobs, canonical, oci
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import MAX_SIGNATURES, LayoutSource, list_signatures, payloads
+from coldstart.artifacts.bundle_source import MAX_SIGNATURES, list_signatures, payloads
 from coldstart.artifacts.errors import InvalidReferenceError, MissingBlobError, RemoteFailedError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.net.http_client import Answer, redirected
@@ -79,20 +79,19 @@ class Repository:
 
     def push(self, bundle: Bundle) -> oci.Descriptor:
         """Upload missing blobs, then the manifest under its tag, then signatures."""
-        source = LayoutSource(bundle.layout)
         for blob in bundle.image.blobs:
-            self._upload(source, blob)
+            self._upload(bundle, blob)
         self._put(self.reference or "latest", bundle.image_bytes())
         entries = bundle.layout.entries()
-        for entry, image in list_signatures(source, entries, bundle.descriptor):
+        for entry, image in list_signatures(bundle.layout, entries, bundle.descriptor):
             for blob in image.blobs:
-                self._upload(source, blob)
+                self._upload(bundle, blob)
             self._attach(bundle.descriptor, entry, image)
         return bundle.descriptor
 
-    def _upload(self, source: LayoutSource, blob: oci.Descriptor) -> None:
+    def _upload(self, bundle: Bundle, blob: oci.Descriptor) -> None:
         if not self._has(blob):
-            with blobs.open_verified(source.layout.root, blob.digest, blob.size) as file:
+            with blobs.open_verified(bundle.layout.root, blob.digest, blob.size) as file:
                 self._send(blob, file)
 
     def _has(self, blob: oci.Descriptor) -> bool:

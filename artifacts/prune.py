@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coldstart.artifacts import oci, selection
-from coldstart.artifacts.bundle import Bundle, Trust
-from coldstart.artifacts.bundle_source import LayoutSource, is_bundle, small
+from coldstart.artifacts import oci
+from coldstart.artifacts.bundle import Bundle, Trust, superseded
+from coldstart.artifacts.bundle_source import is_bundle, small
 from coldstart.artifacts.errors import BundleError, NoSpaceError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci_layout import OciLayout
@@ -68,10 +68,9 @@ def prune(
     with named_os_errors("pruning"), layout.exclusive():
         entries = layout.entries()
         images = {entry.digest: _read_image(layout, entry) for entry in entries}
-        source = LayoutSource(layout)
-        known = [Bundle(layout, entry) for entry in entries if is_bundle(source, entry)]
+        known = [Bundle(layout, entry) for entry in entries if is_bundle(layout, entry)]
         gone = {bundle.digest for bundle in drop}
-        gone |= selection.superseded(known, keep, trust) if keep is not None else set()
+        gone |= superseded(known, keep, trust) if keep is not None else set()
         left = images.keys() - gone
         kept = [entry for entry in entries if entry.digest in left and _is_of(entry, images, left)]
         damaged = next((one for entry in kept if isinstance(one := images[entry.digest], BundleError)), None)
@@ -101,7 +100,7 @@ def _collect(layout: OciLayout, garbage: _Garbage, kept: list[oci.Descriptor] | 
 
 def _read_image(layout: OciLayout, entry: oci.Descriptor) -> oci.ImageManifest | BundleError:
     try:
-        return oci.parse_manifest(small(LayoutSource(layout), entry, LIMITS.manifest))
+        return oci.parse_manifest(small(layout, entry, LIMITS.manifest))
     except BundleError as error:
         return error
 

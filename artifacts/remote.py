@@ -1,20 +1,25 @@
-"""Push and pull by address: oci://HOST/NAME[:TAG], hf://ORG/REPO[:TAG], or a directory (an image layout)."""
+"""Push and pull by address: oci://HOST/NAME[:TAG], hf://ORG/REPO[:TAG], or a directory (an image layout).
+
+On the hub, each bundle is an image layout in the folder named by its tag (latest). Digests are checked here.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts.archive import pull_directory
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import (
     DigestMismatchError,
     InvalidReferenceError,
     MissingBlobError,
+    RemoteDeniedError,
+    RemoteFailedError,
 )
 from coldstart.artifacts.store import Store
 
@@ -40,11 +45,11 @@ def push(bundle: Bundle, address: str) -> str:
         descriptor = place.push(bundle)
         return f"{OCI}{place.host}/{place.name}@{descriptor.digest}"
     if address.startswith(HUB):
-        from coldstart.artifacts import hub
+        pass
 
-        return HUB + hub.push(bundle, address.removeprefix(HUB))
+        return HUB + _push_to_hub(bundle, address.removeprefix(HUB))
     target = Store(_directory(address))
-    return f"{target.root}@{target.receive(LayoutSource(bundle.layout), bundle.descriptor).digest}"
+    return f"{target.root}@{target.receive(bundle.layout, bundle.descriptor).digest}"
 
 
 def pull(store: Store, address: str) -> Bundle:
@@ -67,9 +72,9 @@ def _pull(store: Store, address: str) -> Bundle:
         place = _repository(address)
         return store.receive(place, place.resolve())
     if address.startswith(HUB):
-        from coldstart.artifacts import hub
+        pass
 
-        return hub.pull(store, address.removeprefix(HUB))
+        return _pull_from_hub(store, address.removeprefix(HUB))
     path, _, digest = address.partition("@sha256:")
     return pull_directory(store, _directory(path), f"sha256:{digest}" if digest else None)
 
@@ -103,3 +108,61 @@ def _repository(address: str) -> Repository:
     from coldstart.artifacts.oci_registry import repository
 
     return repository(address.removeprefix(OCI))
+
+
+_REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?")
+_DENIED = frozenset({401, 403})
+
+
+def _push_to_hub(bundle: Bundle, reference: str) -> str:
+    """Upload to ORG/REPO[:TAG] of the hub and return the full reference.
+
+    Raises RemoteDeniedError, RemoteFailedError, InvalidReferenceError.
+    """
+    repo, tag = _parse(reference)
+    with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
+        Store(Path(scratch)).receive(bundle.layout, bundle.descriptor)
+        try:
+            api = _hub()
+            api.create_repo(repo, exist_ok=True)
+            private = ".coldstart/**"
+            api.upload_folder(repo_id=repo, folder_path=scratch, path_in_repo=tag, ignore_patterns=private)
+        except Exception as error:
+            raise _named(error, repo) from error
+    return f"{repo}:{tag}"
+
+
+def _pull_from_hub(store: Store, reference: str) -> Bundle:
+    """Download ORG/REPO[:TAG].
+
+    Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, InvalidReferenceError and the errors of Store.receive.
+    """
+    repo, tag = _parse(reference)
+    with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
+        try:
+            api = _hub()
+            api.snapshot_download(repo, allow_patterns=[f"{tag}/*"], local_dir=scratch)
+        except Exception as error:
+            raise _named(error, repo) from error
+        if not (Path(scratch) / tag).is_dir():
+            raise MissingBlobError(f"{repo} has no bundle {tag}", hint=f"list the files of {repo} on the hub")
+        return pull_directory(store, Path(scratch) / tag)
+
+
+def _parse(reference: str) -> tuple[str, str]:
+    matched = _REFERENCE.fullmatch(reference)
+    if not matched:
+        raise InvalidReferenceError(f"{reference!r} is not a hub repository", hint="write ORG/REPO[:TAG]")
+    return matched["repo"], matched["tag"] or "latest"
+
+
+def _named(error: Exception, repo: str) -> RemoteFailedError:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    kind = RemoteDeniedError if status in _DENIED else RemoteFailedError
+    return kind(f"the hub request for {repo} failed: {type(error).__name__}: {str(error)[:200]}")
+
+
+def _hub() -> Any:
+    from huggingface_hub import HfApi
+
+    return HfApi()

@@ -1,21 +1,27 @@
 """Signatures of bundles: ed25519 over the digest of the image manifest, which contains all other digests.
 
 A bundle is trusted when one of its signatures verifies under a public key in the trust directory. The host key is created on
-first use and trusted on its own machine. `sigstore` defines the documents.
+first use and trusted on its own machine.
+
+A signature is a sigstore bundle (v0.3) with a DSSE envelope of an in-toto statement, as `cosign sign --key` writes it. The
+signed bytes are PAE = "DSSEv1 " + len(type) + " " + type + " " + len(body) + " " + body (the DSSE protocol, v1); the body
+contains the digest of the manifest.
 """
 
 from __future__ import annotations
 
+import base64
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
-from coldstart.artifacts import files, sigstore
+import msgspec
+from coldstart.artifacts import canonical, files
 from coldstart.artifacts.bundle import Bundle, TrustResult
-from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import (
     BundleError,
     ExposedKeyError,
@@ -25,9 +31,11 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.ownership import require_unexposed
+from cryptography.exceptions import InvalidSignature as CryptographyMismatch
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 ALGORITHM = "ed25519"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
@@ -48,7 +56,7 @@ class HostKey:
 
     def sign(self, digest: str) -> bytes:
         """Return the signature document over a manifest's digest, which cosign and other tools verify with `public_pem`."""
-        return sigstore.make(digest, self.private.public_key(), self.fingerprint, self.private.sign)
+        return make(digest, self.private.public_key(), self.fingerprint, self.private.sign)
 
 
 def fingerprint(public: Ed25519PublicKey) -> str:
@@ -149,13 +157,13 @@ class TrustStore:
         require_unexposed(self.directory, state)
         trusted = [read_trusted(path, state) for path in sorted(self.directory.glob("*.pub"))]
         keys = {fingerprint(key): key for key in trusted}
-        found = LayoutSource(bundle.layout).signatures(bundle.descriptor)
+        found = bundle.layout.signatures(bundle.descriptor)
         return [_judge(payload, bundle.digest, keys) for payload in found]
 
 
 def _judge(payload: bytes, digest: str, keys: Mapping[str, Ed25519PublicKey]) -> TrustResult:
     try:
-        signer, stated = sigstore.verify(payload, digest, keys)
+        signer, stated = verify(payload, digest, keys)
     except BundleError as error:
         return TrustResult(False, None, error.message)
     if signer is not None:
@@ -190,3 +198,119 @@ def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
 
 def _public_pem(key: HostKey) -> bytes:
     return key.private.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://sigstore.dev/cosign/sign/v1"
+
+
+class _Signature(msgspec.Struct):
+    sig: bytes
+
+
+class _Envelope(msgspec.Struct, rename="camel"):
+    payload: bytes
+    payload_type: str
+    signatures: Annotated[list[_Signature], msgspec.Meta(min_length=1, max_length=16)]
+
+
+class _Document(msgspec.Struct, rename="camel"):
+    media_type: str
+    dsse_envelope: _Envelope
+
+
+class _Subject(msgspec.Struct):
+    digest: dict[str, str]
+
+
+class _Predicate(msgspec.Struct):
+    signer: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+
+
+class _Statement(msgspec.Struct, rename={"type": "_type", "predicate_type": "predicateType"}):
+    type: str
+    predicate_type: str
+    subject: Annotated[list[_Subject], msgspec.Meta(min_length=1, max_length=1)]
+    predicate: _Predicate | None = None
+
+
+def statement(digest: str, signer: str | None = None) -> bytes:
+    """Return the in-toto statement about the manifest `digest` (sha256:<hex>). `signer` names the key to readers without it."""
+    return canonical.dumps(
+        {
+            "_type": STATEMENT_TYPE,
+            "subject": [{"digest": {"sha256": digest.removeprefix("sha256:")}}],
+            "predicateType": PREDICATE_TYPE,
+            "predicate": {"signer": signer} if signer else {},
+        }
+    )
+
+
+def pae(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
+    """Return DSSE's pre-authentication encoding, the signed bytes."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+def make(digest: str, public: Ed25519PublicKey, name: str, sign: Callable[[bytes], bytes]) -> bytes:
+    """Return the sigstore bundle over a manifest's digest, in canonical JSON. `name` is the key's fingerprint."""
+    body = statement(digest, name)
+    envelope = {
+        "payload": _b64(body),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": [{"sig": _b64(sign(pae(body)))}],
+    }
+    material = {"publicKey": {"hint": _hint(public)}, "tlogEntries": []}
+    return canonical.dumps(
+        {"mediaType": MEDIA_TYPE, "verificationMaterial": material, "dsseEnvelope": envelope}
+    )
+
+
+def _hint(public: Ed25519PublicKey) -> str:
+    """Return cosign's identifier of a key: base64 of the sha256 of its SubjectPublicKeyInfo."""
+    return _b64(sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest())
+
+
+def verify(
+    document: bytes, digest: str, keys: Mapping[str, Ed25519PublicKey]
+) -> tuple[str | None, str | None]:
+    """Return the name of the key of `keys` that signed the document about `digest`, and the name that the document states.
+
+    The stated name proves nothing. Raises InvalidSignatureError if the document is malformed or about another bundle.
+    """
+    if len(document) > LIMITS.signature:
+        raise InvalidSignatureError(f"the signature has more than {LIMITS.signature} bytes")
+    try:
+        read = msgspec.json.decode(document, type=_Document)
+        envelope = read.dsse_envelope
+        if (read.media_type, envelope.payload_type) != (MEDIA_TYPE, PAYLOAD_TYPE):
+            raise InvalidSignatureError("the signature is not a sigstore bundle of an in-toto statement")
+        body = msgspec.json.decode(envelope.payload, type=_Statement)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidSignatureError(f"the signature is malformed: {error}") from error
+    signed = {"sha256": digest.removeprefix("sha256:")}
+    if (body.type, body.predicate_type) != (STATEMENT_TYPE, PREDICATE_TYPE) or body.subject[
+        0
+    ].digest != signed:
+        raise InvalidSignatureError("the signature is about another bundle")
+    data = pae(envelope.payload)
+    signers = (
+        name
+        for name, key in keys.items()
+        if any(_verifies(key, one.sig, data) for one in envelope.signatures)
+    )
+    return next(signers, None), body.predicate.signer if body.predicate else None
+
+
+def _verifies(key: Ed25519PublicKey, signature: bytes, signed: bytes) -> bool:
+    try:
+        key.verify(signature, signed)
+    except CryptographyMismatch:
+        return False
+    return True
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

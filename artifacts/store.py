@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from coldstart.artifacts import files, oci, selection
-from coldstart.artifacts.bundle import Bundle, Trust
-from coldstart.artifacts.bundle_source import LayoutSource, is_bundle
+from coldstart.artifacts import files, oci
+from coldstart.artifacts.bundle import Bundle, Trust, best_first
+from coldstart.artifacts.bundle_source import is_bundle
 from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
 from coldstart.artifacts.key import Key, Mismatch, diff
 from coldstart.artifacts.oci_layout import OciLayout
@@ -22,8 +22,8 @@ from coldstart.artifacts.oci_layout import OciLayout
 if TYPE_CHECKING:
     # Modules of writers are imported in functions, because readers start servers and must be fast.
     from coldstart.artifacts.bundle_source import BundleSource
-    from coldstart.artifacts.draft import Draft
     from coldstart.artifacts.prune import PruneReport
+    from coldstart.artifacts.writer import Draft
 Bundles = list[Bundle]
 Mismatches = list[Mismatch]
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
@@ -68,8 +68,7 @@ class Store:
 
         A draft that is not published when the block ends is discarded. Raises ReadOnlyStoreError, NoSpaceError.
         """
-        from coldstart.artifacts.draft import Draft
-        from coldstart.artifacts.writer import staging
+        from coldstart.artifacts.writer import Draft, staging
 
         with staging(self.layout) as place:
             yield Draft(key, place)
@@ -86,8 +85,9 @@ class Store:
 
     def list(self) -> Bundles:
         """Return every bundle in order of publication, without opening a manifest that the index describes."""
-        source = LayoutSource(self.layout)
-        return [Bundle(self.layout, entry) for entry in self.layout.entries() if is_bundle(source, entry)]
+        return [
+            Bundle(self.layout, entry) for entry in self.layout.entries() if is_bundle(self.layout, entry)
+        ]
 
     def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
         """Return the newest version for `key` that `trust` accepts (None: every signer) and this release can read.
@@ -99,7 +99,7 @@ class Store:
         candidates = [bundle for bundle in self.list() if bundle.identity[1] == key.digest]
         if not candidates:
             raise BundleNotFoundError(f"no bundle for key {key.short}", self._nearest(key, name, trust))
-        best = selection.best_first(candidates, trust)[0]
+        best = best_first(candidates, trust)[0]
         if best.problem is not None:
             raise best.problem
         if not best.trust.ok:
@@ -127,7 +127,7 @@ class Store:
         if len(matches) > 1 and not _newest_wins(ref, matches, one_key):
             lines = [f"{ref!r} names {len(matches)} bundles", *map(_choice, matches)]
             raise AmbiguousReferenceError(lines)
-        return selection.best_first(matches, trust)[0].bundle if len(matches) > 1 else matches[0]
+        return best_first(matches, trust)[0].bundle if len(matches) > 1 else matches[0]
 
     def prune(
         self,

@@ -1,13 +1,18 @@
 """Options generated from the parameters of a function and from declared settings, with their environment variables."""
 
 import inspect
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from coldstart.commands._output import Output
 
+from coldstart.errors import UsageError
 from coldstart.scheduling.declaration import Setting, list_settings
+from coldstart.system.secrets import describe_exposure, read_key
 
 
 def list_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -22,18 +27,23 @@ def list_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 def declare_settings(
     default: object, settings: Iterable[tuple[str, Setting]], **shown: object
 ) -> list[inspect.Parameter]:
-    """Return the options of declared settings, with the values of `default`, or those of `shown` by field name."""
+    """Return the options of declared settings, with the values of `default`, or those of `shown` by field name.
+
+    An option whose value in `shown` is a list is repeatable.
+    """
     types = get_type_hints(type(default))
-    return [
-        inspect.Parameter(
-            one.option,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=shown.get(name, getattr(default, name)),
-            annotation=Annotated[types[name], typer.Option(one.flag, help=one.help, metavar=one.unit)],
+
+    def declare(name: str, one: Setting) -> inspect.Parameter:
+        value, about = shown.get(name, getattr(default, name)), one.help
+        kind: Any = types[name]
+        if isinstance(value, list):
+            kind, about = list[kind], f"{about} Repeatable."
+        annotation = Annotated[kind, typer.Option(one.flag, help=about, metavar=one.unit)]
+        return inspect.Parameter(
+            one.option, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=annotation
         )
-        for name, one in settings
-        if one.flag
-    ]
+
+    return [declare(name, one) for name, one in settings if one.flag]
 
 
 def declare_optional(kind: type) -> list[inspect.Parameter]:
@@ -69,3 +79,73 @@ def bind_variables(command: Any, prefix: str) -> None:
             option.envvar = f"{prefix}_{key}".upper()
     for name, below in getattr(command, "commands", {}).items():
         bind_variables(below, f"{prefix}_{name}".replace("-", "_"))
+
+
+KEYS = ("api_key", "admin_key")
+
+
+def add_file_options(options: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Return `options` with a file option after each option for a key."""
+    added: list[inspect.Parameter] = []
+    for option in options:
+        added.append(option)
+        if option.name in KEYS:
+            added.append(_declare_file(option.name))
+    return added
+
+
+def resolve(ctx: typer.Context, given: dict[str, Any], out: Output) -> None:
+    """Replace each key in `given` by the content of its file, and warn about a key that others can see.
+
+    Raises:
+        UsageError: a key and its file are both on the command line, or the key is empty, or its file holds none.
+    """
+    for name in KEYS:
+        if name not in given:
+            continue
+        variable = f"{ctx.auto_envvar_prefix}_{name.upper()}"
+        file = given.pop(f"{name}_file")
+        typed = is_typed(ctx, name)
+        if typed and is_typed(ctx, f"{name}_file"):
+            raise UsageError(f"{_flag(name)} and {_flag(name)}-file are both set", hint="remove one of them")
+        if typed and given[name] is not None:
+            out.warn(
+                f"{_flag(name)} shows the key in the list of processes; use {_flag(name)}-file FILE or {variable}"
+            )
+        elif file is not None:
+            given[name] = read_key(file)
+            if (warning := describe_exposure(file)) is not None:
+                out.warn(warning)
+        _require_content(name, given[name], variable)
+
+
+def _require_content(name: str, key: str | None, variable: str) -> None:
+    """Raise UsageError for an empty key, which a server would take for none. An empty variable is an empty key."""
+    if (key is None and os.environ.get(variable) == "") or (key is not None and not key.strip()):
+        raise UsageError(
+            f"{_flag(name)} is empty", hint=f"{_flag(name)}-file FILE, or unset {variable} for no key"
+        )
+
+
+def _declare_file(name: str) -> inspect.Parameter:
+    annotation = Annotated[
+        Path | None,
+        typer.Option(
+            f"{_flag(name)}-file",
+            metavar="FILE",
+            help=f"File that contains the key, instead of {_flag(name)}.",
+        ),
+    ]
+    return inspect.Parameter(
+        f"{name}_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def is_typed(ctx: typer.Context, name: str) -> bool:
+    """Return whether the option is on the command line, not in the environment."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

@@ -82,6 +82,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "trace-replay": (
         "coldstart trace-replay trace.jsonl --target http://127.0.0.1:8000 --rate 2",
         "coldstart trace-replay trace.jsonl --simulate --profile tiny-llama --slo ttft=2,tpot=0.1",
+        "coldstart trace-replay trace.jsonl --simulate --profile tiny-llama --scheduler fcfs --scheduler deadline",
     ),
     "fleet plan": ("coldstart fleet plan fleet.toml", "coldstart fleet plan fleet.toml --model llama2-7b"),
     "fleet up": (

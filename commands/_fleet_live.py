@@ -46,7 +46,7 @@ Load = Annotated[
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     for function, text in COMMANDS.items():
-        sets = FleetSettings(max_held=1024, most_ranks=1) if function is up else None
+        sets = FleetSettings(max_held=1024) if function is up else None
         declared = declare(takes_vllm_args=function is deploy, listens=function is up, sets=sets)
         app.command(help=text)(declared(function))
 
@@ -174,7 +174,7 @@ def deploy(
         option(
             "--memory",
             metavar="SIZE",
-            help="Device memory of a worker; default: from its bundle. Required on a GPU.",
+            help="Device memory of a worker; default: from its bundle.",
         ),
     ] = None,
     size: Annotated[

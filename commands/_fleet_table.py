@@ -34,11 +34,13 @@ def render(status: Mapping[str, Any]) -> str:
         lines.append(
             f"model {model['name']}: {model['least']} to {model['most']} workers, waiting {model['waiting']}{error}"
         )
-        lines += [_group(group) for group in model["groups"]]
+        for group in model["groups"]:
+            lines += _group(group)
     return "\n".join(map(one_line, lines))
 
 
-def _group(group: Mapping[str, Any]) -> str:
+def _group(group: Mapping[str, Any]) -> list[str]:
     where = ", ".join(f"{worker['server']}:{worker['device']}" for worker in group["workers"])
     came = f", {group['mode']} in {group['start_s']:.2f} s" if group["mode"] else ""
-    return f"  {group['name']} {group['phase']} on {where}: in flight {group['in_flight']} of {group['capacity']}{came}"
+    line = f"  {group['name']} {group['phase']} on {where}: in flight {group['in_flight']} of {group['capacity']}{came}"
+    return [line, f"    {group['choice']}"] if group.get("choice") else [line]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.artifacts.net.origin import redact_url
-from coldstart.commands import _keys
+from coldstart.commands import _declared
 from coldstart.commands._completion import complete_model
 from coldstart.commands._declared import declare_optional, declare_settings, list_parameters, take_settings
 from coldstart.commands._output import Format, Output, Progress
@@ -100,14 +100,14 @@ class Common:
 
     def note_version(self, ref: str, selected: str) -> None:
         """Print which bundle, by its reference, was selected if `ref` is a name that several versions have."""
-        from coldstart.artifacts import selection
+        from coldstart.artifacts.bundle import describe_choice
 
         from coldstart.models import inspection
 
         versions = [bundle for bundle in self.store().list() if bundle.identity[0] == ref]
         for bundle in versions if len(versions) > 1 else ():
             if bundle.ref == selected:
-                self.out.note(f"Using {selection.describe_choice(bundle, versions, inspection.trust)}")
+                self.out.note(f"Using {describe_choice(bundle, versions, inspection.trust)}")
 
     def look_up(
         self,
@@ -204,7 +204,7 @@ def _exporting(
 
 
 # Parameters of a command that are created from several options.
-_GIVEN = ("common", "choice", "exports", "endpoint", "settings")
+_GIVEN = ("common", "choice", "choices", "exports", "endpoint", "settings")
 SHARED = tuple(inspect.signature(_common).parameters)
 
 
@@ -223,15 +223,16 @@ def command(
     *,
     takes_vllm_args: bool = False,
     chooses_scheduler: bool = False,
+    compares_schedulers: bool = False,
     exports: bool = False,
     listens: bool = False,
     sets: object = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds the common options, and rejects arguments after ``--`` unless the command takes them.
 
-    A command that selects a scheduler receives a ``choice``, one with a result to export ``exports``, and one that
-    listens for clients an ``endpoint``. One with options for the declared settings of the dataclass `sets` receives those
-    that have a value as ``settings``; if `sets` is an object, its values are the defaults.
+    A command that selects a scheduler receives a ``choice``, one that compares several their ``choices``, one with a result
+    to export ``exports``, and one that listens for clients an ``endpoint``. One with options for the declared settings of the
+    dataclass `sets` receives those that have a value as ``settings``; if `sets` is an object, its values are the defaults.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -240,18 +241,20 @@ def command(
             rest = Arguments(ctx.obj or ())
             if rest and not takes_vllm_args:
                 raise UsageError(f"{ctx.info_name} takes no arguments after --, found {' '.join(rest)!r}")
-            typed = frozenset(name for name in given if _keys.is_typed(ctx, name))
+            typed = frozenset(name for name in given if _declared.is_typed(ctx, name))
             common = _common(**{name: given.pop(name) for name in SHARED})
             # Servers and templates take these arguments, and they need sockets.
             if takes_vllm_args and (notice := paths.describe_other_runtime_dir()):
                 common[0].note(notice)
-            _keys.resolve(ctx, given, common[0])
-            if chooses_scheduler:
-                from coldstart.scheduling.settings import SchedulerSettings, options
+            _declared.resolve(ctx, given, common[0])
+            if chooses_scheduler or compares_schedulers:
+                from coldstart.scheduling import settings
 
-                given["choice"] = SchedulerSettings(
-                    **{name: given.pop(one.option) for name, one in options()}
-                )
+                named = {name: given.pop(one.option) for name, one in settings.options(live=takes_vllm_args)}
+                if chooses_scheduler:
+                    given["choice"] = settings.SchedulerSettings(**named)
+                else:
+                    given["choices"] = _list_choices(**named)
             if exports:
                 from coldstart.commands._export import Exports
 
@@ -276,17 +279,35 @@ def command(
             from coldstart.commands import _listen
 
             own += _listen.list_options()
-        own = _keys.add_file_options(own)
-        if chooses_scheduler:
+        own = _declared.add_file_options(own)
+        if chooses_scheduler or compares_schedulers:
             from coldstart.scheduling import settings
 
-            own += declare_settings(settings.SchedulerSettings(), settings.options(), policy=settings.AUTO)
+            policy = settings.AUTO if chooses_scheduler else [settings.AUTO]
+            own += declare_settings(
+                settings.SchedulerSettings(), settings.options(live=takes_vllm_args), policy=policy
+            )
         own += list_parameters(_exporting) if exports else []
         _declare(run, [*own, *list_parameters(_common)])
         run.__dict__["takes_vllm_args"] = takes_vllm_args
         return run
 
     return decorate
+
+
+def _list_choices(policy: Sequence[str], **named: Any) -> list[Any]:
+    """Return the settings of each policy. An option that it ignores and another one uses keeps its default there."""
+    from coldstart.scheduling.settings import SchedulerSettings, options
+
+    policies = [SchedulerSettings(one).policy for one in policy]
+    ignored = {name: {one for one in policies if one in setting.unused_by} for name, setting in options()}
+    useless = {name for name, by in ignored.items() if by == {*policies}}
+    return [
+        SchedulerSettings(
+            one, **{name: named[name] for name in named if one not in ignored[name] or name in useless}
+        )
+        for one in policies
+    ]
 
 
 def _declare(run: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> None:

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import coldstart
-from coldstart.contract import environment, service_variables
+from coldstart.contract import environment
 from coldstart.errors import ERROR, ColdstartError, UsageError
 from coldstart.system import paths
 
@@ -58,8 +58,17 @@ HEADINGS: Mapping[str, Mapping[str, str]] = {
     },
 }
 COMMANDS: Mapping[str, str] = {name: text for group in HEADINGS.values() for name, text in group.items()}
-# Functions of the module `transfer`; every other command has a module of its name.
-_TRANSFERS = {"export": "export", "import": "import_", "push": "push", "pull": "pull"}
+# Module and function of a command that has no module of its name.
+_PLACES: Mapping[str, tuple[str, str]] = {
+    "list": ("bundles", "list_bundles"),
+    "prune": ("bundles", "prune"),
+    "export": ("bundles", "export"),
+    "import": ("bundles", "import_"),
+    "push": ("bundles", "push"),
+    "pull": ("bundles", "pull"),
+    "install": ("machine", "install"),
+    "doctor": ("machine", "doctor"),
+}
 ALIASES: Mapping[str, str] = {"ls": "list"}
 # Commands that need an extra of coldstart.
 EXTRAS: Mapping[str, str] = {"host": "host", "fleet": "fleet", "trace-replay": "lab"}
@@ -146,7 +155,7 @@ def _find_unknown_option(error: Exception) -> str | None:
 
 def place_of(name: str) -> str:
     """Return the module of a command."""
-    return f"coldstart.commands.{'transfer' if name in _TRANSFERS else name.replace('-', '_')}"
+    return f"coldstart.commands.{_PLACES.get(name, [name.replace('-', '_')])[0]}"
 
 
 def load(name: str) -> Any:
@@ -158,8 +167,8 @@ def load(name: str) -> Any:
     app = getattr(module, "app", None)
     if app is None:
         app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
-        command = getattr(module, _TRANSFERS.get(name, "command"))
-        app.command(name, help=command.__doc__ if name in _TRANSFERS else module.__doc__)(command)
+        command = getattr(module, _PLACES[name][1] if name in _PLACES else "command")
+        app.command(name, help=command.__doc__ if name in _PLACES else module.__doc__)(command)
     for registered in app.registered_commands:
         passes = getattr(registered.callback, "takes_vllm_args", False)
         registered.cls = PassingCommand if passes else TyperCommand
@@ -235,7 +244,7 @@ def _find_format(argv: Sequence[str]) -> str | None:
 
 def _ignore_service_variables() -> None:
     """Remove the variables of Kubernetes services that are named as this program's options, and report them."""
-    if dropped := service_variables.drop_injected(os.environ, f"{environment.PREFIX}_"):
+    if dropped := environment.drop_service_variables(os.environ, f"{environment.PREFIX}_"):
         from coldstart.commands._output import Output
 
         names = ", ".join(dropped)

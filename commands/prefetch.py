@@ -55,7 +55,7 @@ def status(common: Common) -> None:
     """Print the status."""
     from coldstart.weights.prefetch import ask
 
-    prefetchers = ask.list_prefetchers()
+    prefetchers = ask.request("status")
     data = {"running": bool(prefetchers), "prefetchers": prefetchers}
     common.out.result(data, lambda: _text(prefetchers) if prefetchers else "no prefetcher is running")
 
@@ -83,6 +83,6 @@ def stop(common: Common) -> None:
     """Stop all prefetchers."""
     from coldstart.weights.prefetch import ask
 
-    pids = ask.stop()
+    pids = [int(answer["stopped"]) for answer in ask.request("stop")]
     text = f"stopped {', '.join(map(str, pids))}" if pids else "no prefetcher is running"
     common.out.result({"stopped": pids}, text)

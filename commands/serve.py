@@ -72,7 +72,8 @@ def command(
         typer.Option(
             "--weights-from",
             metavar="SOURCE",
-            help="Fetch the weights during the start from http(s)://..., s3://..., hf://REPO@REV or a directory.",
+            help="Fetch the weights during the start from http(s)://..., s3://..., hf://REPO@REV or a directory; "
+            "`preload`: map them from the daemon vllm preload (GPU).",
         ),
     ] = None,
     capture: Annotated[

@@ -58,17 +58,17 @@ def freeze(
     ready_timeout: Annotated[float, READY_TIMEOUT] = 600.0,
 ) -> None:
     """Write the image unless a matching one exists."""
-    from coldstart.launch import runtime_snapshot
+    from coldstart.launch import process_snapshot
     from coldstart.launch.modes import RUNTIME_SNAPSHOT
     from coldstart.system.snapshot import runtime_image
 
-    there = runtime_snapshot.find_image(common.cache)
+    there = process_snapshot.find_runtime(common.cache)
     is_new = force or there is None or runtime_image.described(there).obstacle is not None
     if there is None or is_new:
         if why := RUNTIME_SNAPSHOT.unavailable():
             raise CommandFailedError(f"cannot freeze the runtime: {why.reason}", hint=why.hint)
         with common.out.phase("freeze the imported runtime"):
-            there = runtime_snapshot.freeze(common.cache, ready_timeout)
+            there = process_snapshot.freeze_runtime(common.cache, ready_timeout)
     image = runtime_image.described(there)
     data = {**_image(image), "made_now": is_new}
     common.out.result(data, f"{image.directory}  {human_bytes(image.size)}")

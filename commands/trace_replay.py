@@ -1,11 +1,12 @@
 """Replay a request trace on running servers or on the simulated engine, and report the latencies.
 
 Requests are sent on time, even if the server is slow; delays of the client are reported. On servers, the report covers what
-was measured until Ctrl-C or the end of the target.
+was measured until Ctrl-C or the end of the target. Several servers, schedulers, hosts or fleets take turns and are compared.
 """
 
 import shlex
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,37 +19,39 @@ from coldstart.commands._export import Exports, give_measurement
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
-from coldstart.bench.report.report import Report
 from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError, describe
 from coldstart.lab import records
-from coldstart.lab.live import ReplaySettings, Target, replay
+from coldstart.lab.live import Target, replay
 from coldstart.lab.plan import TracePlan, time_requests
-from coldstart.lab.records import Limits, Replay
+from coldstart.lab.records import Replay
 from coldstart.lab.traces import TraceReport, TraceRequest
 from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings, settings
 
 INTERRUPTED = 130
 LIVE, ENGINE, HOST, FLEET = "live", "simulated", "simulated host", "simulated fleet"
-KINDS = {
-    LIVE: "replay on servers (--target)",
-    ENGINE: "replay on the simulated engine (--simulate)",
-    HOST: "replay on a simulated host (--host)",
-    FLEET: "replay on a simulated fleet (--fleet)",
+FLAGS = {LIVE: "--target", ENGINE: "--simulate", HOST: "--host", FLEET: "--fleet"}
+NOUNS = {
+    LIVE: "servers",
+    ENGINE: "the simulated engine",
+    HOST: "a simulated host",
+    FLEET: "a simulated fleet",
 }
+KINDS = {kind: f"replay on {noun} ({FLAGS[kind]})" for kind, noun in NOUNS.items()}
 # Options, by parameter, that have an effect only in some kinds of replay; the others have one in each.
 EFFECTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("model", "vocabulary", "timeout"), (LIVE,)),
+    **dict.fromkeys(("model", "timeout"), (LIVE,)),
     **dict.fromkeys(("kv_blocks", *(one.option for _, one in settings.options())), (ENGINE,)),
     "profile": (ENGINE, HOST, FLEET),
 }
-Serve = Callable[[TracePlan, TraceReport], Replay]
+Trace = Sequence[TraceRequest]
+Serve = Callable[[TracePlan, Trace], Replay]
 
 
-@declare(chooses_scheduler=True, exports=True, sets=TracePlan(Path()))
+@declare(compares_schedulers=True, exports=True, sets=TracePlan(Path()))
 def command(
     common: Common,
-    choice: SchedulerSettings,
+    choices: list[SchedulerSettings],
     exports: Exports,
     settings: dict[str, Any],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Trace file to replay.")],
@@ -65,13 +68,10 @@ def command(
         typer.Option(
             "--target",
             metavar="URL",
-            help="URL of a server to send the requests to; several take turns. Repeatable.",
+            help="URL of a server to send the requests to. Repeatable: several are compared.",
         ),
     ] = None,
     model: Annotated[str, typer.Option("--model", help="Model name in the requests.")] = "default",
-    vocabulary: Annotated[
-        int, typer.Option("--vocabulary", min=11, help="Upper limit of prompt token ids.")
-    ] = 1000,
     timeout: Annotated[
         float, typer.Option("--timeout", help="Maximum duration of a request in seconds.")
     ] = 600.0,
@@ -98,12 +98,16 @@ def command(
         ),
     ] = None,
     host: Annotated[
-        Path | None,
-        typer.Option("--host", metavar="FILE", help="TOML file of a host of many models to simulate."),
+        list[Path] | None,
+        typer.Option(
+            "--host", metavar="FILE", help="TOML file of a host of many models to simulate. Repeatable."
+        ),
     ] = None,
     fleet: Annotated[
-        Path | None,
-        typer.Option("--fleet", metavar="FILE", help="TOML file of a fleet of servers to simulate."),
+        list[Path] | None,
+        typer.Option(
+            "--fleet", metavar="FILE", help="TOML file of a fleet of servers to simulate. Repeatable."
+        ),
     ] = None,
     slo: Annotated[
         str, typer.Option("--slo", help="Limits in seconds, such as ttft=2,tpot=0.1,normalized=0.3.")
@@ -116,40 +120,89 @@ def command(
             "--host and --fleet exclude each other: each chooses its own simulation", hint="give one of them"
         )
     _check_target(kind, file, target, profile)
+    limits: records.Limits = {None: found} if (found := records.parse_slo(slo)) else {}
     try:
         plan = TracePlan(file, **settings)
-        _check_effect(kind, common.typed, plan, profile)
-        if kind == ENGINE:
+        plans = [plan] if sweep is None else _plan_sweep(plan, sweep, slo, common.typed)
+        _check_effect(kind, common.typed, plans[0], profile)
+        for choice in choices if kind == ENGINE else ():
             choice.check_command_line()
     except ValueError as problem:
         raise UsageError(str(problem), hint="coldstart trace-replay --help") from problem
-    plans = [plan] if sweep is None else _plan_sweep(plan, sweep, slo, common.typed)
-    limits: Limits = {None: found} if (found := records.parse_slo(slo)) else {}
-
-    def serve(plan: TracePlan, report: TraceReport) -> Replay:
+    systems: dict[str, Serve]
+    if kind == LIVE:
+        key, by_row = environment.OPENAI_API_KEY.read() or None, bool(plan.models)
+        systems = _list_servers(target or [], model, key, by_row, timeout)
+    else:
         times = None if profile is None and kind == FLEET else _profile(profile, common)
-        if host is not None:
-            return _on_host(plan, host, times, report)
-        if fleet is not None:
-            return _on_fleet(plan, fleet, times, report)
-        return _on_engine(_read(plan, report), times, choice, kv_blocks)
+        if kind == HOST:
+            systems = _list_hosts(host or [], times)
+        elif kind == FLEET:
+            systems = _list_fleets(fleet or [], times)
+        else:
+            systems = {one.policy: partial(_on_engine, times, one, kv_blocks) for one in choices}
+    given = {LIVE: target, HOST: host, FLEET: fleet, ENGINE: choices}[kind] or ()
+    if len(systems) < len(given):
+        flag = "--scheduler" if kind == ENGINE else FLAGS[kind]
+        raise UsageError(f"{flag} names the same twice", hint="remove one of them")
+    _replay(common, exports, plans, systems, kind, limits, is_sweep=sweep is not None)
 
-    def send(plan: TracePlan, report: TraceReport) -> Replay:
-        rows, key = _read(plan, report), environment.OPENAI_API_KEY.read() or None
-        try:
-            targets = [Target(url, model, key, by_row=bool(plan.models)) for url in target or []]
-            return replay(rows, targets, ReplaySettings(plan.seed, vocabulary, timeout))
-        except ValueError as problem:
-            raise UsageError(str(problem)) from problem
 
-    _replay(common, exports, plans, kind, limits, send if kind == LIVE else serve, is_sweep=sweep is not None)
+def _list_servers(urls: Iterable[str], *options: Any) -> dict[str, Serve]:
+    def send(target: Target, plan: TracePlan, trace: Trace) -> Replay:
+        return replay(plan.arrange(trace), target, plan.seed)
+
+    try:
+        return {url: partial(send, Target(url, *options)) for url in urls}
+    except ValueError as problem:
+        raise UsageError(str(problem)) from problem
+
+
+def _list_hosts(paths: Iterable[Path], times: IterationProfile | None) -> dict[str, Serve]:
+    from coldstart.host.configuration import load
+    from coldstart.lab.host import simulate
+
+    def serve(path: Path, plan: TracePlan, trace: Trace) -> Replay:
+        rows = plan.over([model.name for model in files[path].models], path).arrange(trace)
+        return simulate(time_requests(rows, times, {}), files[path].models, files[path].settings)
+
+    files = {path: load(path) for path in paths}
+    return {str(path): partial(serve, path) for path in files}
+
+
+def _list_fleets(paths: Iterable[Path], times: IterationProfile | None) -> dict[str, Serve]:
+    from coldstart.fleet.specification import load
+    from coldstart.lab.fleet import simulate
+
+    def serve(path: Path, plan: TracePlan, trace: Trace) -> Replay:
+        file = files[path]
+        costs = {model.name: model.costs for model in file.models}
+        rows = plan.over([*costs], path).arrange(trace)
+        return simulate(time_requests(rows, times, costs), file.servers, file.models, file.settings)
+
+    files = {path: load(path) for path in paths}
+    return {str(path): partial(serve, path) for path in files}
+
+
+def _on_engine(
+    times: IterationProfile | None,
+    choice: SchedulerSettings,
+    blocks: int | None,
+    plan: TracePlan,
+    trace: Trace,
+) -> Replay:
+    if not trace or times is None:
+        return Replay()
+    # This import loads vLLM, which takes seconds.
+    from coldstart.lab import engine
+
+    return engine.replay(plan.arrange(trace), times, choice, blocks)
 
 
 def _check_target(kind: str, file: Path, target: list[str] | None, profile: str | None) -> None:
     """Raise UsageError unless the options select one target: servers, or one of the three simulations."""
     if kind != LIVE and target:
-        flag = {ENGINE: "--simulate", HOST: "--host", FLEET: "--fleet"}[kind]
-        raise UsageError(f"--target and {flag} exclude each other", hint="remove one of them")
+        raise UsageError(f"--target and {FLAGS[kind]} exclude each other", hint="remove one of them")
     if kind == LIVE and not target:
         name, times = shlex.quote(str(file)), shlex.quote(profile or "REF")
         simulation = f"coldstart trace-replay {name} --simulate --profile {times}"
@@ -161,22 +214,28 @@ def _check_target(kind: str, file: Path, target: list[str] | None, profile: str 
 
 def _check_effect(kind: str, typed: frozenset[str], plan: TracePlan, profile: str | None) -> None:
     """Raise UsageError for a typed option without effect in this kind of replay, or without another option."""
-    for name in sorted(typed & EFFECTS.keys()):
-        if kind not in EFFECTS[name]:
-            others = ", or a ".join(KINDS[other] for other in EFFECTS[name])
-            raise UsageError(
-                f"--{name.replace('_', '-')} has no effect in a {KINDS[kind]}",
-                hint=f"omit it; it applies to a {others}",
-            )
+    is_random = kind == LIVE or plan.rate is not None or plan.mapping == "zipf"
+    draws_nothing = (
+        f"in a {KINDS[kind]} without random arrivals or models",
+        "add --rate or --model-mapping zipf",
+    )
+    elsewhere = {
+        name: (
+            kind not in kinds,
+            f"in a {KINDS[kind]}",
+            f"use it in a {', or a '.join(KINDS[one] for one in kinds)}",
+        )
+        for name, kinds in sorted(EFFECTS.items())
+    }
     without = {
-        "cv": (plan.rate is None and "sweep" not in typed, "without --rate", "add --rate"),
-        "columns": (
-            plan.trace_format in ("mooncake", "azure-functions", "sharegpt", "alpaca"),
-            f"with --trace-format {plan.trace_format}",
-            "add --trace-format csv",
-        ),
+        **elsewhere,
+        "cv": (plan.rate is None, "without --rate", "add --rate"),
         "model_mapping": (kind in (LIVE, ENGINE) and not plan.models, "without --models", "add --models"),
-        "model": (bool(plan.models), "with --models", "omit one of them"),
+        "model": elsewhere["model"]
+        if kind != LIVE
+        else (bool(plan.models), "with --models", "omit one of them"),
+        "seed": (not is_random, *draws_nothing),
+        "rounds": (not is_random, *draws_nothing),
         "max_prompt": (
             kind == FLEET and profile is None,
             f"in a {KINDS[FLEET]} without --profile",
@@ -204,92 +263,47 @@ def _plan_sweep(plan: TracePlan, rates: str, slo: str, typed: frozenset[str]) ->
 def _replay(
     common: Common,
     exports: Exports,
-    plans: list[TracePlan],
+    plans: Sequence[TracePlan],
+    systems: Mapping[str, Serve],
     kind: str,
-    limits: Limits,
-    serve: Serve,
+    limits: records.Limits,
     *,
     is_sweep: bool,
 ) -> None:
-    """Replay each plan; print the result, or of a sweep a table with the highest rate that meets the SLO."""
-    found: dict[float, dict[str, Any]] = {}
-    for plan in plans:
-        report = TraceReport()
-        where = f" at {plan.rate:g} requests/s" if is_sweep else ""
+    """Replay the trace by each plan on each system in each round, in turns that rotate; write the report of it all."""
+    from coldstart.lab.report import Run, report
+
+    rows = TraceReport()
+    trace = plans[0].read(rows)
+    if not rows.rows and not rows.skipped:
+        raise UsageError(
+            f"the trace {plans[0].path} contains no rows", hint="use a file with a row for each request"
+        )
+    runs: list[Run] = []
+    rounds = plans[0].rounds
+    compares = is_sweep or rounds > 1 or len(systems) > 1
+    for plan, number, name in _take_turns(plans, [*systems]):
+        where = f" on {name}" if len(systems) > 1 else ""
+        where += f" at {plan.rate:g} requests/s" if is_sweep else ""
+        where += f", round {number + 1}" if rounds > 1 else ""
         with common.out.phase(f"replay the trace{where}"):
-            done = serve(plan, report)
-        frame = records.tabulate(done.records)
-        document = records.report(kind, done, frame, limits) | {"rows": asdict(report)}
-        found[plan.rate or 0.0] = document
+            done = systems[name](replace(plan, seed=plan.seed + number), trace)
+        runs.append(Run.of(name, plan.rate if is_sweep else None, number, done, limits))
         if done.ended != "complete":
             break
-    title = f"trace-replay, {kind}"
-    if is_sweep:
-        swept = {"schema_version": 1, **records.sweep(kind, found)}
-        notes = [records.describe_sweep(swept)]
-        shown = Report(title, swept, records.SWEEP_COLUMNS, lambda: swept["sweep"], notes=notes)
-    else:
-        shown = Report(
-            title,
-            {"schema_version": 1, **document},
-            records.COLUMNS,
-            partial(records.list_records, frame),
-            partial(records.list_tables, document),
-            records.list_rates(document),
-            partial(_plots, document, frame),
-        )
-    give_measurement(common.out, exports, shown)
-    for row in report.bad_rows[:5]:
+    give_measurement(common.out, exports, report(kind, runs, asdict(rows), compares=compares))
+    for row in rows.bad_rows[:5]:
         common.out.warn(f"line {row.line} skipped: {row.reason}")
-    if report.skipped > 5:
-        common.out.warn(f"{report.skipped} rows skipped in total")
-    _end(done, document, common)
+    if rows.skipped > 5:
+        common.out.warn(f"{rows.skipped} rows skipped in total")
+    _end(runs, rows.trace_format, kind, common)
 
 
-def _plots(document: dict[str, Any], frame: Any) -> Any:
-    from coldstart.lab.page import plot
-
-    return plot(document, frame)
-
-
-def _read(plan: TracePlan, report: TraceReport) -> list[TraceRequest]:
-    """Return the requests. Raises UsageError for a trace without any row."""
-    rows = plan.rows(report)
-    if not report.rows and not report.skipped:
-        raise UsageError(
-            f"the trace {plan.path} contains no rows", hint="use a file with a row for each request"
-        )
-    return rows
-
-
-def _on_engine(
-    rows: list[TraceRequest], profile: IterationProfile | None, choice: SchedulerSettings, blocks: int | None
-) -> Replay:
-    if not rows or profile is None:
-        return Replay()
-    # This import loads vLLM, which takes seconds.
-    from coldstart.lab import engine
-
-    return engine.replay(rows, profile, choice, blocks)
-
-
-def _on_host(plan: TracePlan, path: Path, profile: IterationProfile | None, report: TraceReport) -> Replay:
-    from coldstart.host.configuration import load
-    from coldstart.lab.host import simulate
-
-    file = load(path)
-    rows = _read(plan.over([model.name for model in file.models], path), report)
-    return simulate(time_requests(rows, profile, {}), file.models, file.settings)
-
-
-def _on_fleet(plan: TracePlan, path: Path, profile: IterationProfile | None, report: TraceReport) -> Replay:
-    from coldstart.fleet.specification import load
-    from coldstart.lab.fleet import simulate
-
-    file = load(path)
-    costs = {model.name: model.costs for model in file.models}
-    rows = _read(plan.over([*costs], path), report)
-    return simulate(time_requests(rows, profile, costs), file.servers, file.models, file.settings)
+def _take_turns(plans: Sequence[TracePlan], names: list[str]) -> Iterator[tuple[TracePlan, int, str]]:
+    for plan in plans:
+        for number in range(plan.rounds):
+            first = number % len(names)
+            yield from ((plan, number, name) for name in names[first:] + names[:first])
 
 
 def _profile(given: str | None, common: Common) -> IterationProfile:
@@ -305,23 +319,29 @@ def _profile(given: str | None, common: Common) -> IterationProfile:
         raise UsageError(f"--profile {given}: {describe(problem)}", hint=hint) from problem
 
 
-def _end(done: Replay, document: dict[str, Any], common: Common) -> None:
-    requests = len(done.records)
-    for cause in document["causes"]:
-        common.out.warn(f"{cause['requests']} of {requests} requests failed: {cause['error']}")
+def _end(runs: Sequence[Any], trace_format: str, kind: str, common: Common) -> None:
+    """Print the causes of failed requests; raise an error if a replay was cut off, or one had no successful request."""
+    done, requests = runs[-1].replay, sum(run.document["requests"] for run in runs)
+    causes = Counter[str]()
+    for run in runs:
+        causes.update({cause["error"]: cause["requests"] for cause in run.document["causes"]})
+    for error, count in causes.items():
+        common.out.warn(f"{count} of {requests} requests failed: {error}")
     if done.ended == "interrupted":
         common.out.warn("interrupted: the result covers what was measured until then")
         raise SystemExit(INTERRUPTED)
     if done.ended == "target dead":
         raise CommandFailedError(
-            f"the target does not respond ({done.error})", hint="start a server: coldstart serve MODEL"
+            f"the target does not respond ({next(iter(causes), None)})",
+            hint="start a server: coldstart serve MODEL",
         )
     if not requests:
         raise CommandFailedError(
             "no request was replayed: the trace has no usable row",
-            hint="choose another --trace-format or --columns",
+            hint="specify the columns that it has with --columns",
         )
-    if document["failed"] == requests:
-        hint = "check --target and --model, or --models" if document["kind"] == "live" else "check the file"
-        raise CommandFailedError(f"none of the {requests} requests succeeded", hint=hint)
-    common.out.success(f"Replayed {requests} requests")
+    for run in runs:
+        if run.document["failed"] == (count := run.document["requests"]):
+            hint = "check --target and --model, or --models" if kind == LIVE else "check the file"
+            raise CommandFailedError(f"none of the {count} requests succeeded on {run.name}", hint=hint)
+    common.out.success(f"Replayed {requests} requests, read as {trace_format}")

@@ -146,7 +146,7 @@ def _serve(start: _Start) -> int:
 
 def _detach(start: _Start, words: list[str], lock: int) -> None:
     """Start the prepared server in the background, where it holds the lock, and return when it is ready."""
-    from coldstart.commands._detach import start_detached
+    from coldstart.commands._serving import start_detached
 
     from coldstart.launch import planning
 

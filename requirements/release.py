@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from coldstart.artifacts import canonical, sigstore
+from coldstart.artifacts import canonical, sign
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.sign import read_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -81,9 +81,7 @@ def verify(directory: Path, public: Path) -> None:
     if not isinstance(key, Ed25519PublicKey):
         raise ValueError(f"{public} is not an ed25519 key")
     sums = (directory / SUMS).read_bytes()
-    signer, _ = sigstore.verify(
-        (directory / SIGNATURE).read_bytes(), canonical.digest(sums), {"release": key}
-    )
+    signer, _ = sign.verify((directory / SIGNATURE).read_bytes(), canonical.digest(sums), {"release": key})
     if signer is None:
         raise ValueError(f"{SIGNATURE} is not of the key {public}")
     listed = dict(reversed(line.split("  ", 1)) for line in sums.decode().splitlines())

@@ -1,47 +1,14 @@
-"""Tables of the simulated fleet beside ParaServe's published figures."""
+"""Tables of the simulated fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.tables import Part, Table, listed, met
+from benchmarks.tables import Part, met
 
 PAGE = "docs/reference/fleet-measurements.md"
 Row = Mapping[str, Any]
-
-
-def attainment_rows(result: Row) -> Iterator[Row]:
-    """Yield the attainment of each system for each load, with the published figure."""
-    cells: dict[tuple[float, float], dict[str, str]] = {}
-    for row in result["rows"]:
-        shown = f"{row['ttft_attainment']} ({row['published']})"
-        cells.setdefault((row["cv"], row["rps"]), {})[row["system"]] = shown
-    yield from ({"load": f"{cv}, {rps}", **systems} for (cv, rps), systems in cells.items())
-
-
-def attainment_verdicts(result: Row) -> str:
-    """Return how the simulation compares with the published figures."""
-    gain = result["pipeline_over_vllm"]
-    off = listed(f"{name} {value:.1f}" for name, value in result["mean_absolute_error_points"].items())
-    return (
-        f"- The published order in {result['ordered_cells']} of {result['cells']} cells.\n"
-        f"- Pipeline over serverless vLLM: {gain['simulated_least']:.2f} to {gain['simulated_most']:.2f}; published "
-        f"{gain['claimed']}: {met(gain['simulated_most'] >= gain['claimed'])}.\n"
-        f"- Mean difference from the published figures, in points: {off}."
-    )
-
-
-def sensitivity_rows(result: Row) -> Iterator[Row]:
-    """Yield the attainment by the skew of popularity and the factor of the runtime."""
-    for one in result["sensitivity"]:
-        order = "yes" if one["ordered"] else "no"
-        yield {
-            "load": f"{one['skew']}, {one['runtime']}",
-            **one["attainment"],
-            "order": order,
-            "gain": one["gain"],
-        }
 
 
 def fit_verdicts(result: Row) -> str:
@@ -54,9 +21,20 @@ def fit_verdicts(result: Row) -> str:
     )
 
 
-SYSTEMS = {
-    name: f"{{{name}}}" for name in ("serverless vLLM", "ServerlessLLM", "pipeline", "pipeline with cache")
-}
+def scale_verdicts(result: Row) -> str:
+    """Return the times of the decisions and the size of the state."""
+    cpu, state = result["cpu_ms"], result["state_bytes"]
+    return (
+        f"- CPU time of a decision: {cpu['p50']:.2f} ms (median), {cpu['p99']:.1f} ms (99 %), {cpu['p99.9']:.1f} ms (99.9 %), "
+        f"{cpu['max']:.1f} ms (longest); target {result['limit_ms']:.0f} ms: {met(cpu['max'] <= result['limit_ms'])} "
+        f"({cpu['above_limit']} of {result['decisions']:,} above).\n"
+        f"- Python's collections, which visit the simulator's records too: {result['collections_ms']['max']:.0f} ms "
+        "at most.\n"
+        f"- State of the fleet: {state['first'] / 1e6:.1f} MB at first, {state['most'] / 1e6:.1f} MB at most, "
+        f"{state['last'] / 1e6:.1f} MB at the end."
+    )
+
+
 PARTS = [
     Part(
         PAGE,
@@ -73,26 +51,13 @@ PARTS = [
     ),
     Part(
         PAGE,
-        "end-to-end",
-        "fleet-end-to-end-simulated",
-        (Table(attainment_rows, {"CV, requests/s": "{load}", **SYSTEMS}), attainment_verdicts),
-        "fleet/end_to_end",
-    ),
-    Part(
-        PAGE,
-        "sensitivity",
-        "fleet-end-to-end-simulated",
+        "scale",
+        "fleet-scale-simulated",
         (
-            Table(
-                sensitivity_rows,
-                {
-                    "skew, runtime": "{load}",
-                    **SYSTEMS,
-                    "published order": "{order}",
-                    "pipeline over vLLM": "{gain:.2f}",
-                },
-            ),
+            "{servers:,} servers, {models:,} models, {hours:.0f} hours: {requests:,} requests, {counts[starts]:,} starts,"
+            " {failed:,} failed requests, simulated in {run_s} s.",
+            scale_verdicts,
         ),
-        "fleet/end_to_end",
+        "fleet/scale",
     ),
 ]

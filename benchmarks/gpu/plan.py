@@ -5,7 +5,7 @@ plain vLLM with every free option, and each start mode in turn, with rotated ord
 single options and starts from a bundle with CUDA graphs. A step that fails is recorded with the end of its log and does
 not stop the others.
 
-Run: python -m benchmarks gpu/plan PART --out DIR [--seconds N] [--shape 7b]
+Run: python -m benchmarks gpu/plan [PART...] --out DIR [--seconds N] [--shape 7b]
 Time: 14 minutes on an H100; the starts with graphs in `rest` were not timed yet
 Result: gpu/plan-compare-h200.json and other parts beside it
 """
@@ -25,16 +25,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import llama
-from benchmarks.common import ROOT, parser
+from benchmarks.common import ROOT, about, parser
 from coldstart.bench import stages
 from coldstart.system.ipc.addresses import free_port
 from coldstart.system.timeline import Timeline
 from coldstart.validate.completions import CompletionClient, NoAnswerError
 from coldstart.validate.launch import HOST
+from coldstart.vllm.stock import ENTRY_POINT
 
 VLLM_ARGS = ["--max-model-len", "4096", "--gpu-memory-utilization", "0.8", "--served-model-name", "m"]
-REHEARSAL = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456", "--served-model-name", "m"]
+# Eager, because a rehearsal shows that the steps run, and compilation on two cores would take most of its time.
+REHEARSAL = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456", "--served-model-name", "m",
+             "--enforce-eager"]  # fmt: skip
 SLEEP = ["--enable-sleep-mode"]
+PROFILE = ["--profile-seconds", "120"]
 PROMPT, TOKENS = "Once upon a time there was a server that waited for its first request", 16
 TAIL, END_S, LEAST_S = 4000, 20.0, 15.0
 FULL_ONLY = '{"cudagraph_mode":"FULL_DECODE_ONLY"}'
@@ -46,7 +50,7 @@ class Part:
     def __init__(self, name: str, work: Path, out: Path, seconds: float) -> None:
         self.work, self.out, self.end = work, out, time.monotonic() + seconds
         self.report: dict[str, Any] = {
-            "command": sys.argv, "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "answers": {},
+            **about(), "rehearsal": "--rehearse" in sys.argv, "seconds": seconds, "answers": {},
         }  # fmt: skip
         self.place = out / f"plan-{name}.json"
         (work / "logs").mkdir(parents=True, exist_ok=True)
@@ -176,9 +180,9 @@ def environment(work: Path) -> dict[str, str]:
     return dict(os.environ) | own
 
 
-def gpu_memory() -> str | None:
-    """Return the used and the total memory of the device, as nvidia-smi prints them."""
-    command = ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader"]
+def gpu_memory(query: str = "memory.used,memory.total") -> str | None:
+    """Return the used and the total memory of the device, as nvidia-smi prints them; None without it."""
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     with suppress(OSError):
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return None
@@ -196,8 +200,7 @@ def model_of(work: Path) -> str:
 
 def probe(part: Part, shape: str) -> None:
     """Describe the machine, build the model, and measure imports."""
-    smi = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
-    part.answer("device", lambda: part.run("smi", *smi).strip())
+    part.answer("device", lambda: gpu_memory("name,driver_version,memory.total"))
     part.answer("model", lambda: llama.build(shape, Path(model_of(part.work))))
     part.answer("doctor", lambda: json.loads(part.run("doctor", *coldstart("doctor", "--format", "json"))))
     part.answer("template imports", lambda: _script(part, "fork", FORK, model_of(part.work)))
@@ -222,6 +225,8 @@ print(round(time.perf_counter() - start, 3))
 """
 
 FORK = """
+import faulthandler
+faulthandler.dump_traceback_later(60)  # a script that is cut off shows where it was
 import json, os, sys, threading, time
 from pathlib import Path
 from coldstart.vllm.engine import server
@@ -240,11 +245,14 @@ found = {"configure_s": configured - start, "import_gpu_engine_s": imported - co
 reader, writer = os.pipe()
 start = time.perf_counter()
 if os.fork() == 0:
-    torch.zeros(1, device="cuda")
-    os.write(writer, str(time.perf_counter() - start).encode())
+    try:
+        torch.zeros(1, device="cuda")
+        os.write(writer, str(time.perf_counter() - start).encode())
+    except Exception as error:
+        os.write(writer, str(error)[:1000].encode())
     os._exit(0)
 os.close(writer)
-found["fork_and_context_s"] = os.read(reader, 100).decode() or "failed"
+found["fork_and_context_s"] = os.read(reader, 1000).decode() or "failed"
 print(json.dumps(found))
 """
 
@@ -253,7 +261,7 @@ def materialize(part: Part, shape: str) -> None:
     """Make and prove the bundle, and start once from it."""
     words = (model_of(part.work), "--format", "json", "--", *VLLM_ARGS, *SLEEP)
     for name, command in (("materialize", "materialize"), ("kv plan", "inspect")):
-        line = coldstart(command, *words)
+        line = coldstart(command, *(PROFILE if name == "materialize" else ()), *words)
         part.answer(name, lambda line=line, command=command: json.loads(part.run(command, *line)))
     part.answer("fresh", lambda: _started(part, "fresh", 0))
 
@@ -278,8 +286,18 @@ def _serve(part: Part, mode: str, number: int, *more: str, capture: str = "all")
 
 
 def _plain(part: Part, *more: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model_of(part.work), *VLLM_ARGS,
-            "--port", "{port}", *more)  # fmt: skip
+    # vLLM's console script fails where the distribution is not called vllm, as that of the CPU build.
+    return (
+        sys.executable,
+        "-m",
+        ENTRY_POINT,
+        "--model",
+        model_of(part.work),
+        *VLLM_ARGS,
+        "--port",
+        "{port}",
+        *more,
+    )
 
 
 def _started(part: Part, mode: str, number: int, *more: str, capture: str = "all") -> dict[str, Any]:
@@ -405,21 +423,30 @@ PARTS: dict[str, Callable[[Part, str], None]] = {
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("part", choices=PARTS)
+    arguments.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all by default")
     arguments.add_argument("--shape", choices=llama.SHAPES, default="7b")
     arguments.add_argument("--work", type=Path, default=Path("build/gpu-plan"))
-    arguments.add_argument("--seconds", type=float, default=300.0)
+    arguments.add_argument("--seconds", type=float, default=300.0, help="limit of each part")
     arguments.add_argument("--rehearse", action="store_true", help="run on a machine without a GPU")
     arguments.add_argument("--out", type=Path, required=True)
     options = arguments.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        arguments.error(f"unknown part {', '.join(sorted(unknown))}")
     if options.rehearse:
         options.shape, VLLM_ARGS[:] = "tiny", REHEARSAL
         SLEEP.clear()
+        PROFILE[1] = "5"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    part = Part(options.part, options.work.resolve(), options.out.resolve(), options.seconds)
+    for name in options.parts or PARTS:
+        run_part(name, options.work.resolve(), options.out.resolve(), options.seconds, options.shape)
+
+
+def run_part(name: str, work: Path, out: Path, seconds: float, shape: str) -> None:
+    """Run one part and pack its logs; templates end with it."""
+    part = Part(name, work, out, seconds)
     (part.work / "run").mkdir(mode=0o700, exist_ok=True)
     try:
-        PARTS[options.part](part, options.shape)
+        PARTS[name](part, shape)
     finally:
         subprocess.run(
             coldstart("template", "stop", "--force"), env=environment(part.work), check=False, timeout=60
@@ -428,7 +455,7 @@ def main() -> None:
         with suppress(OSError):
             (part.out / "logs").mkdir(exist_ok=True)
             (part.out / "logs" / log.name).write_text(log.read_text(errors="replace")[-200_000:])
-    shutil.make_archive(str(part.out / f"logs-{options.part}"), "xztar", part.out / "logs")
+    shutil.make_archive(str(part.out / f"logs-{name}"), "xztar", part.out / "logs")
     shutil.rmtree(part.out / "logs")
 
 

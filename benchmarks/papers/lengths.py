@@ -3,7 +3,7 @@
 ALPACA: token counts of the first 335 rows of the data set (traces/README.md), drawn with replacement. ShareGPT's
 conversations are not stored here: SHAREGPT draws log-normal lengths with the means that the vLLM paper prints in its
 Figure 11 (161.31 and 337.99 tokens). Their coefficients of variation are those of 500 of its first prompts (1.7) and of
-Alpaca's outputs (1.1). The real file is replayed by `coldstart trace-replay --trace-format sharegpt`.
+Alpaca's outputs (1.1). The real file is replayed by `coldstart trace-replay`.
 """
 
 from __future__ import annotations

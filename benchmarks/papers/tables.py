@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.common import RESULTS, load
 from benchmarks.tables import Part
 
-PAPERS = ("medusa", "mcache", "fastserve")
+PAPERS = ("medusa", "mcache", "fastserve", "paraserve")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Figures(Part):
 
     def _lines(self, results: Path) -> Iterator[str]:
         for number, one in import_module(f"benchmarks.papers.{self.result}").EXPERIMENTS.items():
-            title = f"Table {number[5:]}" if number.startswith("table") else f"Figure {number}"
+            title = f"Figure {number}" if number.isdigit() else number.capitalize().replace("Table", "Table ")
             command = f"`python -m benchmarks papers/{self.result}-{number}`"
             found = load(f"papers/{self.result}-{number}", results)
             if one.measure is None or found is None:

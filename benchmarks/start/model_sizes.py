@@ -36,7 +36,7 @@ from coldstart.validate.launchers import ServeLauncher, Subject, console, create
 
 RESULT = "model-sizes-cpu"
 VLLM_ARGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
-MODES = tuple(mode for mode in run_order.MODES if mode != run_order.VLLM_COLD)
+MODES = tuple(mode for mode in run_order.DEFAULT if mode != run_order.VLLM_COLD)
 COLD_FILES = "fresh, files cold"
 SIZES = ("16M", "125M", "0.5B", "1B")
 # Enough to see that the modes answer alike; sixty-four tokens of eight prompts would take longer than a start at 1B.

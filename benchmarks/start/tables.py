@@ -120,26 +120,26 @@ TUTORIALS = {
 # Start modes in the order in which `coldstart serve` tries them: what starts, on a CPU, on a GPU, what it needs.
 MODES = {
     "standby": (
-        "a sleeping engine wakes up", "no", "yes, not run yet", "`coldstart template start MODEL --level asleep-1`",
+        "a sleeping engine wakes up", "no", "yes, predicted", "`coldstart template start MODEL --level asleep-1`",
     ),
     "template-engine": (
         "a fork of a process that has built the engine", "yes", "no: CUDA does not survive `fork()`",
         "`coldstart template start MODEL`",
     ),
     "snapshot": (
-        "CRIU restores a built engine", "yes", "no",
+        "CRIU restores a built engine", "yes", "on request, by `vllm snapshot`, not run",
         "root, CRIU, `coldstart materialize MODEL --snapshot`",
     ),
     "template-runtime": (
-        "a fork of a process that has imported torch and vLLM", "yes", "yes, not measured",
+        "a fork of a process that has imported torch and vLLM", "yes", "yes, predicted",
         "`coldstart template start MODEL --level runtime`",
     ),
     "runtime-snapshot": (
         "CRIU restores a process with these imports", "yes", "no", "root, CRIU, `coldstart template freeze`",
     ),
-    "fresh": ("a new process with the bundle's compiled code", "yes", "yes, not measured", "a bundle"),
-    "vllm-warm": ("a new process, vLLM's own caches warm", "yes", "yes", ""),
-    "vllm-cold": ("a new process, empty caches", "yes", "yes", ""),
+    "fresh": ("a new process with the bundle's compiled code", "yes", "yes, predicted", "a bundle"),
+    "vllm-warm": ("a new process, vLLM's own caches warm", "yes", "yes, [one start](docs/how-to/gpu.md#what-was-measured)", ""),
+    "vllm-cold": ("a new process, empty caches", "yes", "yes, predicted", ""),
 }  # fmt: skip
 START_MODES = Table(
     start_modes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import pandas as pd
+from pandas import read_csv
 
 from coldstart.lab.traces import TraceRequest
 
@@ -31,6 +31,6 @@ def azure_functions() -> list[tuple[float, int]]:
 
 def _rows(name: str) -> Iterator[tuple[float, list[int]]]:
     """Yield the time in seconds and the other columns of each row."""
-    table = pd.read_csv(HERE / f"{name}.csv.xz")
-    times = table.iloc[:, 0].cumsum() / UNITS_PER_S
-    yield from zip(times.tolist(), table.iloc[:, 1:].to_numpy().tolist(), strict=True)
+    rows = read_csv(HERE / f"{name}.csv.xz")
+    times = rows.pop("gap").cumsum() / UNITS_PER_S
+    return zip(times.tolist(), rows.to_numpy().tolist(), strict=True)

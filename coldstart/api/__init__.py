@@ -4,10 +4,15 @@ Each function resolves its model once and raises subclasses of `ColdstartError`.
 package imports neither torch nor vLLM. `docs/reference/python-api.md` is its reference.
 """
 
-from coldstart.api.building import find_bundle, materialize, plan_materialization
-from coldstart.api.checking import validate, validate_all
+from coldstart.api.bundles import (
+    Store,
+    find_bundle,
+    materialize,
+    plan_materialization,
+    validate,
+    validate_all,
+)
 from coldstart.api.serving import OnMiss, serve
-from coldstart.api.stores import Store
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.prune import PruneReport
 from coldstart.contract.fallback import Fallback
@@ -19,13 +24,12 @@ from coldstart.errors import (
     UsageError,
 )
 from coldstart.launch.server import Server
+from coldstart.materialize.materialize import MaterializationPlan
 from coldstart.materialize.options import Options, Phase
-from coldstart.materialize.plan import MaterializationPlan
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.validate.answers import PromptSettings
 from coldstart.validate.checks import ValidationReport
-from coldstart.validate.subject import Source
-from coldstart.validate.validation import ValidationRequest
+from coldstart.validate.validation import Source, ValidationRequest
 
 __all__ = [
     "AuthRequiredError",

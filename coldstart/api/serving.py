@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from coldstart.api.lookups import PathLike, check_arguments, check_choice, look_up
+from coldstart.api.bundles import PathLike, check_arguments, check_choice, look_up
 from coldstart.launch import driver, listening, modes
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.scheduler import STOCK, check
 from coldstart.launch.server import Server
+from coldstart.materialize.materialize import MaterializationPlan
 from coldstart.materialize.options import Options, Phase
-from coldstart.materialize.plan import MaterializationPlan
 from coldstart.scheduling.settings import SchedulerSettings
 
 OnMiss = Literal["fail", "warn", "materialize"]

@@ -16,10 +16,9 @@ from coldstart.bench import stages
 from coldstart.system.proc import processes
 from coldstart.system.timeline import Span, Timeline
 from coldstart.validate import process_tree
-from coldstart.validate.answers import ask_alone
+from coldstart.validate.answers import Answer, ask_alone
 from coldstart.validate.completions import CompletionClient
 from coldstart.validate.launch import HOST, LaunchedServer, Launcher, serving
-from coldstart.validate.tokens import Answer
 
 HARNESS = "harness"
 LISTENING, ANSWERING = "until listening", "first request"

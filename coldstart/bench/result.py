@@ -46,8 +46,8 @@ def document(
 
 
 def tokens_identical(measured: BenchRuns) -> bool | None:
-    """Return whether every run of every mode returned vllm-warm's tokens; None without vllm-warm or another mode."""
-    verdicts = [_same_tokens(mode, measured) for mode in measured.runs]
+    """Return whether each run, but those of vllm-eager, gave vllm-warm's tokens; None without vllm-warm or another mode."""
+    verdicts = [_same_tokens(mode, measured) for mode in measured.runs if mode != run_order.VLLM_EAGER]
     if len(verdicts) < 2 or None in verdicts:
         return None
     return all(verdicts)
@@ -57,7 +57,8 @@ def failures(measured: BenchRuns) -> list[str]:
     """Return the reasons for a failure: a server that died, different tokens, a fast path that was not used."""
     reasons = [f"{mode}: {measured.unavailable[mode]}" for mode in measured.modes if mode in measured.failed]
     for mode, runs in measured.runs.items():
-        if _same_tokens(mode, measured) is False:
+        # Without compiled code the same model may round to another token.
+        if mode != run_order.VLLM_EAGER and _same_tokens(mode, measured) is False:
             reasons.append(f"{mode}: its tokens differ from those of {run_order.REFERENCE}")
         reasons += [f"{mode}: the fast path was not used: {reason}" for reason in slow_paths(runs)]
     if not measured.runs and not reasons:

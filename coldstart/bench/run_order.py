@@ -15,13 +15,16 @@ from coldstart.launch import modes
 from coldstart.scheduling.declaration import list_settings, setting
 from coldstart.system.paths import Cache
 from coldstart.validate.launchers import FRESH as FRESH
+from coldstart.validate.launchers import PLAIN, VLLM_FREE
 from coldstart.validate.launchers import VLLM_COLD as VLLM_COLD
+from coldstart.validate.launchers import VLLM_EAGER as VLLM_EAGER
 from coldstart.validate.launchers import VLLM_WARM as VLLM_WARM
 
 RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME = modes.RUNTIME_SNAPSHOT.name, modes.TEMPLATE_RUNTIME.name
 TEMPLATE_ENGINE, SNAPSHOT = modes.TEMPLATE_ENGINE.name, modes.SNAPSHOT.name
-MODES = (VLLM_COLD, VLLM_WARM, *reversed(modes.repeatable_names()))
-BASELINES = (VLLM_COLD, VLLM_WARM)
+DEFAULT = (VLLM_COLD, VLLM_WARM, *reversed(modes.repeatable_names()))
+MODES = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER, *DEFAULT[2:])
+BASELINES = PLAIN
 REFERENCE = VLLM_WARM
 
 
@@ -37,7 +40,10 @@ class BenchRequest:
     runs: int = setting(5, "Number of measured runs per mode, after the warm-up.", "--runs", least=1)
     warmup: int = setting(1, "Number of warm-up runs per mode, which are not counted.", "--warmup", least=0)
     modes: str | None = setting(
-        None, f"Modes to measure, of {', '.join(MODES)}; default: all.", "--modes", "M,..."
+        None,
+        f"Modes to measure, of {', '.join(MODES)}; default: all but {VLLM_FREE} and {VLLM_EAGER}.",
+        "--modes",
+        "M,...",
     )
     steady: bool = setting(
         True, "Also measure latency and throughput after the start.", "--steady/--no-steady"
@@ -72,7 +78,7 @@ class BenchRequest:
     @property
     def names(self) -> list[str]:
         """Return the modes to measure."""
-        return self.modes.split(",") if self.modes else list(MODES)
+        return self.modes.split(",") if self.modes else list(DEFAULT)
 
     @property
     def command_line(self) -> list[str]:
@@ -87,11 +93,13 @@ def count_warmups(mode: str, wanted: int, *, cold_first: bool) -> int:
     """Return the number of uncounted runs before the first round.
 
     A cold start has none, because it must not be warm. Warm caches need at least one earlier start; with `cold_first`
-    the cold start of the first round is that start.
+    the cold start of the first round is that start, which fills the caches of vllm-warm alone.
     """
     if mode == VLLM_COLD:
         return 0
-    return max(wanted, 1) - cold_first if mode == VLLM_WARM else wanted
+    if mode == VLLM_WARM:
+        return max(wanted, 1) - cold_first
+    return max(wanted, 1) if mode in BASELINES else wanted
 
 
 def is_process_of_its_own(mode: str) -> bool:

@@ -11,7 +11,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, MutableMapping
     from typing import Generic, Literal, TypeVar
 
     T = TypeVar("T")
@@ -109,7 +109,7 @@ GRAPHS_CANARY = _mine(
     "GRAPHS_CANARY",
     text,
     "1",
-    "Check of restored graphs with their stored input: 0 checks none, all checks every graph.",
+    "Restored graphs that are checked with their stored input: 1 is the smallest one, all is every graph.",
 )
 PREFETCH_MEMORY_BYTES = _mine(
     "PREFETCH_MEMORY_BYTES",
@@ -218,3 +218,40 @@ TORCHINDUCTOR_CACHE_DIR = _theirs(
 EVERY: tuple[Variable[object], ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Variable)
 )
+
+
+# Kubernetes injects into a pod variables for each service of its namespace. They configure no program, but a service can have
+# the name of one: a service `vllm` sets VLLM_PORT.
+# The patterns are text, which `re` compiles at the first use: few environments have a name that one must match.
+_ADDRESS = r"(?i:tcp|udp|sctp)://\S+"
+_NUMBER = r"\d{1,5}"
+_HOST = r"[0-9A-Fa-f:.]+"
+_PROTOCOL = r"(?i:tcp|udp|sctp)"
+# The end of the name, and the form of the value. NAME_PORT alone is also an ordinary name: its value decides.
+_FORMS = (
+    (r"\w+_SERVICE_HOST", _HOST),
+    (r"\w+_SERVICE_PORT(?:_\w+)?", _NUMBER),
+    (r"\w+_PORT(?:_\d+_(?:TCP|UDP|SCTP))?", _ADDRESS),
+    (r"\w+_PORT_\d+_(?:TCP|UDP|SCTP)_PROTO", _PROTOCOL),
+    (r"\w+_PORT_\d+_(?:TCP|UDP|SCTP)_PORT", _NUMBER),
+    (r"\w+_PORT_\d+_(?:TCP|UDP|SCTP)_ADDR", _HOST),
+)
+
+
+def is_service_variable(name: str, value: str) -> bool:
+    """Return whether a variable of this name and value is one that Kubernetes injects for a service."""
+    import re  # slow to import, and every process of a start imports this module
+
+    return any(re.fullmatch(names, name) and re.fullmatch(form, value) for names, form in _FORMS)
+
+
+def drop_service_variables(environment: MutableMapping[str, str], prefix: str) -> list[str]:
+    """Remove the injected variables whose names begin with `prefix`, and return their names."""
+    dropped = [
+        name
+        for name, value in sorted(environment.items())
+        if name.startswith(prefix) and is_service_variable(name, value)
+    ]
+    for name in dropped:
+        del environment[name]
+    return dropped

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from coldstart.contract import environment, service_variables
+from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import EngineTask
@@ -22,7 +22,6 @@ from coldstart.contract.weights import WeightsRequest
 
 PLAN_ENV = environment.PLAN
 READY_FD_ENV = environment.READY_FD
-CANARY_BATCH = 4
 """Number of concurrent requests of the canary's `batch` tokens."""
 
 
@@ -81,7 +80,7 @@ class LaunchPlan:
 
         Variables that Kubernetes sets for a service named vllm are dropped: vLLM rejects an address in VLLM_PORT.
         """
-        service_variables.drop_injected(os.environ, "VLLM_")
+        environment.drop_service_variables(os.environ, "VLLM_")
         os.environ.update(self.variables())
 
     @classmethod
@@ -93,3 +92,9 @@ class LaunchPlan:
     def save(self, path: Path) -> None:
         """Write the plan to a file for another process."""
         path.write_text(json.dumps(self.document()))
+
+
+RUNTIME, ENGINE = "runtime", "engine"
+SLEEP_LEVELS = {"asleep-1": 1, "asleep-2": 2}
+"""Sleep levels of vLLM, by template level."""
+LEVELS = (RUNTIME, ENGINE, *SLEEP_LEVELS)

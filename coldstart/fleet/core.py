@@ -18,6 +18,9 @@ from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 
 SUSPECT_S = 1.0
+NONE = frozenset[str]()
+AT_ONCE = 16
+"""Models that one decision places: so its time does not depend on how many models wait for memory."""
 
 
 class FleetCore:
@@ -69,7 +72,8 @@ class FleetCore:
             case events.Rebuilt(servers, ranks, drained):
                 for server in servers:
                     self.roster.join(server, now)
-                    self.roster.servers[server.name].draining = server.name in drained
+                    if server.name in drained:
+                        self.roster.drain(server.name)
                 yield from self._lives.rebuild(ranks, now)
             case events.Ended(request):
                 if request in self._agenda.open:
@@ -86,6 +90,8 @@ class FleetCore:
                 yield from self._lives.drain_server(server, now)
             case events.Rate(server, bandwidth):
                 self.roster.measured(server, bandwidth, now)
+            case events.HopsTimed(server, seconds):
+                self.roster.time_hops(server, seconds)
             case events.Deployed(model):
                 self._deployed(model)
             case events.Removed(name):
@@ -159,10 +165,11 @@ class FleetCore:
             yield from self._lives.stop(group, now)
 
     def _advance(self, now: float) -> Iterator[Action]:
-        """Process every model that has changed, until none has."""
-        while names := self._agenda.take():
-            free = (max(server.free) for server in self.roster.open())
-            room = max(free, default=0) if len(names) > 1 else None
+        """Process the models that have changed: at most AT_ONCE, and the others with the next event, which is due at once."""
+        left = AT_ONCE
+        while left > 0 and (names := self._agenda.take(left)):
+            left -= len(names)
+            room = self.roster.find_most_free() if len(names) > 1 else None
             for name in names:
                 if name in self.models:
                     yield from self._send_waiting(self.models[name], now)
@@ -172,7 +179,7 @@ class FleetCore:
         while (found := model.next_to_send(now)) is not None:
             request, group = found
             self._agenda.send(request, group.name)
-            group.in_flight[request] = None
+            self._lives.assign(request, group)
             yield Send(request, group.name)
 
     def _grow(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
@@ -184,10 +191,14 @@ class FleetCore:
             fits = room is None or spec.part(self.settings.most_ranks) <= room
             scheme = None
             # A server where a start failed is tried again only if no other server has memory, or can free
-            # some.
-            for avoided in dict.fromkeys((model.avoided(now), frozenset[str]())):
+            # some; a pipeline that failed only if nothing else fits.
+            startable, failed_on = model.startable(now), model.avoided(now)
+            tries = [(startable, failed_on)]
+            tries += [(startable, NONE)] if failed_on else []
+            tries += [(spec, NONE)] if startable is not spec else []
+            for one, avoided in tries:
                 if fits:
-                    scheme = self.roster.place(spec, need, now, waited_s, avoided)
+                    scheme = self.roster.place(one, need, now, waited_s, avoided)
                 if scheme is None:
                     yield from self._reclaim(model, now, avoided)
                 if scheme is not None or self._leaving_for(name):
@@ -216,8 +227,9 @@ class FleetCore:
         name, memory = model.spec.name, model.spec.memory
         if not self.settings.reclaim or self._leaving_for(name):
             return
-        idle = (group for group in self.groups.values() if group.idle)
-        for group in sorted(idle, key=lambda one: one.since):
+        for group in self._lives.idle.values():
+            if not group.idle:
+                continue
             worker = group.workers[0]
             if worker.server in avoided:
                 continue

@@ -55,6 +55,14 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
+class HopsTimed:
+    """Measured seconds of one transfer between a server and others, by their names."""
+
+    server: str
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Fetched:
     """A worker's own part of the weights is in host memory."""
 
@@ -157,6 +165,7 @@ Event = (
     | Deployed
     | Removed
     | Rate
+    | HopsTimed
     | Fetched
     | RankReady
     | WorkerDied

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from heapq import heappop, heappush
+from itertools import islice
 from math import ceil, inf
 
 from coldstart.fleet.events import LaunchRank
@@ -59,7 +60,7 @@ class Group:
     `keep` workers remain after consolidation, each with `batch` concurrent requests; `since` is the time at which it
     became idle or began. `replaces` is the pipeline that it replaces. `predicted_s` is the predicted time to its
     first token at launch, including the wait of its oldest request; None for a group that was found when the fleet's
-    process began. It gets no request before `suspect_until`.
+    process began. `choice` is the reason for its number of ranks. It gets no request before `suspect_until`.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Group:
     in_flight: dict[str, None] = field(default_factory=dict)
     since: float = 0.0
     predicted_s: float | None = None
+    choice: str = ""
     suspect_until: float = 0.0
     replaces: str = ""
 
@@ -97,7 +99,8 @@ class Deployment:
     """State of one deployed model. `number` is that of its latest group.
 
     `failures` counts failures in a row. No group starts before `retry_at`, and none on a server of `failed_on` unless
-    no other server is suitable.
+    no other server is suitable. `failed_ranks` are the sizes of pipelines that did not start, with the reason and until
+    when other sizes are used.
     """
 
     spec: FleetModel
@@ -108,6 +111,7 @@ class Deployment:
     failures: int = 0
     retry_at: float = 0.0
     failed_on: dict[str, float] = field(default_factory=dict)
+    failed_ranks: dict[int, tuple[float, str]] = field(default_factory=dict)
     error: str = ""
     retired: bool = False
     number: int = 0
@@ -155,6 +159,16 @@ class Deployment:
         """Return the servers where a start failed recently: the cause may be the server (a full disk), not the model."""
         self.failed_on = {server: until for server, until in self.failed_on.items() if now < until}
         return frozenset(self.failed_on)
+
+    def startable(self, now: float) -> FleetModel:
+        """Return the specification without the sizes of pipelines that failed to start recently."""
+        self.failed_ranks = {ranks: one for ranks, one in self.failed_ranks.items() if now < one[0]}
+        if not self.failed_ranks:
+            return self.spec
+        failed = {
+            ranks: f"its last start failed: {reason}" for ranks, (_, reason) in self.failed_ranks.items()
+        }
+        return replace(self.spec, unavailable={**self.spec.unavailable, **failed})
 
     def failed(self, reason: str, now: float, settings: FleetSettings, *, counts: bool) -> None:
         self.failures, self.error = self.failures + counts, reason
@@ -241,7 +255,9 @@ class Agenda:
         heappush(self._timers, (time, self._number, kind, name))
 
     def deadline(self) -> float:
-        """Return when the next timer is due; infinity: none."""
+        """Return when the next timer is due, minus infinity if models are left to process; infinity: none."""
+        if self._touched:
+            return -inf
         return self._timers[0][0] if self._timers else inf
 
     def due(self, now: float) -> Iterator[tuple[str, str]]:
@@ -264,7 +280,9 @@ class Agenda:
     def unblock(self, model: str) -> None:
         self._blocked.pop(model, None)
 
-    def take(self) -> dict[str, None]:
-        """Return the models to process now, and reset; empty if nothing has changed."""
-        names, self._touched = self._touched, {}
+    def take(self, most: int) -> list[str]:
+        """Return up to `most` models to process now; they count as processed."""
+        names = list(islice(self._touched, most))
+        for name in names:
+            del self._touched[name]
         return names

@@ -27,10 +27,17 @@ class GroupLives:
     ) -> None:
         self.settings, self.models, self.roster, self.agenda = settings, models, roster, agenda
         self.groups: dict[str, Group] = {}
+        self.idle: dict[str, Group] = {}
+        """Idle groups, the longest idle one first."""
 
     def add(self, group: Group) -> None:
         """Add a group that was launched or found."""
         self.groups[group.name] = self.models[group.model].groups[group.name] = group
+
+    def assign(self, request: str, group: Group) -> None:
+        """Add a request to a group."""
+        group.in_flight[request] = None
+        self.idle.pop(group.name, None)
 
     def drop_request(self, group: Group, request: str, now: float) -> Iterator[Action]:
         """Remove a request from the group; an empty group becomes idle, or stops if it accepts no new requests."""
@@ -45,12 +52,15 @@ class GroupLives:
             self._rest(group, now)
 
     def _rest(self, group: Group, now: float) -> None:
+        self.idle.pop(group.name, None)
         if group.idle:
+            self.idle[group.name] = group
             self.agenda.plan(now + self.models[group.model].spec.idle_s, IDLE, group.name)
 
     def _close(self, group: Group, now: float) -> Iterator[Action]:
         """Remove a group without requests, and stop its workers."""
         self.groups.pop(group.name, None)
+        self.idle.pop(group.name, None)
         self.models[group.model].groups.pop(group.name, None)
         self.agenda.free()
         yield from self.roster.stop(group, now)
@@ -109,7 +119,7 @@ class GroupLives:
             single.phase, single.keep, single.since = GroupPhase.SERVING, 1, now
         for request in pipeline.in_flight:
             target = min(singles, key=lambda single: len(single.in_flight))
-            target.in_flight[request] = None
+            self.assign(request, target)
             self.agenda.open[request].target = target.name
             yield Move(request, pipeline.name, target.name)
         for single in singles:
@@ -156,6 +166,9 @@ class GroupLives:
         for request in requests:
             yield from self._again(request, group, reason, now, counts=counts)
         if starting:
+            if counts and len(group.workers) > 1:
+                # The cause may be the pipeline: a machine without its bundle, or ranks that cannot connect.
+                model.failed_ranks[len(group.workers)] = now + self.settings.backoff_max_s, reason
             model.failed(reason, now, self.settings, counts=counts)
             self.agenda.plan(model.retry_at, RETRY, model.spec.name)
             if counts and model.failures > self.settings.retries:
@@ -247,7 +260,7 @@ class GroupLives:
     def drain_server(self, server: str, now: float) -> Iterator[Action]:
         if server not in self.roster.servers:
             return
-        self.roster.servers[server].draining = True
+        self.roster.drain(server)
         for group in list(self.groups.values()):
             if any(worker.server == server for worker in group.workers) and group.phase is GroupPhase.SERVING:
                 yield from self.stop(group, now)

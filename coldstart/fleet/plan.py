@@ -24,7 +24,7 @@ def _planned(file: FleetFile, model: FleetModel, required: int) -> dict[str, Any
     for server in file.servers:
         roster.join(server, 0.0)
     chosen = roster.place(model, required, 0.0, 0.0)
-    weighed = considered(model, roster.offers(0.0), settings, required=required)
+    weighed = considered(model, roster.offers(model, 0.0), settings, required=required)
     return {
         "model": model.name,
         "ttft_limit_s": None if model.ttft_s == inf else model.ttft_s,

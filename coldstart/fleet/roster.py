@@ -7,8 +7,9 @@ free memory and the memory of workers add up to its size; a lost server holds no
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
-from math import inf
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterator, Mapping
+from math import floor, inf, log
 
 from coldstart.fleet import sizing
 from coldstart.fleet.events import FoundRank, LaunchRank, Share, Stop
@@ -16,6 +17,8 @@ from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.reservations import BandwidthReservations
 from coldstart.fleet.sizing import Offer, Place, Scheme, choose
 from coldstart.fleet.specification import FleetModel, FleetSettings, Overlap, ServerSpec
+
+STEP = 1.05
 
 
 class FleetServer:
@@ -47,10 +50,30 @@ class Roster:
         self.settings = settings
         self.servers: dict[str, FleetServer] = {}
         self.workers: dict[str, FleetWorker] = {}
+        self.hops: dict[str, dict[str, float]] = {}
         self._stirred: dict[str, None] = {}
+        # Servers by offer: those without a fetch, whose offer does not depend on the time, in order of free memory
+        # and name by the rates of link and load; the others by name. `_stale` ones have changed since.
+        self._idle: dict[tuple[float, float], list[tuple[int, str]]] = {}
+        self._at: dict[str, tuple[tuple[float, float], tuple[int, str]]] = {}
+        self._fetching: dict[str, None] = {}
+        self._stale: dict[str, None] = {}
+
+    def time_hops(self, server: str, seconds: Mapping[str, float]) -> None:
+        """Record the measured seconds of one transfer between a server and each of others."""
+        for other, took_s in seconds.items():
+            first, second = sorted((server, other))
+            if first in self.servers and second in self.servers:
+                self.hops.setdefault(first, {})[second] = took_s
 
     def join(self, spec: ServerSpec, now: float) -> None:
         self.servers[spec.name] = FleetServer(spec, now)
+        self._stale[spec.name] = None
+
+    def drain(self, server: str) -> None:
+        """Let the server accept no new worker."""
+        self.servers[server].draining = True
+        self._stale[server] = None
 
     def open(self, avoided: Collection[str] = ()) -> Iterator[FleetServer]:
         return (
@@ -59,9 +82,54 @@ class Roster:
             if not server.draining and server.spec.name not in avoided
         )
 
-    def offers(self, now: float, least: int = 0, avoided: Collection[str] = ()) -> list[Offer]:
-        """Return the offer of every server with a device that has `least` bytes free."""
-        return [server.offer(now) for server in self.open(avoided) if max(server.free) >= least]
+    def _update_index(self) -> None:
+        for name in self._stale:
+            if name in self._at:
+                link, entry = self._at.pop(name)
+                entries = self._idle[link]
+                del entries[bisect_left(entries, entry)]
+                if not entries:
+                    del self._idle[link]
+            self._fetching.pop(name, None)
+            server = self.servers.get(name)
+            if server is None or server.draining:
+                continue
+            if server.reservations.link.pending:
+                self._fetching[name] = None
+                continue
+            link, entry = (server.reservations.link.rate, server.spec.load), (max(server.free), name)
+            self._at[name] = link, entry
+            insort(self._idle.setdefault(link, []), entry)
+        self._stale.clear()
+
+    def find_most_free(self) -> int:
+        """Return the most bytes free on a device of a server that accepts workers."""
+        self._update_index()
+        fetching = (max(self.servers[name].free) for name in self._fetching)
+        return max((*(entries[-1][0] for entries in self._idle.values()), *fetching), default=0)
+
+    def offers(self, model: FleetModel, now: float, avoided: Collection[str] = ()) -> list[Offer]:
+        """Return the offers among which Algorithm 1 chooses for the model, without servers in `avoided`.
+
+        Of idle servers behind equal links it takes those with the least sufficient memory. So the first few suffice of
+        those that have enough for a rank, and of those that have enough for a full worker.
+        """
+        self._update_index()
+        sizes, count = range(2, self.settings.most_ranks + 1), self.settings.most_ranks + len(avoided)
+        needs = {model.memory}.union(map(model.part, sizes))
+        needs.update(model.full_memory(ranks, self.settings.beside) for ranks in sizes)
+        least, found = min(needs), list[Offer]()
+        for (fetch, load), entries in self._idle.items():
+            chosen: dict[tuple[int, str], None] = {}
+            for need in needs:
+                first = bisect_left(entries, (need, ""))
+                chosen.update(dict.fromkeys(entries[first : first + count]))
+            found += [Offer(name, fetch, load, free) for free, name in chosen if name not in avoided]
+        for name in self._fetching:
+            server = self.servers[name]
+            if name not in avoided and max(server.free) >= least:
+                found.append(server.offer(now))
+        return found
 
     def shares(self) -> Iterator[Share]:
         """Yield the rates of fetches that changed since the last call."""
@@ -72,7 +140,7 @@ class Roster:
 
     def _reservations(self, server: FleetServer) -> BandwidthReservations:
         """Return the server's reservations for a change."""
-        self._stirred[server.spec.name] = None
+        self._stirred[server.spec.name] = self._stale[server.spec.name] = None
         return server.reservations
 
     def place(
@@ -82,9 +150,8 @@ class Roster:
 
         None: the model must wait. Servers in `avoided` are not used.
         """
-        least = min(map(model.part, range(1, self.settings.most_ranks + 1)))
-        offers = self.offers(now, least, avoided)
-        return choose(model, offers, self.settings, required=required, waited_s=waited_s)
+        offers = self.offers(model, now, avoided)
+        return choose(model, offers, self.settings, required=required, waited_s=waited_s, hops=self.hops)
 
     def count_missing(self, server: FleetServer, model: str, size: int) -> int:
         """Return how many of `size` bytes of the model's weights the server must fetch."""
@@ -96,11 +163,21 @@ class Roster:
         """Allocate memory and links for a scheme; return its group and the launch orders."""
         keep, model = min(keep, max(1, scheme.full)), deployment.spec
         name = deployment.name_next_group()
-        group = Group(name, model.name, [], keep, model.batch, since=now, predicted_s=scheme.ttft_s)
+        group = Group(
+            name,
+            model.name,
+            [],
+            keep,
+            model.batch,
+            since=now,
+            predicted_s=scheme.ttft_s,
+            choice=scheme.reason,
+        )
         orders = []
         for rank, place in enumerate(scheme.places):
             server, name = self.servers[place.server], f"{group.name}.{rank}"
             device, fetch = server.take(place.memory), self.count_missing(server, model.name, place.size)
+            self._stale[place.server] = None
             deadline = now + _budget_s(model, scheme, place, server.spec.load)
             if fetch:
                 self._reservations(server).claim(name, fetch, deadline, now)
@@ -166,12 +243,18 @@ class Roster:
             worker.memory -= model.memory if full and launch.worker in replaced else 0
             worker.ready, worker.stopping = ready, not whole
             server.free[launch.device] -= worker.memory
+            self._stale[launch.server] = None
         return group if whole else None
 
     def measured(self, server: str, bandwidth: float, now: float) -> None:
-        """Record the measured speed of a server's link, in bytes/s."""
+        """Record the measured speed of a server's link, in bytes/s, rounded down by up to 5 %.
+
+        So servers behind equal links stay equal, whatever the noise: among them the fullest one is chosen.
+        """
         if (known := self.servers.get(server)) is not None:
-            self._reservations(known).measured(bandwidth, now)
+            self._reservations(known).measured(STEP ** floor(log(bandwidth, STEP)), now)
+            # At once, so that no later decision has to for all servers.
+            self._update_index()
 
     def fetched(self, worker: FleetWorker, now: float) -> None:
         self._reservations(self.servers[worker.server]).finished(worker.name, now)
@@ -187,6 +270,7 @@ class Roster:
             return False
         free[worker.launch.device] -= more
         worker.memory, worker.full = memory, True
+        self._stale[worker.server] = None
         return True
 
     def stop(self, group: Group, now: float) -> Iterator[Stop]:
@@ -204,10 +288,15 @@ class Roster:
             return
         self._release_link(worker, now)
         self.servers[worker.server].free[worker.launch.device] += worker.memory
+        self._stale[worker.server] = None
 
     def lose(self, server: str) -> list[FleetWorker]:
         """Remove a lost server; return its workers."""
         self.servers.pop(server, None)
+        self._stale[server] = None
+        self.hops.pop(server, None)
+        for pairs in self.hops.values():
+            pairs.pop(server, None)
         lost = [worker for worker in self.workers.values() if worker.server == server]
         for worker in lost:
             del self.workers[worker.name]

@@ -3,10 +3,11 @@
 Corrections: candidates for the remaining ranks are sorted in ascending order like the others, and a server holds one
 rank. The sort key is the complete term_x, not 1/b + 1/p, because equation 5 is not a sum, and with that key
 the greedy choice is exact. A group that is consolidated later needs a full worker to consolidate into. A fallback
-that no server can hold is not a scheme.
+that no server can hold is not a scheme. A pipeline that is not faster than one worker is not a scheme either: the cost of
+starting its ranks may exceed what their parallel fetches save.
 
 Invariant: the scheme is the first, in the order of `sizes` and of full workers ascending, with which any choice of
-servers could meet the SLO; and no choice of servers for it is faster.
+servers could meet the SLO; and no choice of servers for it has a shorter slowest term.
 
 Time to first token (ParaServe, equations 1, 2 and 5):
 
@@ -25,8 +26,9 @@ token. All values are in seconds, bytes and bytes per second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
 
 from coldstart.fleet.specification import MOST_RANKS, Costs, FleetModel, FleetSettings, Overlap
@@ -39,7 +41,10 @@ def fetch_s(size: float, rate: float) -> float:
 
 def loaded_s(costs: Costs, size: float, fetch: float, load: float) -> float:
     """Return term_x: seconds from the decision until a rank of `size` bytes is loaded."""
-    return loaded_after(costs, size, load, fetched_s=fetch_begin_s(costs) + fetch_s(size, fetch))
+    if costs.overlap is Overlap.SEQUENTIAL:
+        return costs.runtime_s + fetch_s(size, fetch) + fetch_s(size, load)
+    runtime_s = costs.container_s + costs.context_s + max(fetch_s(size, load), costs.library_s)
+    return max(runtime_s, fetch_s(size, fetch))
 
 
 def loaded_after(costs: Costs, size: float, load: float, fetched_s: float) -> float:
@@ -100,13 +105,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Placements in pipeline order, the prediction by the largest rank, and whether it meets the SLO."""
+    """Placements in pipeline order, the prediction by the largest rank, whether it meets the SLO, and why it was chosen."""
 
     places: tuple[Place, ...]
     term_s: float
     ttft_s: float
     tpot_s: float
     meets: bool
+    reason: str = ""
 
     @property
     def full(self) -> int:
@@ -125,6 +131,10 @@ def fewest_full(ranks: int, required: int, consolidate: bool) -> int:
     return max(1, min(ranks, required)) if consolidate or ranks == 1 else 0
 
 
+Hops = Mapping[str, Mapping[str, float]]
+"""Measured seconds of one transfer between two servers, in either order of their names."""
+
+
 def choose(
     model: FleetModel,
     offers: Iterable[Offer],
@@ -132,15 +142,57 @@ def choose(
     *,
     required: int = 1,
     waited_s: float = 0.0,
+    hops: Hops | None = None,
 ) -> Scheme | None:
     """Return the smallest scheme that meets the SLO, else the fastest single worker, else None: the model must wait.
 
-    The oldest request has already waited `waited_s` seconds.
+    The oldest request has already waited `waited_s` seconds. `hops` replaces the hop time of the costs for measured pairs.
     """
     open_ = [offer for offer in offers if offer.fetch > 0]
-    every = considered(model, open_, settings, required=required, waited_s=waited_s)
-    chosen = next((scheme for scheme in every if scheme.meets), None)
-    return chosen or _scheme(model, _ordered(model, open_, settings, 1), settings, 1, 1, waited_s)
+    # It is the first that is considered, unless more workers are required.
+    single = None
+    if required > 1:
+        single = _scheme(model, _ordered(model, open_, 1), settings, 1, 1, waited_s, None)
+    tried: list[Scheme] = []
+    for scheme in considered(model, open_, settings, required=required, waited_s=waited_s, hops=hops):
+        tried.append(scheme)
+        if len(scheme.places) == 1:
+            single = scheme
+        if scheme.meets and (len(scheme.places) == 1 or single is None or scheme.ttft_s < single.ttft_s):
+            return replace(scheme, reason=_explain(model, scheme, single, required))
+    return single and replace(single, reason=_explain_failure(model, tried, settings))
+
+
+def _explain(model: FleetModel, scheme: Scheme, single: Scheme | None, required: int) -> str:
+    ranks = len(scheme.places)
+    if ranks == 1:
+        limited = model.ttft_s < inf or model.tpot_s < inf
+        return "one worker meets the limits" if limited else "one worker, because the model has no limits"
+    if single is None:
+        return f"no server can take one worker, {ranks} can take a rank each"
+    if single.meets:
+        return (
+            f"{required} workers are needed: {ranks} ranks answer after {scheme.ttft_s:.1f} s, one worker after "
+            f"{single.ttft_s:.1f} s"
+        )
+    return (
+        f"one worker answers after {single.ttft_s:.1f} s, {ranks} ranks after {scheme.ttft_s:.1f} s; the limit is "
+        f"{model.ttft_s:g} s"
+    )
+
+
+def _explain_failure(model: FleetModel, tried: Sequence[Scheme], settings: FleetSettings) -> str:
+    """Return why the single worker was chosen although it does not meet the limits."""
+    limits = (("first token", model.ttft_s, "ttft_s"), ("token", model.tpot_s, "tpot_s"))
+    best = [
+        f"{name} {min(getattr(one, member) for one in tried):.3g} s at best, limit {limit:g} s"
+        for name, limit, member in limits
+        if limit < inf and tried
+    ]
+    missing = [
+        f"{ranks} ranks: {why}" for ranks, why in model.unavailable.items() if ranks <= settings.most_ranks
+    ]
+    return "; ".join(["one worker, because nothing meets the limits", *best, *missing])
 
 
 def considered(
@@ -150,52 +202,67 @@ def considered(
     *,
     required: int = 1,
     waited_s: float = 0.0,
+    hops: Hops | None = None,
 ) -> Iterator[Scheme]:
     """Yield the best scheme of each size and number of full workers that fits, in order of preference."""
     for ranks in sizes(required, settings.most_ranks):
-        ordered = _ordered(model, offers, settings, ranks)
+        if ranks in model.unavailable:
+            continue
+        ordered = _ordered(model, offers, ranks)
         for full in range(fewest_full(ranks, required, settings.consolidate), ranks + 1):
-            if (found := _scheme(model, ordered, settings, ranks, full, waited_s)) is not None:
+            if (found := _scheme(model, ordered, settings, ranks, full, waited_s, hops)) is not None:
                 yield found
 
 
-def _ordered(
-    model: FleetModel, offers: Sequence[Offer], settings: FleetSettings, ranks: int
-) -> list[tuple[float, Offer]]:
+Timed = tuple[float, int, float, str, Offer]
+"""Offer after its term and what decides among equal terms: free memory, bandwidth (negative) and name."""
+
+
+def _ordered(model: FleetModel, offers: Sequence[Offer], ranks: int) -> list[Timed]:
     """Return the servers that fit a part, by term; among equals the fullest first, so that empty devices stay free."""
     size = max(model.ranks(ranks))
     least = model.part(ranks) if ranks > 1 else model.memory
-    timed = [
-        (loaded_s(model.costs, size, offer.fetch, offer.load), offer)
+    costs = model.costs
+    return sorted(
+        (loaded_s(costs, size, offer.fetch, offer.load), offer.free, -offer.fetch, offer.server, offer)
         for offer in offers
         if offer.free >= least
-    ]
-    return sorted(timed, key=lambda one: (one[0], one[1].free, -one[1].fetch, one[1].server))
+    )
 
 
 def _scheme(
     model: FleetModel,
-    ordered: list[tuple[float, Offer]],
+    ordered: list[Timed],
     settings: FleetSettings,
     ranks: int,
     full: int,
     waited_s: float,
+    hops: Hops | None,
 ) -> Scheme | None:
     if len(ordered) < ranks:
         return None
     memory = model.full_memory(ranks, settings.beside)
-    whole = [one for one in ordered if one[1].free >= memory][:full]
+    whole = list(islice((one for one in ordered if one[1] >= memory), full))
     if len(whole) < full:
         return None
-    taken = {offer.server for _, offer in whole}
-    parts = [one for one in ordered if one[1].server not in taken][: ranks - full]
-    term = max(term for term, _ in (*whole, *parts))
-    ttft = ttft_s(model.group_costs(ranks), term, ranks, full, waited_s)
-    tpot = tpot_s(model.costs, ranks, full)
-    meets = ttft <= model.ttft_s and tpot <= model.tpot_s
+    parts = list(islice((one for one in ordered if one not in whole), ranks - full))
+    term = max(one[0] for one in (*whole, *parts))
     memories = {True: memory, False: model.part(ranks)}
-    chosen = [(offer, True) for _, offer in whole] + [(offer, False) for _, offer in parts]
-    return Scheme(_dealt(model.ranks(ranks), memories, chosen), term, ttft, tpot, meets)
+    chosen = [(one[-1], True) for one in whole] + [(one[-1], False) for one in parts]
+    places = _dealt(model.ranks(ranks), memories, chosen)
+    costs = model.group_costs(ranks)
+    if hops and ranks > 1:
+        costs = replace(costs, hop_s=_mean_hop_s(places, hops, costs.hop_s))
+    ttft = ttft_s(costs, term, ranks, full, waited_s)
+    tpot = tpot_s(costs, ranks, full)
+    return Scheme(places, term, ttft, tpot, ttft <= model.ttft_s and tpot <= model.tpot_s)
+
+
+def _mean_hop_s(places: Sequence[Place], hops: Hops, assumed_s: float) -> float:
+    """Return t_n of a pipeline: the mean over its hops, of which the last returns the token to the first rank."""
+    servers = [place.server for place in places]
+    pairs = (sorted(pair) for pair in zip(servers, servers[1:] + servers[:1], strict=True))
+    return sum(hops.get(a, {}).get(b, assumed_s) for a, b in pairs) / len(servers)
 
 
 def _dealt(

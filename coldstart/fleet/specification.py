@@ -89,8 +89,10 @@ class FleetModel:
     """`size` bytes of weights, `memory` device bytes to serve; between `least` and `most` workers.
 
     A worker stops after `idle_s` without a request and serves `batch` concurrent requests. `shares` are the real bytes
-    of each rank by number of ranks, if known; else ranks are equal. `joins` are measured seconds from loaded weights to
-    ready, by number of ranks; they replace `join_s` of the costs.
+    of each rank by number of ranks, if known; else ranks are equal. `recorded` are the seconds from loaded weights to
+    ready, by number of ranks, of the starts that verified the bundles; `joins` those of the fleet's own starts, which
+    replace them, and both replace `join_s` of the costs. `unavailable` are the numbers of ranks that cannot start, with
+    the reasons.
     """
 
     name: str
@@ -105,6 +107,8 @@ class FleetModel:
     idle_s: Seconds = 60.0
     shares: dict[int, tuple[int, ...]] = field(default_factory=dict)
     joins: dict[int, float] = field(default_factory=dict)
+    recorded: dict[int, float] = field(default_factory=dict)
+    unavailable: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= self.memory:
@@ -120,8 +124,8 @@ class FleetModel:
                 raise UsageError(f"model {self.name}: {len(shares)} shares for {ranks} ranks")
 
     def group_costs(self, count: int) -> Costs:
-        """Return the costs of a group of `count` ranks, with the measured join time if there is one."""
-        seen = self.joins.get(count)
+        """Return the costs of a group of `count` ranks, with the measured or recorded join time if there is one."""
+        seen = self.joins.get(count, self.recorded.get(count))
         return self.costs if seen is None else replace(self.costs, join_s=seen / count)
 
     def ranks(self, count: int) -> tuple[int, ...]:
@@ -154,11 +158,11 @@ class FleetSettings:
 
     most_ranks: int = setting(
         MOST_RANKS,
-        "Maximum number of servers that start one model as a pipeline.",
+        "Maximum number of servers that start one model as a pipeline; 1 starts single workers only.",
         "--ranks",
         "N",
         least=1,
-        most=16,
+        most=MOST_RANKS,
     )
     window_s: Seconds = setting(1.0, "", least=0)
     consolidate: bool = setting(
@@ -234,7 +238,11 @@ def _models(name: str, given: dict[str, Any]) -> Iterator[FleetModel]:
     own = {field.name for field in fields(Costs)}
     costs = decode(Costs, {key: table.pop(key) for key in own & table.keys()}, place)
     for one in names:
-        yield decode(FleetModel, table, place, name=one, costs=costs, shares={}, joins={})
+        yield decode(FleetModel, table, place, name=one, costs=costs, **{member: {} for member in _OBSERVED})
+
+
+# Members of FleetModel that no file sets.
+_OBSERVED = ("shares", "joins", "recorded", "unavailable")
 
 
 def _names(place: str, name: str, count: object) -> list[str]:

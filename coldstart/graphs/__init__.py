@@ -4,8 +4,8 @@ A captured graph is stored as payload bytes, relocations against memory regions,
 with region bases B, the word of a relocation (region r, offset o) equals B[r] + o. Every other word is a constant. This
 package does not name vLLM; `coldstart.vllm.graphs` connects it.
 
-  data      tables (in memory and on disk, sealed), words, inputs, overview, errors, api
+  data      tables (in memory and on disk, sealed; words and intervals), inputs, errors, api
   offline   offline (order of processes, work of each): record, classify, link, prove
-  online    restore, and prove for the canary
+  online    restore, and prove for the canary and the summary
   backends  cuda/ (cuda-bindings), torch_framework (PyTorch)
 """

@@ -65,15 +65,6 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Range:
-    """Driver allocation, as the driver reports it."""
-
-    base: int
-    size: int
-    host: bool = False
-
-
-@dataclass(frozen=True)
 class AllocationEvent:
     """Event of the allocation trace: `kind` is alloc or free, `pool` is whether the memory is in the pool of the graphs."""
 

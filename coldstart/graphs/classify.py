@@ -7,9 +7,8 @@ second process. Let a, b be one parameter word in both:
   otherwise, no live memory at either             -> noise: padding that the kernel never reads; the proof decides;
   otherwise                                       -> conflict: the graph is refused.
 An address of the pool can have had several allocations. Any of them proves the pointer: it is stored by its place in the second
-process, where the graph was captured as it is.
-The start of one region may be the end of another in both processes. Such a word is read as the start. If a process finds both
-by name, every restore checks that they touch there too. Otherwise they lie apart in every restore, and the proof decides.
+process, where the graph was captured as it is. As in the paper, a word belongs to the memory that contains it. Only a word in
+no memory can be the end of memory before it. The proof finds an end that was read as the start of the memory after it.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coldstart.graphs import words
 from coldstart.graphs.errors import BaseCollisionError
 from coldstart.graphs.record import Snapshot
 from coldstart.graphs.tables import (
     ABSOLUTE,
+    NONE,
     RELOCATION,
     TENSOR_MAP,
     TENSOR_MAP_BYTES,
-    TOUCHING,
     Array,
     Graph,
+    Intervals,
     SymbolRegion,
+    values,
 )
-from coldstart.graphs.words import NONE, Intervals
 
 # Memory that both processes have: its addresses and its size.
 COMMON = np.dtype([("a", "<u8"), ("b", "<u8"), ("size", "<u8")])
@@ -40,13 +39,9 @@ COMMON = np.dtype([("a", "<u8"), ("b", "<u8"), ("size", "<u8")])
 
 @dataclass
 class Classified:
-    """Result for one graph: relocations, pairs of touching regions, and the payload bytes that are noise or in conflict.
-
-    The region numbers are those of `Memory.regions`.
-    """
+    """Relocations of one graph to `Memory.regions`, and its payload bytes that are noise or in conflict."""
 
     relocations: Array
-    touching: Array
     noise: Array
     conflict: Array
     windows: int
@@ -58,19 +53,20 @@ class Memory:
     def __init__(self, a: Snapshot, b: Snapshot) -> None:
         self._a, self._b = a, b
         self.regions = [*b.regions, *b.pool, *b.unnamed()]
+        self._first = [*a.regions, *a.pool, *a.unnamed()]
+        self._live = [
+            Intervals(regions)
+            for s, own in ((a, self._first), (b, self.regions))
+            for regions in (own, s.ranges)
+        ]
         self._common = find_common(a, b)
         self._libraries = [(s.libraries(), Intervals(s.libraries())) for s in (a, b)]
         self.pairs: dict[int, int] = {}
         self._refresh()
 
     def _refresh(self) -> None:
+        """Index the regions by address, and the common memory by distance as disjoint intervals [start, end) of `a`."""
         self._where = Intervals(self.regions)
-        sides = ((self._a, [*self._a.regions, *self._a.pool, *self._a.unnamed()]), (self._b, self.regions))
-        self._live = [
-            [Intervals(regions), Intervals([SymbolRegion("", r.size, r.base) for r in s.ranges])]
-            for s, regions in sides
-        ]
-        # By distance: the disjoint intervals [start, end) of `a`, and the ends of all parts.
         self._moved: dict[int, tuple[Array, Array, Array]] = {}
         distance = self._common["b"] - self._common["a"]
         order = np.lexsort((self._common["a"], distance))
@@ -83,47 +79,42 @@ class Memory:
             self._moved[moved] = (rows["a"][first], reach[last], np.unique(ends))
 
     def explain(self, a: Array, b: Array) -> tuple[Array, Array]:
-        """Return for each pair of words whether it is an address inside, and one past the end, of common memory."""
+        """Return for each pair of words whether it is an address in common memory, or else one past its end."""
         inside, past = self._find_moved(a, b)
         if self._pair_libraries(a[~inside], b[~inside]):
             inside, past = self._find_moved(a, b)
-        return inside & (self._where.find(b) != NONE), past & (self._where.find(b - np.uint64(1)) != NONE)
+        inside &= self._where.find(b) != NONE
+        return inside, past & ~inside & (self._where.find(b - np.uint64(1)) != NONE)
 
     def _find_moved(self, a: Array, b: Array) -> tuple[Array, Array]:
         inside, past = np.zeros(len(a), bool), np.zeros(len(a), bool)
         distances, group = np.unique(b - a, return_inverse=True)
         for number, distance in enumerate(distances.tolist()):
-            if distance not in self._moved:
-                continue
-            starts, reach, ends = self._moved[distance]
-            mine = np.flatnonzero(group == number)
-            at = np.searchsorted(starts, a[mine], side="right") - 1
-            inside[mine] = (at >= 0) & (a[mine] < reach[np.maximum(at, 0)])
-            past[mine] = np.isin(a[mine], ends)
+            if distance in self._moved:
+                starts, reach, ends = self._moved[distance]
+                mine = np.flatnonzero(group == number)
+                at = np.searchsorted(starts, a[mine], side="right") - 1
+                inside[mine] = (at >= 0) & (a[mine] < reach[np.maximum(at, 0)])
+                past[mine] = np.isin(a[mine], ends)
         return inside, past
 
     def _pair_libraries(self, a: Array, b: Array) -> bool:
         """Pair allocations of libraries, which have no order, one to one by words at an equal offset; return if any is new."""
         (mine, one), (theirs, other) = self._libraries
         left, right = one.find(a), other.find(b)
-        both = np.flatnonzero((left != NONE) & (right != NONE))
         before = len(self.pairs)
-        for i in both.tolist():
+        for i in np.flatnonzero((left != NONE) & (right != NONE)).tolist():
             x, y = int(left[i]), int(right[i])
             p, q = mine[x], theirs[y]
-            if (
-                x in self.pairs
-                or y in self.pairs.values()
-                or p.size != q.size
-                or int(a[i]) - p.base != int(b[i]) - q.base
-            ):
+            taken = x in self.pairs or y in self.pairs.values()
+            if taken or p.size != q.size or int(a[i]) - p.base != int(b[i]) - q.base:
                 continue
             self.pairs[x] = y
             self.regions.append(SymbolRegion(f"lib:{len(self.pairs) - 1}", q.size, q.base))
             self._common = np.append(self._common, np.array([(p.base, q.base, q.size)], COMMON))
-        if len(self.pairs) > before:
+        if found := len(self.pairs) > before:
             self._refresh()
-        return len(self.pairs) > before
+        return found
 
     def locate(self, addresses: Array) -> tuple[Array, Array]:
         """Return the region of each address of the second process, or NONE, and the offset in it."""
@@ -133,37 +124,32 @@ class Memory:
 
     def pair_contents(self) -> dict[int, int]:
         """Return the address in the first process of memory that outlives the capture, by its address in the second."""
-        rows = find_common(self._a, self._b, "live").tolist()
-        libraries = [
-            (self._libraries[0][0][x].base, self._libraries[1][0][y].base, 0) for x, y in self.pairs.items()
-        ]
-        return {b: a for a, b, _ in [*rows, *libraries]}
+        (mine, _), (theirs, _) = self._libraries
+        libraries = {theirs[y].base: mine[x].base for x, y in self.pairs.items()}
+        return {b: a for a, b, _ in find_common(self._a, self._b, "live").tolist()} | libraries
 
     def are_live(self, a: Array, b: Array) -> Array:
         """Return whether any known live memory is at either word of each pair."""
-        hits = [
-            where.find(word) != NONE
-            for word, sides in ((a, self._live[0]), (b, self._live[1]))
-            for where in sides
-        ]
+        hits = [where.find(word) != NONE for word, where in zip((a, a, b, b), self._live, strict=True)]
         live: Array = np.logical_or.reduce(hits)
         return live
 
     def describe(self, a: int, b: int) -> str:
         """Return both addresses, each with the region that contains it or else the nearest region below."""
-        sides = ((a, [*self._a.regions, *self._a.pool, *self._a.unnamed()]), (b, self.regions))
-        return " and ".join(_describe(address, regions) for address, regions in sides)
+        return f"{_describe(a, self._first)} and {_describe(b, self.regions)}"
 
     def check_moved(self, graphs: Iterable[tuple[Array, Array]]) -> None:
         """Raise BaseCollisionError if a word points to memory that did not move: it looks like a constant."""
         stuck = self._common[self._common["a"] == self._common["b"]]
-        stuck = np.unique(stuck[["b", "size"]])
         bases = {r.base for r in self._a.ranges}
-        spans = [*stuck.tolist(), *((r.base, r.size) for r in self._b.ranges if r.base in bases)]
+        spans = {
+            *stuck[["b", "size"]].tolist(),
+            *((r.base, r.size) for r in self._b.ranges if r.base in bases),
+        }
         if not spans:
             return
         equal = np.unique(np.concatenate([np.zeros(0, np.uint64), *(a[a == b] for a, b in graphs)]))
-        for base, size in spans:
+        for base, size in sorted(spans):
             if ((equal >= base) & (equal <= base + size)).any():
                 raise BaseCollisionError(
                     f"{_describe(base, self.regions)} has the same address in both captures: its pointers look like constants"
@@ -176,30 +162,21 @@ def _describe(address: int, regions: list[SymbolRegion]) -> str:
     if nearest is None:
         return f"{address:#x} (below all regions)"
     offset = address - nearest.base
-    place = (
-        f"{nearest.symbol}+{offset}" if offset < nearest.size else f"{offset} bytes after {nearest.symbol}"
-    )
-    return f"{address:#x} ({place})"
+    inside = f"{nearest.symbol}+{offset}"
+    return f"{address:#x} ({inside if offset < nearest.size else f'{offset} bytes after {nearest.symbol}'})"
 
 
 def find_common(a: Snapshot, b: Snapshot, of_pool: str = "pool") -> Array:
     """Return rows of COMMON for the memory that both processes have; with `of_pool` live, without what the pool has freed."""
     theirs = {(r.symbol, r.size): r.base for r in [*b.regions, *b.unnamed()]}
-    rows = [
-        (r.base, theirs[r.symbol, r.size], r.size)
-        for r in [*a.regions, *a.unnamed()]
-        if (r.symbol, r.size) in theirs
-    ]
-    pools = [s.allocations[s.allocations["pool"] & s.allocations[of_pool]] for s in (a, b)]
+    pairs = [(r.base, theirs.get((r.symbol, r.size)), r.size) for r in [*a.regions, *a.unnamed()]]
+    one, other = (s.allocations[s.allocations["pool"] & s.allocations[of_pool]] for s in (a, b))
     # The graphs of a process are captured one after another, so later ones reuse the pool's memory: every allocation counts.
-    _, one, other = np.intersect1d(*(p[["size", "number"]] for p in pools), return_indices=True)
-    pool = np.zeros(len(one), COMMON)
-    pool["a"], pool["b"], pool["size"] = (
-        pools[0]["address"][one],
-        pools[1]["address"][other],
-        pools[0]["size"][one],
-    )
-    return np.concatenate([np.array(rows, COMMON), pool[pool["size"] > 0]])
+    same = ["size", "number"]
+    _, left, right = np.intersect1d(one[same], other[same], return_indices=True)
+    pool = np.zeros(len(left), COMMON)
+    pool["a"], pool["b"], pool["size"] = one["address"][left], other["address"][right], one["size"][left]
+    return np.concatenate([np.array([p for p in pairs if p[1] is not None], COMMON), pool[pool["size"] > 0]])
 
 
 @dataclass
@@ -213,8 +190,7 @@ class Classifier:
 
     def __post_init__(self) -> None:
         self.open: Array = np.asarray(self.a.payload != self.b.payload)
-        self._rows: list[Array] = []
-        self._touching: list[Array] = []
+        self._rows = [np.zeros(0, RELOCATION)]
 
     def run(self, aligned: Array, everywhere: Array) -> Classified:
         """Classify; `aligned` are the windows at 4-byte stride, `everywhere` those at any byte, as in packed structs."""
@@ -223,18 +199,13 @@ class Classifier:
         self._find_maps()
         self._find_pointers(self._still_open(everywhere))
         noise, conflict = self._split_rest(self._still_open(everywhere))
-        rows = np.concatenate([np.zeros(0, RELOCATION), *self._rows])
-        touching = np.unique(np.concatenate([np.zeros(0, TOUCHING), *self._touching]))
-        return Classified(
-            rows[np.argsort(rows["place"], kind="stable")], touching, noise, conflict, len(aligned)
-        )
+        rows = np.concatenate(self._rows)
+        return Classified(rows[np.argsort(rows["place"], kind="stable")], noise, conflict, len(aligned))
 
     def _words(self, at: Array) -> tuple[Array, Array]:
-        return words.values(self.a.payload, at), words.values(self.b.payload, at)
+        return values(self.a.payload, at), values(self.b.payload, at)
 
     def _still_open(self, everywhere: Array) -> Array:
-        if not self.open.any():
-            return np.zeros(0, np.int64)
         touching: Array = everywhere[self.open[everywhere[:, None] + np.arange(8)].any(1)]
         return touching
 
@@ -242,22 +213,15 @@ class Classifier:
         a, b = self._words(place)
         inside, past = self.memory.explain(a, b)
         chosen = choose(place, inside | past)
-        self._add(place[chosen], b[chosen], inside[chosen], past[chosen], ABSOLUTE)
-        self.open[(place[chosen][:, None] + np.arange(8)).ravel()] = False
+        self._add(place[chosen], b[chosen], past[chosen], ABSOLUTE, 8)
 
-    def _add(self, place: Array, b: Array, inside: Array, past: Array, kind: int) -> None:
-        """Add relocations; an address one past the end of memory belongs to the region before it."""
-        one = np.uint64(1)
-        region, offset = self.memory.locate(b)
-        before, rest = self.memory.locate(b - one)
+    def _add(self, place: Array, b: Array, past: Array, kind: int, size: int) -> None:
         rows = np.zeros(len(place), RELOCATION)
         rows["place"], rows["kind"] = place, kind
-        rows["region"], rows["offset"] = np.where(inside, region, before), np.where(inside, offset, rest + 1)
+        region, offset = self.memory.locate(b - past)
+        rows["region"], rows["offset"] = region, offset + past
         self._rows.append(rows)
-        both = inside & past & (region != before)
-        touching = np.zeros(int(both.sum()), TOUCHING)
-        touching["end_of"], touching["start_of"] = before[both], region[both]
-        self._touching.append(touching)
+        self.open[(place[:, None] + np.arange(size)).ravel()] = False
 
     def _find_maps(self) -> None:
         """Add the tensor maps whose addresses have moved with common memory, if all their other bytes are explained.
@@ -271,10 +235,8 @@ class Classifier:
         still = self.open[place[:, None] + np.arange(TENSOR_MAP_BYTES)]
         needed = still.any(1) & ~(still & ~one["coded"][first]).any(1)
         a, b, place = one["address"][first[needed]], other["address"][second[needed]], place[needed]
-        inside, past = self.memory.explain(a, b)
-        good = inside | past
-        self._add(place[good], b[good], inside[good], past[good], TENSOR_MAP)
-        self.open[(place[good][:, None] + np.arange(TENSOR_MAP_BYTES)).ravel()] = False
+        good, _ = self.memory.explain(a, b)
+        self._add(place[good], b[good], np.zeros(len(place), bool)[good], TENSOR_MAP, TENSOR_MAP_BYTES)
 
     def _split_rest(self, place: Array) -> tuple[Array, Array]:
         """Split the unexplained bytes into noise and conflict."""
@@ -289,12 +251,9 @@ def choose(place: Array, proven: Array) -> Array:
 
     Compilers align pointers, so an aligned window is more likely the pointer.
     """
-    candidates = np.flatnonzero(proven)
-    aligned = place[candidates] % 8 == 0
-    chosen = candidates[aligned].tolist()
-    taken = set((place[chosen][:, None] + np.arange(8)).ravel().tolist()) if (~aligned).any() else set()
-    rest = candidates[~aligned]
-    for i in rest[np.argsort(place[rest] % 4 != 0, kind="stable")].tolist():
+    candidates, chosen, taken = np.flatnonzero(proven), list[int](), set[int]()
+    at = place[candidates]
+    for i in candidates[np.lexsort((at % 4 != 0, at % 8 != 0))].tolist():
         span = range(int(place[i]), int(place[i]) + 8)
         if taken.isdisjoint(span):
             taken.update(span)

@@ -11,17 +11,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
-from coldstart.graphs.errors import AlteredTableError, MissingRegionError
-from coldstart.graphs.tables import SymbolRegion, require_file, sha256
+from coldstart.graphs.errors import AlteredTableError, GraphRefusedError
+from coldstart.graphs.tables import SymbolRegion, read_by_digest, read_manifest, sha256
 
 if TYPE_CHECKING:
     from coldstart.graphs.cuda.driver import CudaDriver
+    from coldstart.graphs.restore import Restorer
 
 FOLDER, ENTRY = "inputs", "workload"
 WINDOW = 1 << 20
@@ -47,10 +49,6 @@ class Inputs:
     static: dict[str, dict[str, str]] = field(default_factory=dict)
     outputs: dict[str, list[Place]] = field(default_factory=dict)
 
-    def document(self) -> dict[str, Any]:
-        """Return the JSON entry of these inputs in the tables' sealed report."""
-        return asdict(self)
-
     def restricted(self, keys: Collection[str]) -> Inputs:
         """Return the inputs and outputs of these graphs."""
         static = {key: symbols for key, symbols in self.static.items() if key in keys}
@@ -62,15 +60,9 @@ class Inputs:
     def parse_report(cls, report: Mapping[str, Any]) -> Inputs:
         """Parse the inputs from a bundle's report. Raises AlteredTableError if it has none."""
         try:
-            held = report[ENTRY]
-            tokens = {symbol: (int(a), int(b)) for symbol, (a, b) in held["tokens"].items()}
-            return cls(tokens, list(held["kv"]), dict(held["static"]), _places(held["outputs"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return msgspec.convert(report.get(ENTRY), cls)
+        except msgspec.ValidationError as error:
             raise AlteredTableError("the bundle has no inputs for the replay of its graphs") from error
-
-
-def _places(held: Mapping[str, Any]) -> dict[str, list[Place]]:
-    return {k: [(str(s), int(o), int(n)) for s, o, n in rows] for k, rows in held.items()}
 
 
 class InputLog:
@@ -100,21 +92,6 @@ class InputLog:
             (directory / FOLDER / digest).write_bytes(self.held[digest])
 
 
-def make_reader(directory: Path) -> Callable[[str], bytes]:
-    """Return a function that reads inputs of a bundle by digest and raises AlteredTableError."""
-
-    def read(digest: str) -> bytes:
-        try:
-            data = require_file(directory / FOLDER / digest).read_bytes()
-        except OSError as error:
-            raise AlteredTableError(f"cannot read the recorded graph input {digest[:12]}: {error}") from error
-        if sha256(data) != digest:
-            raise AlteredTableError(f"the recorded graph input {digest[:12]} does not match its digest")
-        return data
-
-    return read
-
-
 @dataclass
 class StoredInputs:
     """Workload of stored inputs; `here` finds named memory."""
@@ -129,7 +106,7 @@ class StoredInputs:
 
         Raises:
             AlteredTableError: A stored input is damaged.
-            MissingRegionError: This process has no region for an input or an output.
+            GraphRefusedError: This process has no region for an input or an output.
         """
         values = np.random.default_rng(seed)
         for symbol, digest in self.inputs.static.get(key, {}).items():
@@ -138,8 +115,7 @@ class StoredInputs:
             region = self.here(symbol)
             ids = values.integers(0, below, region.size // width).astype(f"<i{width}")
             self.driver.write(region.base, ids.tobytes())
-        spans = [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
-        for number, (address, size) in enumerate(spans):
+        for number, (address, size) in enumerate(self._windows()):
             at = number * SHIFT % (len(_noise(seed)) - 2 * WINDOW)
             self.driver.write(address, _noise(seed)[at : at + size])
         # A captured and a restored graph share their outputs: one that writes none must not pass.
@@ -147,24 +123,26 @@ class StoredInputs:
             self.driver.fill(address, size, STALE)
         self.driver.synchronize()  # the graph runs on another stream, which does not wait for these copies
 
+    def _windows(self) -> list[Span]:
+        return [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
+
     def _outputs(self, key: str) -> list[Span]:
-        places = [
-            (self.here(symbol).base + offset, size)
-            for symbol, offset, size in self.inputs.outputs.get(key, [])
+        return [
+            (self.here(symbol).base + at, size)
+            for symbol, at, size in self.inputs.outputs.get(key, [])
+            if size
         ]
-        return [(address, size) for address, size in places if size]
 
     def observe(self, key: str) -> bytes:
-        """Return the outputs and the KV windows. Raises MissingRegionError."""
-        spans = [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
-        return b"".join(self.driver.read(address, size) for address, size in [*self._outputs(key), *spans])
+        """Return the outputs and the KV windows. Raises GraphRefusedError."""
+        spans = [*self._outputs(key), *self._windows()]
+        return b"".join(self.driver.read(address, size) for address, size in spans)
 
     @contextmanager
     def preserve(self, key: str) -> Iterator[None]:
         """Context manager: on exit, restore all memory that `prepare` writes for this graph, except the outputs."""
         symbols = {*self.inputs.static.get(key, {}), *self.inputs.tokens}
-        spans = [(r.base, r.size) for r in map(self.here, symbols)]
-        spans += [span for symbol in self.inputs.kv for span in windows(self.here(symbol))]
+        spans = [*((r.base, r.size) for r in map(self.here, symbols)), *self._windows()]
         before = [(address, self.driver.read(address, size)) for address, size in spans]
         try:
             yield
@@ -192,14 +170,21 @@ def windows(region: SymbolRegion) -> list[tuple[int, int]]:
 
 
 def finder(source: Callable[[], Iterable[SymbolRegion]]) -> Where:
-    """Return a function that finds a region by symbol, and raises MissingRegionError for an unknown one."""
+    """Return a function that finds a region by symbol, and raises GraphRefusedError for an unknown one."""
     known: dict[str, SymbolRegion] = {}
 
     def find(symbol: str) -> SymbolRegion:
         if symbol not in known:
             known.update({region.symbol: region for region in source()})
         if symbol not in known:
-            raise MissingRegionError(f"{symbol} does not exist in this process")
+            raise GraphRefusedError(f"{symbol} does not exist in this process")
         return known[symbol]
 
     return find
+
+
+def open_inputs(restorer: Restorer) -> StoredInputs:
+    """Return the stored inputs of a bundle in this process's memory. Raises AlteredTableError."""
+    inputs = Inputs.parse_report(read_manifest(restorer.directory).report)
+    read = functools.partial(read_by_digest, restorer.directory / FOLDER)
+    return StoredInputs(restorer.driver, inputs, read, finder(restorer.framework.regions))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coldstart.graphs import words
 from coldstart.graphs.api import LAUNCH
 from coldstart.graphs.classify import Classified, Classifier, Memory
 from coldstart.graphs.errors import GraphError, format_reasons
@@ -23,12 +22,13 @@ from coldstart.graphs.tables import (
     BYTES,
     RELOCATION,
     TENSOR_MAP_BYTES,
-    TOUCHING,
     Array,
     Graph,
     Kernel,
     SymbolRegion,
     Tables,
+    places,
+    values,
 )
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ def combine(a: Snapshot, b: Snapshot) -> Tables:
     a, b = keep(a, keys), keep(b, keys)
     memory, kernels = Memory(a, b), b.tables.kernels
     pairs = {key: (a.tables.graphs[key], graph) for key, graph in b.tables.graphs.items()}
-    windows = {key: words.places(graph, kernels, 1) for key, (_, graph) in pairs.items()}
+    windows = {key: places(graph, kernels, 1) for key, (_, graph) in pairs.items()}
     memory.check_moved(
-        (words.values(one.payload, windows[key]), words.values(other.payload, windows[key]))
+        (values(one.payload, windows[key]), values(other.payload, windows[key]))
         for key, (one, other) in pairs.items()
     )
     found = {
         key: Classifier(memory, one, other, (a.maps[key], b.maps[key])).run(
-            words.places(other, kernels), windows[key]
+            places(other, kernels), windows[key]
         )
         for key, (one, other) in pairs.items()
     }
@@ -71,15 +71,9 @@ def combine(a: Snapshot, b: Snapshot) -> Tables:
         "windows": sum(c.windows for c in found.values()),
         "pointers": sum(len(c.relocations) for c in found.values()),
         "noise_bytes": sum(len(c.noise) for c in found.values()),
-        "conflict_bytes": sum(len(c.conflict) for c in found.values()),
-        "two_readings": sum(len(c.touching) for c in found.values()),
-    }  # fmt: skip
+    }
     graphs = {key: _apply(pairs[key][1], found[key]) for key in keys if key not in conflicts}
-    pairs_of_graphs = (found[key].touching for key in graphs)
-    touching = np.unique(np.concatenate([np.zeros(0, TOUCHING), *pairs_of_graphs]))
-    named = [not any(memory.regions[i].is_provided for i in pair) for pair in touching.tolist()]
-    touching = touching[np.array(named, bool)]
-    tables = replace(b.tables, graphs=graphs, refused=reasons | conflicts, report=report, touching=touching)
+    tables = replace(b.tables, graphs=graphs, refused=reasons | conflicts, report=report)
     tables, used = _add_contents(tables, b, a.contents, memory)
     return _keep_regions(tables, used, memory.regions)
 
@@ -94,14 +88,9 @@ def find_disagreements(a: Tables, b: Tables) -> dict[str, str]:
             reasons[key] = "captured in one process only"
         elif not _same_structure(a, a.graphs[key], b, b.graphs[key]):
             reasons[key] = "kernels, launch sizes or edges differ between two captures"
-        elif missing := [k for k in _kernels(b, b.graphs[key]) if b.kernels[k].binary is None]:
+        elif missing := [k for k in b.graphs[key].kernels() if b.kernels[k].binary is None]:
             reasons[key] = f"kernel {b.kernels[missing[0]].name} cannot be restored: its binary is unknown"
     return reasons
-
-
-def _kernels(tables: Tables, graph: Graph) -> list[int]:
-    numbers: list[int] = np.unique(graph.nodes["kernel"][graph.nodes["kind"] == 0]).tolist()
-    return numbers
 
 
 def _same_structure(a: Tables, one: Graph, b: Tables, other: Graph) -> bool:
@@ -129,7 +118,7 @@ def _describe_conflict(memory: Memory, one: Graph, other: Graph, kernels: list[K
     place = byte // 8 * 8  # payloads and pointers are aligned
     node = other.nodes[int(np.searchsorted(other.nodes["payload"], place, side="right")) - 1]
     kernel = kernels[node["kernel"]].name if node["kind"] == 0 else "a memset or copy"
-    a, b = (int(words.values(g.payload, np.array([place]))[0]) for g in (one, other))
+    a, b = (int(values(g.payload, np.array([place]))[0]) for g in (one, other))
     return (
         f"{kernel}, parameter byte {place - int(node['payload'])}: a word points into live memory, "
         f"but to different places in the two captures: {memory.describe(a, b)}"
@@ -139,9 +128,8 @@ def _describe_conflict(memory: Memory, one: Graph, other: Graph, kernels: list[K
 def _apply(graph: Graph, classified: Classified) -> Graph:
     """Return the graph with relocations in place of its addresses."""
     rows, payload = classified.relocations, graph.payload.copy()
-    payload[(rows["place"].astype(np.int64)[:, None] + np.arange(8)).ravel()] = (
-        0  # a tensor map's address is at its start
-    )
+    # The address of a tensor map is at its start.
+    payload[(rows["place"].astype(np.int64)[:, None] + np.arange(8)).ravel()] = 0
     payload[classified.noise] = NOISE
     return replace(graph, payload=payload, relocations=rows)
 
@@ -195,23 +183,18 @@ def _link_content(one: bytes | None, other: bytes, memory: Memory) -> tuple[Arra
 
 def _keep_regions(tables: Tables, used: set[int], regions: list[SymbolRegion]) -> Tables:
     """Return the tables with the regions that their rows name."""
-    used = used | {i for pair in tables.touching.tolist() for i in pair}
     number = np.zeros(len(regions) + 1, np.int64)
     number[sorted(used)] = np.arange(len(used))
 
-    def renumber(rows: Array, *names: str) -> Array:
+    def renumber(rows: Array) -> Array:
         rows = rows.copy()
-        for name in names:
-            rows[name] = number[rows[name]]
+        rows["region"] = number[rows["region"]]
         return rows
 
-    graphs = {
-        key: replace(g, relocations=renumber(g.relocations, "region")) for key, g in tables.graphs.items()
-    }
+    graphs = {key: replace(g, relocations=renumber(g.relocations)) for key, g in tables.graphs.items()}
     return replace(
-        tables, graphs=graphs, regions=[regions[i] for i in sorted(used)], blocks=renumber(tables.blocks, "region"),
-        content_relocations=renumber(tables.content_relocations, "region"),
-        touching=renumber(tables.touching, "end_of", "start_of"),
+        tables, graphs=graphs, regions=[regions[i] for i in sorted(used)], blocks=renumber(tables.blocks),
+        content_relocations=renumber(tables.content_relocations),
     )  # fmt: skip
 
 
@@ -222,25 +205,13 @@ def relocate(payload: Array, relocations: Array, base: Array, driver: CudaDriver
     """Return a copy of the payload with all relocations applied; `base` has the address of each region."""
     out = np.array(payload)
     plain = relocations[relocations["kind"] == ABSOLUTE]
-    place, addresses = (
-        plain["place"].astype(np.int64),
-        base[plain["region"]] + plain["offset"].astype(np.uint64),
-    )
-    out[place[:, None] + np.arange(8)] = addresses.view(np.uint8).reshape(-1, 8)
+    addresses = base[plain["region"]] + plain["offset"].astype(np.uint64)
+    out[plain["place"].astype(np.int64)[:, None] + np.arange(8)] = addresses.view(np.uint8).reshape(-1, 8)
     for place, region, _, _, offset in relocations[relocations["kind"] != ABSOLUTE].tolist():
         descriptor = out[place : place + TENSOR_MAP_BYTES].tobytes()
         moved = driver.move_tensor_map(descriptor, int(base[region]) + offset)
         out[place : place + TENSOR_MAP_BYTES] = np.frombuffer(moved, np.uint8)
     return out
-
-
-def find_apart(tables: Tables, base: Array) -> str | None:
-    """Return why a word has two readings that differ in this process, None if none has."""
-    for end, start in tables.touching.tolist():
-        if int(base[end]) + tables.regions[end].size != int(base[start]):
-            names = tables.regions[end].symbol, tables.regions[start].symbol
-            return f"a word may be the end of {names[0]} or the start of {names[1]}, which do not touch here"
-    return None
 
 
 @dataclass

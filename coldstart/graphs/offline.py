@@ -4,7 +4,7 @@
 <work>/bundle/      the bundle of both, written by the second process
 <work>/live.json    what changed in its contents while the second process took a few steps
 <work>/reason       why a process did nothing
-Invariant: bundle/ appears in one step. It contains proof.json only after a process that did not capture it has proven it.
+Invariant: bundle/ appears in one step. Its proof.json is of a process that did not record it.
 
 `make` calls no driver: the caller provides the function that starts a process of the engine.
 """
@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coldstart.contract.graphs import EngineTask
-from coldstart.graphs import prove, tables, words
+from coldstart.graphs import prove, tables
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError, format_reasons
-from coldstart.graphs.inputs import ENTRY, InputLog, Inputs, StoredInputs
+from coldstart.graphs.inputs import ENTRY, InputLog, Inputs
 from coldstart.graphs.link import combine
 from coldstart.graphs.record import load_snapshot, take
-from coldstart.graphs.restore import Restorer
-from coldstart.graphs.words import Intervals
+from coldstart.graphs.tables import NONE, Intervals
 
 if TYPE_CHECKING:
     from coldstart.graphs.cuda.driver import CudaDriver
@@ -58,30 +57,29 @@ def make(work: Path, launch: Launch) -> Path:
     drop_changed(work)
     for _ in range(2):
         launch("prove graphs", EngineTask(prove=work))
-        _expect(work, bundle / prove.PROOF, bundle / prove.REJECTED)
-        if (bundle / prove.PROOF).exists():
+        _expect(work, bundle / prove.PROOF)
+        if not (failed := prove.decode(bundle).failed):
             return bundle
-        keep_proven(bundle)
+        keep_proven(bundle, failed)
     raise NotProvenError(
         "graphs that passed the first proof failed the second one; no graph of the bundle is reliable"
     )
 
 
-def _expect(work: Path, *written: Path) -> None:
+def _expect(work: Path, written: Path) -> None:
     if (work / REASON).exists():
         raise GraphRefusedError((work / REASON).read_text())
-    if not any(path.exists() for path in written):
+    if not written.exists():
         raise GraphRefusedError("the engine captured no graph, or did not load the plug-in")
 
 
-def keep_proven(bundle: Path) -> None:
-    """Drop the graphs that the proof rejected, with its reasons. Raises NotProvenError if no graph remains."""
-    failed: dict[str, str] = json.loads((bundle / prove.REJECTED).read_text())
+def keep_proven(bundle: Path, failed: Mapping[str, str]) -> None:
+    """Drop the graphs that failed in the proof, and the proof. Raises NotProvenError if no graph remains."""
     kept = tables.load(bundle).without(failed)
     if not kept.graphs:
         raise NotProvenError(f"no graph was proven: {format_reasons(failed)}")
     tables.rewrite(kept, bundle)
-    (bundle / prove.REJECTED).unlink()
+    (bundle / prove.PROOF).unlink()
 
 
 def fail(work: Path, reason: str) -> None:
@@ -110,7 +108,7 @@ def record(
         return ContentWatch(driver, work, [])
     found = combine(load_snapshot(first), mine)
     inputs = Inputs.parse_report(report).restricted(found.graphs)
-    found = replace(found, report=found.report | dict(report) | {ENTRY: inputs.document()})
+    found = replace(found, report=found.report | dict(report) | {ENTRY: asdict(inputs)})
     part, used = work / f"{BUNDLE}.part", {k.binary for k in found.kernels if k.binary}
     tables.save(found, part, {digest: data for digest, data in mine.binaries.items() if digest in used})
     log.save(part, inputs)
@@ -132,24 +130,11 @@ def find_possible_symbols(work: Path) -> dict[str, set[str]]:
     contents = [np.frombuffer(c, np.uint8)[: len(c) // 8 * 8].view("<u8") for c in snapshot.contents.values()]
     found = {}
     for key, graph in snapshot.tables.graphs.items():
-        anywhere = words.values(graph.payload, words.places(graph, snapshot.tables.kernels, 1))
+        anywhere = tables.values(graph.payload, tables.places(graph, snapshot.tables.kernels, 1))
         addresses = np.concatenate([anywhere, snapshot.maps[key]["address"], *contents])
         numbers = np.unique(named.find(np.concatenate([addresses, addresses - np.uint64(1)])))
-        found[key] = {snapshot.regions[i].symbol for i in numbers.tolist() if i != words.NONE}
+        found[key] = {snapshot.regions[i].symbol for i in numbers.tolist() if i != NONE}
     return found
-
-
-def prove_bundle(
-    work: Path, driver: CudaDriver, framework: TorchFramework, workload: StoredInputs
-) -> prove.Proof:
-    """Restore the bundle before any capture, compare, and write the proof if every graph passed.
-
-    Raises NotProvenError, AlteredTableError.
-    """
-    restorer = Restorer(work / BUNDLE, driver, framework)
-    proof = prove.prove(restorer, driver, framework, workload)
-    (prove.reject if proof.failed else prove.publish)(proof, work / BUNDLE)
-    return proof
 
 
 # --- contents that are state -------------------------------------------------------------------------

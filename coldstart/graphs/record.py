@@ -7,33 +7,37 @@ A snapshot has the raw payloads of the graphs, the memory that they may point to
 from __future__ import annotations
 
 import functools
-import json
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from coldstart.graphs import tables as stored
-from coldstart.graphs import words
-from coldstart.graphs.api import AllocationEvent, Captured, Edge, KernelNode, NodeKind, Range
+from coldstart.graphs.api import AllocationEvent, Captured, Edge, KernelNode, NodeKind
 from coldstart.graphs.errors import AlteredTableError, DriverError, GraphRefusedError
 from coldstart.graphs.tables import (
+    DEVICE,
     EDGE,
+    HIGHEST,
+    HOST,
+    LOWEST,
     NO_KERNEL,
     NODE,
+    NONE,
     TENSOR_MAP_BYTES,
     Array,
     Attributes,
     Graph,
+    Intervals,
     Kernel,
     SymbolRegion,
     Tables,
 )
-from coldstart.graphs.words import NONE, Intervals
 
 if TYPE_CHECKING:
     from coldstart.graphs.cuda.driver import CudaDriver
@@ -62,7 +66,7 @@ class Snapshot:
     tables: Tables
     regions: list[SymbolRegion]
     pool: list[SymbolRegion]
-    ranges: list[Range]
+    ranges: list[SymbolRegion]
     allocations: Array
     maps: dict[str, Array]
     contents: dict[int, bytes]
@@ -78,7 +82,7 @@ class Snapshot:
 
     def libraries(self) -> list[SymbolRegion]:
         """Return the driver allocations that contain no memory of the framework."""
-        device = [SymbolRegion("", r.size, r.base) for r in self.ranges if not r.host]
+        device = [r for r in self.ranges if r.symbol == DEVICE]
         bases = [
             np.array([r.base for r in [*self.regions, *self.pool]], np.uint64),
             self.allocations["address"],
@@ -90,31 +94,26 @@ class Snapshot:
         """Write the snapshot into `directory`, without the binaries of its kernels."""
         stored.save(self.tables, directory, {})
         maps: dict[str, Any] = {f"map {key}": rows for key, rows in self.maps.items()}
-        np.savez(directory / "memory.npz", allocations=self.allocations, **maps)
-        for base, data in self.contents.items():
-            (directory / f"content-{base:x}.bin").write_bytes(data)
-        facts = {name: [asdict(r) for r in getattr(self, name)] for name in ("regions", "pool", "ranges")}
-        (directory / "memory.json").write_text(json.dumps(facts))
+        held = {f"content {base}": np.frombuffer(data, "u1") for base, data in self.contents.items()}
+        np.savez(directory / "memory.npz", allocations=self.allocations, **maps, **held)  # type: ignore[arg-type]
+        (directory / "memory.json").write_bytes(msgspec.json.encode((self.regions, self.pool, self.ranges)))
 
 
 def load_snapshot(directory: Path) -> Snapshot:
     """Read a snapshot. Raises AlteredTableError."""
+    kinds = tuple[list[SymbolRegion], list[SymbolRegion], list[SymbolRegion]]
     try:
-        facts = json.loads((directory / "memory.json").read_text())
+        regions, pool, ranges = msgspec.json.decode((directory / "memory.json").read_bytes(), type=kinds)
         with np.load(directory / "memory.npz", allow_pickle=False) as held:
-            arrays = {name: held[name] for name in held}
+            arrays = dict(held)
     except (OSError, ValueError, EOFError) as error:
         raise AlteredTableError(f"cannot read snapshot: {error}") from error
     return Snapshot(
-        tables=stored.load(directory),
-        regions=[SymbolRegion(**r) for r in facts["regions"]],
-        pool=[SymbolRegion(**r) for r in facts["pool"]],
-        ranges=[Range(**r) for r in facts["ranges"]],
-        allocations=arrays.pop("allocations"),
-        maps={name.removeprefix("map "): rows for name, rows in arrays.items()},
-        contents={int(p.stem[8:], 16): p.read_bytes() for p in directory.glob("content-*.bin")},
+        stored.load(directory), regions, pool, ranges, arrays.pop("allocations"),
+        maps={name[4:]: rows for name, rows in arrays.items() if name.startswith("map ")},
+        contents={int(name[8:]): rows.tobytes() for name, rows in arrays.items() if name.startswith("content ")},
         binaries={},
-    )
+    )  # fmt: skip
 
 
 def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured]) -> Snapshot:
@@ -131,7 +130,7 @@ def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, C
     addresses = {key: _candidates(graph, tables.kernels) for key, graph in tables.graphs.items()}
     used = np.unique(np.concatenate([np.zeros(0, np.uint64), *addresses.values()]))
     snapshot.ranges = _find_ranges(driver, used[Intervals([*named, *pool]).find(used) == NONE])
-    host = Intervals([SymbolRegion("host", r.size, r.base) for r in snapshot.ranges if r.host])
+    host = Intervals([r for r in snapshot.ranges if r.symbol == HOST])
     pinned = [key for key, found in addresses.items() if (host.find(found) != NONE).any()]
     snapshot.tables = tables.without(dict.fromkeys(pinned, "pinned host pointer among the parameters"))
     snapshot.contents = _read_contents(driver, snapshot, used)
@@ -140,11 +139,8 @@ def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, C
 
 def number_allocations(events: Iterable[AllocationEvent]) -> Array:
     """Return a row for each allocation of the trace, in order."""
-    counts, rows, live = (
-        Counter[tuple[int, bool]](),
-        list[tuple[int, int, int, bool, bool]](),
-        dict[int, int](),
-    )
+    counts, live = Counter[tuple[int, bool]](), dict[int, int]()
+    rows = list[tuple[int, int, int, bool, bool]]()
     for event in events:
         if event.kind != "alloc":
             live.pop(event.address, None)
@@ -221,7 +217,7 @@ def read_graphs(driver: CudaDriver, framework: TorchFramework, captured: Mapping
     for key, capture in captured.items():
         builder.begin()
         try:
-            if (reason := framework.refusal(key)) is not None:
+            if reason := framework.refusals.get(key):
                 raise GraphRefusedError(reason)
             handles = driver.nodes(capture.graph)
             for handle in handles:
@@ -244,12 +240,9 @@ def _read_node(driver: CudaDriver, builder: GraphBuilder, handle: int) -> None:
                 f"kernel {kernel.name} cannot be restored: its binary has mutable globals"
             )
         builder.add_kernel(node, kernel)
-    elif kind == NodeKind.MEMSET:
-        builder.add_other(NodeKind.MEMSET, driver.memset_node(handle))
-    elif kind == NodeKind.MEMCPY:
-        builder.add_other(NodeKind.MEMCPY, driver.memcpy_node(handle))
-    elif kind == NodeKind.EMPTY:
-        builder.add_other(NodeKind.EMPTY)
+    elif kind in (NodeKind.MEMSET, NodeKind.MEMCPY, NodeKind.EMPTY):
+        readers = {NodeKind.MEMSET: driver.memset_node, NodeKind.MEMCPY: driver.memcpy_node}
+        builder.add_other(NodeKind(kind), readers[NodeKind(kind)](handle) if kind != NodeKind.EMPTY else b"")
     else:
         raise GraphRefusedError(f"a {NodeKind(kind).name.lower()} node cannot be restored")
 
@@ -259,13 +252,13 @@ def _read_node(driver: CudaDriver, builder: GraphBuilder, handle: int) -> None:
 
 def _candidates(graph: Graph, kernels: Sequence[Kernel]) -> Array:
     """Return the words of a graph that may be addresses."""
-    values = words.values(graph.payload, words.places(graph, kernels))
-    return values[(values >= words.LOWEST) & (values < words.HIGHEST)]
+    values = stored.values(graph.payload, stored.places(graph, kernels))
+    return values[(values >= LOWEST) & (values < HIGHEST)]
 
 
-def _find_ranges(driver: CudaDriver, addresses: Array) -> list[Range]:
+def _find_ranges(driver: CudaDriver, addresses: Array) -> list[SymbolRegion]:
     """Return the driver allocations at these addresses, which are sorted."""
-    ranges: dict[int, Range] = {}
+    ranges: dict[int, SymbolRegion] = {}
     end = 0
     for address in addresses.tolist():
         held = driver.address_range(address) if address > end else None
@@ -292,7 +285,7 @@ def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) ->
     """Return the addresses in tensor maps, found by asking the driver where it writes each address bit."""
     rows: list[tuple[int, int, Array]] = []
     masks: list[int] = []
-    for place in words.maps(graph, kernels).tolist():
+    for place in stored.maps(graph, kernels).tolist():
         descriptor = graph.payload[place : place + TENSOR_MAP_BYTES].tobytes()
         try:
             masks = masks or bit_masks(driver, descriptor)

@@ -6,7 +6,8 @@ A bundle is linked once, and its graphs are built before the server is ready. Ke
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coldstart.graphs.api import NodeKind
-from coldstart.graphs.elf import read_cubin
-from coldstart.graphs.errors import (
-    AlteredTableError,
-    GraphError,
-    GraphRefusedError,
-    MissingKernelError,
-    MissingRegionError,
-)
-from coldstart.graphs.link import find_apart, make_launches, relocate
+from coldstart.graphs.errors import GraphError, GraphRefusedError
+from coldstart.graphs.link import make_launches, relocate
 from coldstart.graphs.tables import (
+    KERNELS,
     MEMCPY,
     MEMSET,
     Array,
@@ -32,7 +27,7 @@ from coldstart.graphs.tables import (
     SymbolRegion,
     Tables,
     load,
-    load_binary,
+    read_by_digest,
 )
 from coldstart.system import timeline
 
@@ -74,22 +69,30 @@ class Restorer:
             try:
                 tables = load(self.directory)
                 self._base = self._find_bases(tables.regions)
-                if reason := find_apart(tables, self._base):
-                    raise MissingRegionError(reason)
                 self._write_contents(tables)
                 self._functions, self._missing = self._find_kernels(tables.kernels)
                 self._tables = tables
             except GraphError as error:
                 self.fallbacks["*"] = str(error)
-                self._attempt("release", self.framework.release)
+                self._release()
         return "*" not in self.fallbacks
 
+    def _release(self) -> None:
+        with suppress(GraphError):  # the failure before it is the reason
+            self.framework.release()
+
     def _find_bases(self, regions: Sequence[SymbolRegion]) -> Array:
-        """Return the address of every region. Raises MissingRegionError."""
-        named = {r.symbol: r for r in self.framework.regions()}
+        """Return the address of every region. Raises GraphRefusedError if this process has no such region."""
+        here = {r.symbol: r for r in self.framework.regions()}
+        for region in regions:
+            size = here[region.symbol].size if region.symbol in here else "no"
+            if not region.is_provided and size != region.size:
+                raise GraphRefusedError(
+                    f"{region.symbol} has {size} bytes here and {region.size} in the bundle"
+                )
         reserved = iter(self.framework.reserve([r.size for r in regions if r.is_provided]))
         return np.array(
-            [next(reserved) if r.is_provided else _find_named(r, named) for r in regions], np.uint64
+            [next(reserved) if r.is_provided else here[r.symbol].base for r in regions], np.uint64
         )
 
     def _write_contents(self, tables: Tables) -> None:
@@ -109,21 +112,16 @@ class Restorer:
         functions, missing = [0] * len(kernels), dict[int, str]()
         for number, kernel in enumerate(kernels):
             try:
-                handle, declared = library(kernel.binary)
-                # A binary with a newer attribute declares no parameters; the driver reported the layout.
-                if declared.get(kernel.name, None) not in (kernel.layout, ()):
-                    raise AlteredTableError("the binary declares other parameters than the tables")
-                functions[number] = self.driver.library_kernel(handle, kernel.name)
+                functions[number] = self.driver.library_kernel(library(kernel.binary), kernel.name)
                 self.driver.set_function_attributes(functions[number], kernel.attributes)
             except GraphError as error:
                 missing[number] = f"kernel {kernel.name}: {error}"
         return functions, missing
 
-    def _load_library(self, digest: str | None) -> tuple[int, dict[str, tuple[tuple[int, int], ...]]]:
+    def _load_library(self, digest: str | None) -> int:
         if digest is None:
-            raise MissingKernelError("its binary is unknown")
-        image = load_binary(self.directory, digest)
-        return self.driver.load_library(image), read_cubin(image).kernels
+            raise GraphRefusedError("its binary is unknown")
+        return self.driver.load_library(read_by_digest(self.directory / KERNELS, digest))
 
     # --- building ------------------------------------------------------------------------------------
     def restore(self, key: str) -> Replayable | None:
@@ -144,7 +142,9 @@ class Restorer:
             reason = tables.refused.get(key, "the bundle does not contain this graph")
             raise GraphRefusedError(self.fallbacks.get("*", reason))
         graph = tables.graphs[key]
-        self._refuse(graph)
+        for number in graph.kernels():
+            if number in self._missing:
+                raise GraphRefusedError(self._missing[number])
         payload = relocate(graph.payload, graph.relocations, self._base, self.driver)
         launches = make_launches(graph, payload, tables.kernels, self._functions)
         raw = self.driver.new_graph()
@@ -157,21 +157,13 @@ class Restorer:
             self.driver.add_edges(raw, nodes, graph.edges)
             executable = self.driver.instantiate(raw)
         except GraphError:
-            self._attempt("destroy", functools.partial(self.driver.destroy, raw, 0))
+            self._destroy(raw, 0)
             raise
         return Replayable(self.driver, self.framework, executable, [launches, raw])
 
-    def _refuse(self, graph: Graph) -> None:
-        for number in np.unique(graph.nodes["kernel"][graph.nodes["kind"] == 0]).tolist():
-            if number in self._missing:
-                raise GraphRefusedError(self._missing[number])
-
-    def _attempt(self, what: str, work: Callable[[], None]) -> None:
-        """Run a cleanup step and record its failure; an earlier failure of that name remains the reason."""
-        try:
-            work()
-        except GraphError as error:
-            self.fallbacks.setdefault(what, str(error))
+    def _destroy(self, raw: int, executable: int) -> None:
+        with suppress(GraphError):
+            self.driver.destroy(raw, executable)
 
     def sizes(self) -> dict[str, int]:
         """Return the batch size of every graph of the linked bundle."""
@@ -183,19 +175,8 @@ class Restorer:
         self._tables = Tables()
         self.fallbacks["*"] = reason
         for graph in restored:
-            self._attempt("destroy", functools.partial(self.driver.destroy, graph.keep[1], graph.executable))
-        self._attempt("release", self.framework.release)
-
-
-def _find_named(region: SymbolRegion, named: Mapping[str, SymbolRegion]) -> int:
-    here = named.get(region.symbol)
-    if here is None:
-        raise MissingRegionError(f"{region.symbol} does not exist in this process")
-    if here.size != region.size:
-        raise MissingRegionError(
-            f"{region.symbol} has {here.size} bytes here and {region.size} in the bundle"
-        )
-    return here.base
+            self._destroy(graph.keep[1], graph.executable)
+        self._release()
 
 
 def _add_nodes(driver: CudaDriver, raw: int, graph: Graph, rows: Array, payload: Array) -> list[Any]:
@@ -205,15 +186,12 @@ def _add_nodes(driver: CudaDriver, raw: int, graph: Graph, rows: Array, payload:
         if other > len(handles):
             handles += driver.add_kernels(raw, rows[len(handles) : other])
         if other < len(nodes):
-            start, kind = int(nodes[other]["payload"]), nodes[other]["kind"]
+            data = payload[int(nodes[other]["payload"]) :]
+            kind = nodes[other]["kind"]
             if kind == NodeKind.MEMSET:
-                handles.append(
-                    driver.add_memset(raw, payload[start : start + MEMSET.itemsize].view(MEMSET)[0])
-                )
+                handles.append(driver.add_memset(raw, data[: MEMSET.itemsize].view(MEMSET)[0]))
             elif kind == NodeKind.MEMCPY:
-                handles.append(
-                    driver.add_memcpy(raw, payload[start : start + MEMCPY.itemsize].view(MEMCPY)[0])
-                )
+                handles.append(driver.add_memcpy(raw, data[: MEMCPY.itemsize].view(MEMCPY)[0]))
             else:
                 handles.append(driver.add_empty(raw))
     return handles

@@ -1,5 +1,7 @@
 """Graphs as tables: numpy arrays with one row for each node, edge and relocation, in memory and on disk.
 
+A word is 8 bytes of a graph's parameters that can be an address.
+
 On disk, tables.npz has all arrays, and graphs.json has the rest with the SHA-256 of tables.npz and of itself (the seal).
 Invariant: load(save(t)) == t, and `load` raises AlteredTableError after any changed byte of any file.
 """
@@ -11,7 +13,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from coldstart.graphs.errors import AlteredTableError
+from coldstart.graphs.errors import AlteredTableError, GraphError
 
 Array = npt.NDArray[Any]
 Attributes = tuple[tuple[int, str], ...]
@@ -35,7 +37,6 @@ EDGE = np.dtype(
 RELOCATION = np.dtype(
     [("place", "<u4"), ("region", "<u2"), ("kind", "u1"), ("reserved", "u1"), ("offset", "<i8")]
 )
-TOUCHING = np.dtype([("end_of", "<u2"), ("start_of", "<u2")])
 BLOCK = np.dtype([("region", "<u4"), ("length", "<u4"), ("offset", "<u8"), ("start", "<u8")])
 MEMSET = np.dtype(
     [("target", "<u8"), ("pitch", "<u8"), ("value", "<u4"), ("element", "<u4"), ("width", "<u8"), ("height", "<u8")]
@@ -47,12 +48,16 @@ MEMCPY = np.dtype(
 BYTES = np.dtype("u1")
 PARTS = {"nodes": NODE, "edges": EDGE, "payload": BYTES, "relocations": RELOCATION}
 GRAPH = np.dtype([("size", "<u4"), *((name, "<u4") for name in PARTS)])
-CONTENTS = {"blocks": BLOCK, "contents": BYTES, "content_relocations": RELOCATION, "touching": TOUCHING}
+CONTENTS = {"blocks": BLOCK, "contents": BYTES, "content_relocations": RELOCATION}
 
 NO_KERNEL = 0xFFFFFFFF
+HOST, DEVICE = "host", "device"
+NONE = -1
+STRIDE, MAP_STRIDE = 4, 64
+LOWEST, HIGHEST = 1 << 32, 1 << 48
 ABSOLUTE, TENSOR_MAP = 0, 1
 TENSOR_MAP_BYTES = 128
-FORMAT = 4  # format 3 had the touching regions of each graph
+FORMAT = 5
 MANIFEST, ARRAYS, KERNELS = "graphs.json", "tables.npz", "kernels"
 
 
@@ -77,7 +82,8 @@ class SymbolRegion:
     """Linker symbol: `size` bytes that every process has at some address; `base` is that address in this process.
 
     A process finds the memory of param:, buffer:, kv: and static: by name. The bundle provides that of pool: (a segment of
-    the graphs' pool), alloc: (another allocation of the framework) and lib: (one of a library).
+    the graphs' pool), alloc: (another allocation of the framework) and lib: (one of a library). The driver reports
+    its allocations as HOST or DEVICE.
     """
 
     symbol: str
@@ -103,13 +109,17 @@ class Graph:
     payload: Array
     relocations: Array = field(default_factory=lambda: np.zeros(0, RELOCATION))
 
+    def kernels(self) -> list[int]:
+        """Return the numbers of the kernels that this graph launches."""
+        numbers: list[int] = np.unique(self.nodes["kernel"][self.nodes["kind"] == 0]).tolist()
+        return numbers
+
 
 @dataclass
 class Tables:
     """Graphs of one model by key, what they share, and the reasons for graphs that are captured instead.
 
     `blocks` are (region, length, offset in the region, start in `contents`); `content_relocations` are addresses in `contents`.
-    A row of `touching` is a pair of regions of which a word is read as the start of the second and may be the end of the first.
     """
 
     graphs: dict[str, Graph] = field(default_factory=dict)
@@ -121,7 +131,6 @@ class Tables:
     blocks: Array = field(default_factory=lambda: np.zeros(0, BLOCK))
     contents: Array = field(default_factory=lambda: np.zeros(0, BYTES))
     content_relocations: Array = field(default_factory=lambda: np.zeros(0, RELOCATION))
-    touching: Array = field(default_factory=lambda: np.zeros(0, TOUCHING))
 
     def without(self, reasons: Mapping[str, str]) -> Tables:
         """Return the tables without these graphs, which are refused with the reasons."""
@@ -234,23 +243,88 @@ def _split(rows: Array, counts: Array, name: str) -> list[Array]:
     return np.split(rows, ends[:-1])
 
 
-def load_binary(directory: Path, digest: str) -> bytes:
-    """Return a bundled kernel binary, verified. Raises AlteredTableError."""
+def read_by_digest(directory: Path, digest: str) -> bytes:
+    """Return a file that is named by its digest, verified. Raises AlteredTableError."""
     try:
-        data = require_file(directory / KERNELS / digest).read_bytes()
+        data = require_file(directory / digest).read_bytes()
     except OSError as error:
-        raise AlteredTableError(f"cannot read kernel binary {digest[:12]}: {error}") from error
+        raise AlteredTableError(f"cannot read {directory.name}/{digest[:12]}: {error}") from error
     if sha256(data) != digest:
-        raise AlteredTableError(f"kernel binary {digest[:12]} does not match its digest")
+        raise AlteredTableError(f"{directory.name}/{digest[:12]} does not match its digest")
     return data
 
 
 def rewrite(tables: Tables, directory: Path) -> None:
     """Replace the tables of a bundle, with the same binaries. Raises AlteredTableError."""
     digests = read_manifest(directory).binaries
-    save(tables, directory, {digest: load_binary(directory, digest) for digest in digests})
+    save(tables, directory, {digest: read_by_digest(directory / KERNELS, digest) for digest in digests})
 
 
 def _need(condition: object, what: str) -> None:
     if not bool(condition):
         raise AlteredTableError(f"graph tables: {what}")
+
+
+# --- words -----------------------------------------------------------------------------------------
+
+
+def places(graph: Graph, kernels: Sequence[Kernel], stride: int = STRIDE) -> Array:
+    """Return the sorted positions in the payload (int64) where 8 bytes within one parameter can be an address."""
+    parts = [
+        _within(graph, number, [np.arange(at, at + size - 7, stride) for at, size in kernels[number].layout])
+        for number in graph.kernels()
+    ]
+    for kind, offsets in ((1, (0, 8)), (2, (0,))):
+        starts = graph.nodes["payload"][graph.nodes["kind"] == kind].astype(np.int64)
+        parts.append((starts[:, None] + np.array(offsets)).ravel())
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
+
+
+def maps(graph: Graph, kernels: Sequence[Kernel]) -> Array:
+    """Return the positions where a tensor map can be: aligned within its parameter, alone or in a struct.
+
+    The alignment is relative to the start of the parameter. The compiler aligns the parameter in the constant
+    bank but not in the packed buffer.
+    """
+    parts = [
+        _within(graph, number, [np.arange(a, a + n - TENSOR_MAP_BYTES + 1, MAP_STRIDE) for a, n in kernels[number].layout])
+        for number in graph.kernels()
+    ]  # fmt: skip
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
+
+
+def _within(graph: Graph, number: int, offsets: Sequence[Array]) -> Array:
+    """Return these offsets in the payload of every launch of a kernel."""
+    mine = (graph.nodes["kind"] == 0) & (graph.nodes["kernel"] == number)
+    positions: Array = graph.nodes["payload"][mine].astype(np.int64)[:, None] + np.concatenate(
+        [np.zeros(0, np.int64), *offsets]
+    )
+    return positions.ravel()
+
+
+def values(payload: Array, at: Array) -> Array:
+    """Return the 8-byte little-endian words at those positions, of any alignment."""
+    gathered = np.ascontiguousarray(payload[at[:, None] + np.arange(8)])
+    return gathered.view("<u8").reshape(-1)
+
+
+class Intervals:
+    """Disjoint regions of one process, by address."""
+
+    def __init__(self, regions: Sequence[SymbolRegion]) -> None:
+        self.order = np.argsort([r.base for r in regions], kind="stable").astype(np.int64)
+        self.base = np.array([regions[i].base for i in self.order], np.uint64)
+        self.size = np.array([regions[i].size for i in self.order], np.uint64)
+        overlap = self.base[:-1] + self.size[:-1] > self.base[1:]
+        if overlap.any():
+            first = regions[self.order[int(np.argmax(overlap))]]
+            raise GraphError(f"region {first.symbol} overlaps the next region; symbols must not alias")
+
+    def find(self, addresses: Array) -> Array:
+        """Return the number of the region with base <= address < base + size for each address, or NONE."""
+        if not len(self.base):
+            return np.full(len(addresses), NONE)
+        at = np.searchsorted(self.base, addresses, side="right") - 1
+        safe = np.maximum(at, 0)
+        hit = (at >= 0) & (addresses - self.base[safe] < self.size[safe])
+        return np.where(hit, self.order[safe], NONE)

@@ -1,6 +1,6 @@
 """PyTorch as the framework that owns the tensors: names of memory, segments of the private pool, capture with CUDAGraph.
 
-Without a GPU, tests cover only the pure functions; benchmarks/gpu/verify.py runs this module on a GPU.
+Without a GPU, tests cover only the pure functions; benchmarks/gpu/plan.py runs this module on a GPU.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from coldstart.graphs.tables import SymbolRegion
 if TYPE_CHECKING:
     from coldstart.graphs.cuda.driver import CudaDriver
 
-Capture = Callable[[str], Any]
-
 
 class TorchFramework:
     """Framework of one model.
@@ -32,7 +30,7 @@ class TorchFramework:
         driver: CudaDriver,
         tensors: Mapping[str, Any],
         sizes: Mapping[str, int],
-        capture: Capture,
+        capture: Callable[[str], Any],
         pool: tuple[int, int],
     ) -> None:
         import torch
@@ -75,9 +73,6 @@ class TorchFramework:
         except RuntimeError as error:
             raise GraphRefusedError(f"cannot capture {key}: {error}") from error
         return Captured(raw, self.driver.instantiate(raw), [graph])
-
-    def refusal(self, key: str) -> str | None:
-        return self.refusals.get(key)
 
     def stream(self) -> int:
         return int(self.torch.cuda.current_stream().cuda_stream)

@@ -16,7 +16,7 @@ from coldstart.host.eviction import evict_excess, free_memory_for
 from coldstart.host.model_state import STARTABLE, Model, State
 from coldstart.host.pending import PendingRequests
 from coldstart.host.residents import Residents
-from coldstart.host.specification import AWAKE, REFUSE, HostSettings, ModelSpec
+from coldstart.host.specification import REFUSE, HostSettings, ModelSpec
 
 
 class Core:
@@ -54,14 +54,14 @@ class Core:
 
     def idle_limit(self, model: Model) -> float:
         """Return the seconds without a request after which the model stops; infinity: never."""
-        return inf if self.residents.returns(model) else model.idle_limit
+        return inf if self.residents.returns(model) or model.spec.idle_s is None else model.spec.idle_s
 
     def _note(self, event: Event, now: float) -> Iterator[Action]:
         match event:
             case events.Arrived():
                 yield from self._arrived(event, now)
-            case events.Ended(request, keep_s):
-                self._ended(request, keep_s, now)
+            case events.Ended(request):
+                self._ended(request, now)
             case events.Configured(specs, settings, reason):
                 self._retirement = reason
                 yield from self._configured(specs, settings or self.settings, now)
@@ -77,8 +77,8 @@ class Core:
         now: float,
     ) -> Iterator[Action]:
         match event:
-            case events.Started(_, seconds, memory):
-                self.residents.ready(model, now, seconds, memory)
+            case events.Started(_, seconds):
+                self.residents.ready(model, now, seconds)
             case events.Failed() if model.leaving:
                 # The host had already ordered this process to end.
                 self.residents.complete_leave(model, now)
@@ -86,8 +86,8 @@ class Core:
                 yield from self._failed(model, Failure(reason, hint, code), now, external)
             case events.Left():
                 self.residents.complete_leave(model, now)
-            case events.Measured(_, memory, tier) if tier != AWAKE or model.state is State.READY:
-                self.residents.measured(model, memory, tier)
+            case events.Measured(_, memory) if model.state is State.READY:
+                self.residents.measured(model, memory)
             case events.Outdated(_, reason) if model.state in (State.READY, State.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now, reason)
         self._watch(model)
@@ -106,12 +106,12 @@ class Core:
             self.residents.requested(model, now)
         self.pending.add(request, name, now)
 
-    def _ended(self, request: str, keep_s: float | None, now: float) -> None:
+    def _ended(self, request: str, now: float) -> None:
         name = self._serving.pop(request, None)
         if name is None:
             self.pending.drop(request)
         elif name in self.models:
-            self.models[name].end_request(request, now, keep_s)
+            self.models[name].end_request(request, now)
             self._watch(self.models[name])
 
     def _failed(self, model: Model, reason: Failure, now: float, external: bool) -> Iterator[Action]:

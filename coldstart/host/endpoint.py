@@ -25,7 +25,7 @@ from coldstart.errors import UsageError
 from coldstart.host.tables import decode, expect_table, read_toml, require_settings
 from coldstart.scheduling.declaration import setting
 from coldstart.system.file_state import FileState, find_state
-from coldstart.system.key_file import describe_exposure, read_key
+from coldstart.system.secrets import describe_exposure, read_key
 
 if TYPE_CHECKING:
     from coldstart.host.launches import Catalogue

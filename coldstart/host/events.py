@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier
+from coldstart.host.specification import HostSettings, ModelSpec, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +24,17 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A pending or running request was answered, failed, or its client disconnected.
-
-    `keep_s`: seconds that the model stays idle afterwards; None: those of its specification.
-    """
+    """A pending or running request was answered, failed, or its client disconnected."""
 
     request: str
-    keep_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The model is ready, `seconds` after the start order; `memory` is the measured size in bytes."""
+    """The model is ready, `seconds` after the start order."""
 
     model: str
     seconds: float
-    memory: int | None = None
 
 
 NO_BUNDLE = "no-bundle"
@@ -81,14 +76,10 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measured device memory of a model in a tier, in bytes; for `awake` only while it serves.
-
-    `memory` excludes the pages of a runtime template.
-    """
+    """Measured device memory of a model that serves, in bytes, without the pages of a runtime template."""
 
     model: str
     memory: int
-    tier: str = AWAKE
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ Invariant: memory that draining models will free is counted before another model
 
 from __future__ import annotations
 
-from coldstart.host.memory_accounts import Place
 from coldstart.host.model_state import Model
-from coldstart.host.residents import Residents
+from coldstart.host.residents import Place, Residents
 from coldstart.units import format_memory
 
 

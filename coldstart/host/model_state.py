@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf
 
 from coldstart.host.events import Failure
 from coldstart.host.specification import ModelSpec, Observed, Tier
@@ -45,7 +44,7 @@ class Model:
     `tier` is its current tier, or the tier that its start began from; `target` is the target tier of a draining
     model, `why` the reason for the last draining, `evicted_for` the model that needed its memory. `entered` is the time
     at which the state was entered, `since` that or the time at which the last request ended. A retired model is no longer
-    configured. `keep_s` replaces the idle time of the specification until the next state.
+    configured.
     """
 
     spec: ModelSpec
@@ -63,7 +62,6 @@ class Model:
     retry_at: float = 0.0
     since: float = 0.0
     entered: float | None = None
-    keep_s: float | None = None
     retired: bool = False
 
     def __post_init__(self) -> None:
@@ -75,9 +73,9 @@ class Model:
             raise IllegalTransitionError(f"{self.spec.name} may not start before {self.retry_at}")
         self._enter(State.STARTING, now)
 
-    def ready(self, now: float, seconds: float, memory: int | None) -> None:
+    def ready(self, now: float, seconds: float) -> None:
         self._only("ready", State.STARTING)
-        self.observed.started(self.tier, seconds, memory)
+        self.observed.started(self.tier, seconds)
         self.tier, self.failures, self.failure, self.retry_at = self.spec.tiers[0], 0, None, 0.0
         self.killed_starts = 0
         self._enter(State.READY, now)
@@ -119,10 +117,9 @@ class Model:
             self.retry_at = now + min(backoff_max_s, backoff_s) if killed else now
         self._enter(State.FAILED, now)
 
-    def end_request(self, request: str, now: float, keep_s: float | None = None) -> None:
-        """Remove a request that has ended. `keep_s` replaces the configured idle time of the model, unless it is None."""
+    def end_request(self, request: str, now: float) -> None:
+        """Remove a request that has ended."""
         self.in_flight.discard(request)
-        self.keep_s = keep_s
         if self.idle:
             self.since = now
 
@@ -150,18 +147,12 @@ class Model:
         return self.state is State.READY and not self.in_flight
 
     @property
-    def idle_limit(self) -> float:
-        """Return the seconds without a request after which the model stops; infinity: never."""
-        given = self.spec.idle_s if self.keep_s is None else self.keep_s
-        return inf if given is None else given
-
-    @property
     def resident(self) -> bool:
         return self.state in RESIDENT
 
     def _enter(self, state: State, now: float) -> None:
         self.state, self.since, self.leaving = state, now, False
-        self.entered, self.keep_s = now, None
+        self.entered = now
         if state is not State.DRAINING:
             self.target = None
 

@@ -1,7 +1,8 @@
 """Models of one host with their memory: which can be evicted, how much memory that frees, and into which tier they go.
 
-Invariant: a model that is in use, pinned, starting or draining is never an eviction candidate; the policy is notified
-of every load and every eviction once.
+Invariants: a model that is in use, pinned, starting or draining is never an eviction candidate; the policy is notified
+of every load and every eviction once. `used` of an account is the sum of its reservations, and exceeds the capacity only
+if a model was measured to hold more than was reserved.
 """
 
 from __future__ import annotations
@@ -11,10 +12,89 @@ from collections.abc import Iterable
 
 from coldstart.errors import UsageError
 from coldstart.host.events import Failure
-from coldstart.host.memory_accounts import DeviceMemory, MemoryAccount, Place, share
 from coldstart.host.model_state import Model, State
 from coldstart.host.policies import ModelCost, make
-from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier
+from coldstart.host.specification import HostSettings, ModelSpec, Tier
+
+
+class MemoryAccount:
+    """Bytes reserved by each model, against one capacity."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.used = capacity, 0
+        self._reserved: dict[str, int] = {}
+
+    def reserved(self, model: str) -> int:
+        return self._reserved.get(model, 0)
+
+    def free(self) -> int:
+        """Return the free bytes; negative if measurements exceed the capacity."""
+        return self.capacity - self.used
+
+    def record(self, model: str, size: int) -> None:
+        """Set the bytes of `model`, whether they fit or not."""
+        self.used += size - self._reserved.pop(model, 0)
+        if size:
+            self._reserved[model] = size
+
+
+Place = int | None
+"""A device, or None: all devices together."""
+
+
+def share(size: int, devices: tuple[int, ...], place: Place) -> int:
+    """Return the bytes of `size` in a place; on `devices` the size is spread evenly, as vLLM's tensor parallelism does."""
+    if place is None:
+        return size
+    return -(-size // len(devices)) if place in devices else 0
+
+
+class DeviceMemory(MemoryAccount):
+    """Bytes of each model on all devices together, and its share of them on each device that it is placed on.
+
+    All devices together hold `capacity` bytes, and each of them `each`.
+    """
+
+    def __init__(self, capacity: int, each: int) -> None:
+        super().__init__(capacity)
+        self.each = each
+        self._devices: dict[str, tuple[int, ...]] = {}
+        self._accounts: dict[int, MemoryAccount] = {}
+
+    def resize(self, capacity: int, each: int) -> None:
+        """Set other capacities in bytes."""
+        self.capacity, self.each = capacity, each
+        for account in self._accounts.values():
+            account.capacity = each
+
+    def place(self, model: str, devices: tuple[int, ...]) -> None:
+        """Set the devices of a model, which remain as they are while it holds memory."""
+        if not self.reserved(model):
+            self._devices[model] = devices
+
+    def devices(self, model: str) -> tuple[int, ...]:
+        return self._devices.get(model, ())
+
+    def account(self, place: Place) -> MemoryAccount:
+        """Return the account of one place."""
+        if place is None:
+            return self
+        return self._accounts.setdefault(place, MemoryAccount(self.each))
+
+    def list_places(self) -> list[Place]:
+        """Return all places on which a model was placed."""
+        return [None, *self._accounts]
+
+    def share(self, model: str, size: int, place: Place) -> int:
+        """Return the bytes of `size` that the model takes in a place."""
+        return share(size, self.devices(model), place)
+
+    def record(self, model: str, size: int) -> None:
+        """Set the bytes of `model`, whether they fit or not."""
+        super().record(model, size)
+        for number in self.devices(model):
+            self.account(number).record(model, self.share(model, size, number))
+
 
 # Account name of the host's own memory; no model has this name.
 _OWN = ""
@@ -198,7 +278,7 @@ class Residents:
     def start(self, model: Model, now: float) -> Tier:
         """Reserve the memory and start the model; return the tier that it starts from."""
         known = self.device.reserved(model.spec.name) > 0
-        self.device.reserve(model.spec.name, model.observed.memory)
+        self.device.record(model.spec.name, model.observed.memory)
         model.start(now)
         self._starting.add(model.spec.name)
         self.price(model)
@@ -216,7 +296,7 @@ class Residents:
     def _book_beside(self, model: Model, size: int) -> None:
         """Reserve host memory, which decides the tiers available to other models, and so their costs."""
         if size != self.beside.reserved(model.spec.name):
-            self.beside.reserve(model.spec.name, size)
+            self.beside.record(model.spec.name, size)
             self._reprice()
 
     def complete_leave(self, model: Model, now: float) -> None:
@@ -228,22 +308,17 @@ class Residents:
         if self.device.reserved(model.spec.name):
             self.policy.loaded(model.spec.name, now)
 
-    def ready(self, model: Model, now: float, seconds: float, memory: int | None) -> None:
-        model.ready(now, seconds, memory)
+    def ready(self, model: Model, now: float, seconds: float) -> None:
+        model.ready(now, seconds)
         self._starting.discard(model.spec.name)
         self._book_beside(model, 0)
         self.device.record(model.spec.name, model.observed.memory)
         self.price(model)
 
-    def measured(self, model: Model, memory: int, tier: str = AWAKE) -> None:
-        """Record the measured bytes, even above the capacity; those of another tier take effect when the model is in it."""
-        if tier not in {one.name for one in model.spec.tiers}:
-            return
-        model.observed.measured(tier, memory)
-        if model.state is State.READY and tier == AWAKE:
-            self.device.record(model.spec.name, memory)
-        elif model.state is State.ASLEEP and model.tier.name == tier:
-            self.device.record(model.spec.name, model.observed.memory_in(model.tier))
+    def measured(self, model: Model, memory: int) -> None:
+        """Record the measured bytes of a model that serves, even above the capacity."""
+        model.observed.measured(memory)
+        self.device.record(model.spec.name, memory)
         self.price(model)
 
     def failed(self, model: Model, reason: Failure, now: float, external: bool) -> None:

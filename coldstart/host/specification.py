@@ -180,17 +180,13 @@ class Observed:
         """Return the bytes of GPU memory in this tier, at most as many as in the tier `awake`."""
         return self.memory if tier.name == AWAKE else min(self._memory[tier.name], self.memory)
 
-    def measured(self, tier: str, memory: int) -> None:
-        """Record the device bytes of a tier."""
-        self._memory[tier] = memory
-        if tier == AWAKE:
-            self.source = "observed"
+    def measured(self, memory: int) -> None:
+        """Record the measured device bytes of the tier awake."""
+        self._memory[AWAKE], self.source = memory, "observed"
 
-    def started(self, tier: Tier, seconds: float, memory: int | None) -> None:
-        """Record a start from `tier` after `seconds`; `memory` is the measured size in bytes, if known."""
+    def started(self, tier: Tier, seconds: float) -> None:
+        """Record a start from `tier` after `seconds`."""
         before = self._penalty_s[tier.name]
         weight = self.WEIGHT if tier.name in self._timed else 1.0
         self._timed.add(tier.name)
         self._penalty_s[tier.name] = before + weight * (seconds - before)
-        if memory is not None and memory > 0:
-            self.measured(AWAKE, memory)

@@ -9,8 +9,9 @@ from math import inf
 
 from coldstart.errors import UsageError
 from coldstart.lab.loop import Call, Loop, Timer
+from coldstart.lab.plan import prompt_tokens
 from coldstart.lab.records import Replay, RequestRecord
-from coldstart.lab.traces import TraceRequest, prompt_tokens
+from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import IterationProfile, SchedulerSettings
 from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine
 
@@ -52,17 +53,9 @@ class EngineSimulator:
     def _arrive(self, number: int, row: TraceRequest) -> None:
         prompt = prompt_tokens(row, number, 0, VOCABULARY)
         self.engine.add(str(number), prompt, row.output_tokens)
-        self.records.append(
-            RequestRecord(
-                number,
-                row.arrival_s,
-                row.prompt_tokens,
-                row.output_tokens,
-                row.model,
-                "simulated",
-                sent_s=row.arrival_s,
-            )
-        )
+        record = row.record(number, "simulated")
+        record.sent_s = row.arrival_s
+        self.records.append(record)
         if self.engine.idle:
             self._plan(self.now)
 

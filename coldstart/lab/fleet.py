@@ -20,7 +20,7 @@ from coldstart.fleet.events import Action, Event
 from coldstart.fleet.reservations import NetworkLink
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
-from coldstart.lab.loop import Loop, Timer
+from coldstart.lab.loop import Call, Loop, Timer
 from coldstart.lab.records import ModelRequest, Replay, RequestRecord
 
 
@@ -38,12 +38,10 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Process:
-    """A launched worker and its progress; it has held `memory` bytes since the time `held_since`."""
+    """A launched worker and its progress."""
 
     launch: events.LaunchRank
     began: float
-    memory: int
-    held_since: float
     stopping: bool = False
 
 
@@ -58,13 +56,14 @@ def simulate(
     faults: Sequence[tuple[float, Event]] = (),
     roster: Roster | None = None,
     record: list[tuple[float, Event, list[Action]]] | None = None,
+    core: type[FleetCore] = FleetCore,
 ) -> Replay:
     """Replay requests, which must be in order of arrival. `record` receives every event with the resulting actions.
 
-    The SLO is that of the models. Of the counts, `device_byte_s` is device memory held over time, and `fetched_bytes` are
-    bytes over links, including background fetches.
+    `core` is a subclass that measures its decisions. The SLO is that of the models. Of the counts, `fetched_bytes` are bytes
+    over links, including background fetches.
     """
-    fleet = _Fleet(FleetCore(settings, servers, models, roster), servers, move_s, stop_s, record)
+    fleet = _Fleet(core(settings, servers, models, roster), servers, move_s, stop_s, record)
     return fleet.replay(requests, faults)
 
 
@@ -80,7 +79,7 @@ class _Fleet:
         self.core, self.move_s, self.stop_s, self.record = core, move_s, stop_s, record
         self.streams: list[_Stream] = []
         self._workers = self._moved = 0
-        self._ranks, self._held_byte_s = Counter[int](), 0.0
+        self._ranks = Counter[int]()
         self.servers = {server.name: server for server in servers}
         self.links = {server.name: NetworkLink(server.network) for server in servers}
         self.processes: dict[str, _Process] = {}
@@ -104,7 +103,6 @@ class _Fleet:
             "groups_by_ranks": {str(ranks): count for ranks, count in sorted(self._ranks.items())},
             "streams_moved": self._moved,
             "fetched_bytes": sum(link.moved for link in self.links.values()),
-            "device_byte_s": self._held_byte_s,
         }
         limits: dict[str | None, dict[str, float]] = {}
         for name, model in self.core.models.items():
@@ -128,17 +126,12 @@ class _Fleet:
         self._tell(events.Ended(request))
 
     def _stopped(self, worker: str) -> None:
-        if (process := self.processes.pop(worker, None)) is not None:
-            self._count(process)
+        if self.processes.pop(worker, None) is not None:
             self._tell(events.Stopped(worker))
 
-    def _report(self, worker: str, event: Event) -> None:
+    def _continue(self, worker: str, call: Call) -> None:
         if self._works(worker):
-            self._tell(event)
-
-    def _begin(self, launch: events.LaunchRank) -> None:
-        if self._works(launch.worker):
-            self._fetch(launch.worker, launch.server, launch.fetch)
+            call()
 
     def _works(self, worker: str) -> bool:
         return worker in self.processes and not self.processes[worker].stopping
@@ -155,7 +148,6 @@ class _Fleet:
 
     def _gone(self, worker: str) -> None:
         process = self.processes.pop(worker)
-        self._count(process)
         self._release(process)
         dead = process.launch.group
         for request, home in list(self._home.items()):
@@ -196,21 +188,19 @@ class _Fleet:
 
     def _launch(self, launch: events.LaunchRank) -> None:
         now = self._loop.now
-        self.processes[launch.worker] = _Process(launch, now, launch.memory, now)
+        self.processes[launch.worker] = _Process(launch, now)
         self.shape[launch.group] = launch.ranks, launch.full
         if launch.beside:
-            rank = self.processes[launch.beside]
-            self._count(rank)
-            rank.memory, rank.held_since = rank.memory - launch.memory, now
             self._fetch(launch.worker, launch.server, launch.fetch, background=True)
             return
         self._workers += 1
         self._ranks[launch.ranks] += launch.rank == 0
+        fetch = partial(self._fetch, launch.worker, launch.server, launch.fetch)
         begin = sizing.fetch_begin_s(self._costs(launch.model)) if launch.fetch else 0.0
         if begin:
-            self._loop.plan(self._loop.now + begin, partial(self._begin, launch))
+            self._loop.plan(now + begin, partial(self._continue, launch.worker, fetch))
         else:
-            self._fetch(launch.worker, launch.server, launch.fetch)
+            fetch()
 
     def _costs(self, model: str) -> Costs:
         return self.core.models[model].spec.costs
@@ -247,7 +237,7 @@ class _Fleet:
             return
         process = self.processes[worker]
         launch, load = process.launch, self.servers[process.launch.server].load
-        ready = partial(self._report, worker, events.RankReady(worker))
+        ready = partial(self._continue, worker, partial(self._tell, events.RankReady(worker)))
         if launch.beside:
             rest = launch.size - self.processes[launch.beside].launch.size
             self._loop.plan(now + sizing.fetch_s(rest, load), ready)
@@ -260,9 +250,6 @@ class _Fleet:
         self._loop.plan(process.began + after, ready)
         if launch.fetch:
             self._tell(events.Fetched(worker))
-
-    def _count(self, process: _Process) -> None:
-        self._held_byte_s += process.memory * (self._loop.now - process.held_since)
 
     def _shape(self, group: str) -> tuple[int, int]:
         return self.shape.get(group, (1, 1))

@@ -9,21 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from coldstart.host import events
 from coldstart.host.core import Core
-from coldstart.host.events import (
-    Action,
-    Arrived,
-    Dispatch,
-    Ended,
-    Event,
-    Failed,
-    Leave,
-    Left,
-    Refuse,
-    Start,
-    Started,
-    Tick,
-)
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.lab.loop import Loop
 from coldstart.lab.records import ModelRequest, Replay
@@ -35,7 +22,7 @@ def simulate(
     settings: HostSettings,
     *,
     leave_s: float = 0.0,
-    start_s: Callable[[Start], float] | None = None,
+    start_s: Callable[[events.Start], float] | None = None,
 ) -> Replay:
     """Replay requests, which must be in order of arrival.
 
@@ -47,11 +34,11 @@ def simulate(
 
 
 class _Host:
-    def __init__(self, core: Core, leave_s: float, start_s: Callable[[Start], float]) -> None:
+    def __init__(self, core: Core, leave_s: float, start_s: Callable[[events.Start], float]) -> None:
         self.core, self.leave_s, self.start_s = core, leave_s, start_s
         self.requests: list[ModelRequest] = []
         self.outcome = Replay()
-        self._loop = Loop(core.deadline, lambda: self._tell(Tick()))
+        self._loop = Loop(core.deadline, lambda: self._tell(events.Tick()))
         self._started_s, self._peak = 0.0, 0
 
     def replay(self, requests: Iterable[ModelRequest]) -> Replay:
@@ -71,31 +58,31 @@ class _Host:
         self.requests.append(request)
         self.outcome.records.append(record)
         hits = self.core.hits
-        self._tell(Arrived(str(record.number), request.model))
+        self._tell(events.Arrived(str(record.number), request.model))
         record.cold = self.core.hits == hits
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: events.Event) -> None:
         now = self._loop.now
         for action in self.core.handle(event, now):
             self._do(action, now)
         self._peak = max(self._peak, self.core.residents.device.used)
 
-    def _do(self, action: Action, now: float) -> None:
+    def _do(self, action: events.Action, now: float) -> None:
         match action:
-            case Start(model):
+            case events.Start(model):
                 seconds, most = self.start_s(action), self.core.settings.ready_timeout_s
                 self._started_s += seconds
-                late = Failed(model, "the start passed its deadline")
-                self._later(min(seconds, most), Started(model, seconds) if seconds <= most else late)
-            case Leave(model):
-                self._later(self.leave_s, Left(model))
-            case Dispatch(name):
+                late = events.Failed(model, "the start passed its deadline")
+                self._later(min(seconds, most), events.Started(model, seconds) if seconds <= most else late)
+            case events.Leave(model):
+                self._later(self.leave_s, events.Left(model))
+            case events.Dispatch(name):
                 request, record = self.requests[int(name)], self.outcome.records[int(name)]
                 record.sent_s, record.output_tokens = now, request.tokens
                 record.first_token_s, record.finished_s = now + request.prefill_s, now + request.service_s
-                self._later(request.service_s, Ended(name))
-            case Refuse(name, status, reason):
+                self._later(request.service_s, events.Ended(name))
+            case events.Refuse(name, status, reason):
                 self.outcome.records[int(name)].error = f"HTTP {status}: {reason}"
 
-    def _later(self, seconds: float, event: Event) -> None:
+    def _later(self, seconds: float, event: events.Event) -> None:
         self._loop.plan(self._loop.now + seconds, partial(self._tell, event))

@@ -1,4 +1,4 @@
-"""Open-loop replay on OpenAI-compatible servers: every request is sent at its own time, independent of earlier requests.
+"""Open-loop replay on an OpenAI-compatible server: every request is sent at its own time, independent of earlier requests.
 
 Invariants: a request waits only for the clock; an interrupted or aborted replay retains its measurements; the client's own
 lateness is part of every record. The prompt depends only on the trace row and the seed, and equal hash_ids give equal
@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from coldstart.lab.plan import prompt_tokens
 from coldstart.lab.records import Replay, RequestRecord
-from coldstart.lab.traces import TraceRequest, prompt_tokens
+from coldstart.lab.traces import TraceRequest
 from coldstart.validate import completions
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 DEAD_AFTER = 8
 """Number of consecutive failed connections after which the target counts as dead."""
 MAX_LINE = 1 << 20
+VOCABULARY = 1000
+"""Token ids of prompts are below this, as in the vocabulary of every model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One server: its base URL, model name and key.
+    """One server: its base URL, model name and key, and the seconds of a request at most.
 
     With `by_row` a request names the model of its row instead of `model`. Raises ValueError for another URL than http or https.
     """
@@ -39,6 +42,7 @@ class Target:
     model: str
     api_key: str | None = None
     by_row: bool = False
+    timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.address)
@@ -52,16 +56,9 @@ class Target:
         return base.rstrip("/") + completions.COMPLETIONS
 
 
-@dataclass(frozen=True, slots=True)
-class ReplaySettings:
-    seed: int = 0
-    vocabulary: int = 1000
-    timeout_s: float = 600.0
-
-
 class _Run:
-    def __init__(self, targets: Sequence[Target], settings: ReplaySettings, session: ClientSession) -> None:
-        self.targets, self.settings, self.session, self.replay = targets, settings, session, Replay()
+    def __init__(self, target: Target, seed: int, session: ClientSession) -> None:
+        self.target, self.seed, self.session, self.replay = target, seed, session, Replay()
         self.refused, self.start = 0, time.perf_counter()
         self._task: asyncio.Task[None] | None = None
 
@@ -89,27 +86,26 @@ class _Run:
                 running.create_task(self._send_one(number, row))
 
     async def _send_one(self, number: int, row: TraceRequest) -> None:
-        record = RequestRecord(number, row.arrival_s, row.prompt_tokens, row.output_tokens, row.model)
-        prompt = prompt_tokens(row, number, self.settings.seed, self.settings.vocabulary)
+        record = row.record(number, self.target.url)
+        prompt = prompt_tokens(row, number, self.seed, VOCABULARY)
         connected = True
         try:
-            # Servers take turns.
-            connected = await self._send(self.targets[number % len(self.targets)], prompt, record)
+            connected = await self._send(prompt, record)
         except asyncio.CancelledError:
             record.error = "not finished when the replay ended"
         self.replay.records.append(record)
-        self.replay.error = record.error or self.replay.error
         self.refused = 0 if connected else self.refused + 1
         if self.refused >= DEAD_AFTER:
             self.end("target dead")
 
-    async def _send(self, target: Target, prompt: list[int], record: RequestRecord) -> bool:
+    async def _send(self, prompt: list[int], record: RequestRecord) -> bool:
         """Stream one completion into `record`; return whether the server accepted the connection.
 
         Errors are stored in record.error and not raised.
         """
         import aiohttp
 
+        target = self.target
         body = completions.build_request(
             prompt,
             record.wanted_tokens,
@@ -118,9 +114,9 @@ class _Run:
             usage=True,
         )
         headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-        record.target, record.sent_s = target.url, self.clock()
+        record.sent_s = self.clock()
         try:
-            async with asyncio.timeout(self.settings.timeout_s):
+            async with asyncio.timeout(target.timeout_s):
                 async with self.session.post(target.address, json=body, headers=headers) as response:
                     if response.status != 200:
                         record.error = f"HTTP {response.status}: {(await response.text())[:300]}"
@@ -131,7 +127,7 @@ class _Run:
             record.error = f"cannot connect to {problem.host}:{problem.port}: {problem.os_error}"
             return False
         except TimeoutError:
-            record.error = f"the answer did not end within {self.settings.timeout_s:g} s"
+            record.error = f"the answer did not end within {target.timeout_s:g} s"
         except aiohttp.ClientError as problem:
             record.error = f"the connection was lost within an answer ({problem})"
         except (OSError, completions.ServerError, ValueError) as problem:
@@ -159,18 +155,14 @@ def _on_sigint(stop: Callable[[], None]) -> None:
 
 def replay(
     trace: Iterable[TraceRequest],
-    targets: Sequence[Target],
-    settings: ReplaySettings,
+    target: Target,
+    seed: int = 0,
     interrupts: Callable[[Callable[[], None]], None] = _on_sigint,
 ) -> Replay:
-    """Replay against running servers. Ctrl-C ends the replay and returns the measurements so far.
+    """Replay against a running server, with prompts of this seed. Ctrl-C ends it and returns the measurements so far.
 
     `interrupts` receives a function that stops the replay; callers without a handler for signals pass their own.
-
-    Raises ValueError if `targets` is empty.
     """
-    if not targets:
-        raise ValueError("a replay needs at least one target")
 
     async def run() -> Replay:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
@@ -178,7 +170,7 @@ def replay(
         # A new connection for each request: no server can slow a request by one of an earlier answer.
         connector, never = TCPConnector(limit=0, force_close=True), ClientTimeout(total=None)
         async with ClientSession(connector=connector, timeout=never, read_bufsize=MAX_LINE) as session:
-            running = _Run(targets, settings, session)
+            running = _Run(target, seed, session)
             interrupts(lambda: running.end("interrupted"))
             return await running.run(trace)
 

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, count, takewhile
+from itertools import accumulate, chain, count, islice, takewhile
+from math import inf
 from pathlib import Path
 from random import Random
 
 from coldstart.errors import UsageError
 from coldstart.fleet.specification import Costs
 from coldstart.lab.records import ModelRequest
-from coldstart.lab.traces import FORMATS, Columns, TraceError, TraceReport, TraceRequest, read_trace
+from coldstart.lab.traces import Columns, TraceReport, TraceRequest, read_trace
 from coldstart.scheduling import IterationProfile
 from coldstart.scheduling.declaration import list_settings, setting
 
+HASH_TOKENS = 512
+"""Number of tokens for each hash id of a Mooncake trace."""
+LOWEST_TOKEN = 10
+"""Lowest token id in prompts; tokenizers have their special tokens below."""
 MODEL_MAPPINGS = ("round-robin", "zipf", "column")
 
 
@@ -29,11 +34,10 @@ class TracePlan:
     """
 
     path: Path
-    trace_format: str = setting(
-        "mooncake", f"Format: one of {', '.join(FORMATS)}.", "--trace-format", choices=tuple(FORMATS)
-    )
     columns: str | None = setting(
-        None, "Columns of a csv trace: time=C,prompt=C,output=C and others.", "--columns"
+        None,
+        "Columns of a CSV file of another format than the known ones: time=C,prompt=C,output=C[,model=C][,unit=s|ms|us].",
+        "--columns",
     )
     on_bad_row: str = setting(
         "skip", "Action on an invalid row: skip or refuse.", "--on-bad-row", choices=("skip", "refuse")
@@ -68,6 +72,13 @@ class TracePlan:
         None, "Maximum number of output tokens; default: no limit.", "--max-output", least=1
     )
 
+    rounds: int = setting(
+        1,
+        "Number of replays on each server or simulation, which take turns; each round has another seed.",
+        "--rounds",
+        least=1,
+    )
+
     def __post_init__(self) -> None:
         for name, one in list_settings(self):
             one.require(name, getattr(self, name))
@@ -90,25 +101,30 @@ class TracePlan:
             )
         return replace(self, models=self.models or ",".join(names))
 
-    def rows(self, report: TraceReport) -> list[TraceRequest]:
-        """Return the requests in order of arrival. Raises TraceError."""
-        columns = Columns.parse(self.columns) if self.columns else None
-        rows: Iterable[TraceRequest] = read_trace(
-            self.path, self.trace_format, columns=columns, strict=self.on_bad_row == "refuse", report=report
+    def read(self, report: TraceReport) -> list[TraceRequest]:
+        """Return the requests of the trace as they are. Raises TraceError."""
+        return read_trace(
+            self.path,
+            columns=Columns.parse(self.columns) if self.columns else None,
+            strict=self.on_bad_row == "refuse",
+            report=report,
+            until_s=self.duration_s * self.speedup if self.duration_s and self.rate is None else inf,
+            limit=self.limit,
         )
-        if self.rate is not None:
-            rows = rearrive(rows, self.rate, self.cv, self.seed)
+
+    def arrange(self, trace: Iterable[TraceRequest]) -> list[TraceRequest]:
+        """Return the requests of a trace with the plan's arrivals, duration, models and lengths, in order of arrival."""
+        rows = trace if self.rate is None else rearrive(trace, self.rate, self.cv, self.seed)
         rows = [replace(row, arrival_s=row.arrival_s / self.speedup) for row in rows]
         if (end := self.duration_s) is not None:
-            rows = takewhile(lambda row: row.arrival_s <= end, rows)
-        mapped = map_models(list(rows)[: self.limit], self.names, self.mapping, self.seed)
+            rows = list(takewhile(lambda row: row.arrival_s <= end, rows))
         return [
             replace(
                 row,
                 prompt_tokens=min(row.prompt_tokens, self.max_prompt or row.prompt_tokens),
                 output_tokens=min(row.output_tokens, self.max_output or row.output_tokens),
             )
-            for row in mapped
+            for row in map_models(rows[: self.limit], self.names, self.mapping, self.seed)
         ]
 
 
@@ -122,19 +138,11 @@ def time_requests(
             prefill, decode = costs[name].prefill_s, costs[name].decode_s
         else:
             prefill, decode = profile.prefill(row.prompt_tokens), profile.decode(1)
-        yield ModelRequest(row.arrival_s, name, prefill, decode, row.output_tokens)
+        yield ModelRequest(row.arrival_s, name, prefill, decode, row.output_tokens, row.prompt_tokens)
 
 
 def gamma_gaps(rate: float, cv: float, random: Random) -> Iterator[float]:
-    """Yield endless gaps in seconds, with shape 1/CV^2 and mean 1/rate; CV 1 is the Poisson process.
-
-    Raises TraceError unless rate > 0 and cv > 0.
-    """
-    if rate <= 0 or cv <= 0:
-        raise TraceError(
-            f"arrivals need a rate and a CV above zero, got rate {rate} and CV {cv}",
-            hint="write --rate 1 --cv 1, or larger values",
-        )
+    """Yield endless gaps in seconds, with shape 1/CV^2 and mean 1/rate, both above 0; CV 1 is the Poisson process."""
     shape = 1 / cv**2
     while True:
         yield random.gammavariate(shape, 1 / (rate * shape))
@@ -169,3 +177,19 @@ def _draw(models: Sequence[str], seed: int) -> Iterator[str]:
     weights, random = list(accumulate(1 / rank for rank in range(1, len(models) + 1))), Random(seed)
     while True:
         yield random.choices(models, cum_weights=weights)[0]
+
+
+def prompt_tokens(row: TraceRequest, number: int, seed: int, vocabulary: int) -> list[int]:
+    """Return the row's number of token ids below `vocabulary`; a row without hash ids shares no prefix."""
+    blocks = chain(
+        row.hash_ids, (-1 - number * 7919 - i for i in range(row.prompt_tokens // HASH_TOKENS + 1))
+    )
+    return list(
+        islice(chain.from_iterable(_block(block, seed, vocabulary) for block in blocks), row.prompt_tokens)
+    )
+
+
+def _block(block: int, seed: int, vocabulary: int) -> Iterator[int]:
+    start, step = (block * 2654435761 + seed * 40503) & 0xFFFFFFFF, (block * 97 + 31) | 1
+    span = vocabulary - LOWEST_TOKEN
+    return (LOWEST_TOKEN + (start + i * step) % span for i in range(HASH_TOKENS))

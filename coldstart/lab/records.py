@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from coldstart.bench.report.report import Shown
 from coldstart.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,11 +28,6 @@ METRICS = {
 """Metrics of a request with their labels. `wait_s` covers failed requests too."""
 PERCENTILES = (50, 90, 95, 99)
 MARKS = ("mean", *(f"p{percent}" for percent in PERCENTILES), "max")
-COLUMNS = (
-    "number", "model", "target", "due_s", "sent_s", "first_token_s", "finished_s", "prompt_tokens", "wanted_tokens",
-    "output_tokens", "cold", "error", "ttft_s", "tpot_s", "normalized_s", "latency_s",
-)  # fmt: skip
-"""Columns of the exported table."""
 
 
 @dataclass(slots=True)
@@ -77,7 +71,7 @@ Limits = Mapping[str | None, Mapping[str, float]]
 
 @dataclass(slots=True)
 class Replay:
-    """Result of a replay: `ended` is 'complete', 'interrupted' or 'target dead'; `error` is the last error of a request.
+    """Result of a replay: `ended` is 'complete', 'interrupted' or 'target dead'.
 
     The records are in order of the trace. `counts` are further results of a simulation, and `limits` its SLO.
     """
@@ -85,7 +79,6 @@ class Replay:
     records: list[RequestRecord] = field(default_factory=list)
     duration_s: float = 0.0
     ended: str = "complete"
-    error: str | None = None
     counts: dict[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=dict)
 
@@ -99,6 +92,7 @@ class ModelRequest:
     prefill_s: float
     decode_s: float = 0.0
     tokens: int = 1
+    prompt_tokens: int = 0
 
     @property
     def service_s(self) -> float:
@@ -107,7 +101,7 @@ class ModelRequest:
 
     def record(self, number: int) -> RequestRecord:
         """Return the record of this request, as it is before the request is sent."""
-        return RequestRecord(number, self.arrival_s, 0, self.tokens, self.model, "simulated")
+        return RequestRecord(number, self.arrival_s, self.prompt_tokens, self.tokens, self.model, "simulated")
 
 
 def tabulate(records: Iterable[RequestRecord]) -> DataFrame:
@@ -128,12 +122,6 @@ def tabulate(records: Iterable[RequestRecord]) -> DataFrame:
     frame["normalized_s"] = (frame["latency_s"] / tokens).where(tokens > 0)
     frame["wait_s"] = frame["sent_s"] - frame["due_s"]
     return frame
-
-
-def list_records(frame: DataFrame) -> list[dict[str, object]]:
-    """Return the rows of the exported table; an unknown value is None."""
-    cells = frame[[*COLUMNS]].astype(object)
-    return [dict(row) for row in cells.where(cells.notna(), None).to_dict("records")]
 
 
 def parse_slo(text: str) -> dict[str, float]:
@@ -212,87 +200,3 @@ def _judge(good: DataFrame, limits: Limits) -> DataFrame:
         most = {model: of_model.get(name, every) for model, of_model in limits.items()}
         within[name] = ~good[name].gt(good["model"].map(most).astype(float).fillna(every))
     return within
-
-
-# Number of causes of failed requests in the result.
-_CAUSES = 5
-
-
-def report(kind: str, replay: Replay, frame: DataFrame, limits: Limits) -> dict[str, Any]:
-    """Return the document of a replay whose records are in `frame`; without `limits` its own SLO is judged."""
-    causes = frame["error"].value_counts().head(_CAUSES)
-    return {
-        "kind": kind,
-        "ended": replay.ended,
-        **summarize(frame, limits or replay.limits, replay.duration_s),
-        **({"counts": replay.counts} if replay.counts else {}),
-        "causes": [{"error": cause, "requests": int(count)} for cause, count in causes.items()],
-    }
-
-
-SWEPT = (("ttft_s", "mean"), ("ttft_s", "p95"), ("tpot_s", "mean"), ("normalized_s", "mean"))
-SWEEP_COLUMNS = (
-    "rate", *(f"{metric.removesuffix('_s')}_{mark}_s" for metric, mark in SWEPT), "attainment", "goodput_per_s",
-)  # fmt: skip
-MEETS = 0.95
-"""Share of the requests within the SLO from which on a rate meets it (FastServe, section 6.2)."""
-
-
-def sweep(kind: str, found: Mapping[float, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the document of replays at several rates: a row for each, and the highest rate that meets the SLO, or None."""
-    rows = []
-    for rate, of in found.items():
-        marks = ((of[metric] or {}).get(mark) for metric, mark in SWEPT)
-        values = (rate, *marks, of["slo"]["attainment"], of["goodput_per_s"])
-        rows.append(dict(zip(SWEEP_COLUMNS, values, strict=True)))
-    meeting = [row["rate"] for row in rows if row["attainment"] >= MEETS]
-    ended = next((of["ended"] for of in found.values() if of["ended"] != "complete"), "complete")
-    return {"kind": kind, "ended": ended, "highest_rate": max(meeting, default=None), "sweep": rows}
-
-
-def describe_sweep(document: Mapping[str, Any]) -> str:
-    """Return the highest rate that meets the SLO in one sentence."""
-    best = document["highest_rate"]
-    found = (
-        "no rate meets the SLO" if best is None else f"highest rate that meets the SLO: {best:g} requests/s"
-    )
-    return f"{found} (at least {MEETS:.0%} of the requests)"
-
-
-MODEL_COLUMNS = ("model", "requests", "failed", "cold", "TTFT mean", "p90", "p99", "in SLO")
-
-
-def list_tables(summary: Mapping[str, Any]) -> list[Shown]:
-    """Return the metrics in seconds, and a row of MODEL_COLUMNS for each model if there are several."""
-    found = ((label, summary.get(name)) for name, label in METRICS.items())
-    metrics = [[label, *(f"{marks[mark]:.4g}" for mark in MARKS)] for label, marks in found if marks]
-    models = []
-    for name, one in summary.get("models", {}).items():
-        ttft = [f"{(one['ttft_s'] or {}).get(mark, 0.0):.4g}" for mark in ("mean", "p90", "p99")]
-        shares = (one["cold_share"], one["slo"] and one["slo"]["attainment"])
-        cold, met = ("-" if share is None else f"{share:.1%}" for share in shares)
-        models.append([name, str(one["requests"]), str(one["failed"]), cold, *ttft, met])
-    tables: list[Shown] = [(("seconds", *MARKS), metrics)]
-    return [*tables, (MODEL_COLUMNS, models)] if models else tables
-
-
-def list_rates(summary: Mapping[str, Any]) -> list[str]:
-    """Return lines with counts and rates, SLO attainment and goodput if an SLO was given, and counts of a simulation."""
-    slo, cold = summary["slo"], summary["cold_share"]
-    judged = (
-        f", SLO attainment {slo['attainment']:.1%}, goodput {summary['goodput_per_s']:.3g} requests/s"
-        if slo
-        else ""
-    )
-    waited = "" if cold is None else f", {cold:.1%} waited for a start"
-    rates = (
-        f"{summary['completed']} of {summary['requests']} requests, {summary['failed']} failed{waited}; "
-        f"{summary['requests_per_s']:.3g} requests/s, {summary['output_tokens_per_s']:.4g} tokens/s{judged}"
-    )
-    counts = ", ".join(
-        f"{name.replace('_', ' ')} {value:.4g}"
-        if isinstance(value, float)
-        else f"{name.replace('_', ' ')} {value}"
-        for name, value in summary.get("counts", {}).items()
-    )
-    return [rates, counts] if counts else [rates]

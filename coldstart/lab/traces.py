@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from io import StringIO
-from itertools import chain, islice
+from math import ceil, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coldstart.errors import UsageError
+from coldstart.lab.records import RequestRecord
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
-
-HASH_TOKENS = 512
-"""Number of tokens for each hash id of a Mooncake trace."""
-LOWEST_TOKEN = 10
-"""Lowest token id in prompts; tokenizers have their special tokens below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +31,12 @@ class TraceRequest:
     model: str | None = None
     hash_ids: tuple[int, ...] = ()
 
+    def record(self, number: int, target: str) -> RequestRecord:
+        """Return the record of this request, as it is before the request is sent."""
+        return RequestRecord(
+            number, self.arrival_s, self.prompt_tokens, self.output_tokens, self.model, target
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
@@ -43,13 +45,14 @@ class BadRow:
 
 
 class TraceError(UsageError):
-    """The trace cannot be used: an unknown format, a missing column, or a malformed row that is not skipped."""
+    """The trace cannot be used: no known format, a missing column, or a malformed row that is not skipped."""
 
 
 @dataclass(slots=True)
 class TraceReport:
-    """Counters of a trace: usable rows, skipped rows, and the first skipped rows with their reasons."""
+    """Format of a trace, its requests, skipped rows, and the first skipped rows with their reasons."""
 
+    trace_format: str = ""
     rows: int = 0
     skipped: int = 0
     bad_rows: list[BadRow] = field(default_factory=list)
@@ -98,100 +101,181 @@ TEXTS = Columns("time", "prompt", "output")
 """Data sets of texts without times, in one JSON array: all rows arrive at once."""
 CHARACTERS = 4
 """Characters of English text for each token, rounded up: data sets of texts have no token counts."""
-FORMATS = {
-    "mooncake": MOONCAKE,
-    "azure-llm": Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
-    "azure-functions": Columns("end_timestamp", None, None, "func", 1.0, "duration"),
-    "burstgpt": Columns("Timestamp", "Request tokens", "Response tokens", "Model"),
-    "sharegpt": TEXTS,
-    "alpaca": TEXTS,
-    "csv": None,
+CSV_FORMATS = {
+    "Azure LLM": Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    "Azure Functions 2021": Columns("end_timestamp", None, None, "func", 1.0, "duration"),
+    "BurstGPT": Columns("Timestamp", "Request tokens", "Response tokens", "Model"),
 }
+FUNCTION, MINUTE_S = "HashFunction", 60
+"""Azure Functions 2019: a row for each function, and columns 1 to 1440 with its invocations in each minute of a day."""
+MOST_INVOCATIONS = 2_000_000
+"""Limit of the requests of Azure Functions 2019, of which one day has hundreds of millions."""
 
 
 def read_trace(
     path: Path,
-    trace_format: str,
     *,
     columns: Columns | None = None,
     strict: bool = False,
     report: TraceReport | None = None,
+    until_s: float = inf,
+    limit: int | None = None,
 ) -> list[TraceRequest]:
-    """Return the requests of a file in order of arrival, with times from the first arrival on.
+    """Return the requests of a file in order of arrival, with times from the first arrival on; its content shows its format.
+
+    `columns` are those of another CSV file. Invocation counts become requests only up to `until_s` and about `limit`.
 
     Raises:
-        TraceError: The file cannot be read, a column is missing, or a row is malformed and `strict` is true.
-            Otherwise malformed rows are skipped and noted in `report`.
+        TraceError: The file cannot be read or has no known format, a column is missing, or a row is malformed and
+            `strict` is true. Otherwise malformed rows are skipped and noted in `report`.
     """
-    named = columns or FORMATS[trace_format]
-    if named is None:
-        raise TraceError(
-            "a plain CSV needs a column mapping", hint="--columns time=...,prompt=...,output=..."
-        )
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as problem:
         raise TraceError(
             f"cannot read the trace {path}: {problem.strerror}", hint="specify a trace file that can be read"
         ) from problem
-    if named is TEXTS:
-        cells, reasons = _read_texts(path, text, trace_format)
+    report = report or TraceReport()
+    is_json = text.lstrip()[:1] in ("", "[", "{")
+    header = [] if is_json else [name.strip() for name in next(csv.reader(text[:65536].splitlines()))]
+    known = (name for name, one in CSV_FORMATS.items() if set(one.required) <= set(header))
+    if columns is not None or (name := next(known, None)):
+        report.trace_format = "CSV" if columns else str(name)
+        named = columns or CSV_FORMATS[report.trace_format]
+        requests, reasons = _check(*_read_csv(text, header, named), named)
+    elif {FUNCTION, "1"} <= set(header):
+        report.trace_format = "Azure Functions 2019"
+        requests, reasons = _expand(path, text, until_s, limit)
+    elif text.lstrip().startswith("["):
+        report.trace_format, members, reasons = _read_texts(path, text)
+        requests, reasons = _check(members, reasons, TEXTS)
+    elif not text.strip() or any(line.startswith("{") for line in text.split("\n")):
+        report.trace_format = "Mooncake"
+        requests, reasons = _check(*_read_lines(text), MOONCAKE)
     else:
-        cells, reasons = _read_lines(text) if named is MOONCAKE else _read_csv(text, named)
-    return _requests(path, cells, reasons, named, strict, report or TraceReport())
+        raise TraceError(
+            f"{path} has no known format; its columns are {', '.join(header)}",
+            hint="specify the columns: --columns time=COLUMN,prompt=COLUMN,output=COLUMN",
+        )
+    for line, reason in reasons[reasons.ne("")].items():
+        if strict:
+            hint = "fix the row, or allow --on-bad-row skip"
+            raise TraceError(f"{path.name}, line {line}: {reason}", hint=hint)
+        report.skipped += 1
+        if report.skipped <= 100:
+            report.bad_rows.append(BadRow(int(line), reason))
+    report.rows += len(requests)
+    requests = requests.sort_values("arrival", kind="stable")
+    arrivals = requests["arrival"] - requests["arrival"].min()
+    cells = (requests[name].tolist() for name in ("prompt", "output", "model", "hash_ids"))
+    return [
+        TraceRequest(time, prompt, output, str(model) if model else None, tuple(ids or ()))
+        for time, prompt, output, model, ids in zip(arrivals.tolist(), *cells, strict=True)
+    ]
 
 
-def _read_csv(text: str, columns: Columns) -> tuple[DataFrame, Series]:
+def _read_csv(text: str, header: list[str], columns: Columns) -> tuple[DataFrame, Series]:
     """Return the named cells as text by line number, and an empty reason for each line."""
-    from pandas import DataFrame, Series
+    from pandas import Series
 
-    reader = csv.reader(StringIO(text, newline=""))
-    header = [name.strip() for name in next(reader, [])]
     if missing := [name for name in columns.required if name not in header]:
         raise TraceError(
             f"the trace has no column {', '.join(missing)}; it has {', '.join(filter(None, header)) or 'no header'}",
-            hint="use another --trace-format, or specify the columns with --columns",
+            hint="specify the columns that it has with --columns",
         )
     places = [header.index(name) for name in columns.required]
-    rows = {
-        line: [row[place].strip() if place < len(row) else "" for place in places]
-        for line, row in ((reader.line_num, row) for row in reader)
-        if any(cell.strip() for cell in row)
-    }
-    cells = DataFrame.from_dict(rows, orient="index", columns=columns.required, dtype=object)
+    cells = _parse(
+        text,
+        header=None,
+        skiprows=1,
+        names=range(len(header)),
+        usecols=places,
+        dtype=str,
+        keep_default_na=False,
+        skip_blank_lines=False,
+    )
+    cells = cells[places].fillna("").apply(lambda column: column.str.strip())
+    cells.columns, cells.index = columns.required, cells.index + 2
+    cells = cells[cells.ne("").any(axis=1)].astype(object)
     return cells, Series("", cells.index)
+
+
+def _parse(text: str, **options: Any) -> DataFrame:
+    from pandas import read_csv
+
+    try:
+        return read_csv(StringIO(text), **options)
+    except ValueError as problem:
+        raise TraceError(
+            f"cannot read the trace: {problem}", hint="check the quotes of the CSV file"
+        ) from problem
+
+
+def _expand(path: Path, text: str, until_s: float, limit: int | None) -> tuple[DataFrame, Series]:
+    """Return a request for each invocation of Azure Functions 2019, and the reason against each row without counts.
+
+    Arrivals are uniformly random within their minute, and the same for the same file.
+    """
+    import numpy as np
+    from pandas import DataFrame, Series, to_numeric
+
+    table = _parse(text, low_memory=False, usecols=lambda name: name == FUNCTION or name.isdigit())
+    names = table.pop(FUNCTION)
+    counts = table.apply(to_numeric, errors="coerce").to_numpy("float32")
+    good = ((counts >= 0) & (counts < 2**24) & (np.floor(counts) == counts)).all(axis=1)
+    reasons = Series("", names.index + 2)
+    reasons[~good] = "an invocation count is not a whole number"
+    counts, names = counts[good].astype("int32"), names[good].astype(str).to_numpy()
+    of_minute = counts.sum(axis=0)
+    first = int((of_minute > 0).argmax())
+    end = first + ceil(min(until_s / MINUTE_S, len(of_minute))) + 1
+    if limit is not None:
+        end = min(end, int(of_minute.cumsum().searchsorted(limit)) + 1)
+    counts = counts[:, first:end]
+    if (total := int(counts.sum())) > MOST_INVOCATIONS:
+        raise TraceError(
+            f"{path} has {total:,} invocations, more than {MOST_INVOCATIONS:,}",
+            hint="replay a part of it: --duration SECONDS or --limit N",
+        )
+    function, minute = counts.nonzero()
+    times = counts[function, minute]
+    starts = minute.repeat(times) + np.random.default_rng(0).random(total)
+    prompt, output = DEFAULT_TOKENS
+    requests = {"arrival": starts * MINUTE_S, "prompt": prompt, "output": output, "hash_ids": None}
+    return DataFrame(requests | {"model": names[function.repeat(times)]}), reasons
 
 
 def _read_lines(text: str) -> tuple[DataFrame, Series]:
     """Return one row for each line with a JSON object, and the reason against each other line."""
     lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
-    return _collect(lines, _parse_object, [*MOONCAKE.required, "model", "hash_ids"])
+    cells, reasons = _collect(lines, _parse_object, [*MOONCAKE.required, "model", "hash_ids"])
+    return cells.astype(object).fillna(""), reasons
 
 
-def _read_texts(path: Path, text: str, trace_format: str) -> tuple[DataFrame, Series]:
-    """Return the token counts of each member of a JSON array by its number, and the reason against each other member."""
+def _read_texts(path: Path, text: str) -> tuple[str, DataFrame, Series]:
+    """Return the format, the token counts of each member of a JSON array by its number, and the reasons against the others."""
     try:
         members = json.loads(text)
-        if not isinstance(members, list):
-            raise ValueError("expected a JSON array")
     except ValueError as problem:
         raise TraceError(
-            f"cannot read {path}: {problem}", hint=f"name {trace_format}'s JSON file"
+            f"cannot read {path}: {problem}", hint="name the JSON file of ShareGPT or Alpaca"
         ) from problem
-    pick = _first_turns if trace_format == "sharegpt" else _instruction
 
     def measure(member: Any) -> dict[str, Any]:
         try:
-            prompt, output = pick(member)
-            return {
-                "time": 0,
-                "prompt": -(-len(prompt) // CHARACTERS),
-                "output": -(-len(output) // CHARACTERS),
-            }
-        except (KeyError, TypeError, IndexError, ValueError):
+            if "instruction" in member:
+                given = filter(None, (member["instruction"], member.get("input")))
+                prompt, output = "\n".join(given), member["output"]
+            else:  # the first two turns, as in vLLM's own benchmark
+                prompt, output = (turn["value"] for turn in member["conversations"][:2])
+            lengths = (ceil(len(one) / CHARACTERS) for one in (prompt, output))
+            return dict(zip(TEXTS.required, (0, *lengths), strict=True))
+        except (KeyError, TypeError, ValueError):
             raise ValueError("has no prompt with its answer") from None
 
-    return _collect(enumerate(members, start=1), measure, TEXTS.required)
+    cells, reasons = _collect(enumerate(members, start=1), measure, TEXTS.required)
+    is_alpaca = any("instruction" in one for one in members[:1] if isinstance(one, dict))
+    return "Alpaca" if is_alpaca else "ShareGPT", cells, reasons
 
 
 def _collect(
@@ -209,33 +293,20 @@ def _collect(
     return DataFrame.from_dict(rows, orient="index").reindex(columns=columns), Series(reasons, dtype=str)
 
 
-def _first_turns(member: dict[str, Any]) -> tuple[str, str]:
-    """Return the first two turns of a conversation of ShareGPT, as vLLM's own benchmark uses them."""
-    human, answer = member["conversations"][:2]
-    return human["value"], answer["value"]
-
-
-def _instruction(member: dict[str, Any]) -> tuple[str, str]:
-    """Return instruction with input, and output, of a row of Alpaca."""
-    return "\n".join(filter(None, (member["instruction"], member.get("input")))), member["output"]
-
-
 def _parse_object(line: str) -> dict[str, Any]:
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("expected a JSON object")
-    if missing := sorted(set(MOONCAKE.required) - row.keys()):
-        raise ValueError(f"lacks {', '.join(missing)}")
     hashes = row.get("hash_ids", [])
     if not isinstance(hashes, list) or not all(isinstance(one, int) for one in hashes):
         raise ValueError("hash_ids is not a list of integers")
     return row
 
 
-def _requests(
-    path: Path, cells: DataFrame, reasons: Series, columns: Columns, strict: bool, report: TraceReport
-) -> list[TraceRequest]:
-    """Check the cells; return the requests of the rows without a reason against them."""
+def _check(cells: DataFrame, reasons: Series, columns: Columns) -> tuple[DataFrame, Series]:
+    """Return the requests of the rows without a reason against them, as columns, and the reasons with those of the cells."""
+    from pandas import DataFrame
+
     arrival = _check_times(cells[columns.time], columns.time_unit, reasons)
     if columns.duration:
         arrival = arrival - _check_times(cells[columns.duration], 1.0, reasons)
@@ -244,27 +315,9 @@ def _requests(
         counts.append(_check_counts(cells[name], reasons) if name else reasons.map(lambda _, n=usual: n))
     if columns.model:
         reasons[cells[columns.model].eq("") & reasons.eq("")] = f"has no value for {columns.model}"
-    for line, reason in reasons[reasons.ne("")].items():
-        if strict:
-            hint = "fix the row, or allow --on-bad-row skip"
-            raise TraceError(f"{path.name}, line {line}: {reason}", hint=hint)
-        report.skipped += 1
-        if report.skipped <= 100:
-            report.bad_rows.append(BadRow(int(line), reason))
-    good = arrival[reasons.eq("")].sort_values(kind="stable")
-    report.rows += len(good)
-    names = cells.get(columns.model or "model")
-    hashes = cells.get("hash_ids")
-    return [
-        TraceRequest(
-            float(time - good.iloc[0]),
-            int(counts[0][line]),
-            int(counts[1][line]),
-            None if names is None or not isinstance(names[line], str) else names[line],
-            tuple(hashes[line]) if hashes is not None and isinstance(hashes[line], list) else (),
-        )
-        for line, time in good.items()
-    ]
+    rest = {"model": cells.get(columns.model or "model"), "hash_ids": cells.get("hash_ids")}
+    found = DataFrame({"arrival": arrival, "prompt": counts[0], "output": counts[1], **rest})[reasons.eq("")]
+    return found.astype({"arrival": float, "prompt": int, "output": int}), reasons
 
 
 def _check_times(cells: Series, unit: float, reasons: Series) -> Series:
@@ -292,19 +345,3 @@ def _give_reason(wrong: Series, text: str, cells: Series, reasons: Series, value
     for line in wrong.index[wrong & reasons.eq("")]:
         reasons[line] = text.format(cells[line]) if cells[line] != "" else f"has no value for {cells.name}"
     return values
-
-
-def prompt_tokens(row: TraceRequest, number: int, seed: int, vocabulary: int) -> list[int]:
-    """Return the row's number of token ids below `vocabulary`; a row without hash ids shares no prefix."""
-    blocks = chain(
-        row.hash_ids, (-1 - number * 7919 - i for i in range(row.prompt_tokens // HASH_TOKENS + 1))
-    )
-    return list(
-        islice(chain.from_iterable(_block(block, seed, vocabulary) for block in blocks), row.prompt_tokens)
-    )
-
-
-def _block(block: int, seed: int, vocabulary: int) -> Iterator[int]:
-    start, step = (block * 2654435761 + seed * 40503) & 0xFFFFFFFF, (block * 97 + 31) | 1
-    span = vocabulary - LOWEST_TOKEN
-    return (LOWEST_TOKEN + (start + i * step) % span for i in range(HASH_TOKENS))

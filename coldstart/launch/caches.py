@@ -2,7 +2,7 @@
 
 Offline, all compilers write below one root directory; that tree becomes the bundle's `compile` section. A start copies the
 section to a writable root for its key, because the compilers add entries that they do not find. Triton's group files contain
-absolute paths, so the copy rewrites them. vLLM's worker loads the ahead-of-time artifacts (coldstart.vllm.engine.aot).
+absolute paths, so the copy rewrites them. vLLM's worker loads the ahead-of-time artifacts (coldstart.vllm.engine.compiled).
 
 A linker writes a shared object at its final path. If it is killed meanwhile, with its server or because memory ran out, every
 later start would load the truncated file and crash: `remove_unfinished` removes such files.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from coldstart.artifacts import canonical, files
 from coldstart.contract.fallback import Fallback
-from coldstart.system.proc import locked_directory
+from coldstart.system.proc import scratch
 
 VARIABLES = {
     "TRITON_CACHE_DIR": "triton",
@@ -57,7 +57,7 @@ def lay(section: Path, root: Path) -> Path:
         OSError: The copy failed. A partial copy is removed; that of a killed start by the next one of the section, or `sweep`.
     """
     if not root.is_dir():
-        with locked_directory.owned(root.parent, root.parent / _GATE, f"{root.name}.") as draft:
+        with scratch.owned(root.parent, root.parent / _GATE, f"{root.name}.") as draft:
             part = draft / "part"
             try:
                 shutil.copytree(section, part)
@@ -71,7 +71,7 @@ def lay(section: Path, root: Path) -> Path:
 
 def sweep(place: Path) -> None:
     """Remove the partial copies below `place` of killed starts. Raises OSError."""
-    locked_directory.sweep(place, place / _GATE, "?" * 64 + ".")
+    scratch.sweep_below(place, place / _GATE, "?" * 64 + ".")
 
 
 def _relocate_groups(triton: Path, final: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -25,10 +26,11 @@ from coldstart.errors import CommandFailedError
 from coldstart.models import resolution
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel, weight_files
-from coldstart.system import runtime
+from coldstart.system import paths, runtime, secrets
+from coldstart.vllm import gpu_starts
 from coldstart.vllm.weights.entry import LOAD_FORMAT
+from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
-from coldstart.weights.load import tensors
 
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import Bundle
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 # Page in local files of at least this many bytes early. Smaller files are read in a fraction of a second, during imports
 # that wait for the same disk. Local files need no prefetcher: the page cache is shared memory already.
 PAGE_IN_MIN_BYTES = 64 << 20
+# Value of `--weights-from` for the weights that a `vllm preload` daemon keeps on the device.
+PRELOADED = "preload"
 # Both a package and the name of vLLM's load format that needs it.
 INSTANT_TENSOR = "instanttensor"
 
@@ -83,14 +87,14 @@ def choose(
 
     Args:
         lookup: The model, its vLLM arguments and the bundle that was found.
-        source: URL or directory to fetch the weights from; None for the model's own directory.
+        source: URL or directory to fetch the weights from, or PRELOADED; None for the model's own directory.
         pace: Name and rate of the fetch, if the caller limits it.
         listen: vLLM's arguments for the address that the server listens on.
 
     Raises:
         CommandFailedError: The bundle has no weights plan, or the weights are not safetensors.
     """
-    donor = lookup.weights_donor if source is not None else None
+    donor = lookup.weights_donor if source not in (None, PRELOADED) else None
     plan = None if donor is None else _weights_plan(donor)
     ensure = resolution.ensure_weights if plan is None else resolution.ensure_tokenizer
     model, given = ensure(lookup.model, offline=lookup.offline), lookup.vllm_args
@@ -104,11 +108,33 @@ def choose(
         identity = weights.digest(plan)
     elif lookup.bundle is not None and model.path is not None:
         identity = weights.identity(model.path, lookup.cache.weights)
-    if source is not None and donor is None:
+    if source == PRELOADED:
+        fallbacks, own = _take_preloaded(lookup, model, own)
+    elif source is not None and donor is None:
         reason = f"no bundle has a weights plan for {redact_url(source)}: the model's own directory is read"
         fallbacks = [Fallback("weights", reason)]
     arguments = given.prepend_model(str(model.path), model.name).prepend(*own).append(*listen)
     return Weights(model, arguments, identity, request, fallbacks)
+
+
+def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tuple[list[Fallback], list[str]]:
+    """Return vLLM's arguments that map the weights of a `vllm preload` daemon, or the reason and `own`.
+
+    The digest of the weights names the directory of its sockets: vLLM compares headers of files only, so that it would take
+    a base model's weights for a fine-tune (vllm#59647).
+    """
+    limit = gpu_starts.find_preload_limit(lookup.vllm_args, on_cpu=runtime.targets_cpu())
+    if limit is None and (lookup.bundle is None or model.path is None):
+        limit = "no bundle records the digest of the weights", lookup.format_materialize()
+    if limit is None and model.path is not None:
+        digest = weights.identity(model.path, lookup.cache.weights)
+        place = paths.runtime_dir() / f"preload-{digest.removeprefix('sha256:')[:16]}"
+        if any(place.glob("*.sock")):
+            return [], gpu_starts.load_preloaded(place)
+        daemon = gpu_starts.preload(model.path, place, secrets.arguments(lookup.vllm_args))
+        limit = "no vllm preload daemon has these weights", shlex.join(daemon)
+    assert limit is not None
+    return [Fallback("weights", f"{limit[0]}: the model's own directory is read", limit[1])], own
 
 
 def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
@@ -126,8 +152,8 @@ def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
 
 def _names(plan: Mapping[str, Any]) -> list[str]:
     try:
-        return [tensor.name for tensor in tensors.list_tensors(plan)]
-    except tensors.UnreadableWeightsError as error:
+        return [tensor.name for tensor in checkpoint.list_tensors(plan)]
+    except checkpoint.UnreadableWeightsError as error:
         raise CommandFailedError(
             f"these weights cannot be fetched: {error}", hint="omit --weights-from"
         ) from error
@@ -175,15 +201,15 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn
 
     plan = weights.headers(by_name.values())
     try:
-        every = tensors.list_tensors(plan)
-    except tensors.UnreadableWeightsError:
+        every = checkpoint.list_tensors(plan)
+    except checkpoint.UnreadableWeightsError:
         return None  # vLLM's own loader reads these files
-    return PageIn(by_name, tensors.select_tensors(every, _node_names(plan, config, given)))
+    return PageIn(by_name, checkpoint.select_tensors(every, _node_names(plan, config, given)))
 
 
 def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Arguments) -> list[str]:
     """Return the names of the tensors that the pipeline ranks of this node need, in load order."""
-    names = [tensor.name for tensor in tensors.list_tensors(plan)]
+    names = [tensor.name for tensor in checkpoint.list_tensors(plan)]
     size, tensor, nodes, node = (
         given.number(name, default)
         for name, default in (

@@ -5,12 +5,13 @@ A command imports this module for the names of the modes. What only a start or t
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from coldstart.contract.template_levels import ENGINE, RUNTIME, SLEEP_LEVELS
+from coldstart.contract.plan import ENGINE, RUNTIME, SLEEP_LEVELS
 from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.system import runtime
 
@@ -44,6 +45,7 @@ class StartMode:
         on_cpu: Why vLLM's CPU build lacks this mode, if it does.
         on_gpu: Why vLLM's GPU build lacks this mode, if it does.
         repeatable: Whether one preparation starts any number of servers, which a host and a benchmark need.
+        unproven_on_gpu: Whether it never ran on a device, so that a GPU uses it only if it is requested.
     """
 
     name: str
@@ -52,6 +54,7 @@ class StartMode:
     on_cpu: Reason | None = None
     on_gpu: Reason | None = None
     repeatable: bool = True
+    unproven_on_gpu: bool = False
 
     def unavailable(self, start: ServerStart | None = None) -> Reason | None:
         """Return why this machine or vLLM build lacks this mode, None if it is available.
@@ -191,10 +194,23 @@ class ThawingMode(StartMode):
 
 
 class SnapshotMode(ThawingMode):
-    """Start from the process image of a bundle's engine, weights included."""
+    """Start from the process image of a bundle's engine: weights included on the CPU, and by `vllm snapshot` on a GPU."""
+
+    def unavailable(self, start: ServerStart | None = None) -> Reason | None:
+        """Return what this machine lacks for `vllm snapshot`, or what StartMode specifies."""
+        if not runtime.targets_cpu():
+            from coldstart.vllm import gpu_starts
+
+            if (limit := gpu_starts.find_missing_tool(os.environ, os.geteuid())) is not None:
+                return Reason(*limit)
+        return super().unavailable(start)
 
     def find_missing(self, start: ServerStart) -> Reason | None:
         """Return that the bundle has no snapshot, as specified by StartMode."""
+        if not runtime.targets_cpu():
+            from coldstart.launch import vllm_snapshot
+
+            return None if (limit := vllm_snapshot.find_missing(start)) is None else Reason(*limit)
         from coldstart.system.snapshot import runtime_image
 
         lookup = start.request.lookup
@@ -211,7 +227,11 @@ class SnapshotMode(ThawingMode):
         return process_snapshot.thaw(lookup.bundle, start.plan, lookup.cache, start.request.trust)
 
     def launch(self, start: ServerStart) -> Running:
-        """Have the thawed engine fork a server that adopts it, as specified by StartMode."""
+        """Have the thawed engine fork a server that adopts it, or vLLM restore it, as specified by StartMode."""
+        if not runtime.targets_cpu():
+            from coldstart.launch import vllm_snapshot
+
+            return vllm_snapshot.restore(start)
         return super().launch(replace(start, plan=replace(start.plan, must_adopt=True)))
 
 
@@ -220,23 +240,23 @@ class RuntimeSnapshotMode(ThawingMode):
 
     def find_missing(self, start: ServerStart) -> Reason | None:
         """Return that no image exists, as specified by StartMode."""
-        from coldstart.launch import runtime_snapshot
+        from coldstart.launch import process_snapshot
 
         try:
-            exists = runtime_snapshot.find_image(start.request.lookup.cache) is not None
+            exists = process_snapshot.find_runtime(start.request.lookup.cache) is not None
         except (UsageError, OSError) as error:
             raise LaunchRefusedError(str(error)) from error
         return None if exists else Reason("no runtime snapshot exists on this machine", _FREEZE)
 
     def thaw(self, start: ServerStart) -> Thawed:
         """Return the thawed runtime, as specified by ThawingMode."""
-        from coldstart.launch import runtime_snapshot
+        from coldstart.launch import process_snapshot
 
-        image = runtime_snapshot.find_image(start.request.lookup.cache)
+        image = process_snapshot.find_runtime(start.request.lookup.cache)
         if image is None:
             raise LaunchRefusedError("the frozen runtime was removed", _FREEZE)
         try:
-            return runtime_snapshot.thaw(image, start.plan)
+            return process_snapshot.thaw_runtime(image, start.plan)
         except LaunchRefusedError as error:
             raise LaunchRefusedError(str(error), error.hint or _FREEZE) from error
 
@@ -265,10 +285,7 @@ SNAPSHOT = SnapshotMode(
     "snapshot",
     loads_weights=False,
     probes=("criu",),
-    on_gpu=Reason(
-        "a CRIU image of a forked template holds no CUDA state",
-        "use vLLM's snapshots (one GPU, same host and device, root): vllm snapshot create MODEL --revision COMMIT",
-    ),
+    unproven_on_gpu=True,
 )
 TEMPLATE_RUNTIME = TemplateMode("template-runtime", probes=("template",), levels=(RUNTIME,))
 RUNTIME_SNAPSHOT = RuntimeSnapshotMode(
@@ -295,8 +312,10 @@ def repeatable_names() -> tuple[str, ...]:
 
 def attempts(name: str) -> list[StartMode]:
     """Return the modes to try for `--mode NAME`, in order. The last one is always `fresh`. Raises KeyError."""
+    if name == AUTO:
+        return [mode for mode in LADDER if runtime.targets_cpu() or not mode.unproven_on_gpu]
     known = {mode.name: mode for mode in LADDER}
-    return list(LADDER) if name == AUTO else list(dict.fromkeys((known[name], FRESH)))
+    return list(dict.fromkeys((known[name], FRESH)))
 
 
 def list_permitted(results: Sequence[Probe]) -> dict[str, bool]:
@@ -317,6 +336,6 @@ def find_obstacle(mode: StartMode) -> Reason | None:
     """Return why CRIU cannot run on this machine, as the doctor reports it, for a mode that needs it."""
     from coldstart.system import probes
 
-    if "criu" not in mode.probes or (checked := probes.criu()).status == "ok":
+    if "criu" not in mode.probes or not runtime.targets_cpu() or (checked := probes.criu()).status == "ok":
         return None
     return Reason(f"CRIU cannot run: {checked.found}", checked.hint or "")

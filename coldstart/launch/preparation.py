@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.fallback import Fallback
-from coldstart.contract.plan import LaunchPlan
-from coldstart.contract.template_levels import ENGINE, LEVELS, RUNTIME, SLEEP_LEVELS
+from coldstart.contract.plan import ENGINE, LEVELS, RUNTIME, SLEEP_LEVELS, LaunchPlan
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.launch import template_pool, up_records
 from coldstart.launch.modes import LADDER, TemplateMode

@@ -249,7 +249,7 @@ def _texts(value: object) -> dict[str, str]:
 
 def _canary(value: object) -> dict[str, list[int]] | None:
     given = value if isinstance(value, Mapping) else {}
-    lists = {name: given.get(name) for name in ("prompt", "tokens", "batch")}
+    lists = {name: given.get(name) for name in ("prompt", "tokens")}
     token_lists = {name: value for name, value in lists.items() if _are_tokens(value)}
     return token_lists if {"prompt", "tokens"} <= set(token_lists) else None
 

@@ -1,6 +1,7 @@
 """Process snapshots: CRIU freezes a template, and thaws it on a machine that permits it.
 
-The frozen process is a template with an engine built (freeze.py) or with the runtime alone (runtime_snapshot.py).
+The frozen process is a template with an engine built, or with the runtime alone: then one image, without a model of a user,
+starts every model. The smallest model that coldstart builds is configured so that all modules are imported.
 It is not a server: it holds no port, event loop or client. So one snapshot starts any number of servers, at any address, each
 in its own namespaces.
 
@@ -28,12 +29,14 @@ from pathlib import Path
 from coldstart.artifacts import canonical, ownership
 from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.files import locked
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, LaunchRefusedError
-from coldstart.launch import template_environment, template_pool
+from coldstart.launch import prepare, template_environment, template_pool
+from coldstart.models import tiny
 from coldstart.system import fingerprint, paths, runtime
 from coldstart.system.paths import Cache
-from coldstart.system.proc import locked_directory, processes
+from coldstart.system.proc import processes, scratch
 from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
 from coldstart.system.trust.unpacked import unpacked
@@ -45,15 +48,6 @@ _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap"
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
-class SnapshotUnusableError(LaunchRefusedError):
-    """The snapshot cannot be thawed here; the message has the expected and the actual value."""
-
-
-def _require_criu() -> None:
-    if (reason := criu.missing()) is not None:
-        raise SnapshotUnusableError(reason, criu.hint())
-
-
 def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> str | None:
     """Build a template for `plan` and freeze it into the existing directory `out`.
 
@@ -61,10 +55,10 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
         The reason why thawed processes cannot share the image's memory, None if they can.
 
     Raises:
-        SnapshotUnusableError: CRIU is missing or may not run.
-        CommandFailedError: The template or the dump fails.
+        CommandFailedError: CRIU is missing or may not run, or the template or the dump fails.
     """
-    _require_criu()
+    if (reason := criu.missing()) is not None:
+        raise CommandFailedError(f"cannot freeze the {level}: {reason}", hint="coldstart doctor")
     meeting = meeting_dir()
     # One at a time: every frozen template listens at the same path.
     with locked(meeting / "lock"):
@@ -153,20 +147,18 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed
     """Thaw the engine that was built from `bundle` and frozen on this machine, for the server of `plan`.
 
     Raises:
-        SnapshotUnusableError: CRIU cannot run, or the snapshot does not exist or does not fit this machine or this start.
+        LaunchRefusedError: CRIU cannot run, or the snapshot does not exist or does not fit this machine or this start.
         BundleError: The compiled code is damaged, or the bundle is not trusted.
     """
-    _require_criu()
     bundle.require_trust("compile", trust)
     images = runtime_image.engine_place(cache.runtimes, bundle.digest)
-    if (reason := runtime_image.obstacle(images)) is not None:
-        raise SnapshotUnusableError(reason)
+    _require_usable(images)
     if bundle.has("compile"):
         try:
             # The image maps the kernels at this path.
             unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
         except OSError as error:
-            raise SnapshotUnusableError(
+            raise LaunchRefusedError(
                 f"the kernels that the snapshot maps cannot be unpacked: {error}"
             ) from error
     return restored(images, plan)
@@ -176,16 +168,14 @@ def _meeting(images: Path) -> Path:
     """Return the directory where the frozen template listened, which also contains its kernels.
 
     Raises:
-        SnapshotUnusableError: The path is unknown, or not a private directory on this machine.
+        LaunchRefusedError: The path is unknown, or not a private directory on this machine.
     """
     try:
         meeting = Path(canonical.read(images / ABOUT)["meeting"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SnapshotUnusableError(
-            "the snapshot does not record the directory where it was frozen"
-        ) from error
+        raise LaunchRefusedError("the snapshot does not record the directory where it was frozen") from error
     if (reason := ownership.private(meeting.parent)) is not None:
-        raise SnapshotUnusableError(f"the snapshot was frozen at {meeting.parent}, and {reason}")
+        raise LaunchRefusedError(f"the snapshot was frozen at {meeting.parent}, and {reason}")
     return meeting
 
 
@@ -193,27 +183,27 @@ def check(images: Path, plan: LaunchPlan) -> None:
     """Check that this machine has the image's files and this start has the image's environment.
 
     Raises:
-        SnapshotUnusableError: A file or a variable differs; the message names it.
+        LaunchRefusedError: A file or a variable differs; the message names it.
     """
     reason = fingerprint.obstacle(images, "snapshot")
     if reason is None:
         read = canonical.read(images / ABOUT)["environment"]
         reason = template_environment.difference(read, os.environ | plan.env, "snapshot")
     if reason is not None:
-        raise SnapshotUnusableError(reason)
+        raise LaunchRefusedError(reason)
 
 
 def restored(images: Path, plan: LaunchPlan) -> Thawed:
     """Thaw the template in `images`, a directory that no other user can write, for the server of `plan`.
 
     Raises:
-        SnapshotUnusableError: The image does not fit, or CRIU fails; the message has the reason.
+        LaunchRefusedError: The image does not fit, or CRIU fails; the message has the reason.
         OSError: A directory cannot be created.
     """
     meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
     base, stack = paths.runtime_dir(), ExitStack()
-    own = stack.enter_context(locked_directory.owned(base, base / _GATE, _PREFIX))
+    own = stack.enter_context(scratch.owned(base, base / _GATE, _PREFIX))
     if (images / criu_memory.MEMORY).exists():
         (own / criu_memory.MEMORY).symlink_to(images.absolute() / criu_memory.MEMORY)
     os.mkfifo(own / "resumed")
@@ -232,14 +222,14 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     if ended:
         reason = first_error(own / "restore.log")
         thawed.end()
-        raise SnapshotUnusableError(f"cannot thaw the snapshot with CRIU: {reason}")
+        raise LaunchRefusedError(f"cannot thaw the snapshot with CRIU: {reason}")
     return thawed
 
 
 def sweep() -> None:
     """Remove the directories of thawed templates whose supervisor was killed. Raises OSError."""
     base = paths.runtime_dir()
-    locked_directory.sweep(base, base / _GATE, _PREFIX)
+    scratch.sweep_below(base, base / _GATE, _PREFIX)
 
 
 def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
@@ -285,3 +275,45 @@ def first_error(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     complaints = [line for line in lines if "Error" in line]
     return complaints[0] if complaints else "its log contains no error"
+
+
+def freeze_runtime(cache: Cache, timeout: float) -> Path:
+    """Create the image for this interpreter, replace an existing one, and return its directory.
+
+    Raises:
+        CommandFailedError: The image cannot be created; the message has the reason.
+    """
+    image = runtime_image.place(cache.runtimes)
+    model = tiny.build("tiny-llama", cache.models)
+    # The settings of a start from a bundle: inductor reads them when it is imported.
+    caches = cache.vllm(image.name)
+    env = prepare.base_env(caches) | prepare.inductor_env(caches)
+    plan = LaunchPlan(Arguments(["--model", str(model)]), env=env)
+    try:
+        with runtime_image.published(image) as partial:
+            freeze(plan, partial, timeout, level="runtime")
+    except OSError as error:
+        raise CommandFailedError(
+            f"cannot write the image below {cache.runtimes}: {error.strerror or error}",
+            hint="free space with coldstart prune, or use another disk with --cache-dir DIR",
+        ) from error
+    return image
+
+
+def find_runtime(cache: Cache) -> Path | None:
+    """Return the directory of the image for this interpreter, None if it does not exist."""
+    if not cache.runtimes.is_dir():
+        return None
+    image = runtime_image.place(cache.runtimes)
+    return image if image.is_dir() else None
+
+
+def thaw_runtime(image: Path, plan: LaunchPlan) -> Thawed:
+    """Thaw the template in `image` for the server of `plan`. Raises LaunchRefusedError, OSError."""
+    _require_usable(image)
+    return restored(image, plan)
+
+
+def _require_usable(images: Path) -> None:
+    if (reason := criu.missing() or runtime_image.obstacle(images)) is not None:
+        raise LaunchRefusedError(reason, criu.hint())

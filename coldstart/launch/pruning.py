@@ -21,11 +21,10 @@ from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError
 from coldstart.launch import caches, process_snapshot
 from coldstart.models import inspection, tiny
-from coldstart.system import paths
+from coldstart.system import file_state, paths
 from coldstart.system.paths import Cache
-from coldstart.system.proc import locked_directory, scratch
+from coldstart.system.proc import scratch
 from coldstart.system.snapshot import runtime_image
-from coldstart.system.trust import directory_fingerprint
 
 # Leftovers of a dead writer start with the digest too: .DIGEST.PID.old, .DIGEST.UUID.partial.
 _NAME = re.compile(r"\.?(?P<digest>[0-9a-f]{64})(\..*)?")
@@ -57,7 +56,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         if not dry_run:
             remove(unpacked)
             for path in unpacked:
-                directory_fingerprint.record("unpacked", path).unlink(missing_ok=True)
+                file_state.find_record("unpacked", path).unlink(missing_ok=True)
             for path in frozen:
                 runtime_image.discard(path)
     if not dry_run:
@@ -66,7 +65,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         tiny.sweep(cache.models)
         caches.sweep(paths.compiled_dir())
         # Of materializations that were killed.
-        locked_directory.sweep(cache.work)
+        scratch.sweep_below(cache.work)
     every = (*pruned.paths, *unpacked, *frozen)
     return replace(pruned, unpacked=unpacked, frozen=frozen, freed_bytes=freed, paths=every)
 

@@ -23,7 +23,6 @@ DEFAULT_HOST_BYTES = 1 << 30
 # Flags that pass the scheduler to vLLM. The user can set these flags or choose a scheduler, not both.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
 _DEADLINE = ("scheduler_cls", "additional_config", "scheduling_policy")
-_COPIES = _OURS[-1:]
 _COPIES_FLAG = "--kv-transfer-config"
 _CPU_CORES = (environment.VLLM_CPU_OMP_THREADS_BIND, environment.VLLM_CPU_NUM_OF_RESERVED_CPU)
 
@@ -41,29 +40,28 @@ def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
         SchedulerSettings.read(choice.additional_config())
     except ValueError as problem:
         raise UsageError(f"invalid scheduler settings: {problem}", hint="coldstart serve --help") from problem
-    copies = _COPIES if choice.host_bytes else ()
-    ours = {FCFS: copies, DEADLINE: _DEADLINE + copies}.get(choice.policy, _OURS)
-    if taken := [name for name in ours if vllm_args.gives(name)]:
-        flag = "--" + taken[0].replace("_", "-")
-        own = "--kv-host-memory" if choice.policy == FCFS else "--scheduler"
-        said = own if choice.policy == FCFS else f"{own} {choice.policy}"
-        raise UsageError(f"{said} sets {flag} itself", hint=f"omit {flag} or {own}")
+    ours = {
+        f"--scheduler {choice.policy}": {FCFS: (), DEADLINE: _DEADLINE}.get(choice.policy, _OURS),
+        "--kv-host-memory": _OURS[-1:] if choice.host_bytes else (),
+        "--shadow": ("additional_config",) if choice.shadow_s else (),
+    }
+    for own, names in ours.items():
+        if taken := [name for name in names if vllm_args.gives(name)]:
+            flag = "--" + taken[0].replace("_", "-")
+            raise UsageError(f"{own} sets {flag} itself", hint=f"omit {flag} or {own.partition(' ')[0]}")
 
 
 def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
     """Return the plan with the chosen scheduler, which `check` must have accepted."""
     if choice == STOCK:
         return plan
-    from coldstart.vllm.scheduling.arguments import host_arguments, serve_arguments
+    from coldstart.vllm.scheduling.arguments import serve_arguments
 
-    ranks, fallbacks = plan.vllm_args.ranks_per_node(), list[Fallback]()
-    if choice.policy == FCFS:
-        cap = [] if choice.batch is None else ["--max-num-active-seqs", str(choice.batch)]
-        flags = [*cap, *host_arguments(choice.host_bytes, on_cpu=on_cpu)]
-    else:
+    ranks, profile, fallbacks = plan.vllm_args.ranks_per_node(), None, list[Fallback]()
+    if choice.policy != FCFS or choice.shadow_s is not None:
         profile, fallbacks = _profile(bundle)
-        host_bytes = choice.host_bytes or (_host_bytes(bundle) if choice.policy == MLFQ else None)
-        flags = serve_arguments(replace(choice, profile=profile, host_bytes=host_bytes), on_cpu=on_cpu)
+    host_bytes = choice.host_bytes or (_host_bytes(bundle) if choice.policy == MLFQ else None)
+    flags = serve_arguments(replace(choice, profile=profile, host_bytes=host_bytes), on_cpu=on_cpu)
     return replace(
         plan,
         vllm_args=plan.vllm_args.append(*flags),

@@ -297,7 +297,7 @@ def acknowledged(
                     with suppress(OSError):  # what reads the progress may have gone
                         on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
                 elif "failed" in line:
-                    failed = Failure.parse(line["failed"])
+                    failed = Failure(**line["failed"])
                     cause = cause if failed.is_consequence and cause else failed
                 else:
                     report = report or line
@@ -328,8 +328,7 @@ def _explain_exit(code: int, cause: Failure | None) -> ServerExitedError:
     from coldstart.system import probes  # what else it imports, no start needs
 
     if cause is not None and cause.is_final:
-        died = ServerExitedError(cause.message, hint=cause.hint, exit_code=cause.exit_code)
-        died.is_final = True
+        died = cause.build_error(ServerExitedError)
     else:
         ended = f"The server {exits.describe(code)} before it was ready"
         because = "." if exits.is_kill(code) else "; its log has the reason."

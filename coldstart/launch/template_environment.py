@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from coldstart.contract import service_variables
 from coldstart.contract.arguments import Arguments
+from coldstart.contract.environment import is_service_variable
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import runtime, secrets
 
@@ -102,7 +102,7 @@ def select_relevant(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environment.items())
-        if counts(name) and not service_variables.is_injected(name, value)
+        if counts(name) and not is_service_variable(name, value)
     }
 
 

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import IO
 
 from coldstart.artifacts import canonical, files
-from coldstart.contract.plan import LaunchPlan
-from coldstart.contract.template_levels import RUNTIME, SLEEP_LEVELS
+from coldstart.contract.plan import RUNTIME, SLEEP_LEVELS, LaunchPlan
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch import server_process, template_environment
 from coldstart.system import fingerprint, paths
-from coldstart.system.proc import logs, processes
+from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.vllm.engine import rejection
 
@@ -180,9 +179,9 @@ def _spawn_logged(
     except CommandFailedError as error:
         if found := rejection.find((directory / "log").read_text(errors="replace")):
             raise found.build_error(TemplateExitedError) from error
-        lines = [f"{error.message}; the end of its log:", *logs.end(directory / "log").splitlines()]
+        lines = [f"{error.message}; the end of its log:", *exits.read_end(directory / "log").splitlines()]
         failed = TemplateExitedError(lines, hint=error.hint)
-        failed.cause = logs.words(directory / "log")
+        failed.cause = exits.find_error(directory / "log")
         failed.code = error.code if isinstance(error, TemplateExitedError) else None
         raise failed from error
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import coldstart
 from coldstart.artifacts import canonical
-from coldstart.artifacts.draft import Draft
 from coldstart.artifacts.manifest import Provenance
+from coldstart.artifacts.writer import Draft
 from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TIMELINE_EVENTS
@@ -30,7 +30,8 @@ from coldstart.models.inspection import NOT_MADE, PROOF_FAILED
 from coldstart.models.resolution import ResolvedModel
 from coldstart.scheduling import profiling
 from coldstart.system import runtime, secrets, timeline
-from coldstart.system.proc import logs, processes
+from coldstart.system.devices.nvml import PeakMemory
+from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.system.proc.scratch import PROOF, private_directory, scratch
 from coldstart.system.start_progress import ProgressText, StartProgress
@@ -91,7 +92,7 @@ class Assembly:
 
     def offline(self) -> None:
         """Run the real engine in a child process, with empty caches, and collect its results in `out`."""
-        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
+        env = prepare.base_env(self.work / "vllm")
         env |= prepare.inductor_env(self.work / "unused")
         if not runtime.targets_cpu():
             env |= caches.environment(self.work / "caches")
@@ -121,11 +122,13 @@ class Assembly:
             self.not_made["graphs"] = reason
 
     def _graphs_round(self, name: str, task: EngineTask) -> None:
-        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
+        env = prepare.base_env(self.work / "vllm")
         env |= caches.environment(self.work / "caches")
         arguments = self._arguments().append(*graphs.kv_args(self._read("kv"), self.vllm_args))
         with self._stage(name):
-            self._engine("recorder", LaunchPlan(arguments, key=self.key, env=env, engine=task))
+            self._engine(
+                "offline", LaunchPlan(arguments, key=self.key, env=env, engine=task), str(self.out), "task"
+            )
 
     def _engine(self, module: str, plan: LaunchPlan, *arguments: str) -> None:
         """Run a child process of the engine package with `plan` until it exits. Raises CommandFailedError if it fails."""
@@ -153,10 +156,10 @@ class Assembly:
         if code != 0:
             if found := rejection.find(log.read_text(errors="replace")):
                 raise found.build_error(CommandFailedError)
-            said = logs.words(log)
+            said = exits.find_error(log)
             cause = [f"vLLM failed: {said}"] if said else []
             end = f"the engine's offline run ended with exit code {code}; the end of its log:"
-            raise CommandFailedError([*cause, end, *logs.end(log).splitlines()])
+            raise CommandFailedError([*cause, end, *exits.read_end(log).splitlines()])
 
     def weights(self) -> None:
         """Hash every tensor and chunk of the weights, and record their digest for the starts on this machine."""
@@ -207,12 +210,13 @@ class Assembly:
             plan, began = self._proof_plan(directory / "socket"), timeline.now()
             process, reader = server_process.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
-                running = server_process.acknowledged(process, reader, began, None, self._show)
+                with PeakMemory(process.pid) as device:
+                    running = server_process.acknowledged(process, reader, began, None, self._show)
                 sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
                 require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.memory_bytes(process.pid)
             except CommandFailedError as error:
-                tail = logs.end(self.work / "proof.log").splitlines()
+                tail = exits.read_end(self.work / "proof.log").splitlines()
                 lines = [f"{error.message}; the end of its log:", *tail]
                 raise ProofFailedError(lines, getattr(error, "unused", ())) from error
             finally:
@@ -221,6 +225,8 @@ class Assembly:
         return {
             "ready_s": running.ready_s,
             "memory_bytes": memory,
+            # What a host or a fleet reserves on the device. vLLM's CPU build holds nothing there.
+            "device_bytes": None if runtime.targets_cpu() else device.bytes,
             "spans": Timeline.read(self.events("proof")).phases(),
             "offline_spans": Timeline.read(self.events("offline")).phases(),
         }
@@ -230,7 +236,7 @@ class Assembly:
 
     def _proof_plan(self, socket: Path) -> LaunchPlan:
         info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
-        env = {"VLLM_CACHE_ROOT": str(self.work / "vllm"), "VLLM_NO_USAGE_STATS": "1"}
+        env = prepare.base_env(self.work / "vllm")
         args = self._arguments(*fetch.loading(self.vllm_args, self.model)).append("--uds", str(socket))
         if (self.out / "graphs").is_dir():
             args = args.append(*graphs.kv_args(self._read("kv"), self.vllm_args))

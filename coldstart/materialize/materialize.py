@@ -7,20 +7,19 @@ A bundle whose verification run does not take its fast path, or does not give th
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.key import Key
 from coldstart.errors import CommandFailedError
-from coldstart.launch import fetch, prepare, process_snapshot
+from coldstart.launch import fetch, prepare, process_snapshot, vllm_snapshot
 from coldstart.launch.modes import SNAPSHOT
-from coldstart.materialize.assembly import Assembly
-from coldstart.materialize.options import SECTIONS, Options, Phase
+from coldstart.materialize.options import SECTIONS, Options, Phase, no_progress
 from coldstart.models import inspection, resolution
 from coldstart.models.inspection import Lookup
-from coldstart.system import paths
-from coldstart.system.proc.locked_directory import owned
+from coldstart.system import paths, runtime
+from coldstart.system.proc.scratch import owned
 from coldstart.system.snapshot import criu, runtime_image
 
 _PATIENCE_S = 10.0
@@ -45,7 +44,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
     """
     if options.snapshot and (why := SNAPSHOT.unavailable()):
         raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
-    if options.snapshot and (reason := criu.missing()) is not None:
+    if options.snapshot and runtime.targets_cpu() and (reason := criu.missing()) is not None:
         raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="coldstart doctor")
     if requested.model.repo_id is None:  # a bundle of the same key may have been built from other files
         resolution.check_weights(requested.model)
@@ -61,6 +60,10 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
 
 
 def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
+    # These import numpy and cryptography, which no other use of this module needs.
+    from coldstart.artifacts import sign
+    from coldstart.materialize.assembly import Assembly
+
     with phase("weights"):
         model = resolution.ensure_weights(lookup.model, offline=lookup.offline)
     with workspace(lookup.cache.work) as work:
@@ -81,24 +84,65 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
 
 def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:
     """Return whether an engine of `bundle` was frozen on this machine."""
+    if not runtime.targets_cpu():
+        return bundle is not None and vllm_snapshot.exists(lookup, bundle)
     return bundle is not None and runtime_image.engine_place(lookup.cache.runtimes, bundle.digest).is_dir()
 
 
 def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
-    """Freeze an engine template started from `bundle`.
+    """Freeze an engine template started from `bundle`; on a GPU vLLM freezes an engine of its own.
 
     Raises:
         CommandFailedError: No snapshot can be created here; the message has the reason.
     """
+    if not runtime.targets_cpu():
+        with phase("snapshot by vLLM"):
+            vllm_snapshot.create(lookup, bundle)
+        return
     plan = prepare.prepare(
         lookup, bundle, fetch.choose(lookup), trust=inspection.trust, root=paths.frozen_dir()
     )
     place = runtime_image.engine_place(lookup.cache.runtimes, bundle.digest)
     with phase("freeze a built engine") as say:
-        try:
-            with runtime_image.published(place) as images:
-                unshared = process_snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), images, _FREEZE_S)
-        except process_snapshot.SnapshotUnusableError as error:
-            raise CommandFailedError(f"cannot create a snapshot: {error}", hint="coldstart doctor") from error
+        with runtime_image.published(place) as images:
+            unshared = process_snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), images, _FREEZE_S)
         if unshared is not None:
             say(unshared)
+
+
+@dataclass(frozen=True)
+class MaterializationPlan:
+    """The lookup of a model and the options with which its bundle is built."""
+
+    lookup: Lookup
+    options: Options
+
+    @property
+    def key(self) -> Key:
+        """Key of the bundle."""
+        return self.lookup.key
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """Sections to write, and the snapshot."""
+        return (*self.options.sections, *(["snapshot"] if self.options.snapshot else []))
+
+    @property
+    def existing(self) -> Bundle | None:
+        """Trusted bundle of this key, or None if the store has none."""
+        return self.lookup.bundle
+
+    def run(self, on_progress: Phase | None = None) -> Bundle:
+        """Build and publish the bundle, or return the existing one.
+
+        Args:
+            on_progress: Entered around each stage; None reports nothing.
+
+        Raises:
+            CommandFailedError: The engine or the verification run failed, or this machine takes no snapshot.
+            NoSpaceError: The disk is full.
+            ReadOnlyStoreError: The store is not writable.
+        """
+        pass
+
+        return materialize(self.lookup, self.options, on_progress or no_progress)

@@ -1,26 +1,165 @@
-"""Compare the weight files of a model directory with its index, and select the file that holds each tensor.
+"""Read the files of a model directory: JSON, headers of safetensors files, and the index, which decides where each tensor is.
 
-This module reads indexes and headers, never weights. The index decides, as in transformers. vLLM skips the files that the index
-does not name. It loads every tensor of the other files in the order of their names, so that a later copy replaces an earlier.
+Only regular files are read, with limits on the size and nesting of JSON. Every error names the file and has a hint.
+
+A safetensors file begins with 8 bytes of little-endian length and JSON, followed by the tensors' bytes. The header is read
+without the safetensors library, which would map the complete file. The limit of its size is the same.
+
+The index decides, as in transformers. vLLM skips the files that the index does not name. It loads every tensor of the other
+files in the order of their names, so that a later copy replaces an earlier.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedReader
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from coldstart.errors import UsageError
-from coldstart.models import model_files, safetensors
-from coldstart.models.safetensors import TensorEntry
+from coldstart.artifacts import canonical, files
+from coldstart.artifacts.limits import LIMITS
+from coldstart.errors import UsageError, describe
 from coldstart.system.file_state import cache_by_state
 
+AGAIN = "fetch the model again"
+_POINTER = b"version https://git-lfs.github.com/spec/"
+"""What a file without its content begins with in a clone of a repository."""
+# `MAX_HEADER_SIZE` in huggingface/safetensors, safetensors/src/tensor.rs.
+MAX_HEADER = 100_000_000
+# Largest dimension of a tensor, also in a weights plan.
+MAX_DIMENSION = 1 << 46
+_BITS = {
+    "F4": 4,
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
 INDEXES: Mapping[str, str] = {
     ".safetensors": "model.safetensors.index.json",
     ".bin": "pytorch_model.bin.index.json",
 }
 _SHOWN = 3
+
+
+def require(path: Path) -> Path:
+    """Return `path`. Raises UsageError if it is no regular file; a path that does not exist is accepted."""
+    if path.is_file() or not os.path.lexists(path):
+        return path
+    if path.exists():
+        raise UsageError(f"{path} is not a regular file", hint=AGAIN)
+    raise UsageError(f"{path} is a link to {path.readlink()}, which does not exist", hint=AGAIN)
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open a file of a model. Raises FileNotFoundError, and UsageError if it cannot be read or only points to the content."""
+    try:
+        file = files.open_regular(require(path))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {describe(error)}", hint=AGAIN) from error
+    if file.peek(len(_POINTER)).startswith(_POINTER):
+        file.close()
+        raise UsageError(
+            f"{path} is a Git LFS pointer, without the content",
+            hint=f"git -C {shlex.quote(str(path.parent))} lfs pull",
+        )
+    return file
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal. Raises the errors of `open_file`."""
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises the errors of `open_file`, and UsageError if it is no JSON object within the limits.
+    """
+    with open_file(path) as file:
+        data = file.read(LIMITS.json_section + 1)
+    try:
+        value = canonical.parse(data, what="it")
+    except ValueError as error:
+        raise UsageError(f"cannot read {path}: {describe(error)}", hint=AGAIN) from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} is not a JSON object", hint=AGAIN)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor: `size` bytes at `offset` of the file; `dtype` as safetensors spells it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+def read_header(path: Path) -> list[TensorEntry]:
+    """Return the tensors of a file by offset. Raises OSError, and UsageError for an invalid safetensors file."""
+    try:
+        return list(_read_header(path))
+    except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
+        raise UsageError(f"{path} is not a valid safetensors file: {describe(error)}", hint=AGAIN) from error
+
+
+def require_complete(path: Path, tensors: Iterable[TensorEntry]) -> None:
+    """Raise UsageError if the file ends before one of its tensors."""
+    end = max((tensor.offset + tensor.size for tensor in tensors), default=0)
+    if end > (size := path.stat().st_size):
+        raise UsageError(f"{path} is truncated: it has {size} of {end} bytes", hint=AGAIN)
+
+
+# Key, checks and loader of one start each need the header.
+@cache_by_state
+def _read_header(path: Path) -> list[TensorEntry]:
+    with open_file(path) as file:
+        if len(start := file.read(8)) < 8:
+            raise ValueError("it is too short for a header")
+        (length,) = struct.unpack("<Q", start)
+        if length > MAX_HEADER:
+            is_text = start.isascii() and start.decode().isprintable()
+            raise ValueError(
+                f"it begins with the text {start.decode()!r}"
+                if is_text
+                else f"its header has {length} bytes, the limit is {MAX_HEADER}"
+            )
+        header = canonical.parse(file.read(length), cap=MAX_HEADER, what="its header")
+    header.pop("__metadata__", None)
+    tensors = [_entry(name, value, 8 + length) for name, value in header.items()]
+    tensors.sort(key=lambda entry: (entry.offset, entry.size, entry.name))
+    for before, after in pairwise(tensors):
+        if after.offset < before.offset + before.size:
+            raise ValueError(f"tensors {before.name!r} and {after.name!r} overlap")
+    return tensors
+
+
+def _entry(name: str, value: Any, base: int) -> TensorEntry:
+    start, end = value["data_offsets"]
+    shape = tuple(value["shape"])
+    if not all(type(number) is int for number in (start, end, *shape)) or not 0 <= start <= end:
+        raise ValueError(f"invalid tensor {name!r} with shape {shape} at {start} to {end}")
+    dtype, size = str(value["dtype"]), end - start
+    # A newer release of safetensors may know more dtypes.
+    needs = math.prod(shape) * _BITS[dtype] if dtype in _BITS else size * 8
+    if not all(0 <= number <= MAX_DIMENSION for number in shape) or needs != size * 8:
+        raise ValueError(f"tensor {name!r} of {size} bytes cannot have shape {shape} and dtype {dtype}")
+    return TensorEntry(name, dtype, shape, base + start, size)
 
 
 def read_index(directory: Path, suffix: str = ".safetensors") -> dict[str, str]:
@@ -32,7 +171,7 @@ def read_index(directory: Path, suffix: str = ".safetensors") -> dict[str, str]:
     path = directory / INDEXES.get(suffix, "")
     if suffix not in INDEXES or not os.path.lexists(path):
         return {}
-    return dict(_read_weight_map(model_files.require(path)))
+    return dict(_read_weight_map(require(path)))
 
 
 def list_indexes(directory: Path) -> list[Path]:
@@ -42,9 +181,9 @@ def list_indexes(directory: Path) -> list[Path]:
 
 @cache_by_state
 def _read_weight_map(path: Path) -> dict[str, str]:
-    named = model_files.read_object(path).get("weight_map")
+    named = read_object(path).get("weight_map")
     if not isinstance(named, dict) or not all(file and isinstance(file, str) for file in named.values()):
-        raise UsageError(f"{path}: weight_map does not map tensors to files", hint=model_files.AGAIN)
+        raise UsageError(f"{path}: weight_map does not map tensors to files", hint=AGAIN)
     return named
 
 
@@ -55,9 +194,9 @@ def select_files(directory: Path, files: Sequence[Path]) -> list[Path]:
     return [file for file in files if file.name in named] or list(files)
 
 
-def entries(file: Path, index: Mapping[str, str]) -> list[TensorEntry]:
+def list_entries(file: Path, index: Mapping[str, str]) -> list[TensorEntry]:
     """Return the tensors of a safetensors file without the copies that `index` assigns to another file."""
-    return [entry for entry in safetensors.entries(file) if index.get(entry.name, file.name) == file.name]
+    return [entry for entry in read_header(file) if index.get(entry.name, file.name) == file.name]
 
 
 def check(directory: Path, files: Sequence[Path]) -> None:
@@ -75,13 +214,13 @@ def check(directory: Path, files: Sequence[Path]) -> None:
         raise UsageError(
             f"cannot load the weights in {directory}: {INDEXES[suffix]} names {', '.join(missing[:_SHOWN])}{more}, which "
             f"{'does' if len(missing) == 1 else 'do'} not exist",
-            hint=model_files.AGAIN,
+            hint=AGAIN,
         )
     for file in files:
         if suffix == ".safetensors":
-            safetensors.require_complete(file, safetensors.entries(file))
+            require_complete(file, read_header(file))
         else:
-            model_files.open_file(file).close()
+            open_file(file).close()
 
 
 def make_natural_key(name: str) -> list[str | int]:

@@ -271,18 +271,25 @@ def list_missing_sections(bundle: Bundle) -> dict[str, str]:
 
 
 class ProofStart(NamedTuple):
-    """What a bundle records of the start that verified it: seconds to ready, and bytes of memory."""
+    """What a bundle records of the start that verified it: seconds to ready, and bytes of memory.
+
+    `device_bytes` is the peak on all devices, None for vLLM's CPU build or where no driver reported it.
+    """
 
     ready_s: float
     memory_bytes: int
+    device_bytes: int | None = None
 
 
 def read_proof(bundle: Bundle) -> ProofStart | None:
     """Return the start that verified the bundle; None if the bundle does not contain it."""
     try:
         phases: Any = bundle.json("stages")
-        proof = ProofStart(float(phases["ready_s"]), int(phases["memory_bytes"]))
-    except (BundleError, KeyError, TypeError, ValueError):
+        device = phases.get("device_bytes")
+        proof = ProofStart(
+            float(phases["ready_s"]), int(phases["memory_bytes"]), None if device is None else int(device)
+        )
+    except (BundleError, AttributeError, KeyError, TypeError, ValueError):
         return None
     return proof if proof.memory_bytes > 0 and proof.ready_s >= 0 else None
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from coldstart.artifacts.key import Key
 from coldstart.contract.arguments import Arguments
-from coldstart.models import checkpoint_files, model_files, relevance
+from coldstart.models import checkpoint_files, relevance
 from coldstart.models.resolution import ResolvedModel, weight_files
 from coldstart.system import runtime
 from coldstart.system.devices import hardware
@@ -113,7 +113,7 @@ def _extra(directory: Path) -> dict[str, Scalar]:
 
 
 def _contents(directory: Path, paths: list[Path]) -> str:
-    return _digest({str(p.relative_to(directory)): model_files.hash_file(p) for p in paths})
+    return _digest({str(p.relative_to(directory)): checkpoint_files.hash_file(p) for p in paths})
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
@@ -135,7 +135,7 @@ def layout_digest(directory: Path) -> str | None:
     index = checkpoint_files.read_index(directory)
     for file in files:
         layout.update(
-            {entry.name: (entry.dtype, entry.shape) for entry in checkpoint_files.entries(file, index)}
+            {entry.name: (entry.dtype, entry.shape) for entry in checkpoint_files.list_entries(file, index)}
         )
     return _digest(layout)
 
@@ -143,10 +143,10 @@ def layout_digest(directory: Path) -> str | None:
 def files_digest(directory: Path) -> str:
     """Return the digest of the tokenizer and generation files in the directory.
 
-    Raises the errors of `model_files.open_file`.
+    Raises the errors of `checkpoint_files.open_file`.
     """
     held = (directory / name for name in _TOKENIZER_FILES)
-    return _digest({f.name: model_files.hash_file(f) for f in held if os.path.lexists(f)})
+    return _digest({f.name: checkpoint_files.hash_file(f) for f in held if os.path.lexists(f)})
 
 
 def _digest(value: object) -> str:

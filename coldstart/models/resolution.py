@@ -16,7 +16,7 @@ from typing import Any
 
 from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.errors import UsageError
-from coldstart.models import checkpoint_files, hub, model_files, tiny
+from coldstart.models import checkpoint_files, hub, tiny
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.system import paths
 from coldstart.system.dry_run import is_dry_run
@@ -142,7 +142,7 @@ def weight_files(directory: Path) -> list[Path]:
     for pattern in hub.WEIGHT_PATTERNS:
         if files := sorted(directory.glob(pattern)):
             for file in files:
-                model_files.require(file)
+                checkpoint_files.require(file)
             return checkpoint_files.select_files(directory, files)
     return []
 
@@ -195,7 +195,7 @@ def _from_hub(name: str, repo_id: str, revision: str | None, offline: bool) -> R
 def _read_config(directory: Path) -> Mapping[str, Any]:
     path = directory / "config.json"
     try:
-        config = model_files.read_object(path)
+        config = checkpoint_files.read_object(path)
     except FileNotFoundError as error:
         message = f"cannot read the model in {directory}: it contains no config.json"
         hint = "pass a directory that contains config.json"
@@ -207,7 +207,7 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
         raise UsageError(message, hint=hint) from error
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"{path}: architectures is not a list of names", hint=model_files.AGAIN)
+        raise UsageError(f"{path}: architectures is not a list of names", hint=checkpoint_files.AGAIN)
     return config
 
 

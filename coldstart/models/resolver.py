@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coldstart.artifacts import files, selection
-from coldstart.artifacts.bundle import Bundle, Trust, anyone
+from coldstart.artifacts import files
+from coldstart.artifacts.bundle import Bundle, Candidate, Trust, anyone, best_first
 from coldstart.artifacts.errors import InvalidReferenceError
 from coldstart.artifacts.key import diff
 from coldstart.artifacts.store import BundleNotFoundError, Store
@@ -155,7 +155,7 @@ def _look_up_version(
     return replace(asked, bundle=bundle, lender=bundle if given is None else None, notes=notes)
 
 
-def _rank_bundles(asked: Lookup) -> list[selection.Candidate]:
+def _rank_bundles(asked: Lookup) -> list[Candidate]:
     """Return the bundles of the model, the newest trusted one first."""
     named = [bundle for bundle in asked.store.list() if bundle.identity[0] == asked.model.name]
-    return selection.best_first(named, inspection.trust)
+    return best_first(named, inspection.trust)

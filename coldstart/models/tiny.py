@@ -20,7 +20,7 @@ from coldstart.artifacts import files
 from coldstart.errors import ColdstartError, UsageError
 from coldstart.models import aliases
 from coldstart.system.dry_run import find_directory
-from coldstart.system.proc import locked_directory
+from coldstart.system.proc import scratch
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_supervisor
 
 GENERATION = 1
@@ -60,7 +60,7 @@ def build(name: str, models: Path) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     with files.locked(final.with_name(f".{name}.lock")):
         if not final.is_dir():
-            with locked_directory.owned(final.parent, final.parent / _GATE, _DRAFT) as own:
+            with scratch.owned(final.parent, final.parent / _GATE, _DRAFT) as own:
                 draft = own / name
                 draft.mkdir()
                 _run_child(name, draft)
@@ -72,7 +72,7 @@ def sweep(models: Path) -> None:
     """Remove the drafts of builds that were killed."""
     for place in models.glob("tiny-v*"):
         with suppress(OSError):  # a cache may be read-only
-            locked_directory.sweep(place, place / _GATE, _DRAFT)
+            scratch.sweep_below(place, place / _GATE, _DRAFT)
 
 
 def _run_child(name: str, draft: Path) -> None:

@@ -14,7 +14,7 @@ class Setting(NamedTuple):
     """Help, command-line option and range of one field.
 
     `flag` is the option, `unit` the placeholder of its value. A value lies between `least` and `most`, both included, and
-    above `above`. The policies in `unused_by` ignore the setting.
+    above `above`. The policies in `unused_by` ignore the setting, and so do simulated servers if it is `live`.
     """
 
     about: str
@@ -25,6 +25,7 @@ class Setting(NamedTuple):
     above: float | None = None
     choices: tuple[str, ...] = ()
     unused_by: tuple[str, ...] = ()
+    live: bool = False
 
     @property
     def option(self) -> str:

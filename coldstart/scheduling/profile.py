@@ -14,6 +14,13 @@ from itertools import accumulate, pairwise
 
 Point = tuple[float, float]
 
+CONTEXT_SHARE = 1e-5
+"""Share of a one-request iteration per token of context.
+
+It corresponds to 131 kB of KV per token and 16 GB of weights, as in a bfloat16 model of 8e9 parameters with
+grouped-query attention (groups of four); an iteration reads both at the same bandwidth.
+"""
+
 
 class ProfileError(ValueError):
     """Invalid iteration profile; the message names the invalid part."""

@@ -169,6 +169,16 @@ class SchedulerSettings:
         above=0,
         unused_by=(FCFS, MLFQ),
     )
+    shadow_s: float | None = setting(
+        None,
+        "Predict every so many seconds, from the latest requests, what deadline would gain over fcfs on this traffic, or fcfs"
+        " over deadline; in the log and in /metrics.",
+        "--shadow",
+        "SECONDS",
+        least=1,
+        unused_by=(MLFQ,),
+        live=True,
+    )
     profile: Mapping[str, object] | None = setting(None, "Iteration times by size, in seconds.")
 
     def __post_init__(self) -> None:
@@ -249,12 +259,13 @@ class SchedulerSettings:
                 )
 
 
-def selects_deadlines(additional_config: object) -> bool:
-    """Return whether a value of vLLM's --additional-config asks for deadlines."""
+def wants_in_front(additional_config: object) -> tuple[bool, bool]:
+    """Return whether a value of vLLM's --additional-config asks for deadlines, and whether for a shadow."""
     given = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
-    return isinstance(given, Mapping) and given.get("policy") == DEADLINE
+    known = given if isinstance(given, Mapping) else {}
+    return known.get("policy") == DEADLINE, known.get("shadow_s") is not None
 
 
-def options() -> Iterator[tuple[str, Setting]]:
-    """Yield the fields that have a command-line option."""
-    return ((name, one) for name, one in list_settings(SchedulerSettings) if one.flag)
+def options(*, live: bool = True) -> Iterator[tuple[str, Setting]]:
+    """Yield the fields that have a command-line option, of a server or of a simulated one."""
+    return ((name, one) for name, one in list_settings(SchedulerSettings) if one.flag and live >= one.live)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coldstart.system.proc import scratch
+from coldstart.system.proc import processes, scratch
 from coldstart.system.timeline import EVENTS_VARIABLE, Span, Timeline, emit, now
 
 MIN_WIDTH = 40
@@ -61,7 +61,8 @@ def recording(save_to: Path | None = None) -> Iterator[TimelineRecording]:
     outside = os.environ.get(EVENTS_VARIABLE)
     with scratch.private_directory(scratch.RECORDING) as directory:
         events = os.environ[EVENTS_VARIABLE] = outside or str(directory / "events")
-        emit("coldstart", process_started(), now(), track="command")
+        ticks = int(processes.stat_fields(os.getpid())[19])  # on CLOCK_MONOTONIC
+        emit("coldstart", ticks / os.sysconf("SC_CLK_TCK"), now(), track="command")
         recorded = TimelineRecording(events, directory, save_to)
         try:
             yield recorded
@@ -70,12 +71,6 @@ def recording(save_to: Path | None = None) -> Iterator[TimelineRecording]:
                 del os.environ[EVENTS_VARIABLE]
         if save_to is not None:
             recorded.save()
-
-
-def process_started() -> float:
-    """Return the start time of this process on CLOCK_MONOTONIC in seconds, with the resolution of the kernel's tick."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def draw(timeline: Timeline, width: int = 80, *, encoding: str | None = None) -> str:

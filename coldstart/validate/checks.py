@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+from coldstart.artifacts import trees
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.verify import Finding, check
+from coldstart.artifacts.manifest import SECTION_TYPES, SectionEntry, supported
 
 Level = Literal["manifest", "checksum", "load", "replay"]
 FailLevel = Literal["error", "warning", "note"]
@@ -26,6 +27,17 @@ SEVERITIES: tuple[FailLevel, ...] = ("note", "warning", "error")
 Scalar = str | int | float | bool | None
 GROUPS = ("hardware", "runtime")
 CODE = "CS-KEY-MISMATCH"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Finding of a check: `code` is stable; `subject` is the section or document that it concerns."""
+
+    code: str
+    severity: FailLevel
+    message: str
+    hint: str
+    subject: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,7 @@ def check_bundle(
 
     Its key is compared with `fingerprint`, a machine.
     """
-    findings = check(bundle, "manifest" if level == "manifest" else "checksum")
+    findings = check(bundle, level)
     ref = bundle.digest
     with suppress(BundleError):  # the check of the manifest has reported it
         ref = bundle.ref
@@ -82,3 +94,48 @@ def compare_machine(key: Mapping[str, Scalar], fingerprint: Mapping[str, Scalar]
 def _differs(field: str, required: Scalar, present: Scalar, name: str) -> Finding:
     message = f"{field}: the bundle requires {required!r}, the machine has {present!r}"
     return Finding(CODE, "error", message, f"on that machine: coldstart materialize {name}", field)
+
+
+def check(bundle: Bundle, level: Level = "checksum") -> list[Finding]:
+    """Return the findings of the levels up to `level` that start no server.
+
+    `manifest` reads the declarations of the bundle. `checksum` verifies each blob, and reads each tree and document.
+    """
+    try:
+        manifest = bundle.manifest
+    except BundleError as error:
+        return [_finding(error, "manifest")]
+    findings = [_unknown(entry) for entry in manifest.sections if not supported(entry)]
+    if any(
+        argument.partition("=")[2].startswith("/") or argument.startswith("/")
+        for argument in manifest.provenance.arguments
+    ):
+        hint = "materialize again with a newer coldstart"
+        findings.append(Finding("CS-PROVENANCE", "warning", "provenance contains a path", hint, "provenance"))
+    for entry in () if level == "manifest" else manifest.sections:
+        try:
+            _read(bundle, entry)
+        except BundleError as error:
+            findings.append(_finding(error, entry.type))
+    return findings
+
+
+def _read(bundle: Bundle, entry: SectionEntry) -> None:
+    if supported(entry) and SECTION_TYPES[entry.type].encoding == "json":
+        bundle.json(entry.type)
+        return
+    with bundle.open_blob(entry.type) as reader:
+        if supported(entry):
+            trees.scan(reader, entry)
+        reader.drain()
+
+
+def _unknown(entry: SectionEntry) -> Finding:
+    message = (
+        f"section {entry.type} version {entry.version} cannot be read by this release; it is not checked"
+    )
+    return Finding("CS-SECTION-UNKNOWN", "note", message, "upgrade coldstart to use it", entry.type)
+
+
+def _finding(error: BundleError, subject: str) -> Finding:
+    return Finding(error.code, "error", error.message, error.hint or "", subject)

@@ -19,7 +19,7 @@ from typing import Protocol
 from coldstart.artifacts import canonical
 from coldstart.errors import CommandFailedError, describe
 from coldstart.system.ipc.addresses import free_port
-from coldstart.system.proc import logs, scratch
+from coldstart.system.proc import exits, scratch
 from coldstart.validate import process_tree
 from coldstart.validate.completions import NoAnswerError
 
@@ -125,7 +125,7 @@ class LaunchedServer:
 
     def tail(self) -> str:
         """Return the end of the server's output."""
-        return logs.end(self.files.log)
+        return exits.read_end(self.files.log)
 
     def read_readiness(self) -> Mapping[str, object]:
         """Return the content of the ready file, empty for a launcher that writes none.

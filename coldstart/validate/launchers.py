@@ -14,19 +14,27 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from coldstart.contract import environment
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import NO_BUNDLE, CommandFailedError, NoBundleError
 from coldstart.launch import modes
-from coldstart.system import paths
-from coldstart.system.proc import logs
+from coldstart.launch.fetch import INSTANT_TENSOR
+from coldstart.system import paths, runtime
+from coldstart.system.proc import exits
 from coldstart.system.snapshot import criu
 from coldstart.system.timeline import EVENTS_VARIABLE
 from coldstart.validate.launch import HOST, Command, Launcher, ModeUnavailableError, RunFiles
 from coldstart.vllm.stock import ENTRY_POINT
 
 VLLM_COLD, VLLM_WARM, FRESH = "vllm-cold", "vllm-warm", "fresh"
+VLLM_FREE, VLLM_EAGER = "vllm-free", "vllm-eager"
+PLAIN = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER)
+# What any user of vLLM can set for a shorter start, without another program.
+FREE_VARIABLES = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_ENABLE_STARTUP_PLAN": "1"}
+FULL_ONLY = '{"cudagraph_mode":"FULL_DECODE_ONLY"}'
 CPU_KV_GIB = "1"
 PREPARE_S = 600.0
 
@@ -59,26 +67,30 @@ class VllmLauncher:
     """An ordinary vLLM server.
 
     A warm start uses `caches`, which all runs share. A cold start has empty caches; the first one fills `caches` if they do
-    not exist yet, which saves one compilation.
+    not exist yet, which saves one compilation. VLLM_FREE has every free option of vLLM, VLLM_EAGER neither compiles nor
+    captures; both are warm.
     """
 
     subject: Subject
     caches: Path
-    warm: bool
+    mode: str
     tells_readiness: bool = False
-
-    @property
-    def mode(self) -> str:
-        return VLLM_WARM if self.warm else VLLM_COLD
 
     def prepare(self) -> None:
         """Do nothing: a cold start, or the warm-up run, fills the caches."""
 
     def command(self, files: RunFiles) -> Command:
-        root = self.caches if self.warm or not self.caches.exists() else files.directory / "caches"
+        root = (
+            self.caches if self.mode != VLLM_COLD or not self.caches.exists() else files.directory / "caches"
+        )
         argv = [sys.executable, "-m", ENTRY_POINT, "--model", self.subject.target]
         argv += ["--host", HOST, "--port", str(files.port), *self.subject.vllm_args]
         variables = {**baseline_variables(self.subject), **cache_variables(root)}
+        if self.mode == VLLM_EAGER:
+            argv += ["--enforce-eager"]
+        elif self.mode == VLLM_FREE:
+            argv += list_free_options(Arguments(self.subject.vllm_args))
+            variables |= FREE_VARIABLES
         return Command(argv, {**variables, EVENTS_VARIABLE: str(files.events)})
 
     def close(self) -> None:
@@ -98,11 +110,14 @@ class ServeLauncher:
     def prepare(self) -> None:
         """Start the template, or freeze the runtime, of a mode that needs one.
 
-        Raises ModeUnavailableError without CRIU, NoBundleError, or CommandFailedError.
+        Raises ModeUnavailableError if this machine lacks the mode, NoBundleError, or CommandFailedError.
         """
+        (mode,) = (one for one in modes.LADDER if one.name == self.mode)
+        if (reason := mode.unavailable()) is not None:
+            raise ModeUnavailableError(f"{reason.reason} (hint: {reason.hint})")
         if self.mode == modes.RUNTIME_SNAPSHOT.name:
-            if (reason := criu.missing()) is not None:
-                raise ModeUnavailableError(reason)
+            if (lacking := criu.missing()) is not None:
+                raise ModeUnavailableError(lacking)
             self._run_template("freeze", *self.subject.common_args)
         elif self._level:
             self._run_template("start", self.subject.model, *self._level, *self.subject.passed_args)
@@ -141,7 +156,7 @@ class ServeLauncher:
                 check=False,
             ).returncode
         if status:
-            message = f"coldstart template {action} ended with status {status}: {logs.end(log)}"
+            message = f"coldstart template {action} ended with status {status}: {exits.read_end(log)}"
             if status == NO_BUNDLE:
                 raise NoBundleError(message)
             raise CommandFailedError(message, hint="coldstart doctor")
@@ -149,22 +164,31 @@ class ServeLauncher:
 
 def create_launchers(subject: Subject, names: Sequence[str], work: Path) -> list[Launcher]:
     """Create one launcher for each mode or baseline, with its state under `work`."""
-    runtime = work / "run"  # short: the path of a unix socket is limited to 107 bytes
+    sockets = work / "run"  # short: the path of a unix socket is limited to 107 bytes
     return [
-        VllmLauncher(subject, work / "vllm" / "caches", name == VLLM_WARM)
-        if name in (VLLM_COLD, VLLM_WARM)
-        else ServeLauncher(subject, name, runtime)
+        VllmLauncher(subject, work / "vllm" / "caches", name)
+        if name in PLAIN
+        else ServeLauncher(subject, name, sockets)
         for name in names
     ]
 
 
-def runtime_variables(runtime: Path) -> dict[str, str]:
+def list_free_options(given: Arguments) -> list[str]:
+    """Return vLLM's options for a shorter start on a GPU, without those that `given` sets; the CPU build has none."""
+    if runtime.targets_cpu():
+        return []
+    graphs = [] if given.gives("compilation_config") else ["-cc", FULL_ONLY]
+    has_loader = not given.gives("load_format") and find_spec(INSTANT_TENSOR)
+    return graphs + (["--load-format", INSTANT_TENSOR] if has_loader else [])
+
+
+def runtime_variables(directory: Path) -> dict[str, str]:
     """Create a runtime directory and return the variable that names it.
 
     With its own runtime directory, a start neither uses nor disturbs the user's template.
     """
-    runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return {"XDG_RUNTIME_DIR": str(runtime)}
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return {"XDG_RUNTIME_DIR": str(directory)}
 
 
 def console() -> list[str]:

@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-PROC = Path("/proc")
+from coldstart.system.proc.processes import stat_fields
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 STRAYS_S = 5.0
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
@@ -62,7 +62,7 @@ def _prctl(option: int, value: int) -> None:
 
 def snapshot() -> Snapshot:
     """Read every process that /proc shows now."""
-    samples = (_read(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())  # noqa: PTH208
+    samples = (_read(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())  # noqa: PTH208
     return {process.pid: process for process in samples if process is not None}
 
 
@@ -126,8 +126,7 @@ def _reap(pid: int) -> None:
 
 def _read(pid: int) -> ProcessSample | None:
     try:
-        # The command name may hold spaces and parentheses: the fields start after the last one.
-        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        fields = stat_fields(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
     own_s = _own_s(pid, int(fields[11]) + int(fields[12]))

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from coldstart.artifacts.verify import Finding
 from coldstart.errors import ColdstartError
 from coldstart.system import secrets
-from coldstart.validate.checks import FailLevel, ValidationReport
+from coldstart.validate.checks import FailLevel, Finding, ValidationReport
 
 GITHUB_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 

@@ -18,17 +18,16 @@ from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.verify import Finding
 from coldstart.contract.graphs import CANARY
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.models import inspection
 from coldstart.system.devices import nvml
-from coldstart.validate import process_tree, tokens
+from coldstart.validate import answers, process_tree
 from coldstart.validate.answers import PromptSettings, ServerAnswers, collect_answers
-from coldstart.validate.checks import Level
+from coldstart.validate.checks import Finding, Level
 from coldstart.validate.completions import RequestRefusedError
 from coldstart.validate.launch import Launcher, ModeUnavailableError, explain_slow_path
-from coldstart.validate.launchers import FRESH, ServeLauncher, Subject, VllmLauncher
+from coldstart.validate.launchers import FRESH, VLLM_COLD, ServeLauncher, Subject, VllmLauncher
 
 REPLAY = PromptSettings(crowds=(8,))
 GRAPHS = "graphs"
@@ -66,13 +65,13 @@ def check_start(
             return [*findings, reference]
         return [
             *findings,
-            *tokens.compare(settings.prompts, started.answers, reference.answers, bundle.name),
+            *answers.compare(settings.prompts, started.answers, reference.answers, bundle.name),
         ]
 
 
 def pair_launchers(subject: Subject, directory: Path) -> tuple[Launcher, Launcher]:
     """Return the launchers of coldstart's fresh start, and of an ordinary start of vLLM with empty caches."""
-    plain = VllmLauncher(subject, directory / "vllm" / "caches", warm=False)
+    plain = VllmLauncher(subject, directory / "vllm" / "caches", VLLM_COLD)
     return ServeLauncher(subject, FRESH, directory / "run"), plain
 
 
@@ -118,8 +117,7 @@ def _judge_fallback(reason: str, bundle: Bundle, level: Level) -> Finding:
 def check_tables(bundle: Bundle, level: Level) -> list[Finding]:
     """Check that the graphs' tables are unchanged since they were sealed, that their proof is readable, and who can replay."""
     from coldstart.graphs.errors import GraphError
-    from coldstart.graphs.overview import extract
-    from coldstart.graphs.prove import read_proof
+    from coldstart.graphs.prove import extract, read_proof
     from coldstart.graphs.tables import load
 
     try:

@@ -62,9 +62,9 @@ def fall_back(section: str, reason: str) -> None:
 def report() -> dict[str, Any]:
     """Return a worker's report to its server, see WORKER_REPORT."""
     from coldstart.contract import fallback
-    from coldstart.weights.load import report
+    from coldstart.weights.load import ladder
 
-    loaded, found = report.document(), [*fallbacks, *(one for source in sources for one in source())]
+    loaded, found = ladder.describe_last(), [*fallbacks, *(one for source in sources for one in source())]
     return {
         "fast_path": {one.stage: False for one in found},
         "fallbacks": [*fallback.encode(found), *loaded.get("fallbacks", [])],

@@ -6,21 +6,19 @@ readiness to the starter.
 
 from __future__ import annotations
 
-import json
-import os
 import runpy
 import sys
 import time
 from collections.abc import Mapping
 from threading import Thread
-from typing import Any
 
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
-from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.scheduling.settings import selects_deadlines
+from coldstart.contract.plan import LaunchPlan
+from coldstart.scheduling.settings import wants_in_front
 from coldstart.system.ipc import addresses
 from coldstart.vllm import compat
+from coldstart.vllm.engine.readiness import answer, take_pipe
 from coldstart.vllm.handover.arguments import CONNECTOR
 from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights.entry import LOAD_FORMAT
@@ -40,8 +38,7 @@ def imports(*, cuda: bool) -> str:
 def run(plan: LaunchPlan, reason: str) -> int:
     """Serve with vLLM's own server until it ends, and return its exit code. `reason` becomes a reported fallback."""
     plan.fallbacks.append(Fallback("start", f"{reason} vLLM's own server runs."))
-    descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
-    if descriptor >= 0:
+    if (descriptor := take_pipe()) >= 0:
         Thread(target=_acknowledge, args=(plan, descriptor), name="readiness", daemon=True).start()
     sys.argv = [ENTRY_POINT, *_its_own(plan)]
     try:
@@ -57,9 +54,11 @@ def _its_own(plan: LaunchPlan) -> list[str]:
     if given.value("scheduler_cls") == SCHEDULER_CLS:
         dropped |= {"--scheduler-cls", "--additional-config", "--kv-transfer-config"}
         plan.fallbacks.append(Fallback("scheduler", "vLLM's own server runs its own scheduler."))
-    elif selects_deadlines(given.value("additional_config")):
-        dropped |= {"--scheduling-policy", "--additional-config"}
-        plan.fallbacks.append(Fallback("scheduler", "vLLM's own server gives requests no deadlines."))
+    elif any(wanted := wants_in_front(given.value("additional_config"))):
+        dropped |= {"--scheduling-policy"} if wanted[0] else set()
+        dropped.add("--additional-config")
+        lost = "vLLM's own server gives requests no deadlines, and predicts no order."
+        plan.fallbacks.append(Fallback("scheduler", lost))
     if given.value("load_format") == LOAD_FORMAT and (reason := compat.check("weights")):
         dropped.add("--load-format")
         plan.fallbacks.append(Fallback("weights", f"{reason} vLLM's own loader reads them."))
@@ -78,14 +77,8 @@ def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     # vLLM listens at its Unix socket alone if it has one.
     while not _answers(f"{url}/health", str(given.value("uds")) if given.value("uds") else None):
         time.sleep(PAUSE_S)
-    report: dict[str, Any] = {
-        "fast_path": {"start": False},
-        "fallbacks": fallback.encode(plan.fallbacks),
-        "tokens": [],
-        "canary": None,
-    }
-    os.write(descriptor, (json.dumps(report) + "\n").encode())
-    os.close(descriptor)
+    named = fallback.encode(plan.fallbacks)
+    answer(descriptor, {"fast_path": {"start": False}, "fallbacks": named, "tokens": [], "canary": None})
 
 
 def _answers(url: str, socket: str | None) -> bool:

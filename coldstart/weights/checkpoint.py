@@ -1,5 +1,8 @@
 """Checkpoint as data, and its JSON form: the weights plan.
 
+In load order, files are in vLLM's natural order of names and tensors in order of their offset. So the loader requests bytes in
+the order in which the prefetcher fetches them.
+
 The builder of a plan, its file, the prefetcher and the loader all use this form. This module does no I/O.
 
 Invariant of a Checkpoint: file names are plain and unique, and tensor names are unique. The tensors of one
@@ -10,13 +13,14 @@ memory is allocated for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import islice, pairwise
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
-from coldstart.models.safetensors import MAX_DIMENSION
+from coldstart.models.checkpoint_files import MAX_DIMENSION, make_natural_key
 
 MAX_CHUNK = 256 << 20
 MAX_BYTES = 1 << 46
@@ -103,7 +107,7 @@ def _sort(file: CheckpointFile, chunk: int) -> CheckpointFile:
     for before, after in pairwise(tensors):
         if after.offset < before.end:
             raise ValueError(f"tensors {before.name!r} and {after.name!r} overlap")
-    file = msgspec.structs.replace(file, tensors=tuple(tensors))
+    file = replace(file, tensors=tuple(tensors))
     if file.chunks is not None:
         number = sum(1 for _ in islice(file.spans(chunk), len(file.chunks) + 1))
         if number != len(file.chunks):
@@ -111,3 +115,28 @@ def _sort(file: CheckpointFile, chunk: int) -> CheckpointFile:
                 f"{file.name} has {len(file.chunks)} digests of chunks, expected {number} of at most {chunk} bytes"
             )
     return file
+
+
+class UnreadableWeightsError(ValueError):
+    """Weights that cannot be loaded tensor by tensor; the message has the reason."""
+
+
+def list_tensors(plan: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors of a weights plan in load order.
+
+    Raises:
+        UnreadableWeightsError: The plan is invalid, or a file has no tensors (it is not in safetensors format).
+    """
+    try:
+        files = sorted(parse(plan).files, key=lambda file: make_natural_key(file.name))
+    except InvalidWeightsPlanError as error:
+        raise UnreadableWeightsError(str(error)) from error
+    if bare := [file.name for file in files if not file.tensors]:
+        raise UnreadableWeightsError(f"{bare[0]} has no safetensors tensors")
+    return [replace(tensor, file=file.name) for file in files for tensor in file.tensors]
+
+
+def select_tensors(tensors: list[Tensor], names: Collection[str]) -> list[Tensor]:
+    """Return the tensors with these names, in the order of the plan."""
+    wanted = set(names)
+    return [tensor for tensor in tensors if tensor.name in wanted]

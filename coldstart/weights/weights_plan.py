@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from coldstart.artifacts import canonical
 from coldstart.artifacts.files import open_regular, replacing, write_atomic
-from coldstart.models import checkpoint_files, safetensors
+from coldstart.models import checkpoint_files
 from coldstart.models.resolution import weight_files
 from coldstart.system.dry_run import is_dry_run
 from coldstart.system.file_state import read_state
@@ -144,6 +144,6 @@ def headers(paths: Iterable[Path]) -> dict[str, Any]:
 
 
 def _checked(path: Path, index: Mapping[str, str]) -> list[Tensor]:
-    entries = checkpoint_files.entries(path, index)
-    safetensors.require_complete(path, entries)
+    entries = checkpoint_files.list_entries(path, index)
+    checkpoint_files.require_complete(path, entries)
     return [Tensor(e.name, e.dtype, e.shape, e.offset, e.size) for e in entries]

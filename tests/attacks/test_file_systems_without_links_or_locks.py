@@ -11,8 +11,9 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import publish
+
+from coldstart.validate.checks import check
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])

@@ -21,13 +21,13 @@ from tools.machine import criu as installed
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.launch import prepare, process_snapshot, runtime_snapshot, server_process
+from coldstart.errors import LaunchRefusedError
+from coldstart.launch import prepare, process_snapshot, server_process
 from coldstart.models import tiny
-from coldstart.system import fingerprint, paths
+from coldstart.system import file_state, fingerprint, paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
-from coldstart.system.trust import directory_fingerprint
 
 NAMES = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY", "DB_PASSWORD", "NO_NAME_THAT_TELLS")
 # With the variables that a bundle's plan has: the image is made with them.
@@ -52,9 +52,9 @@ def cache(
 
 
 def _thawed(cache: Cache) -> process_snapshot.Thawed:
-    image = runtime_snapshot.find_image(cache)
+    image = process_snapshot.find_runtime(cache)
     assert image is not None
-    return runtime_snapshot.thaw(image, PLAN)
+    return process_snapshot.thaw_runtime(image, PLAN)
 
 
 def _server_output(cache: Cache, behaviour: str, file: Path) -> str:
@@ -76,7 +76,7 @@ def _server_output(cache: Cache, behaviour: str, file: Path) -> str:
 
 
 def test_frozen_image_contains_no_secret_of_its_creator(cache: Cache) -> None:
-    image = runtime_snapshot.freeze(cache, 60)
+    image = process_snapshot.freeze_runtime(cache, 60)
     assert sum(path.stat().st_size for path in image.iterdir()) > 1 << 20  # memory is among them
     assert [path.name for path in image.iterdir() if b"PLANTED-" in path.read_bytes()] == []
     assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
@@ -85,7 +85,7 @@ def test_frozen_image_contains_no_secret_of_its_creator(cache: Cache) -> None:
 def test_thawed_server_uses_environment_and_directory_of_its_caller(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    runtime_snapshot.freeze(cache, 60)
+    process_snapshot.freeze_runtime(cache, 60)
     monkeypatch.setenv("SAID", "by the caller")
     monkeypatch.chdir(tmp_path)
     assert _server_output(cache, "says", tmp_path / "said").startswith(f"{tmp_path} by the caller")
@@ -93,17 +93,17 @@ def test_thawed_server_uses_environment_and_directory_of_its_caller(
 
 
 def test_thaw_names_the_module_when_one_byte_of_it_changed(cache: Cache, tmp_path: Path) -> None:
-    image = runtime_snapshot.freeze(cache, 60)
+    image = process_snapshot.freeze_runtime(cache, 60)
     module = tmp_path / "module.py"
     module.write_text("VALUE = 1\n")
     # As if the template had imported it.
     about = json.loads((image / fingerprint.ABOUT).read_text())
     about["files"] |= fingerprint.read_states([str(module)])
     (image / fingerprint.ABOUT).write_text(json.dumps(about))
-    directory_fingerprint.write("frozen", image, str(runtime_image.FORMAT))
+    file_state.record_directory("frozen", image, str(runtime_image.FORMAT))
     _thawed(cache).end()
     module.write_text("VALUE = 2\n")
-    with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"/module\.py has changed since"):
+    with pytest.raises(LaunchRefusedError, match=r"/module\.py has changed since"):
         _thawed(cache)
     assert list(paths.runtime_dir().glob("thawed-*")) == []
 
@@ -111,15 +111,15 @@ def test_thaw_names_the_module_when_one_byte_of_it_changed(cache: Cache, tmp_pat
 def test_thaw_leaves_no_files_when_refused_at_any_moment(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runtime_snapshot.freeze(cache, 60)
+    process_snapshot.freeze_runtime(cache, 60)
     for milliseconds in range(0, 100, 10):
 
         def refuse(images: Path, plan: LaunchPlan, seconds: float = milliseconds / 1000) -> None:
             time.sleep(seconds)
-            raise process_snapshot.SnapshotUnusableError("refused")
+            raise LaunchRefusedError("refused")
 
         monkeypatch.setattr(process_snapshot, "check", refuse)
-        with pytest.raises(process_snapshot.SnapshotUnusableError, match="refused"):
+        with pytest.raises(LaunchRefusedError, match="refused"):
             _thawed(cache)
         assert list(paths.runtime_dir().glob("thawed-*")) == [], milliseconds
 
@@ -138,24 +138,24 @@ def test_thaw_leaves_no_files_when_refused_at_any_moment(
 def test_thaw_does_not_start_criu_when_another_user_could_have_written_the_image(
     cache: Cache, spoil: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image = runtime_snapshot.freeze(cache, 60)
+    image = process_snapshot.freeze_runtime(cache, 60)
     spoil(image)
     monkeypatch.setattr(process_snapshot, "_spawn", lambda *_: pytest.fail("CRIU was started"))
-    with pytest.raises(process_snapshot.SnapshotUnusableError):
+    with pytest.raises(LaunchRefusedError):
         _thawed(cache)
 
 
 def test_thaw_refuses_image_when_created_on_another_machine(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
-    runtime_snapshot.freeze(cache, 60)
+    process_snapshot.freeze_runtime(cache, 60)
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "another"))
-    with pytest.raises(process_snapshot.SnapshotUnusableError, match="was not created on this machine"):
+    with pytest.raises(LaunchRefusedError, match="was not created on this machine"):
         _thawed(cache)
 
 
 def test_thawed_servers_share_no_random_state(cache: Cache, tmp_path: Path) -> None:
-    runtime_snapshot.freeze(cache, 60)
+    process_snapshot.freeze_runtime(cache, 60)
     drawn = [_server_output(cache, "draws", tmp_path / name).split() for name in ("one", "two")]
     assert len(drawn[0]) == len(drawn[1]) == 3
     assert [one for one, two in zip(*drawn, strict=True) if one == two] == []
@@ -168,9 +168,9 @@ def test_freeze_leaves_no_process_and_no_image_when_killed(cache: Cache, home: P
         f"sys.executable = {sys.executable!r}\n"
         f"paths.frozen_dir = lambda: Path({str(home / 'frozen')!r})\n"
         f"tiny.build = lambda name, models: Path({str(tmp_path)!r})\n"
-        "from coldstart.launch import runtime_snapshot, process_snapshot\n"
+        "from coldstart.launch import process_snapshot\n"
         "process_snapshot.fingerprint.write = lambda *_: (print('built', flush=True), __import__('time').sleep(60))\n"
-        "runtime_snapshot.freeze(paths.Cache.at(), 60)\n"
+        "process_snapshot.freeze_runtime(paths.Cache.at(), 60)\n"
     )
     maker = subprocess.Popen([f"{sys.prefix}/bin/python", "-P", "-c", script], stdout=subprocess.PIPE)
     assert maker.stdout is not None and maker.stdout.readline() == b"built\n"
@@ -178,6 +178,6 @@ def test_freeze_leaves_no_process_and_no_image_when_killed(cache: Cache, home: P
     maker.kill()
     maker.wait()
     wait_until(lambda: has_ended(template))
-    assert runtime_snapshot.find_image(cache) is None
-    assert runtime_snapshot.freeze(cache, 60).is_dir()
+    assert process_snapshot.find_runtime(cache) is None
+    assert process_snapshot.freeze_runtime(cache, 60).is_dir()
     assert [path.name for path in cache.runtimes.iterdir() if path.name.endswith(".partial")] == []

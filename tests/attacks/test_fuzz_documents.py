@@ -22,9 +22,7 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.manifest import SECTION_TYPES, SectionEntry
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
-from coldstart.commands import _bundle_views
-from coldstart.commands import list as list_command
+from coldstart.commands import bundles, inspect
 from tools.bundles import config, plant, provenance
 
 from coldstart.errors import ColdstartError
@@ -34,6 +32,7 @@ from coldstart.models import inspection
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
+from coldstart.validate.checks import check
 
 DEADLINE_S = 5.0
 NUMBERS = (None, True, False, 0, -1, 1, 10**9, 2**63, -(2**63), 10**400, 0.5, -0.0, 1e308, 1e-308)
@@ -116,12 +115,12 @@ def write(store: Store, key: Key, target: str, chance: random.Random) -> None:
 
 
 def read_list(store: Store, model: str) -> None:
-    list_command._text([list_command._data(bundle) for bundle in store.list()])
+    bundles._text([bundles._data(bundle) for bundle in store.list()])
 
 
 def read_inspect(store: Store, model: str) -> None:
     bundle = store.get("org/tiny")
-    view, files = _bundle_views.view_bundle(bundle), _bundle_views.view_files(bundle)
+    view, files = inspect.view_bundle(bundle), inspect.view_files(bundle)
     json.dumps([view.data, view.text(), files.data, files.text()])
 
 

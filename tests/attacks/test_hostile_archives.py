@@ -10,8 +10,9 @@ from coldstart.artifacts import oci
 from coldstart.artifacts.archive import export_archive, import_archive
 from coldstart.artifacts.errors import BundleError, MissingBlobError, NotALayoutError, TooLargeError
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import member, plain_tar, publish
+
+from coldstart.validate.checks import check
 
 _LAYOUT = (member(oci.LAYOUT_FILE), oci.LAYOUT)
 _INDEX = (member(oci.INDEX_FILE), oci.index_document([]))

@@ -12,8 +12,9 @@ from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.errors import BundleError, TooLargeError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import config, forge, plant, publish
+
+from coldstart.validate.checks import check
 
 _LAYER = {
     "mediaType": "application/vnd.coldstart.section.kv.v1+json",

@@ -22,8 +22,9 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import forge, key, member, plain_tar, tar_zst, write_tree
+
+from coldstart.validate.checks import check
 
 COUNT = 20_000
 # Less than a second on an idle machine; a search that is quadratic in the names takes minutes.

@@ -19,10 +19,10 @@ from coldstart.artifacts import oci, remote
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.net.http_client import PATIENCE_VARIABLE
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import publish
 from tools.raw_server import Asked, answer, answering, dribble, flood, say
 
+from coldstart.validate.checks import check
 from coldstart.weights.prefetch.http_source import HttpSource, headers
 from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError
 

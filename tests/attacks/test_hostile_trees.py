@@ -12,8 +12,9 @@ from coldstart.artifacts import trees
 from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import ArchiveBombError, BundleError
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import forge, member, plain_tar, tar_zst
+
+from coldstart.validate.checks import check
 
 
 def _file(name: str, data: bytes = b"x") -> bytes:

@@ -317,7 +317,6 @@ TRAILERS = {
     "origin": b"origin: http://other.example\r\n",
     "x-request-id": b"x-request-id: other\r\n",
     "content-type": b"content-type: text/plain\r\n",
-    "x-coldstart-keep-alive": b"x-coldstart-keep-alive: nonsense\r\n",
     "x-forwarded": b"x-forwarded: other\r\n",
     "upgrade": UPGRADES["any protocol"],
     "expect": b"expect: 100-continue\r\n",

@@ -44,7 +44,6 @@ from attacks.second_user import (
 from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import CODE, key, provenance, write_tree
 
 from coldstart.contract.plan import LaunchPlan
@@ -55,6 +54,7 @@ from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
 from coldstart.system.snapshot import runtime_image
 from coldstart.system.trust.unpacked import unpacked
+from coldstart.validate.checks import check
 
 SECRET = b"memory of a process"
 

@@ -85,7 +85,7 @@ def host(home: Path) -> Iterator[Running]:
 
 def _attacks(host: Running) -> list[Attack]:
     (server,) = host.directory.glob("*.sock")
-    keyed = ("/status", "/metrics", "/running", "/v1/models", f"/v1/models/{MODEL}", f"/logs/{MODEL}")
+    keyed = ("/status", "/metrics", "/v1/models", f"/v1/models/{MODEL}", f"/logs/{MODEL}")
     orders = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/stop", "/reload", "/unload")
     upstream = f"/upstream/{MODEL}/metrics"
     named = {one.name() for one in host.tree.look() if one.pid != host.process.pid}

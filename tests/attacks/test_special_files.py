@@ -22,7 +22,6 @@ from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import publish
 from tools.shell import Run
 
@@ -34,12 +33,13 @@ from coldstart.graphs.errors import AlteredTableError
 from coldstart.host.tables import read_toml
 from coldstart.launch import caches, process_snapshot
 from coldstart.models import inspection
-from coldstart.system import fingerprint, paths
-from coldstart.system.key_file import read_key
+from coldstart.system import file_state, fingerprint, paths
 from coldstart.system.paths import Cache
-from coldstart.system.trust import directory_fingerprint, trusted_keys
+from coldstart.system.secrets import read_key
+from coldstart.system.trust import trusted_keys
 from coldstart.system.trust.unpacked import unpacked
 from coldstart.validate import answers
+from coldstart.validate.checks import check
 from coldstart.weights.prefetch.sources import SourceUnusableError
 from coldstart.weights.prefetch.streams import open_source
 
@@ -194,7 +194,7 @@ def test_record_of_a_verification_is_ignored(signed: Bundle, replace: Replace) -
 def test_record_of_unpacked_code_is_ignored(signed: Bundle, replace: Replace) -> None:
     root = Cache.at().unpacked
     place = unpacked(signed, "compile", root, inspection.trust)
-    record = replace(directory_fingerprint.record("unpacked", place))
+    record = replace(file_state.find_record("unpacked", place))
     again = _call(lambda: unpacked(signed, "compile", root, inspection.trust))
     # A directory cannot be replaced by a record; all other files can.
     assert isinstance(again, IsADirectoryError) if record.is_dir() else again == place

@@ -9,11 +9,11 @@ import pytest
 from coldstart.artifacts import canonical
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import NAME, config, key, plant, publish
 from tools.shell import Run
 
 from coldstart.system.paths import Cache
+from coldstart.validate.checks import check
 
 
 @pytest.fixture

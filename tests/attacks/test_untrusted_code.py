@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import sign, sigstore
+from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle, Trust, anyone
 from coldstart.artifacts.errors import UntrustedError
 from coldstart.artifacts.store import Store
@@ -32,7 +32,7 @@ class Claiming:
 
     def sign(self, digest: str) -> bytes:
         document = json.loads(self._key.sign(f"sha256:{'0' * 64}"))
-        payload = base64.b64encode(sigstore.statement(digest, self._key.fingerprint)).decode()
+        payload = base64.b64encode(sign.statement(digest, self._key.fingerprint)).decode()
         return json.dumps(
             document | {"dsseEnvelope": document["dsseEnvelope"] | {"payload": payload}}
         ).encode()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -37,7 +38,7 @@ def test_terminal_shows_a_progress_line(home: Path, monkeypatch: pytest.MonkeyPa
     os.close(slave)
     shown = os.read(master, 1 << 16)
     os.close(master)
-    assert b"examine this machine: 0 s" in shown
+    assert re.search(rb"examine this machine: \d+ s", shown)
     assert b"examine this machine ..." not in shown
     assert json.loads(done.stdout)["schema_version"] == 2
 

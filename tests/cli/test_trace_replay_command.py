@@ -51,6 +51,65 @@ def test_simulated_replay_writes_every_report(run: Run, trace: Path, home: Path)
     assert "| TTFT |" in (home / "out.markdown").read_text()
 
 
+METRICS = ("ttft_mean_s", "ttft_p95_s", "tpot_mean_s", "normalized_mean_s", "attainment", "goodput_per_s")
+
+
+@pytest.mark.slow
+@SIMULATES
+def test_schedulers_are_compared_at_each_rate_with_options_of_one(run: Run, trace: Path, home: Path) -> None:
+    given = [
+        "--simulate",
+        "--profile=profile.json",
+        "--sweep=2,50",
+        "--slo=ttft=1",
+        "--export=json",
+        "--alpha=1",
+    ]
+    policies = ["fcfs", "deadline", "skip-join-mlfq"]
+    done = run("trace-replay", str(trace), *given, *(f"--scheduler={one}" for one in policies))
+    found = json.loads(done.stdout)
+    rows = found["compared"]
+    assert [(row["rate"], row["name"]) for row in rows] == [
+        (rate, one) for rate in (2, 50) for one in policies
+    ]
+    assert found["highest_rate"] == dict.fromkeys(policies, 50.0)
+    assert all(row[metric]["median"] > 0 for row in rows for metric in METRICS)
+
+
+def test_servers_take_turns_in_rounds_and_are_compared(run: Run, trace: Path, home: Path) -> None:
+    with running(FakeServer()) as fast, running(FakeServer(gap_s=0.05)) as slow:
+        urls = [f"http://127.0.0.1:{server.port}" for server in (slow, fast)]
+        given = [
+            "--target",
+            urls[0],
+            "--target",
+            urls[1],
+            "--rounds=3",
+            "--slo=ttft=0.04,tpot=9",
+            "--limit=4",
+        ]
+        reports = [f"--export={form}=out.{form}" for form in ("csv", "html", "markdown", "json")]
+        done = run("trace-replay", str(trace), *given, *reports)
+    found = json.loads((home / "out.json").read_text())
+    turns = [(one["round"], one["name"]) for one in found["replays"]]
+    assert turns == [(number, url) for number in range(3) for url in (urls[::-1] if number == 1 else urls)]
+    first, second = found["compared"]
+    assert (first["rounds"], first["ttft_mean_s"]["ratio"], second["name"]) == (3, 1.0, urls[1])
+    assert first["ttft_mean_s"]["min"] <= first["ttft_mean_s"]["median"] <= first["ttft_mean_s"]["max"]
+    low, high = second["tpot_mean_s"]["ratio_ci95"]
+    assert low <= second["tpot_mean_s"]["ratio"] <= high
+    # A round repeats no prompt of another one, and its requests are the same on both servers.
+    prompts = [[tuple(body["prompt"]) for body in server.bodies] for server in (slow, fast)]  # type: ignore[call-overload]
+    assert sorted(prompts[0]) == sorted(prompts[1]) and len(set(prompts[0])) == 12
+    assert done.stdout.splitlines()[0].split()[:3] == ["name", "TTFT", "mean"]
+    table = (home / "out.csv").read_text().splitlines()
+    assert len(table) == 3 and table[0].startswith("name,rate,rounds,ttft_mean_s.median")
+    assert f"| {urls[1]} |" in (home / "out.markdown").read_text()
+    page = (home / "out.html").read_text()
+    pages.check(page)
+    assert len(pages.plots(page)) >= 4 and urls[0] in page
+
+
 def test_a_live_replay_measures_a_server(run: Run, trace: Path) -> None:
     with running(FakeServer()) as server:
         url = f"http://127.0.0.1:{server.port}"
@@ -88,7 +147,8 @@ def test_a_replay_of_failed_requests_lists_the_causes_and_ends_with_no(run: Run,
         ("--models=a,,b", "contains an empty name"),
         ("--on-bad-row=x", "--on-bad-row must be one of"),
         ("--on-bad-row=refuse", "line 11"),
-        ("--trace-format=xls", "--trace-format must be one of"),
+        ("--columns=time=t,prompt=p,output=o", "no column t, p, o"),
+        ("--rounds=0 --rate=1", "--rounds"),
         ("--scheduler=magic", "--scheduler must be"),
     ],
 )
@@ -170,13 +230,28 @@ def test_host_simulation_of_two_models_that_do_not_fit_together(run: Run, trace:
     assert (found["kind"], found["requests"], found["causes"]) == ("simulated host", 10, [])
     assert {name: row["requests"] for name, row in found["models"].items()} == {"small": 5, "large": 5}
     assert found["counts"]["starts"] >= 2 and found["counts"]["peak_memory_bytes"] == 18 << 30
-    reports = ["--export", "html=host.html", "--export", "csv=host.csv"]
-    assert "policy iam, starts" in run(*given, *reports).stdout
+    reports = [
+        "--export",
+        "html=host.html",
+        "--export",
+        "csv=host.csv",
+        "--slo",
+        "ttft=100,tpot=9,normalized=99",
+    ]
+    shown = run(*given, *reports).stdout
+    assert "policy iam, starts" in shown and "SLO attainment 100.0%, goodput " in shown
+    assert all(label in shown for label in ("TTFT", "TPOT", "per token"))
     page = (home / "host.html").read_text()
     pages.check(page)
     assert len(pages.plots(page)) >= 2 + 4 and "large" in page
     lines = (home / "host.csv").read_text().splitlines()
     assert len(lines) == 11 and lines[0].startswith("number,model,target,due_s,sent_s")
+    assert [line.split(",")[7] for line in lines[1:]] == [str(9 + row) for row in range(10)]  # prompt_tokens
+    (home / "lru.toml").write_text(HOST.replace("iam", "lru"))
+    compared = run(*given, "--host", "lru.toml", "--slo=ttft=1", "--rate=9", "--rounds=2", "--format=json")
+    rows = json.loads(compared.stdout)["compared"]
+    assert [(row["name"], row["rounds"]) for row in rows] == [("host.toml", 2), ("lru.toml", 2)]
+    assert all(row[metric]["n"] == 2 for row in rows for metric in METRICS)
 
 
 FLEET = """
@@ -205,7 +280,11 @@ def test_fleet_simulation_uses_the_times_of_each_model(run: Run, trace: Path, ho
     assert found["slo"]["limits"]["large"] == {"ttft_s": 8.0} and found["slo"]["attainment"] == 0.5
     assert "servers 2, starts 2" in run(*given).stdout
     done = run(*given, "--slo", "ttft=100", "--export", "csv=fleet.csv")
-    assert "SLO attainment 100.0%" in done.stdout
+    assert "SLO attainment 100.0%" in done.stdout and "TPOT" in done.stdout
+    (home / "one.toml").write_text(FLEET.replace("count = 2", "count = 1"))
+    compared = json.loads(run(*given, "--fleet", "one.toml", "--format=json").stdout)["compared"]
+    assert [row["name"] for row in compared] == ["fleet.toml", "one.toml"]
+    assert all(row[metric]["median"] >= 0 for row in compared for metric in METRICS)
     assert len((home / "fleet.csv").read_text().splitlines()) == 11
     live = run("trace-replay", str(trace), "--target", "http://127.0.0.1:1", "--fleet", "fleet.toml", code=2)
     assert "--target and --fleet exclude each other" in live.stderr

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.commands import cli
+from coldstart.commands._options import SHARED
 
 PROFILE = "--profile profile.json"
 KINDS = {
@@ -18,8 +19,7 @@ ALL = tuple(KINDS)
 MLFQ = "--scheduler skip-join-mlfq"
 # Options as typed, and the kinds in which they have an effect.
 EFFECTS = {
-    "--trace-format burstgpt": ALL,
-    "--columns time=t,prompt=p,output=o --trace-format csv": ALL,
+    "--columns time=t,prompt=p,output=o": ALL,
     "--on-bad-row refuse": ALL,
     "--speedup 2": ALL,
     "--duration 1": ALL,
@@ -27,7 +27,12 @@ EFFECTS = {
     "--rate 1": ALL,
     "--sweep 1,2 --slo ttft=1": ALL,
     "--cv 2 --rate 1": ALL,
-    "--seed 1": ALL,
+    "--rounds 2": ("servers",),
+    "--rounds 2 --rate 1": ALL,
+    "--rounds 2 --sweep 1,2 --slo ttft=1": ALL,
+    "--seed 1": ("servers",),
+    "--seed 1 --rate 1": ALL,
+    "--seed 1 --models a,b --model-mapping zipf": ALL,
     "--max-prompt 9": ("servers", "engine", "host"),
     f"{PROFILE} --max-prompt 9": ("engine", "host", "fleet"),
     "--max-output 9": ALL,
@@ -35,15 +40,17 @@ EFFECTS = {
     "--model-mapping zipf --models a,b": ALL,
     "--target http://127.0.0.1:3": ("servers",),
     "--model m": ("servers",),
-    "--vocabulary 99": ("servers",),
     "--timeout 9": ("servers",),
     "--simulate": ("engine", "host", "fleet"),
     PROFILE: ("engine", "host", "fleet"),
     "--kv-blocks 9": ("engine",),
-    "--host host.toml": ("engine", "host"),
-    "--fleet fleet.toml": ("engine", "fleet"),
+    "--host two.toml": ("engine", "host"),
+    "--fleet two-fleet.toml": ("engine", "fleet"),
     "--slo ttft=1": ALL,
     MLFQ: ("engine",),
+    f"--scheduler fcfs {MLFQ} --scheduler deadline": ("engine",),
+    f"--alpha 1 --scheduler fcfs {MLFQ}": ("engine",),
+    f"--scheduler fcfs {MLFQ} --sweep 1,2 --slo ttft=1": ("engine",),
     "--batch 2": ("engine",),
     f"--quantum 1 {MLFQ}": ("engine",),
     f"--eta 2 {MLFQ}": ("engine",),
@@ -62,8 +69,18 @@ EFFECTS = {
 # Options that have no effect beside others, or without them: kind, options, and the words of the error.
 BESIDE = [
     ("engine", "--cv 2", "--cv has no effect without --rate"),
-    ("host", "--columns a", "--columns has no effect with --trace-format mooncake"),
-    ("servers", "--columns a --trace-format azure-functions", "no effect with --trace-format azure-functions"),
+    ("host", "--seed 1", "--seed has no effect in a replay on a simulated host (--host) without random"),
+    ("engine", "--rounds 3", "--rounds has no effect in a replay on the simulated engine (--simulate) without"),
+    ("fleet", "--rounds 3 --model-mapping column", "--rounds has no effect"),
+    ("engine", "--alpha 1 --scheduler fcfs --scheduler deadline", "cannot use --alpha with fcfs"),
+    ("engine", "--scheduler auto --scheduler fcfs", "--scheduler names the same twice"),
+    ("servers", "--target http://127.0.0.1:1", "--target names the same twice"),
+    ("host", "--host host.toml", "--host names the same twice"),
+    ("servers", "--baseline a.json", "No such option: --baseline"),
+    ("host", "--fleet fleet.toml", "--host and --fleet exclude each other"),
+    ("servers", "--host host.toml", "--target and --host exclude each other"),
+    ("engine", "--sweep 1,2", "--sweep needs the limits"),
+    ("engine", "--sweep 1,2 --slo ttft=1 --rate 2", "--sweep and --rate exclude each other"),
     ("servers", "--model-mapping zipf", "--model-mapping has no effect without --models"),
     ("engine", "--model-mapping zipf", "--model-mapping has no effect without --models"),
     ("servers", "--model m --models a,b", "--model has no effect with --models"),
@@ -78,9 +95,11 @@ def files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profile = {"prefill": [[1, 0.01], [512, 0.05]], "decode": [[1, 0.01], [16, 0.012]]}
     (home / "profile.json").write_text(json.dumps(profile))
     models = "".join(f'[models.{name}]\nmemory = "2GB"\nsize = "1GB"\n' for name in "ab")
-    (home / "host.toml").write_text('memory = "8GB"\n' + models.replace('size = "1GB"', "start_s = 1"))
+    for name in ("host.toml", "two.toml"):
+        (home / name).write_text('memory = "8GB"\n' + models.replace('size = "1GB"', "start_s = 1"))
     server = '[servers.s]\nmemory = "24GB"\nnetwork = "1GB"\nload = "10GB"\n'
-    (home / "fleet.toml").write_text(server + models)
+    for name in ("fleet.toml", "two-fleet.toml"):
+        (home / name).write_text(server + models)
 
 
 def replay(words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -88,6 +107,14 @@ def replay(words: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit):
         cli.main(["trace-replay", "absent.jsonl", *shlex.split(words)])
     return capsys.readouterr().err
+
+
+def test_the_table_covers_every_option() -> None:
+    flags = {flag for one in cli.load("trace-replay").params for flag in one.opts if flag.startswith("--")}
+    common = {f"--{name.replace('_', '-')}" for name in SHARED}
+    assert flags - common - {"--help"} == {
+        word for text in EFFECTS for word in text.split() if word.startswith("--")
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)

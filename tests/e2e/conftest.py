@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import files
+from support import kernel_compiler
 from support.plain_vllm import PlainVllm
 from tools import tiny_models
 from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
@@ -46,6 +47,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of all workers of this run; without workers, of this process."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if WORKER else base
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiler(shared: Path) -> None:
+    """Compile equal kernels of this run once."""
+    kernel_compiler.install(shared / "compiler")
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,9 @@ def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None
         fleet.deploy("p", words=("--max-model-len", "1000"), ttft_s=1.9, least=1, most=1, batch=20)
         fleet.wait_until(lambda status: [g["phase"] for g in fleet.groups(status, "p")][:1] == ["serving"])
         pipeline, single = fleet.groups(fleet.status(), "p")
+        assert "the limit is 1.9 s" in pipeline["choice"]
+        # The nodes have measured the time to each other.
+        fleet.wait_until(lambda status: all(0 < (one["hop_s"] or 0) < 1 for one in status["servers"]))
         assert single["replaces"] == pipeline["name"]
         assert len({worker["server"] for worker in pipeline["workers"]}) == 2
         with Streaming(fleet, "p", 10, 200):

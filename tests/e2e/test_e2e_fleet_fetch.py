@@ -23,7 +23,8 @@ from support.fleet_rig import deployment
 from support.range_server import RangeServer, serving
 
 from coldstart.weights import weights_plan
-from coldstart.weights.load import stage, tensors
+from coldstart.weights.checkpoint import list_tensors
+from coldstart.weights.load import stage
 from coldstart.weights.prefetch import client
 from coldstart.weights.prefetch.paces import BURST_S
 
@@ -73,7 +74,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
     plan = weights_plan.plan(weights)
     (directory / "plan.json").write_text(json.dumps(plan))
     (directory / "config.json").write_text(json.dumps(CONFIG))
-    names = [tensor.name for tensor in tensors.list_tensors(plan)]
+    names = [tensor.name for tensor in list_tensors(plan)]
     first, second = (
         sum(sizes[name] for name in stage.select_names(names, CONFIG, [rank], 2)) for rank in (0, 1)
     )

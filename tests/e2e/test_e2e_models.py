@@ -14,7 +14,7 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from tools.machine import EAGER, READY_S, VLLM, Machine, remaining
+from tools.machine import EAGER, READY_S, Machine, remaining
 
 from coldstart.validate import process_tree
 
@@ -64,11 +64,6 @@ def test_server_with_a_wrong_canary_answers_no_client(machine: Machine) -> None:
             assert list(answer.tokens) == right
     finally:
         store.prune(keep=None, drop=[forged])
-
-
-@pytest.mark.nightly
-def test_a_third_architecture(machine: Machine) -> None:
-    _answers_its_canary(machine, "tiny-qwen2", VLLM, {"mode": True, "compile": True})
 
 
 def _killed_in_the_middle(machine: Machine) -> list[process_tree.ProcessSample]:

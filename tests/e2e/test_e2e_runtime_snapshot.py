@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.artifacts.store import Store
-from tools.machine import VLLM, Machine, Tokens, criu
+from tools.machine import Machine, Tokens, criu
 
 from coldstart.system.snapshot import criu as engine_criu
 from coldstart.system.snapshot import criu_memory
@@ -45,37 +43,7 @@ def test_two_llamas_at_once(machine: Machine, bundle: Any, image: Path, referenc
     assert list((machine.root / "run" / "coldstart").glob("thawed-*")) == []
 
 
-@pytest.mark.nightly
-def test_auto_uses_the_image_for_another_architecture(machine: Machine, image: Path) -> None:
-    """tiny-qwen2's bundle has no snapshot; tiny-llama's bundle may have one from other tests."""
-    said = json.loads(machine.run("materialize", "tiny-qwen2", "--format", "json", "--", *VLLM))
-    info: Any = Store(machine.cache / "bundles").get(said["ref"]).json("modelinfo")
-    with machine.serving("tiny-qwen2", "--mode", "auto") as served:
-        assert served.report["mode"] == "runtime-snapshot" and served.report["fallbacks"] == []
-        assert (
-            served.report["fast_path"] == {"mode": True, "compile": True} and served.report["canary"] is True
-        )
-        answer = served.client.complete(info["canary"]["prompt"], len(info["canary"]["tokens"]))
-        assert list(answer.tokens) == info["canary"]["tokens"]
-
-
 def test_image_contains_no_secret_of_its_creator(image: Path) -> None:
     assert sum((image / name).stat().st_size for name in ("pages-1.img", criu_memory.MEMORY)) > 100 << 20
     assert [path.name for path in image.iterdir() if b"PLANTED-" in path.read_bytes()] == []
     assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
-
-
-@pytest.mark.nightly
-def test_start_is_fresh_when_the_image_is_truncated(
-    machine: Machine, bundle: Any, image: Path, reference: Tokens
-) -> None:
-    os.truncate(image / criu_memory.MEMORY, 4096)
-    with machine.serving("tiny-llama", "--mode", "runtime-snapshot") as served:
-        assert served.report["mode"] == "fresh"
-        assert (
-            f"{criu_memory.MEMORY} has changed since it was created"
-            in served.report["fallbacks"][0]["reason"]
-        )
-        assert served.tokens() == reference
-    status = json.loads(machine.run("template", "status", "--format", "json"))
-    assert f"{criu_memory.MEMORY} has changed" in status["frozen"][0]["obstacle"]

@@ -69,40 +69,8 @@ def test_two_servers_thaw_at_once(machine: Machine, frozen: str, reference: Toke
     assert list((machine.root / "run" / "coldstart").glob("thawed-*")) == []
 
 
-@pytest.mark.nightly
-def test_start_is_fresh_with_a_reason_without_criu(machine: Machine, frozen: str, reference: Tokens) -> None:
-    without = Machine(machine.root, {engine_criu.VARIABLE: "/nonexistent/criu"})
-    with without.serving("tiny-llama", "--mode", "snapshot") as served:
-        assert served.report["mode"] == "fresh"
-        assert "/nonexistent/criu was not found" in served.report["fallbacks"][0]["reason"]
-        assert served.tokens() == reference
-
-
 def test_image_contains_no_secret_of_the_creator(machine: Machine, frozen: str) -> None:
     files = list((machine.cache / "snapshots").glob("*/*"))
     assert max(file.stat().st_size for file in files) > 100 << 20  # the memory
     assert [file.name for file in files if b"PLANTED-" in file.read_bytes()] == []
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("changed", [{"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}, {"OMP_NUM_THREADS": "1"}])
-def test_start_is_fresh_when_the_environment_differs(
-    machine: Machine, frozen: str, reference: Tokens, changed: dict[str, str]
-) -> None:
-    with Machine(machine.root, changed).serving("tiny-llama", "--mode", "snapshot") as served:
-        assert served.report["mode"] == "fresh"
-        assert served.report["fallbacks"][0]["reason"].startswith(next(iter(changed)))
-        assert served.tokens() == reference
-
-
-@pytest.mark.nightly
-def test_start_is_fresh_when_the_frozen_worker_has_another_flag(machine: Machine, frozen: str) -> None:
-    """The frozen worker computes log-probabilities; this start requests logits, which may be positive."""
-    with machine.serving(
-        "tiny-llama", "--mode", "snapshot", vllm=[*VLLM, "--logprobs-mode", "raw_logits"]
-    ) as served:
-        assert served.report["mode"] == "fresh"
-        assert "model_config.logprobs_mode: the built worker has raw_logprobs" in json.dumps(
-            served.report["fallbacks"]
-        )

@@ -48,21 +48,3 @@ def test_two_servers_of_one_engine_template(
 def test_a_second_template_for_the_same_key_is_refused(machine: Machine, engine_template: None) -> None:
     machine.run("template", "start", "tiny-llama", "--level", "engine", "--", *VLLM, code=2)
     assert "for tiny-llama already runs" in machine.error()
-
-
-@pytest.mark.nightly
-def test_start_is_fresh_with_a_reason_without_a_template(machine: Machine, bundle: Any) -> None:
-    with machine.serving("tiny-llama", "--mode", "template-runtime") as served:
-        assert served.report["mode"] == "fresh" and served.report["fast_path"]["mode"] is False
-        (fallback,) = served.report["fallbacks"]
-        assert fallback["section"] == "template-runtime" and "template start" in fallback["hint"]
-
-
-@pytest.mark.nightly
-def test_start_is_fresh_when_the_worker_has_another_flag(machine: Machine, engine_template: None) -> None:
-    """The template has the same key, but its worker computes log-probabilities and this start requests logits."""
-    with machine.serving(
-        "tiny-llama", "--mode", "template-engine", vllm=[*VLLM, "--logprobs-mode", "raw_logits"]
-    ) as served:
-        assert served.report["mode"] == "template-engine" and served.report["fast_path"]["worker"] is False
-        assert "logprobs_mode: the built worker has 'raw_logprobs'" in json.dumps(served.report["fallbacks"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import urllib.request
@@ -100,17 +99,6 @@ def test_a_template_s_memory_holds_no_secret_of_a_start(
     finally:
         machine.run("down")
         machine.run("template", "stop")
-
-
-@pytest.mark.nightly
-def test_a_killed_supervisor_ends_the_server_and_its_record(machine: Machine, up: dict[str, Any]) -> None:
-    supervisor = shown(machine, "up", "tiny-llama", "--detach")["pid"]
-    family = process_tree.snapshot()
-    os.kill(supervisor, signal.SIGKILL)
-    assert remaining([family[supervisor], family[up["pid"]]]) == []
-    port = str(free_port())
-    again = shown(machine, "up", "tiny-llama", "--detach", "--port", port)
-    assert again["mode"] == "template-engine" and urlsplit(again["url"]).port == int(port)
 
 
 @pytest.mark.nightly

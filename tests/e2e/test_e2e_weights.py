@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -18,8 +14,9 @@ from support.range_server import RangeServer, serving
 from tools.machine import TRACED, VLLM, Machine, Tokens
 
 from coldstart.system.ipc.addresses import free_port
+from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
-from coldstart.weights.load import stage, tensors
+from coldstart.weights.load import stage
 from coldstart.weights.prefetch import client
 
 pytestmark = pytest.mark.vllm
@@ -85,27 +82,12 @@ def test_weights_from_http_answer_vllms_tokens(
 
 
 @pytest.mark.nightly
-def test_server_loads_files_when_the_prefetcher_is_killed(
-    machine: Machine, model: Path, bundle: Any, reference: Tokens
-) -> None:
-    with serving(model, rate=SLOW) as source:
-        killer = Thread(target=_kill_once_loading, args=(machine.root / "run" / "coldstart",))
-        killer.start()
-        with machine.serving(str(model), "--mode", "fresh", "--weights-from", source.url) as served:
-            killer.join()
-            (load,) = served.report["loads"]
-            assert load["way"] == "files" and "prefetcher" in load["fallbacks"][0]["reason"]
-            assert load["fallbacks"][0] in served.report["fallbacks"]
-            assert served.tokens() == reference
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["other-directory", "http", "own-directory"])
 def test_source_that_changed_with_its_size_kept_is_replaced_by_the_models_directory(
     machine: Machine, model: Path, bundle: Any, reference: Tokens, tmp_path: Path, kind: str
 ) -> None:
     changed = Path(shutil.copytree(model, tmp_path / "tiny-llama"))
-    tensor = tensors.list_tensors(weights.plan(model))[-1]
+    tensor = checkpoint.list_tensors(weights.plan(model))[-1]
     with (changed / FILE).open("r+b") as file:
         file.seek(tensor.offset)
         file.write(bytes(tensor.size))
@@ -127,7 +109,7 @@ def test_source_that_changed_with_its_size_kept_is_replaced_by_the_models_direct
 
 def test_two_nodes_fetch_their_own_layers(machine: Machine, bare: Path, model: Path) -> None:
     plan = weights.plan(model)
-    names = [tensor.name for tensor in tensors.list_tensors(plan)]
+    names = [tensor.name for tensor in checkpoint.list_tensors(plan)]
     config = json.loads((model / "config.json").read_text())
     own = [_bytes(plan, stage.select_names(names, config, [rank], 2)) for rank in (0, 1)]
     with serving(model) as first, serving(model) as second:
@@ -167,21 +149,4 @@ def _two_nodes(machine: Machine, bare: Path, first: RangeServer, second: RangeSe
 
 
 def _bytes(plan: dict[str, Any], names: list[str]) -> int:
-    return sum(tensor.size for tensor in tensors.select_tensors(tensors.list_tensors(plan), names))
-
-
-def _status(directory: Path) -> list[dict[str, Any]]:
-    with suppress(client.PrefetchError):
-        return client.request("status", directory=directory)
-    return []
-
-
-def _kill_once_loading(directory: Path) -> None:
-    """Kill the prefetcher once launcher and loader have a lease each."""
-    deadline_s = time.monotonic() + 120
-    while time.monotonic() < deadline_s:
-        for one in _status(directory):
-            if one["leases"] >= 2:
-                os.kill(one["pid"], signal.SIGKILL)
-                return
-        time.sleep(0.1)
+    return sum(tensor.size for tensor in checkpoint.select_tensors(checkpoint.list_tensors(plan), names))

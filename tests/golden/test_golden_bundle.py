@@ -13,8 +13,9 @@ import zstandard
 from coldstart.artifacts import canonical
 from coldstart.artifacts.archive import import_archive
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import KV, NAME, TREE, key, provenance, write_tree
+
+from coldstart.validate.checks import check
 
 _GOLDEN = Path(__file__).parent / "bundle-v1.tar"
 _CONFIG = (

@@ -10,11 +10,12 @@ from coldstart.vllm.scheduling import SCHEDULER_CLS, scheduler
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 
 
-def config(stages: int = 1, **changes: object) -> SimpleNamespace:
+def config(stages: int = 1, connector: str | None = None, **changes: object) -> SimpleNamespace:
     fields = {"policy": "fcfs", "enable_chunked_prefill": True} | changes
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(**fields),
         parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
+        kv_transfer_config=connector and SimpleNamespace(kv_connector=connector),
     )
 
 
@@ -36,11 +37,12 @@ def test_require_names_the_missing_integration_point(monkeypatch: pytest.MonkeyP
     [
         ({"policy": "priority"}, "scheduling-policy priority"),
         ({"enable_chunked_prefill": False}, "chunked prefill"),
+        ({"connector": "OffloadingConnector"}, "the KV connector OffloadingConnector"),
     ],
 )
 def test_require_refuses_unsupported_configuration(change: dict[str, object], words: str) -> None:
     with pytest.raises(scheduler.IncompatibleVllmError, match=words):
-        scheduler.require(config(**change))
+        scheduler.require(config(**change))  # type: ignore[arg-type]
 
 
 def test_settings_survive_the_command_line() -> None:

@@ -1,5 +1,8 @@
 """The simulated server: times of small loads by hand, and invariants of random ones."""
 
+from random import Random
+from statistics import fmean
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -9,6 +12,7 @@ from coldstart.errors import UsageError
 from coldstart.lab.engine import EngineSimulator
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling import STRATEGIES, IterationProfile, SchedulerSettings
+from coldstart.scheduling.shadow import Answered, QueueModel
 from coldstart.vllm.scheduling.virtual_engine import EngineResources
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (8, 0.012)])
@@ -34,10 +38,15 @@ def test_fcfs_runs_to_completion_and_mlfq_lets_the_short_pass() -> None:
 def test_deadline_lets_a_short_prompt_pass_a_long_one_but_not_for_ever() -> None:
     long, now = TraceRequest(0.01, 900, 1), 0.01
     rows = [TraceRequest(0.0, 900, 1), long]
-    while now < 12.0:
+    while now < 15.0:
         rows.append(TraceRequest(now := now + 0.0101, 1, 1))
     fcfs, deadline = (simulate(rows, name, batch=1, depth=1).records for name in ("fcfs", "deadline"))
-    assert fcfs[1].first_token_s < 1.0 < deadline[1].first_token_s < 0.01 + 32 * 0.18 + 1.0  # type: ignore[operator]
+    assert (
+        fcfs[1].first_token_s
+        < 1.0
+        < deadline[1].first_token_s
+        < 0.01 + SchedulerSettings().factor * 0.18 + 1.0
+    )  # type: ignore[operator]
     assert deadline[2].ttft_s < fcfs[2].ttft_s  # type: ignore[operator]
 
 
@@ -136,3 +145,18 @@ def test_a_device_that_one_request_fills_is_an_error_where_the_scheduler_cannot_
     rows = [TraceRequest(0.0, prompt, 10) for prompt in (30, 30, 9, 30, 17)]
     with pytest.raises(UsageError, match="skip-join-mlfq cannot continue any of"):
         simulate(rows, "skip-join-mlfq", batch=4, device_blocks=3, strategy="recompute")
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "deadline"])
+@pytest.mark.parametrize("device", [60, 999])
+def test_the_queue_model_of_predictions_agrees_with_vllms_scheduler(policy: str, device: int) -> None:
+    random = Random(2)
+    rows = [TraceRequest(n * 0.03, random.choice([20, 500]), random.randrange(1, 60)) for n in range(120)]
+    simulated = [record.ttft_s for record in simulate(rows, policy, device_blocks=device, depth=1).records]
+    factor = 0.0 if policy == "fcfs" else SchedulerSettings().factor
+    model = QueueModel(PROFILE, 16, 2048, device * 16, context_s=0.0)
+    requests = [Answered(row.arrival_s, row.prompt_tokens, 0, row.output_tokens) for row in rows]
+    predicted = model.replay(
+        requests, lambda one: one.arrival_s + factor * PROFILE.prefill(one.prompt)
+    ).ttft_s
+    assert fmean(predicted) == pytest.approx(fmean(simulated), rel=0.15)  # type: ignore[arg-type]

@@ -38,9 +38,14 @@ void fake_add(const char *name, const char *uuid, int major, int minor, int core
     d->total = total, d->free = free;
 }
 
+void fake_free(int device, unsigned long long free) { devices[device].free = free; }
+
 void fake_run(int device, unsigned pid, unsigned long long used) {
-    running[running_count].device = device;
-    running[running_count++].process = (Process){pid, used, -1, -1};
+    unsigned at = 0;
+    while (at < running_count && (running[at].device != device || running[at].process.pid != pid)) at++;
+    running[at].device = device;
+    running[at].process = (Process){pid, used, -1, -1};
+    if (at == running_count) running_count++;
 }
 
 static int fails(const char *name, Device *d) {

@@ -27,7 +27,7 @@ from aiohttp import web
 from support import fake_model
 
 from coldstart.host import configuration
-from coldstart.host.live import run, starter, starter_client
+from coldstart.host.live import run, servers, starter
 from coldstart.host.live.log import Log
 from coldstart.launch.server import stay
 from coldstart.launch.server_process import ServerExitedError
@@ -40,7 +40,7 @@ MODULE = "support.chaos_servers"
 STEP_S = 0.02
 
 
-class ChaosStarter(starter_client.Starter):
+class ChaosStarter(servers.Starter):
     """The real starter for the servers of this module."""
 
     module = MODULE

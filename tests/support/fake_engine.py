@@ -17,9 +17,9 @@ REPORT = {"fast_path": {"compile": True}, "fallbacks": [], "tokens": [1]}
 
 def fail(error: Exception) -> None:
     """Report an error to the process that started this one, as the real server does."""
-    from coldstart.vllm.engine import failure
+    from coldstart.vllm.engine import readiness
 
-    failure.report(error)
+    readiness.report_failure(error)
 
 
 def serve(plan, imported=False):  # type: ignore[no-untyped-def]

@@ -42,6 +42,10 @@ class Fake:
         """Let a process hold `used` bytes of a device; None: the driver does not know how many."""
         self.c.fake_run(device, pid, ctypes.c_ulonglong(NOT_AVAILABLE if used is None else used))
 
+    def free(self, device: int, free: int) -> None:
+        """Set the GiB of a device that are free."""
+        self.c.fake_free(device, ctypes.c_ulonglong(free * GIB))
+
     def fail(self, name: str, code: int, device: int = -1) -> None:
         self.c.fake_fail(name.encode(), code, device)
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -33,6 +32,7 @@ from coldstart.host.live.http_server import GatewayServer, create_server, format
 from coldstart.host.live.profiles import Meter
 from coldstart.host.live.server_log import ServerLog
 from coldstart.host.live.servers import Ready, StartFailedError
+from coldstart.host.live.starter import StartOrder
 from coldstart.system.start_progress import StartProgress
 
 
@@ -264,23 +264,16 @@ class FakeServers:
     computes_s: float = 0.0
     holds_kv: bool = False
 
-    def begin(
-        self,
-        launch: Launch,
-        deadline_s: float,
-        listen: Sequence[str] = (),
-        env: Mapping[str, str] = MappingProxyType({}),
-        pace: PacedFetch | None = None,
-        *,
-        template: str | None = None,
-    ) -> FakeServer | FakeTemplate:
-        if template is not None:
-            self.templates.append(FakeTemplate(self, launch, template, self.directory / "nobody.sock"))
+    def begin(self, order: StartOrder) -> FakeServer | FakeTemplate:
+        if order.template is not None:
+            path = self.directory / "nobody.sock"
+            self.templates.append(FakeTemplate(self, order.launch, order.template, path))
             return self.templates[-1]
         if self.full:
             raise OSError(28, "No space left on device")
-        server = FakeServer(self, launch, self.directory / f"{len(self.begun)}.sock", listen)
-        server.env, server.pace = dict(env), pace
+        path = self.directory / f"{len(self.begun)}.sock"
+        server = FakeServer(self, order.launch, path, order.listen)
+        server.env, server.pace = dict(order.environment), order.pace
         self.begun.append(server)
         return server
 

@@ -81,6 +81,8 @@ def exhaustive(
     floor = min(max(1, required), 4)
     order = [*range(floor, 5), *range(floor - 1, 0, -1)]
     for s, w in sorted(best, key=lambda one: (order.index(one[0]), one[1])):
+        if s > 1 and (1, 1) in best and best[s, w] >= best[1, 1]:
+            continue
         tpot = model.costs.decode_s * (s - w + w / s) + model.costs.hop_s * s
         if best[s, w] <= model.ttft_s and tpot <= model.tpot_s:
             return s, w, best[s, w], True

@@ -48,6 +48,7 @@ class RigNode:
     node: NodeServers
     away: bool = False
     heard: asyncio.Task[None] | None = None
+    place: tuple[str, int] | None = None
 
     def _reach(self) -> NodeServers:
         if self.away:

@@ -26,7 +26,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import PacedFetch, WeightsRequest
 from coldstart.errors import UsageError
 from coldstart.host.live import starter
-from coldstart.host.live.starter_client import Starter
+from coldstart.host.live.servers import Starter
 from coldstart.launch import fetch
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc.lifeline import die_with_supervisor

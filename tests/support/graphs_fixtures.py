@@ -1,14 +1,14 @@
-"""A bundle that is created once for all tests that only read it."""
+"""Bundles that are created once for all tests that only read them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from support.graphs_processes import Launches
 from support.graphs_tools import proven
+from support.graphs_worker import here, materialize, replace_worker
 
-from coldstart.graphs import offline
+__all__ = ["bundle_directory", "here", "rounds_bundle"]
 
 
 @pytest.fixture(scope="session")
@@ -20,13 +20,7 @@ def bundle_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def created_rounds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Launches]:
-    """A bundle that simulated engine processes created and proved, and their launches."""
-    work, launches = tmp_path_factory.mktemp("rounds"), Launches()
-    return offline.make(work, launches), launches
-
-
-@pytest.fixture(scope="session")
-def rounds_bundle(created_rounds: tuple[Path, Launches]) -> Path:
-    """The directory of that bundle."""
-    return created_rounds[0]
+def rounds_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that simulated workers recorded and proved."""
+    with pytest.MonkeyPatch.context() as patch:
+        return materialize(replace_worker(patch), tmp_path_factory.mktemp("rounds"))

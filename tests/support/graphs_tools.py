@@ -10,7 +10,7 @@ from coldstart.graphs import tables as stored
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.link import combine
-from coldstart.graphs.prove import prove, publish
+from coldstart.graphs.prove import prove, write
 from coldstart.graphs.record import Snapshot, take
 from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.tables import Tables
@@ -47,7 +47,7 @@ def proven(directory: Path, shape: Shape = SMALL) -> Tables:
     """Create a bundle that passed the proof in a third process."""
     tables = bundle(directory, shape)
     model = SimModel(shape, 3)
-    publish(prove(Restorer(directory, model.driver, model), model.driver, model, model), directory)
+    write(prove(Restorer(directory, model.driver, model), model), directory)
     return tables
 
 
@@ -68,7 +68,9 @@ def restored(restorer: Restorer, key: str) -> Replayable:
 def seal(bundle: Path, target: Path, tables: Tables) -> Path:
     """Write `tables` with the binaries of `bundle` to `target` and seal them."""
     digests = stored.read_manifest(bundle).binaries
-    stored.save(tables, target, {digest: stored.load_binary(bundle, digest) for digest in digests})
+    stored.save(
+        tables, target, {digest: stored.read_by_digest(bundle / "kernels", digest) for digest in digests}
+    )
     return target
 
 

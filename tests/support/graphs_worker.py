@@ -105,9 +105,6 @@ class Framework:
         captured: Captured = self._capture(key).captured
         return captured
 
-    def refusal(self, key: str) -> str | None:
-        return self.refusals.get(key)
-
 
 @dataclass
 class Runner:
@@ -140,9 +137,17 @@ class Runner:
         return "captured"
 
 
+KEYS = [f"FULL:num_tokens={size}" for size in SHAPE.sizes]
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
     """Worker modules over the doubles; `model` is the current process."""
+    return replace_worker(monkeypatch)
+
+
+def replace_worker(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
+    """Let the worker's sessions work on simulated processes, of which the returned dictionary has the current one."""
     now: dict[str, SimModel] = {}
 
     def framework(driver: Any, tensors: Any, sizes: Any, capture: Any, pool: Any) -> Framework:
@@ -160,7 +165,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
     monkeypatch.setattr(record, "TorchFramework", framework)
     monkeypatch.setattr(record, "ModuleWatch", lambda log: None)
     monkeypatch.setattr(record, "consumes_random", lambda graph: False)
-    monkeypatch.setattr(restore, "make_attributes", lambda runner, wanted: {})
+    monkeypatch.setattr(restore, "create_output", lambda runner, like: None)
     return now
 
 
@@ -171,22 +176,36 @@ def unchanged(model: SimModel) -> None:
     """Leave the process as it is."""
 
 
+class Rounds:
+    """Starter of the processes of materialize, each with a new model; `step` can change the model before each live step."""
+
+    def __init__(
+        self, here: dict[str, SimModel], shape: Shape = SHAPE, before: Change = unchanged, *, steps: int = 3,
+        step: Change = unchanged, between: Callable[[str], None] = lambda name: None,
+    ) -> None:  # fmt: skip
+        self.names, self.bases = list[str](), list[list[int]]()
+        self._here, self._shape, self._before = here, shape, before
+        self._steps, self._step, self._between = steps, step, between
+
+    def __call__(self, name: str, task: EngineTask) -> None:
+        self._between(name)
+        self._here["model"] = model = SimModel(self._shape, 100 + len(self.names))
+        self.names.append(name)
+        self.bases.append([region.base for region in model.regions()])
+        session = restore.Proving(task.prove) if task.prove else record.GraphRecording(task.record or Path())
+        runner = Runner(model)
+        self._before(model)
+        assert session.run(runner, runner.own) == "captured"
+        for number in range(self._steps):
+            self._step(model)
+            assert runner.execute_model(number) == f"step {number}"
+
+
 def materialize(
     here: dict[str, SimModel], work: Path, shape: Shape = SHAPE, before: Change = unchanged
 ) -> Path:
-    """Run the rounds of materialize, each with a new model instead of a process; return the bundle's directory."""
-    seeds: list[str] = []
-
-    def launch(name: str, task: EngineTask) -> None:
-        here["model"] = model = SimModel(shape, 100 + len(seeds))
-        seeds.append(name)
-        session = record.GraphRecording(work) if task.prove is None else restore.Proving(task.prove)
-        runner = Runner(model)
-        before(model)
-        assert session.run(runner, runner.own) == "captured"
-        assert [runner.execute_model(n) for n in range(3)] == ["step 0", "step 1", "step 2"]
-
-    return offline.make(work, launch)
+    """Run the rounds of materialize; return the bundle's directory."""
+    return offline.make(work, Rounds(here, shape, before))
 
 
 def start(

@@ -11,10 +11,10 @@ from pathlib import Path
 import zstandard
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.draft import Signer
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, Provenance, SectionEntry
 from coldstart.artifacts.store import Store
+from coldstart.artifacts.writer import Signer
 
 NAME = "org/tiny"
 KV = {"blocks": 7, "bytes_per_block": 4096.5}

@@ -16,8 +16,7 @@ from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Serv
 from coldstart.host import configuration as host_file
 from coldstart.host.live import access_control
 from coldstart.host.live.log import Log
-from coldstart.host.live.metrics import Metrics
-from coldstart.host.live.record import Record
+from coldstart.host.live.metrics import Metrics, Record
 from coldstart.host.model_state import State
 from coldstart.host.policies import POLICIES
 from coldstart.host.specification import HostSettings, Tier
@@ -106,7 +105,7 @@ def test_configuration_page_names_every_key_of_a_host_file() -> None:
 
 def test_configuration_page_names_every_key_of_a_fleet_file() -> None:
     part = read("configuration.md").partition("## Fleet file")[2]
-    hidden = {"name", "costs", "shares", "joins"}
+    hidden = {"name", "costs", "shares", "joins", "recorded", "unavailable"}
     assert rows(section(part, "Keys at the top:")) == list_names(FleetSettings)
     assert rows(section(part, "Keys of a table `[servers.NAME]`:")) == list_names(ServerSpec) - hidden | {
         "count"

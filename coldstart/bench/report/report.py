@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
@@ -85,6 +85,16 @@ class Report:
             f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
             f"<body><main>\n{body}\n</main></body></html>\n"
         )
+
+
+def flatten(found: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each single value of a row with its path in the JSON, such as first_token_s.median and ratio_ci95.0."""
+    for name, value in found.items():
+        inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+        if isinstance(inner, Mapping) and name not in ("samples", "timeline"):
+            yield from flatten(inner, f"{path}{name}.")
+        elif not isinstance(inner, Mapping):
+            yield f"{path}{name}", value
 
 
 def html_table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

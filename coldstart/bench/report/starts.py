@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from coldstart.bench.report import svg
-from coldstart.bench.report.report import Report, Shown, html_section
+from coldstart.bench.report.report import Report, Shown, flatten, html_section
 from coldstart.bench.stages import STAGES
 
 Document = Mapping[str, Any]
@@ -46,7 +46,7 @@ HEADERS, STAGE_HEADERS = ("mode", *CELLS), ("mode", *(f"{stage} (s)" for stage i
 
 def report(document: Document) -> Report:
     """Return the report of a benchmark."""
-    rows = [{"mode": mode, **dict(_flatten(found))} for mode, found in document["modes"].items()]
+    rows = [{"mode": mode, **dict(flatten(found))} for mode, found in document["modes"].items()]
     return Report(
         f"Cold start of {document['model']}",
         document,
@@ -56,16 +56,6 @@ def report(document: Document) -> Report:
         [*list_notes(document), _describe_provenance(document)],
         lambda: _plots(document),
     )
-
-
-def _flatten(found: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each single value of a mode with its path in the JSON, such as first_token_s.median and ratio_ci95.0."""
-    for name, value in found.items():
-        inner = dict(enumerate(value)) if isinstance(value, list | tuple) else value
-        if isinstance(inner, Mapping) and name not in ("samples", "timeline"):
-            yield from _flatten(inner, f"{path}{name}.")
-        elif not isinstance(inner, Mapping):
-            yield f"{path}{name}", value
 
 
 def tabulate(document: Document) -> list[Shown]:

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from math import inf
@@ -23,7 +24,7 @@ from coldstart.fleet.core import FleetCore
 from coldstart.fleet.events import Action, Event, LaunchRank
 from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.live.moves import FleetReplica, FleetTicket, Moves
-from coldstart.fleet.live.orders import Node, NodeReport
+from coldstart.fleet.live.orders import Node, NodeLostError, NodeReport
 from coldstart.fleet.live.state import FleetState, ModelDeployment
 from coldstart.fleet.live.status import FIGURES, PREFIX, SCHEMA_VERSION, fleet_status
 from coldstart.fleet.live.workers import Workers
@@ -185,6 +186,20 @@ class FleetControl(Front[FleetTicket]):
         self._apply_speed(spec.name)
         if spec.name in self.state.drained:
             self.emit(events.Drained(spec.name))
+        self.tasks.spawn(self._time_hops(spec.name))
+
+    async def _time_hops(self, server: str) -> None:
+        """Measure the hops between a server and those that joined before it."""
+        nodes = self.workers.nodes
+        names = list(nodes)
+        before = names[: names.index(server)] if server in nodes else []
+        places = {other: place for other in before if (place := nodes[other].place) is not None}
+        if not places:
+            return
+        with suppress(NodeLostError, KeyError):  # its end is reported separately
+            found = await nodes[server].call("time_hops", list(places.values()))
+            seconds = {other: took for other, took in zip(places, found, strict=True) if took is not None}
+            self.emit(events.HopsTimed(server, seconds))
 
     def unreached(self, server: str, reason: str) -> None:
         """Record that a server cannot be used though its node is alive: it is lost, and the status shows the reason."""
@@ -213,6 +228,7 @@ class FleetControl(Front[FleetTicket]):
         self.emit(events.Rebuilt(tuple(servers), tuple(ranks), tuple(sorted(self.state.drained))))
         for spec in servers:
             self._apply_speed(spec.name)
+            self.tasks.spawn(self._time_hops(spec.name))
 
     def _apply_speed(self, server: str) -> None:
         """Tell the core the speed of the server's link that an earlier process has measured."""

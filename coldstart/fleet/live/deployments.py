@@ -1,27 +1,33 @@
 """Convert the arguments of `fleet deploy` to a deployment, with values from the bundle, the weights or the command line.
 
-The duration of a start is counted as the runtime's time if its parts are not known. Prefill and decode times are those of the
-bundle's measured iterations. The time of a hop between ranks is not measured before a pipeline runs: it counts as 0.
+The start that verified the bundle gives the times of a start: until the weights, beside which the fetch runs, and from the
+weights to ready. Its full duration counts as the former if the bundle does not divide it. Prefill and decode times are those of
+the bundle's measured iterations. A pipeline has only a number of ranks for which there is a bundle: without one the time of
+their start, in which they compile, is not known. The fleet measures the hop between each pair of servers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from typing import Any
 
+from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.errors import UsageError
+from coldstart.fleet.live.orders import rank_arguments
 from coldstart.fleet.live.state import ModelDeployment
 from coldstart.fleet.specification import MOST_RANKS, Costs, FleetModel
 from coldstart.host.launches import Launch
 from coldstart.host.live import profiles
+from coldstart.models import inspection, keys
 from coldstart.models.inspection import Lookup
 from coldstart.scheduling.profile import IterationProfile, ProfileError
-from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.units import parse_size
-from coldstart.weights.load import stage, tensors
+from coldstart.weights import checkpoint
+from coldstart.weights.load import stage
 
 PROMPT = 512
 """Prompt tokens of the request whose time to first token is predicted."""
@@ -72,8 +78,6 @@ def build_deployment(
         UsageError: A required value is unknown. A lookup may raise other errors, and NoBundleError.
     """
     found = profiles.look_up_launch(launch, cache, offline=offline)
-    if memory is None and not runtime.targets_cpu():
-        raise UsageError("bundles do not contain the GPU memory of a model", hint="--memory 24GB")
     shares: dict[int, tuple[int, ...]] = {}
     if size:
         weights = parse_size(size)
@@ -84,11 +88,16 @@ def build_deployment(
         raise UsageError(
             f"{launch.name}: cannot determine the size of its weights: no local weights", hint="--size 24GB"
         )
-    needed = parse_size(memory) if memory else 0
+    needed, recorded = parse_size(memory) if memory else 0, dict[int, float]()
     if not needed or start_s is None:
-        known = profiles.choose_profile(launch, found)
-        needed, start_s = needed or known.memory, known.start_s if start_s is None else start_s
+        known = profiles.choose_profile(launch, found, needed)
+        needed = needed or known.memory
+        if start_s is None:
+            after_s, load_s = read_stages(found.bundle)
+            start_s = max(0.0, known.start_s - after_s - load_s)
+            recorded[1] = after_s
     costs = measured_costs(found, start_s, batch)
+    pipelines, unavailable = look_up_pipelines(launch, found, start_s)
     if slo[1] < inf and not costs.decode_s:
         raise UsageError(
             f"{launch.name}: a limit on TPOT needs the time of an iteration, and no bundle of this model has measured it",
@@ -104,6 +113,8 @@ def build_deployment(
         *workers,
         idle_s,
         shares=shares,
+        recorded=recorded | pipelines,
+        unavailable=unavailable,
     )
     return ModelDeployment(launch, spec)
 
@@ -122,12 +133,63 @@ def measured_costs(found: Lookup, start_s: float, batch: int) -> Costs:
     return Costs(library_s=start_s, prefill_s=profile.prefill(PROMPT), decode_s=profile.decode(batch))
 
 
+# Steps of a start that follow the weights, and the step that loads them, as the starting server names them.
+_AFTER = (
+    "compile the model or size the KV cache",
+    "allocate the KV cache",
+    "compile or warm up",
+    "first token",
+)
+_LOAD = "load the model"
+
+
+def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
+    """Return the seconds after the weights and those of loading them, in the start of `ranks` ranks that verified the bundle.
+
+    Both are 0 if the bundle does not divide its start. The spans of all ranks are recorded as sums.
+    """
+    try:
+        stages: Any = bundle.json("stages") if bundle else {"spans": {}}
+        spans = stages["spans"]
+        after = sum(float(spans.get(name, 0.0)) for name in _AFTER) / ranks
+        return after, float(spans.get(_LOAD, 0.0)) / ranks
+    except (BundleError, AttributeError, KeyError, TypeError, ValueError):
+        return 0.0, 0.0
+
+
+def look_up_pipelines(
+    launch: Launch, found: Lookup, library_s: float
+) -> tuple[dict[int, float], dict[int, str]]:
+    """Return the seconds from loaded weights to ready of the pipelines that have a bundle, by number of ranks.
+
+    Also returns the reasons why the other numbers of ranks cannot start. `library_s` are the seconds of a single worker
+    until its weights: what a pipeline needs in addition counts after them.
+    """
+    seconds, reasons = dict[int, float](), dict[int, str]()
+    for ranks in range(2, MOST_RANKS + 1):
+        if found.vllm_args.number("pipeline_parallel_size", 1) > 1:
+            reasons[ranks] = "the arguments of the model set --pipeline-parallel-size"
+            continue
+        args = rank_arguments(found.vllm_args, ranks)
+        key = keys.compose(found.model, args)
+        pipeline = replace(found, vllm_args=args, key=key, bundle=None, nearest=None).refresh()
+        if launch.weights_from and not found.model.weight_files:
+            pipeline = pipeline.drop_weights()
+        proof = None if pipeline.bundle is None else inspection.read_proof(pipeline.bundle)
+        if proof is None:
+            reasons[ranks] = f"no bundle: {pipeline.format_materialize()}"
+            continue
+        _, load_s = read_stages(pipeline.bundle, ranks)
+        seconds[ranks] = max(0.0, proof.ready_s - load_s - library_s)
+    return seconds, reasons
+
+
 def ranks_bytes(found: Lookup) -> dict[int, tuple[int, ...]]:
     """Return the bytes of the tensors of each rank, by number of ranks, from the bundle; {} if it contains no such plan."""
     try:
         plan: Any = found.weights_donor.json("weights") if found.weights_donor else None
-        ordered = tensors.list_tensors(plan) if isinstance(plan, Mapping) else []
-    except (BundleError, tensors.UnreadableWeightsError):
+        ordered = checkpoint.list_tensors(plan) if isinstance(plan, Mapping) else []
+    except (BundleError, checkpoint.UnreadableWeightsError):
         return {}
     config, size = found.model.config, {tensor.name: tensor.size for tensor in ordered}
     layers = config.get("num_hidden_layers")

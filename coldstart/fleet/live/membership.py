@@ -29,8 +29,7 @@ from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.node import NodeServers
 from coldstart.fleet.live.orders import NodeLostError, NodeReport
 from coldstart.fleet.specification import ServerSpec
-from coldstart.host.live.starter_client import Starter
-from coldstart.host.running_hosts import own_directory
+from coldstart.host.live.servers import Starter, own_directory
 from coldstart.system import runtime
 from coldstart.system.paths import Cache
 
@@ -80,9 +79,10 @@ class ServerActor:
 
 @dataclass(frozen=True)
 class RemoteNode:
-    """Server actor in the form in which the fleet uses it."""
+    """Server actor in the form in which the fleet uses it. `place` is where Ray listens on its node."""
 
     actor: Any
+    place: tuple[str, int] | None = None
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call a method of the actor's NodeServers."""
@@ -145,22 +145,22 @@ class Membership:
     def __init__(self, control: FleetControl, options: dict[str, Any]) -> None:
         self._control, self._options = control, options
         self._here, self._here_alive = ray.get_runtime_context().get_node_id(), True
-        self._actors: dict[str, Any] = {}
+        self._nodes: dict[str, RemoteNode] = {}
         self._followed: dict[str, asyncio.Task[None]] = {}
-        self._seen: asyncio.Queue[dict[str, tuple[ServerSpec, Any]]] = asyncio.Queue()
+        self._seen: asyncio.Queue[dict[str, tuple[ServerSpec, RemoteNode]]] = asyncio.Queue()
 
     async def begin(self) -> None:
         """Rebuild the state from the reports of the servers. Waits up to FIRST_S for them."""
         nodes = await asyncio.to_thread(self._servers)
-        reports = await asyncio.gather(*(self._first(actor) for _, actor in nodes.values()))
+        reports = await asyncio.gather(*(self._first(node.actor) for _, node in nodes.values()))
         found = dict(zip(nodes, reports, strict=True))
         self._control.rebuild(
-            (spec, RemoteNode(actor), report)
-            for name, (spec, actor) in nodes.items()
+            (spec, node, report)
+            for name, (spec, node) in nodes.items()
             if (report := found[name]) is not None
         )
-        for name, (spec, actor) in nodes.items():
-            self._actors[name] = actor
+        for name, (spec, node) in nodes.items():
+            self._nodes[name] = node
             self._follow(spec, found[name])
 
     async def _first(self, actor: Any) -> NodeReport | None:
@@ -168,7 +168,7 @@ class Membership:
             return await asyncio.wait_for(actor.call.remote("report"), FIRST_S)
         return None
 
-    def _servers(self) -> dict[str, tuple[ServerSpec, Any]]:
+    def _servers(self) -> dict[str, tuple[ServerSpec, RemoteNode]]:
         """Return the living nodes that are servers, each with its actor. Blocks while Ray does not answer."""
         found = {}
         for node in ray.nodes():
@@ -182,7 +182,8 @@ class Membership:
                 self._control.log.write("node refused", node=name, reason=error.message)
                 continue
             if spec is not None:
-                found[name] = spec, self._actor(node)
+                place = str(node["NodeManagerAddress"]), int(node["NodeManagerPort"])
+                found[name] = spec, RemoteNode(self._actor(node), place)
         return found
 
     def _actor(self, node: dict[str, Any]) -> Any:
@@ -204,10 +205,10 @@ class Membership:
         threading.Thread(target=self._look, args=(loop,), daemon=True).start()
         while self._here_alive:
             nodes = await self._seen.get()
-            self._actors |= {name: actor for name, (_, actor) in nodes.items()}
+            self._nodes |= {name: node for name, (_, node) in nodes.items()}
             for name in [name for name in self._followed if name not in nodes]:
                 self._followed.pop(name).cancel()
-                del self._actors[name]
+                del self._nodes[name]
                 self._control.lose_server(name)
             for name, (spec, _) in nodes.items():
                 if name not in self._followed:
@@ -227,21 +228,22 @@ class Membership:
                 loop.call_soon_threadsafe(self._seen.put_nowait, nodes)
 
     def _follow(self, spec: ServerSpec, report: NodeReport | None) -> None:
-        task = asyncio.get_running_loop().create_task(followed(self._control, spec, self._actors, report))
+        task = asyncio.get_running_loop().create_task(followed(self._control, spec, self._nodes, report))
         self._followed[spec.name] = task
 
 
 async def followed(
-    control: FleetControl, spec: ServerSpec, actors: Mapping[str, Any], report: NodeReport | None
+    control: FleetControl, spec: ServerSpec, nodes: Mapping[str, RemoteNode], report: NodeReport | None
 ) -> None:
     """Forward the events of a server to the control.
 
     A server that cannot be reached is lost; when it can be reached again it joins without workers. The actor is read
-    from `actors` on each attempt: an actor that Ray could not place, because its new node was not yet known
+    from `nodes` on each attempt: an actor that Ray could not place, because its new node was not yet known
     everywhere, is dead, and a replacement has its name.
     """
     while True:
-        actor = actors[spec.name]
+        node = nodes[spec.name]
+        actor = node.actor
         try:
             if report is None:
                 report = await actor.call.remote("report")
@@ -250,7 +252,7 @@ async def followed(
                     # servers.
                     await actor.call.remote("clear")
                     report = await actor.call.remote("report")
-                control.joined(spec, RemoteNode(actor))
+                control.joined(spec, node)
             after = report.seq
             while True:
                 for number, event in await actor.call.remote("read_events", after):

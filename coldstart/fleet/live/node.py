@@ -10,9 +10,10 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import median
 from uuid import uuid4
 
 from coldstart.contract import environment, fallback
@@ -26,12 +27,13 @@ from coldstart.fleet.live.orders import (
     RankOrder,
     RankUp,
     WorkerEvent,
+    rank_arguments,
 )
 from coldstart.host.launches import Launch
 from coldstart.host.live import messages
 from coldstart.host.live.hang import HangDetector
-from coldstart.host.live.servers import PATIENCE_S, ModelServer, StartFailedError
-from coldstart.host.live.starter_client import Starter
+from coldstart.host.live.servers import PATIENCE_S, ModelServer, Starter, StartFailedError
+from coldstart.host.live.starter import StartOrder
 from coldstart.launch.scheduler import reserve_cores
 from coldstart.system.ipc.addresses import free_port
 from coldstart.vllm.handover.arguments import handover_arguments
@@ -39,6 +41,7 @@ from coldstart.weights.prefetch import client
 
 WAIT_S = 5.0
 LOOK_S = 0.25
+HOP_SAMPLES, HOP_LIMIT_S = 5, 2.0
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +79,26 @@ class NodeServers:
         """Return the address of this machine and a free port, for the ranks of a pipeline."""
         return self.host, free_port(self.host)
 
+    async def time_hops(self, places: Sequence[tuple[str, int]]) -> list[float | None]:
+        """Return the seconds of a round trip to each place: the median time in which TCP opens a connection there.
+
+        None: it cannot be reached in HOP_LIMIT_S.
+        """
+        return [await self._time_hop(place) for place in places]
+
+    async def _time_hop(self, place: tuple[str, int]) -> float | None:
+        times = []
+        try:
+            async with asyncio.timeout(HOP_LIMIT_S):
+                for _ in range(HOP_SAMPLES):
+                    began = self.clock()
+                    _, writer = await asyncio.open_connection(*place)
+                    times.append(self.clock() - began)
+                    writer.close()
+        except OSError:  # includes TimeoutError
+            return None
+        return median(times)
+
     async def launch(self, order: RankOrder) -> None:
         """Launch a rank; its result is reported as an event. An order that was already carried out is ignored."""
         worker = order.rank.worker
@@ -101,7 +124,7 @@ class NodeServers:
                 env |= reserve_cores(launch.args.ranks_per_node())
                 words = handover_arguments(self.host, f"{launch.model}@{launch.revision or ''}")
                 launch = replace(launch, args=Arguments([*launch.args, *words]))
-            server = self.servers.begin(launch, order.deadline_s, listen, env, pace)
+            server = self.servers.begin(StartOrder(launch, order.deadline_s, listen, env, pace))
         except OSError as error:  # no descriptor, no disk, no process
             self._report(RankEnded(worker, f"cannot start a server: {error.strerror or error}"))
             return
@@ -222,7 +245,15 @@ def _build_launch(order: RankOrder) -> Launch:
     rank, master = order.rank, order.master
     if master is None:
         return order.launch
-    place = ["--pipeline-parallel-size", str(rank.ranks), "--nnodes", str(rank.ranks)]
-    place += ["--node-rank", str(rank.rank), "--master-addr", master[0], "--master-port", str(master[1])]
+    place = [
+        "--nnodes",
+        str(rank.ranks),
+        "--node-rank",
+        str(rank.rank),
+        "--master-addr",
+        master[0],
+        "--master-port",
+        str(master[1]),
+    ]
     headless = ["--headless"] if rank.rank else []
-    return replace(order.launch, args=Arguments([*order.launch.args, *place, *headless]))
+    return replace(order.launch, args=rank_arguments(order.launch.args, rank.ranks).append(*place, *headless))

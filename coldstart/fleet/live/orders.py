@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.fleet.events import FoundRank, LaunchRank
 from coldstart.host.launches import Launch
+from coldstart.system import runtime
+
+UTILIZATION = 0.9
+"""vLLM's default of --gpu-memory-utilization."""
 
 
 class NodeLostError(Exception):
@@ -78,8 +83,27 @@ class NodeReport:
     workers: tuple[tuple[FoundRank, RankUp | None], ...] = ()
 
 
+def rank_arguments(args: Arguments, ranks: int) -> Arguments:
+    """Return the arguments of one of `ranks` ranks, which claims its share of the KV cache and of the device.
+
+    The fleet counts a rank with the memory of its share (ParaServe, section 4.1.2), so that other ranks or the full model
+    may be on the same device. It has the KV of its layers only, so the pipeline holds as many tokens as one worker.
+    """
+    share: tuple[str, ...] = ()
+    if kv := args.number("kv_cache_memory_bytes", 0):
+        share = ("--kv-cache-memory-bytes", str(kv // ranks))
+    elif not runtime.targets_cpu():
+        used = args.value("gpu_memory_utilization", UTILIZATION)
+        share = ("--gpu-memory-utilization", f"{float(used) / ranks:.4g}")
+    return args.append("--pipeline-parallel-size", str(ranks), *share)
+
+
 class Node(Protocol):
-    """A server as the fleet uses it."""
+    """A server as the fleet uses it. Connections to `place` measure the time to the server; None: they are not measured."""
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Return the address."""
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call a method of its `NodeServers`. Raises NodeLostError."""

@@ -129,6 +129,23 @@ class FleetState:
         self._try_to_save()
         return spec
 
+    def observe_runtime(self, name: str, seconds: float) -> FleetModel | None:
+        """Record the seconds that a worker with local weights took until they were loaded, whatever the start mode.
+
+        Returns the model with this measurement, None if it is not deployed.
+        """
+        known = self.models.get(name)
+        if known is None:
+            return None
+        costs = known.spec.costs
+        # What the container and the device context take is part of the measurement.
+        fixed_s = costs.container_s + costs.context_s
+        library_s = _average(costs.library_s, max(0.0, seconds - fixed_s))
+        spec = replace(known.spec, costs=replace(costs, library_s=library_s))
+        self.models = {**self.models, name: replace(known, spec=spec)}
+        self._try_to_save()
+        return spec
+
     def _try_to_save(self) -> None:
         try:
             self._save()

@@ -6,6 +6,7 @@ docs/reference/http-api.md describes every member. All sizes are in bytes, all t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from coldstart.contract import fallback
@@ -30,15 +31,22 @@ def fleet_status(
         in_flight: Number of requests in progress by model.
     """
     models = [model for model in core.models.values() if not model.retired or model.groups]
+    hops: dict[str, list[float]] = {}
+    for one, pairs in core.roster.hops.items():
+        for other, seconds in pairs.items():
+            hops.setdefault(one, []).append(seconds)
+            hops.setdefault(other, []).append(seconds)
     return {
-        "servers": [_server(server, links) for server in core.roster.servers.values()],
+        "servers": [_server(server, links, hops) for server in core.roster.servers.values()],
         "models": [
             _model(model, workers) | {"in_flight": in_flight.get(model.spec.name, 0)} for model in models
         ],
     }
 
 
-def _server(server: FleetServer, links: Mapping[str, float]) -> dict[str, Any]:
+def _server(
+    server: FleetServer, links: Mapping[str, float], hops: Mapping[str, list[float]]
+) -> dict[str, Any]:
     return {
         "name": server.spec.name,
         "devices": server.spec.devices,
@@ -46,6 +54,7 @@ def _server(server: FleetServer, links: Mapping[str, float]) -> dict[str, Any]:
         "free_bytes": list(server.free),
         "network_bytes_s": server.spec.network,
         "observed_bytes_s": links.get(server.spec.name),
+        "hop_s": median(hops[server.spec.name]) if server.spec.name in hops else None,
         "draining": server.draining,
     }
 
@@ -76,6 +85,7 @@ def _group(group: Group, workers: Workers) -> dict[str, Any]:
         "mode": up.mode if up else None,
         "start_s": up.start_s if up else None,
         "predicted_s": group.predicted_s,
+        "choice": group.choice or None,
         "fallbacks": fallback.encode(up.fallbacks) if up else [],
         "workers": [_worker(worker, workers) for worker in group.workers],
     }

@@ -90,7 +90,11 @@ class Workers:
         first = ranks[0]
         launch = self._state.models[first.model].launch
         servers = [rank.server for rank in ranks]
-        self._log.write("launch", group=first.group, servers=servers, beside=first.beside or None)
+        group = self._core.groups.get(first.group)
+        choice = group.choice if group is not None and group.choice else None
+        self._log.write(
+            "launch", group=first.group, servers=servers, beside=first.beside or None, choice=choice
+        )
         try:
             master = await self.nodes[first.server].call("rendezvous") if len(ranks) > 1 else None
         except (NodeLostError, KeyError) as lost:
@@ -175,8 +179,19 @@ class Workers:
             self._has_joined(up, first.rank, ranks)
 
     def _has_joined(self, up: RankUp, first: LaunchRank, ranks: list[EngineProcess]) -> None:
-        """Record the time after the largest term of a start; known only if each rank fetched its own weights."""
-        costs = self._core.models[first.model].spec.costs
+        """Record the time after the largest term of a start, if each rank fetched its own weights.
+
+        A single worker that reads local weights shows the time until then.
+        """
+        model = self._core.models[first.model].spec
+        costs = model.costs
+        if [one.fetched for one in ranks] == [None] and not self._state.models[
+            first.model
+        ].launch.weights_from:
+            known = self._state.observe_runtime(first.model, up.start_s - model.group_costs(1).join_s)
+            if known is not None:
+                self._emit(events.Deployed(known))
+            return
         servers = self._core.roster.servers
         terms = [
             sizing.loaded_after(costs, one.rank.size, servers[one.rank.server].spec.load, one.fetched.seconds)

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from coldstart.graphs.api import LAUNCH, Edge, KernelNode, Range
+from coldstart.graphs.api import LAUNCH, Edge, KernelNode
 from coldstart.graphs.cuda.modules import ModuleLog
 from coldstart.graphs.errors import DriverError, GraphRefusedError
-from coldstart.graphs.tables import MEMCPY, MEMSET, Array, Attributes, Kernel
+from coldstart.graphs.tables import DEVICE, HOST, MEMCPY, MEMSET, Array, Attributes, Kernel, SymbolRegion
 
 OLDEST = 13  # earlier versions have another signature for calls with edge data
 INSTANTIATE = 1 | 8  # auto free on launch, node priorities: the flags of PyTorch
@@ -31,6 +31,11 @@ FUNCTION_ATTRIBUTES = (8, 9, 14)  # dynamic shared bytes, carve-out, non-portabl
 ABSENT = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_NOT_SUPPORTED")
 MEMORY_HOST, MEMORY_DEVICE = 1, 2
 EDGE_BYTES = 8
+# Members of CUDA_MEMSET_NODE_PARAMS and CUDA_MEMCPY3D in the order of MEMSET and MEMCPY.
+SET_MEMBERS = ("dst", "pitch", "value", "elementSize", "width", "height")
+COPY_MEMBERS = (
+    "srcDevice", "dstDevice", "WidthInBytes", "Height", "Depth", "srcPitch", "srcHeight", "dstPitch", "dstHeight",
+)  # fmt: skip
 
 
 @cache
@@ -64,17 +69,6 @@ def primary_context(ordinal: int = 0) -> Any:
     context = call(d.cuDevicePrimaryCtxRetain, call(d.cuDeviceGet, ordinal))
     call(d.cuCtxSetCurrent, context)
     return context
-
-
-def bytes_at(address: int, size: int) -> bytes:
-    """Return bytes of host memory."""
-    return ctypes.string_at(address, size)
-
-
-def aligned(size: int, alignment: int) -> tuple[Any, int]:
-    """Return zeroed host memory and an aligned address in it; the memory lives as long as the first value."""
-    held = ctypes.create_string_buffer(size + alignment)
-    return held, -(-ctypes.addressof(held) // alignment) * alignment
 
 
 class CudaDriver:
@@ -132,7 +126,7 @@ class CudaDriver:
             return _extra(int(p.extra), kernel.size)
         pointers = (ctypes.c_uint64 * len(kernel.layout)).from_address(int(p.kernelParams))
         for address, (offset, size) in zip(pointers, kernel.layout, strict=True):
-            out[offset : offset + size] = bytes_at(address, size)
+            out[offset : offset + size] = ctypes.string_at(address, size)
         return bytes(out)
 
     def _attributes(self, node: int) -> Attributes:
@@ -152,30 +146,22 @@ class CudaDriver:
             if failure.result in ABSENT:  # this driver has no such attribute on nodes
                 return b"\0" * 64
             raise
-        return bytes_at(value.getPtr(), 64)
+        return ctypes.string_at(value.getPtr(), 64)
 
     def memset_node(self, node: int) -> bytes:
         p = call(self.d.cuGraphMemsetNodeGetParams, self.d.CUgraphNode(node))
-        row = np.zeros(1, MEMSET)
-        row[0] = (int(p.dst), p.pitch, p.value, p.elementSize, p.width, p.height)
-        return row.tobytes()
+        return np.array([tuple(int(getattr(p, name)) for name in SET_MEMBERS)], MEMSET).tobytes()
 
     def memcpy_node(self, node: int) -> bytes:
         p = call(self.d.cuGraphMemcpyNodeGetParams, self.d.CUgraphNode(node))
-        sides = [self._copy_end(p, side) for side in ("src", "dst")]
-        row = np.zeros(1, MEMCPY)
-        row[0] = (*sides, p.WidthInBytes, p.Height, p.Depth, p.srcPitch, p.srcHeight, p.dstPitch, p.dstHeight)
-        return row.tobytes()
-
-    def _copy_end(self, p: Any, side: str) -> int:
-        kind = int(getattr(p, f"{side}MemoryType"))
-        if any(int(getattr(p, side + part)) for part in ("XInBytes", "Y", "Z", "LOD")):
-            raise GraphRefusedError("a memory copy has an offset into its source or destination")
-        address = int(getattr(p, f"{side}Device"))
-        held = self.address_range(address) if kind in (MEMORY_DEVICE, 4) else None
-        if held is None or held.host:
-            raise GraphRefusedError("a memory copy reads or writes host memory or an array")
-        return address
+        for side in ("src", "dst"):
+            if any(int(getattr(p, side + part)) for part in ("XInBytes", "Y", "Z", "LOD")):
+                raise GraphRefusedError("a memory copy has an offset into its source or destination")
+            on_device = int(getattr(p, f"{side}MemoryType")) in (MEMORY_DEVICE, 4)
+            held = self.address_range(int(getattr(p, f"{side}Device"))) if on_device else None
+            if held is None or held.symbol == HOST:
+                raise GraphRefusedError("a memory copy reads or writes host memory or an array")
+        return np.array([tuple(int(getattr(p, name)) for name in COPY_MEMBERS)], MEMCPY).tobytes()
 
     # --- functions -----------------------------------------------------------------------------------
     def kernel(self, function: int) -> Kernel:
@@ -189,7 +175,8 @@ class CudaDriver:
         layout = self._layout(handle)
         module = self._module(handle)
         digest = self.modules.digest(int(module or 0), name, layout, lambda: self._list_names(module))
-        return Kernel(name, digest, layout, self._function_attributes(handle), self.modules.mutable(digest))
+        mutable = digest is not None and bool(self.modules.cubins[digest].mutable_globals)
+        return Kernel(name, digest, layout, self._function_attributes(handle), mutable)
 
     def _layout(self, handle: Any) -> tuple[tuple[int, int], ...]:
         out: list[tuple[int, int]] = []
@@ -202,11 +189,9 @@ class CudaDriver:
             out.append((int(span[0]), int(span[1])))
 
     def _function_attributes(self, handle: Any) -> tuple[tuple[int, int], ...]:
-        pairs = ((n, self._function_attribute(handle, n)) for n in FUNCTION_ATTRIBUTES)
-        return tuple((n, v) for n, v in pairs if v not in (0, -1))
-
-    def _function_attribute(self, handle: Any, number: int) -> int:
-        return int(call(self.d.cuFuncGetAttribute, self.d.CUfunction_attribute(number), handle))
+        get, kind = self.d.cuFuncGetAttribute, self.d.CUfunction_attribute
+        pairs = ((number, int(call(get, kind(number), handle))) for number in FUNCTION_ATTRIBUTES)
+        return tuple((number, value) for number, value in pairs if value not in (0, -1))
 
     def _module(self, function: Any) -> Any:
         """Return the module of a function, or None if the driver does not tell: no graph may depend on it."""
@@ -239,9 +224,10 @@ class CudaDriver:
         for number, value in attributes:
             call(self.d.cuFuncSetAttribute, handle, self.d.CUfunction_attribute(number), value)
 
-    def address_range(self, address: int) -> Range | None:
+    def address_range(self, address: int) -> SymbolRegion | None:
         kind, base, size = call(self.d.cuPointerGetAttributes, 3, self._range, address)
-        return Range(int(base), int(size), int(kind) == MEMORY_HOST) if int(kind) and int(size) else None
+        symbol = HOST if int(kind) == MEMORY_HOST else DEVICE
+        return SymbolRegion(symbol, int(size), int(base)) if int(kind) and int(size) else None
 
     # --- building ------------------------------------------------------------------------------------
     def new_graph(self) -> int:
@@ -260,19 +246,17 @@ class CudaDriver:
             out.append(node)
         return out
 
-    def add_memset(self, graph: int, row: Array) -> Any:
+    def add_memset(self, graph: int, row: Any) -> Any:
         p = self.d.CUDA_MEMSET_NODE_PARAMS()
-        p.dst, p.pitch, p.value = self.d.CUdeviceptr(int(row["target"])), int(row["pitch"]), int(row["value"])
-        p.elementSize, p.width, p.height = int(row["element"]), int(row["width"]), int(row["height"])
+        for name, value in zip(SET_MEMBERS, row.item(), strict=True):
+            setattr(p, name, value)
         return call(self.d.cuGraphAddMemsetNode, self.d.CUgraph(graph), None, 0, p, self.context)
 
-    def add_memcpy(self, graph: int, row: Array) -> Any:
+    def add_memcpy(self, graph: int, row: Any) -> Any:
         p, device = self.d.CUDA_MEMCPY3D(), self.d.CUmemorytype(MEMORY_DEVICE)
         p.srcMemoryType = p.dstMemoryType = device
-        p.srcDevice, p.dstDevice = (self.d.CUdeviceptr(int(row[n])) for n in ("source", "target"))
-        p.WidthInBytes, p.Height, p.Depth = (int(row[n]) for n in ("width", "height", "depth"))
-        p.srcPitch, p.srcHeight = int(row["source_pitch"]), int(row["source_height"])
-        p.dstPitch, p.dstHeight = int(row["target_pitch"]), int(row["target_height"])
+        for name, value in zip(COPY_MEMBERS, row.item(), strict=True):
+            setattr(p, name, value)
         return call(self.d.cuGraphAddMemcpyNode, self.d.CUgraph(graph), None, 0, p, self.context)
 
     def add_empty(self, graph: int) -> Any:
@@ -296,22 +280,13 @@ class CudaDriver:
             | edges["type"].astype(np.uint32) << 16
         )
         for word in np.unique(words).tolist():
-            self._add_edges(graph, nodes, edges[words == word], self._edge_data(word))
-
-    def _edge_data(self, word: int) -> Any:
-        """Return edge data of from port, to port and type, one byte each; None for the default."""
-        if not word:
-            return None
-        data = self.d.CUgraphEdgeData()
-        raw = word.to_bytes(EDGE_BYTES, "little")
-        ctypes.memmove(data.getPtr(), raw, EDGE_BYTES)
-        return data
-
-    def _add_edges(self, graph: int, nodes: Sequence[Any], rows: Array, record: Any) -> None:
-        sources = [nodes[i] for i in rows["source"].tolist()]
-        targets = [nodes[i] for i in rows["target"].tolist()]
-        data = None if record is None else [record] * len(rows)
-        call(self.d.cuGraphAddDependencies, self.d.CUgraph(graph), sources, targets, data, len(rows))
+            rows, data = edges[words == word], None
+            if word:  # from port, to port and type, one byte each
+                record = self.d.CUgraphEdgeData()
+                ctypes.memmove(record.getPtr(), word.to_bytes(EDGE_BYTES, "little"), EDGE_BYTES)
+                data = [record] * len(rows)
+            ends = ([nodes[i] for i in rows[name].tolist()] for name in ("source", "target"))
+            call(self.d.cuGraphAddDependencies, self.d.CUgraph(graph), *ends, data, len(rows))
 
     def instantiate(self, graph: int) -> int:
         return int(call(self.d.cuGraphInstantiate, self.d.CUgraph(graph), INSTANTIATE))
@@ -343,10 +318,11 @@ class CudaDriver:
 
     def move_tensor_map(self, descriptor: bytes, address: int) -> bytes:
         # Use an own buffer: the driver requires 64-byte alignment, which the bindings' object lacks.
-        held, at = aligned(len(descriptor), MAP_ALIGNMENT)
+        held = ctypes.create_string_buffer(len(descriptor) + MAP_ALIGNMENT)
+        at = -(-ctypes.addressof(held) // MAP_ALIGNMENT) * MAP_ALIGNMENT
         ctypes.memmove(at, descriptor, len(descriptor))
         call(self.d.cuTensorMapReplaceAddress, self.d.CUtensorMap(_ptr=at), address)
-        moved = bytes_at(at, len(descriptor))
+        moved = ctypes.string_at(at, len(descriptor))
         del held  # the buffer lives until here
         return moved
 
@@ -357,6 +333,6 @@ def _extra(address: int, size: int) -> bytes:
     at = 0
     while words and words[at] and at < 8:
         if words[at] == 1:
-            return bytes_at(words[at + 1], size)
+            return ctypes.string_at(words[at + 1], size)
         at += 2
     raise GraphRefusedError("a kernel node has no readable parameters")

@@ -24,12 +24,8 @@ from coldstart.graphs.tables import sha256
 Layout = tuple[tuple[int, int], ...]
 DRIVER_API, RESOURCE = 1, 3  # CUpti_CallbackDomain
 MODULE_LOADED = 6  # CUpti_CallbackIdResource
-MODULE_LOADS = (
-    18,
-    19,
-    20,
-    21,
-)  # cuModuleLoad, its forms Data, DataEx and FatBinary; the first parameter is CUmodule *
+# cuModuleLoad, its forms Data, DataEx and FatBinary; the first parameter is CUmodule *
+MODULE_LOADS = (18, 19, 20, 21)
 ENTER = 0  # CUpti_ApiCallbackSite
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
 
@@ -40,19 +36,17 @@ class ModuleLog:
 
     images: dict[str, bytes] = field(default_factory=dict)
     cubins: dict[str, Cubin] = field(default_factory=dict)
-    unreadable: int = 0
     _by_name: dict[str, list[str]] = field(default_factory=dict)
     _by_module: dict[int, str] = field(default_factory=dict)
 
     def see(self, image: bytes) -> str | None:
-        """Record one binary and return its digest; images that are not cubins are counted and dropped."""
+        """Record one binary and return its digest; images that are not cubins are dropped."""
         digest = sha256(image)
         if digest in self.images:
             return digest
         try:
             cubin = read_cubin(image)
         except AlteredTableError:
-            self.unreadable += 1
             return None
         self.images[digest], self.cubins[digest] = image, cubin
         for name in cubin.kernels:
@@ -76,10 +70,6 @@ class ModuleLog:
             names = siblings()
             fits = [d for d in fits if set(self.cubins[d].kernels) == names]
         return fits[0] if len(fits) == 1 else None
-
-    def mutable(self, digest: str | None) -> bool:
-        """Return whether the binary defines variables."""
-        return digest is not None and bool(self.cubins[digest].mutable_globals)
 
 
 class _Resource(ctypes.Structure):
@@ -139,17 +129,12 @@ class ModuleWatch:
         if (domain, number) == (RESOURCE, MODULE_LOADED):
             resource = ctypes.cast(data, ctypes.POINTER(_Resource)).contents
             module = ctypes.cast(resource.descriptor, ctypes.POINTER(_Module)).contents
-            seen = (
-                self._log.see(ctypes.string_at(module.image, module.size))
-                if module.image and module.size
-                else None
-            )
-            self._loaded[get_ident()] += [seen] if seen else []
+            image = ctypes.string_at(module.image, module.size) if module.image and module.size else None
+            if image and (seen := self._log.see(image)):
+                self._loaded[get_ident()].append(seen)
         elif domain == DRIVER_API and number in MODULE_LOADS:
-            call, seen_here = (
-                ctypes.cast(data, ctypes.POINTER(_Call)).contents,
-                self._loaded.pop(get_ident(), []),
-            )
+            call = ctypes.cast(data, ctypes.POINTER(_Call)).contents
+            seen_here = self._loaded.pop(get_ident(), [])
             if call.site != ENTER and len(seen_here) == 1:
                 (target,) = ctypes.cast(call.parameters, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[:1]
                 self._log.link_module(int(target[0] or 0), seen_here[0])

@@ -7,7 +7,7 @@ and without the gateway's consent (CORS) it can send neither JSON nor a header t
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any
 
@@ -43,26 +43,6 @@ HEALTH = "/health"
 MODELS = "/v1/models"
 OPEN = ("/", HEALTH, "/ui", "/ui/")
 """Paths that need no key: they reveal nothing about the models."""
-UPSTREAM = "/upstream/"
-
-
-def split_target(path: str, known: Iterable[str]) -> tuple[str, str] | None:
-    """Return the model and the server's path in UPSTREAM + MODEL + PATH; None unless the path is one of `known`.
-
-    A model's name may contain slashes, so the longest known path at the end is taken.
-    """
-    named = path.removeprefix(UPSTREAM)
-    found = max((one for one in known if named.endswith(one)), key=len, default=None)
-    return None if found is None or found == named else (named.removesuffix(found), found)
-
-
-def find_target(scope: Scope) -> tuple[str, str] | None:
-    """Return model and path of a POST to UPSTREAM; None for any other request."""
-    if scope["method"] != "POST" or not scope["path"].startswith(UPSTREAM):
-        return None
-    return split_target(scope["path"], PASSED)
-
-
 KEY_HEADERS = (b"authorization", b"x-api-key", b"x-coldstart-admin-key")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 JSON = b"application/json"
@@ -82,7 +62,6 @@ def allow_origins(app: Application, origins: Sequence[str]) -> Application:
             "Authorization",
             "Content-Type",
             "X-Api-Key",
-            "X-Coldstart-Keep-Alive",
             "X-Request-Id",
         ],
         expose_headers=["Server-Timing", "X-Coldstart-Mode", "X-Request-Id"],
@@ -196,8 +175,7 @@ class AccessControl:
 def _is_for_models(scope: Scope) -> bool:
     """Return whether a request asks for tokens, for the list of models, or for a read of a model's server."""
     path: str = scope["path"]
-    known = path in (*PASSED, *READS, MODELS) or path.startswith(f"{MODELS}/")
-    return known or find_target(scope) is not None
+    return path in (*PASSED, *READS, MODELS) or path.startswith(f"{MODELS}/")
 
 
 def _find_key(given: Mapping[bytes, bytes]) -> bytes:

@@ -5,7 +5,6 @@ GET   /v1/models, /v1/models/{name}    all models and aliases, whether they are 
 GET   /health                 200, or 503 once the gateway is stopping; needs no key
 GET   /metrics                Prometheus text
 GET   /status                 the status document of the host or the fleet
-POST  /upstream/NAME/PATH      to NAME's server, whatever model the body names; PATH is one of PASSED
 GET   /ui                     the status as a page; the page contains no host data and needs no key
 
 Invariant: the page contains no data of the host. It reads all data from /status, with an API key that the reader
@@ -34,45 +33,30 @@ from starlette.routing import Route
 
 from coldstart.host.endpoint import ClientKey, GatewayEndpoint
 from coldstart.host.live import messages
-from coldstart.host.live.access_control import CLIENT, PASSED, AccessControl, allow_origins, find_target
+from coldstart.host.live.access_control import CLIENT, PASSED, AccessControl, allow_origins
 from coldstart.host.live.exchange import Exchange
 from coldstart.host.live.front import Front
 from coldstart.host.live.messages import BodyMemory, Receive, Scope, Send
 
-_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
-_POLICY = (
-    "default-src 'none'; connect-src 'self'; script-src {scripts}; style-src 'unsafe-inline';"
-    " base-uri 'none'; form-action 'none'"
-)
-
 
 @cache
-def read_page() -> str:
-    """Return the page as one HTML document."""
+def read_page() -> tuple[bytes, dict[str, str]]:
+    """Return the page as one HTML document, and its headers. No other page may show it in a frame."""
     text = files(__package__).joinpath("ui.html").read_text(encoding="utf-8")
-    return text.replace("<!--policy-->", escape(_policy(text), quote=False), 1)
-
-
-def _policy(text: str) -> str:
-    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()) for script in _SCRIPT.findall(text)]
-    return _POLICY.format(scripts=" ".join(f"'sha256-{digest.decode()}'" for digest in digests))
-
-
-@cache
-def encode_page() -> bytes:
-    """Return the encoded page, one object for all clients: unread answers take no memory of their own."""
-    return read_page().encode()
-
-
-@cache
-def page_headers() -> dict[str, str]:
-    """Return the page's response headers. No other page may show it in a frame."""
-    return {
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    policy = (
+        f"default-src 'none'; connect-src 'self'; script-src {allowed}; style-src 'unsafe-inline';"
+        " base-uri 'none'; form-action 'none'"
+    )
+    headers = {
         "Cache-Control": "no-cache",
-        "Content-Security-Policy": f"{_policy(read_page())}; frame-ancestors 'none'",
+        "Content-Security-Policy": f"{policy}; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
+    return text.replace("<!--policy-->", escape(policy, quote=False), 1).encode(), headers
 
 
 HEARTBEAT_S = 5.0
@@ -129,40 +113,19 @@ class Gateway:
             await messages.refuse(*refusal)(scope, receive, send)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
-            if scope["method"] != "POST":
+            if scope["method"] == "POST":
+                await Exchange(self.front, scope, receive, send, self._memory, self.heartbeat_s).run()
+            else:
                 refused = messages.refuse(405, f"{scope['path']} takes POST", headers={"allow": "POST"})
                 await refused(scope, receive, send)
-                return
-            await self._pass(scope, receive, send, None)
-        elif (target := find_target(scope)) is not None:
-            model, path = target
-            await self._pass({**scope, "path": path, "raw_path": path.encode()}, receive, send, model)
+        elif any(route.matches(scope)[0].value for route in self._own.routes):
+            await self._own(scope, receive, send)
         else:
-            await self._other(scope, receive, send)
-
-    async def _pass(self, scope: Scope, receive: Receive, send: Send, model: str | None) -> None:
-        exchange = Exchange(
-            self.front,
-            scope,
-            receive,
-            send,
-            memory=self._memory,
-            heartbeat_s=self.heartbeat_s,
-            model=model,
-            client=scope.get(CLIENT),
-        )
-        await exchange.run()
+            await messages.not_found(f"unknown path {scope['path']}")(scope, receive, send)
 
     def count_refusal(self, status: int) -> None:
         """Count a request that is rejected before it reaches the front."""
         self.front.facts.refused[status] += 1
-
-    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known = any(route.matches(scope)[0].value for route in self._own.routes)
-        if known:
-            await self._own(scope, receive, send)
-        else:
-            await messages.not_found(f"unknown path {scope['path']}")(scope, receive, send)
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": self._cards(request)})
@@ -211,4 +174,5 @@ class Gateway:
         return RedirectResponse("../ui" + (f"?{query}" if query else ""))
 
     async def _ui(self, request: Request) -> Response:
-        return Response(encode_page(), media_type="text/html", headers=page_headers())
+        page, headers = read_page()
+        return Response(page, media_type="text/html", headers=headers)

@@ -20,9 +20,9 @@ from coldstart.host.launches import Destination
 from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket, unknown
 from coldstart.host.live.lifecycle import STOPPING, Lifecycle, Residence
 from coldstart.host.live.log import Log
+from coldstart.host.live.metrics import Record
 from coldstart.host.live.profiles import Meter
-from coldstart.host.live.record import Record
-from coldstart.host.live.starter_client import Starter
+from coldstart.host.live.servers import Starter
 from coldstart.host.live.upstream import AbortedError, Replica
 from coldstart.host.model_state import State
 from coldstart.host.status import Progress, estimate_progress
@@ -125,7 +125,7 @@ class Driver(Front[Ticket]):
     def leave(self, ticket: Ticket) -> None:
         """Tell the core that a request has ended."""
         if self._tickets.pop(ticket.number, None) is not None:
-            self.emit(events.Ended(ticket.number, ticket.keep_s))
+            self.emit(events.Ended(ticket.number))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a stream that the next server of its model can continue, or an aborted request; return None for any other.
@@ -215,13 +215,12 @@ class Driver(Front[Ticket]):
         self.lifecycle.configure(file.catalogue.launches)
         self.schedule.configure(file.crontabs)
 
-    def load(self, model: str, keep_s: float | None = None) -> Ticket:
+    def load(self, model: str) -> Ticket:
         """Start a model as a request would, without counting one; the ticket is granted once the model is ready.
 
         Raises AdmissionRefusedError under the same conditions as `enter`.
         """
         ticket = self.enter(model, counted=False)
-        ticket.keep_s = keep_s
         ticket.granted.add_done_callback(lambda _: self.leave(ticket))
         return ticket
 

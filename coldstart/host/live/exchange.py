@@ -15,6 +15,7 @@ from typing import Any
 
 from coldstart.host.endpoint import ClientKey
 from coldstart.host.live import messages
+from coldstart.host.live.access_control import CLIENT
 from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
 from coldstart.host.live.messages import (
@@ -37,7 +38,7 @@ from coldstart.host.live.upstream import (
 
 
 class Exchange:
-    """One request and its answer. `model` replaces the one that the body names; `client` may use some models only."""
+    """One request and its answer."""
 
     def __init__(
         self,
@@ -45,20 +46,17 @@ class Exchange:
         scope: Scope,
         receive: Receive,
         send: Send,
-        *,
         memory: BodyMemory,
         heartbeat_s: float,
-        model: str | None = None,
-        client: ClientKey | None = None,
     ) -> None:
         self.front, self.scope, self.receive, self.send = front, scope, receive, send
-        self.memory, self.heartbeat_s, self.model, self.client = memory, heartbeat_s, model, client
+        self.memory, self.heartbeat_s = memory, heartbeat_s
+        self.client: ClientKey | None = scope.get(CLIENT)
         self.id = messages.choose_request_id(scope)
         self.began = time.perf_counter()
         self.status = 0
         self.asked: str | None = None
         self.streams = False
-        self.keep_s: float | None = None
         self.ticket: Ticket | None = None
         self.body, self._held_bytes = b"", 0
         self.first_s: float | None = None
@@ -84,7 +82,6 @@ class Exchange:
             self.body = await self.memory.read(self.receive)
             self._held_bytes = len(self.body)
             self.asked, self.streams = messages.parse_routing(self.body)
-            self.keep_s = messages.find_keep_alive(self.scope)
             return True
         except ClientGoneError:
             pass
@@ -96,7 +93,7 @@ class Exchange:
         return False
 
     async def _answer(self) -> None:
-        asked = self.model or self.asked
+        asked = self.asked
         if self.client is not None and not self.client.may_use(asked, self.front.catalogue):
             self.front.metrics.count_client(self.client.name, "other_model")
             self.front.facts.refused[403] += 1
@@ -127,7 +124,7 @@ class Exchange:
             await self._error(400, str(error))
             return
         while True:
-            ticket.stream, ticket.keep_s, ticket.request_id = self.stream, self.keep_s, self.id.decode()
+            ticket.stream, ticket.request_id = self.stream, self.id.decode()
             try:
                 replica = await self._granted(ticket)
             except AdmissionRefusedError as refused:
@@ -196,62 +193,57 @@ class Exchange:
                 body=body,
             )
         async with ticket.answer as answer:
-            if later and self.stream is not None:
-                await self._go_on(self.stream, answer, ticket)
-                return
-            if self.status and answer.status != 200:
-                # The response headers announced a stream: the error is its only event.
-                await self._more(messages.event(await answer.read()), last=True)
-                return
+            if answer.status != 200 and (later or self.status):
+                content = await answer.read()
+                if not later:
+                    # The response headers announced a stream: the error is its only event.
+                    await self._more(messages.event(content), last=True)
+                    return
+                detail = content[:200].decode(errors="replace")
+                raise DisconnectedError(
+                    f"the server that should continue a broken stream answered {answer.status} {detail}"
+                )
             piece = await answer.piece()
             # A longer answer would have to be held back.
             if not self.streams and answer.whole and _is_aborted(piece):
                 raise AbortedError("the server aborted the request when it ended")
             ticket.went_on()
-            self.first_s, self.body = time.perf_counter() - self.began, b""
-            if self.stream is not None and answer.status != 200:
-                self.stream = ticket.stream = None
-            if self.stream is None:
-                self._release()
-            if self.status:
-                await self._more(messages.comment("coldstart " + self._timing(replica, ticket)))
-            else:
-                passed = messages.forward_response(answer.headers, streams=self.streams)
-                own = messages.build_for_response(self.id, replica.mode, self._timing(replica, ticket))
-                await self._start(answer.status, [*passed, *own])
-            facts, send, next_piece = self.front.facts.get_model(replica.name), self.send, answer.piece
-            if self.stream is not None:
-                await self._kept(self.stream, answer, piece)
-                return
-            while piece:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-                facts.chunks_streamed += 1
-                piece = await next_piece()
-            await self._more(b"", last=True)
+            if not later:
+                await self._begin_answer(answer, replica, ticket)
+            await self._forward(answer, piece, replica.name)
 
-    async def _go_on(self, stream: Continuation, answer: UpstreamAnswer, ticket: Ticket) -> None:
-        """Pass on the rest of a stream that another server began."""
-        if answer.status != 200:
-            detail = (await answer.read())[:200].decode(errors="replace")
-            raise DisconnectedError(
-                f"the server that should continue a broken stream answered {answer.status} {detail}"
-            )
-        piece = await answer.piece()
-        ticket.went_on()
-        await self._kept(stream, answer, piece)
+    async def _begin_answer(self, answer: UpstreamAnswer, replica: Replica, ticket: Ticket) -> None:
+        """Send the headers of the first answer, or what they would say if a stream has begun."""
+        self.first_s, self.body = time.perf_counter() - self.began, b""
+        if self.stream is not None and answer.status != 200:
+            self.stream = ticket.stream = None
+        if self.stream is None:
+            self._release()
+        timing = messages.format_timing(replica, ticket, self.first_s)
+        if self.status:
+            await self._more(messages.comment("coldstart " + timing))
+            return
+        passed = messages.forward_response(answer.headers, streams=self.streams)
+        await self._start(
+            answer.status, [*passed, *messages.build_for_response(self.id, replica.mode, timing)]
+        )
 
-    async def _kept(self, stream: Continuation, answer: UpstreamAnswer, piece: bytes) -> None:
-        """Pass on complete events and record them. Raises DisconnectedError if the stream ends too early."""
-        facts = self.front.facts.get_model(self.ticket.route.model) if self.ticket else None
+    async def _forward(self, answer: UpstreamAnswer, piece: bytes, model: str) -> None:
+        """Pass the pieces on, those of a resumable stream as complete events, which are recorded.
+
+        Raises:
+            DisconnectedError: The stream ended too early.
+        """
+        facts, send, stream = self.front.facts.get_model(model), self.send, self.stream
         while piece:
-            if passed := stream.take(piece):
-                await self.send({"type": "http.response.body", "body": passed, "more_body": True})
-                if facts is not None:
-                    facts.chunks_streamed += 1
-            if stream.broken:
+            passed = piece if stream is None else stream.take(piece)
+            if passed:
+                await send({"type": "http.response.body", "body": passed, "more_body": True})
+                facts.chunks_streamed += 1
+            if stream is not None and stream.broken:
                 raise DisconnectedError(stream.broken)
             piece = await answer.piece()
-        if not stream.over:
+        if stream is not None and not stream.over:
             raise DisconnectedError("the stream ended before its last event")
         await self._more(b"", last=True)
 
@@ -302,9 +294,6 @@ class Exchange:
 
     async def _more(self, piece: bytes, *, last: bool = False) -> None:
         await self.send({"type": "http.response.body", "body": piece, "more_body": not last})
-
-    def _timing(self, replica: Replica, ticket: Ticket) -> str:
-        return messages.format_timing(replica, ticket, self.first_s)
 
 
 def _is_aborted(answer: bytes) -> bool:

@@ -55,8 +55,7 @@ class Ticket:
     `granted` returns the server of the request, or raises AdmissionRefusedError. `hit`: the request did not wait.
 
     `stream` is the state of a response that can continue at another server, `answer` the current response. The request was
-    admitted `tries` times before. `keep_s`: seconds that its model stays idle after it; None: those of its configuration.
-    `evicted` are the models whose memory it needed. Its servers know it as `request_id`.
+    admitted `tries` times before. `evicted` are the models whose memory it needed. Its servers know it as `request_id`.
     """
 
     number: str
@@ -68,7 +67,6 @@ class Ticket:
     stream: Continuation | None = None
     answer: UpstreamAnswer | None = None
     tries: int = 0
-    keep_s: float | None = None
     evicted: list[str] = field(default_factory=list)
     request_id: str = ""
 

@@ -1,20 +1,23 @@
 """HTTP routes of a single host, whose servers run on this machine.
 
-GET   /running                the models that hold memory, with their states;
 GET   /logs/{name}            the end of the log of that model's server, while it runs; with ?follow also later lines;
 POST  /load/{name}            start a model, and respond once it is ready; with ?wait=false at once;
 POST  /unload, /unload/{name}    stop all models, or one, after their running requests; the next request starts them again;
 GET   /metrics                Prometheus text of the host and of its running servers;
-GET   /upstream/{name}/{path}    a running server's answer at one of `server_reads.READABLE`;
+GET   /upstream/{name}/{path}    a running server's answer at one of READABLE;
 GET   READS                   the same of the only or the default model;
 POST  /reload                 read the configuration again now;
 POST  /stop                   stop the host as SIGTERM does.
+
+The metrics of several servers are merged into one text, each with a label that names its model. prometheus_client's parser
+takes half a second of CPU time for each server, which streams of tokens need; so whole lines are checked and relabelled.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -23,19 +26,116 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from coldstart.errors import UsageError
-from coldstart.host.live import messages, server_reads
-from coldstart.host.live.access_control import CLIENT, READS, split_target
+from coldstart.host.live import messages
+from coldstart.host.live.access_control import CLIENT, READS
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.front import AdmissionRefusedError, Ticket
+from coldstart.host.live.lifecycle import Residence
 from coldstart.host.live.messages import ClientGoneError, run_while_connected
 from coldstart.host.live.server_log import LogReader
 from coldstart.host.live.servers import ModelServer
+from coldstart.host.live.upstream import DisconnectedError
 
 TAIL_BYTES = 64 << 10
 # Interval in seconds at which a followed log is read.
 LOG_S = 0.2
-# Time in seconds that a server may take to answer a read.
-READ_S = 10.0
+# Time in seconds that a server may take to answer a read, and for its metrics.
+READ_S, METRICS_S = 10.0, 1.0
+MAX_BYTES = 8 << 20
+READABLE = ("/health", "/load", "/metrics", "/ping", "/tokenizer_info", "/version")
+"""Routes of vLLM's server that a GET may read: they change nothing and reveal no arguments and no paths."""
+_LABELS = r'(?:\w+="(?:[^"\\]|\\.)*"(?:,|(?=\})))*'
+_VALUE = r"[-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|Inf|NaN)(?: -?[0-9]+)?"
+_SAMPLE = re.compile(rf"([a-zA-Z_:][\w:]*)(?:\{{({_LABELS})\}})?( {_VALUE})", re.ASCII)
+_READ = "coldstart_host_server_metrics_read"
+
+
+async def read(residence: Residence, path: str, timeout_s: float) -> tuple[int, str, bytes]:
+    """Return status, content type and body of a GET.
+
+    Raises:
+        OSError: The server does not answer in time, disconnects, or answers with more than MAX_BYTES.
+    """
+    own = messages.present_key(residence.key)
+    async with (
+        asyncio.timeout(timeout_s),
+        await residence.upstream.request("GET", path, headers=own) as answer,
+    ):
+        body = b""
+        while part := await answer.piece():
+            body += part
+            if len(body) > MAX_BYTES:
+                raise DisconnectedError(f"the server answers with more than {MAX_BYTES} bytes")
+        given = {name.lower(): value for name, value in answer.headers}
+        kind = given.get(b"content-type", b"application/octet-stream").decode("latin-1")
+        return answer.status, kind, body
+
+
+def merge(own: str, servers: Iterable[tuple[str, str]]) -> tuple[str, list[str]]:
+    """Add the metrics of `servers`, pairs of a model and a text, to `own`; return them, and the models with invalid texts.
+
+    A family has one HELP and TYPE, and its samples stand together.
+    """
+    families: dict[str, tuple[list[str], list[str]]] = {}
+    omitted = []
+    for model, text in servers:
+        try:
+            found = _label(text, model)
+        except (ValueError, IndexError):
+            omitted.append(model)
+            continue
+        for name, (about, samples) in found.items():
+            families.setdefault(name, (about, []))[1].extend(samples)
+    return own + "".join(
+        line + "\n" for group in families.values() for part in group for line in part
+    ), omitted
+
+
+def _label(text: str, model: str) -> dict[str, tuple[list[str], list[str]]]:
+    """Return comments and labelled samples of each family. Raises ValueError or IndexError for an invalid text."""
+    families: dict[str, tuple[list[str], list[str]]] = {}
+    label, family = f'model="{escape(model)}"', ""
+    for line in filter(None, text.split("\n")):
+        if line.startswith("#"):
+            family = line.split(" ", 3)[2]
+            families.setdefault(family, ([], []))[0].append(line)
+            continue
+        if (sample := _SAMPLE.fullmatch(line)) is None:
+            raise ValueError(f"invalid line {line[:80]!r}")
+        name, labels, value = sample.groups()
+        # Prometheus itself renames a label of the target that collides with its own.
+        labels = re.sub(r"(?:^|(?<=,))model=", "exported_model=", (labels or "").rstrip(","))
+        key = family if name.startswith(family) else name
+        families.setdefault(key, ([], []))[1].append(
+            f"{name}{{{','.join(filter(None, (label, labels)))}}}{value}"
+        )
+    return families
+
+
+def escape(value: str) -> str:
+    """Return `value` as the content of a quoted label value."""
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+async def add_metrics(own: bytes, residences: Iterable[Residence]) -> str:
+    """Return the host's own metrics with those of its running servers, each labelled with its model."""
+    serving = [residence for residence in residences if residence.serves]
+    texts = await asyncio.gather(*map(_read_metrics, serving))
+    given = [(one.name, text) for one, text in zip(serving, texts, strict=True) if text is not None]
+    # A thread, because many servers have many lines.
+    merged, omitted = await asyncio.to_thread(merge, own.decode(), given)
+    were_read = {model for model, _ in given}.difference(omitted)
+    lines = [f'{_READ}{{model="{escape(one.name)}"}} {int(one.name in were_read)}\n' for one in serving]
+    about = f"# HELP {_READ} 1 if the server's own metrics are included, else 0.\n# TYPE {_READ} gauge\n"
+    return merged + about + "".join(lines)
+
+
+async def _read_metrics(residence: Residence) -> str | None:
+    try:
+        status, _, body = await read(residence, "/metrics", METRICS_S)
+        return body.decode() if status == 200 else None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 async def _load(driver: Driver, request: Request) -> Response:
@@ -47,11 +147,7 @@ async def _load(driver: Driver, request: Request) -> Response:
     if waits not in ("true", "false"):
         return messages.refuse(400, f"wait is {waits!r}; it is true or false")
     try:
-        keep_s = messages.find_keep_alive(request.scope)
-    except ValueError as error:
-        return messages.refuse(400, str(error))
-    try:
-        ticket = driver.load(request.path_params["name"], keep_s)
+        ticket = driver.load(request.path_params["name"])
     except AdmissionRefusedError as refused:
         return messages.refuse(refused.status, refused.reason, refused.retry_after_s, hint=refused.hint)
     was_ready = ticket.granted.done()  # or it is refused at once
@@ -118,15 +214,14 @@ def host_routes(driver: Driver) -> list[Route]:
 
     async def show_metrics(request: Request) -> Response:
         residences = driver.lifecycle.residences.values()
-        text = await server_reads.add_metrics(driver.metrics.text(), residences)
+        text = await add_metrics(driver.metrics.text(), residences)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def read_server(request: Request) -> Response:
-        # The gateway passes a POST to a route for tokens on before.
-        target = split_target(request.scope["path"], server_reads.READABLE)
-        if target is None or request.method == "POST":
+        path = "/" + request.path_params["path"]
+        if path not in READABLE:
             return messages.not_found(f"unknown path {request.scope['path']}")
-        return await _read_server(driver, *target)
+        return await _read_server(driver, request.path_params["name"], path)
 
     async def read_default(request: Request) -> Response:
         client = request.scope.get(CLIENT)
@@ -147,8 +242,7 @@ def host_routes(driver: Driver) -> list[Route]:
     return [
         Route("/metrics", show_metrics),
         *(Route(path, read_default) for path in READS),
-        Route("/upstream/{name:path}/{path:path}", read_server, methods=["GET", "POST"]),
-        Route("/running", partial(_show_running, driver)),
+        Route("/upstream/{name:path}/{path:path}", read_server),
         Route("/logs/{name:path}", partial(_show_log, driver)),
         Route("/load/{name:path}", partial(_load, driver), methods=["POST"]),
         Route("/unload", unload, methods=["POST"]),
@@ -184,18 +278,8 @@ async def _read_server(driver: Driver, name: str | None, path: str) -> Response:
     if residence is None:
         return messages.not_found(missing)
     try:
-        status, kind, body = await server_reads.read(residence, path, READ_S)
+        status, kind, body = await read(residence, path, READ_S)
     except OSError as error:
         reason = str(error) or f"no answer within {READ_S:g} s"
         return messages.refuse(502, f"the server of {residence.name} cannot be read: {reason}")
     return Response(body, status_code=status, media_type=kind)
-
-
-async def _show_running(driver: Driver, request: Request) -> Response:
-    residents = driver.core.residents
-    running = [
-        {"model": name, "state": str(model.state), "tier": model.tier.name}
-        for name, model in residents.models.items()
-        if residents.device.reserved(name)
-    ]
-    return JSONResponse({"running": running})

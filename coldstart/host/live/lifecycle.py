@@ -21,10 +21,10 @@ from coldstart.host.launches import Launch
 from coldstart.host.live import messages
 from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.log import Tasks
+from coldstart.host.live.metrics import Record
 from coldstart.host.live.profiles import Meter, show_devices
-from coldstart.host.live.record import Record
-from coldstart.host.live.servers import ModelServer, Ready, StartFailedError, end_by_force
-from coldstart.host.live.starter_client import Starter
+from coldstart.host.live.servers import ModelServer, Ready, Starter, StartFailedError, end_by_force
+from coldstart.host.live.starter import StartOrder
 from coldstart.host.live.templates import RUNTIME, RuntimeTemplate
 from coldstart.host.live.upstream import Replica, Upstream
 from coldstart.host.model_state import State
@@ -146,7 +146,7 @@ class Lifecycle:
         left = self._ready_timeout_s - (self.clock() - began)
         try:
             if left > 0 and not self.facts.stopping:
-                return self.servers.begin(launch, left, env=show_devices(launch))
+                return self.servers.begin(StartOrder(launch, left, environment=show_devices(launch)))
             reason = STOPPING if self.facts.stopping else self._too_late()
         except OSError as error:  # no descriptor, no disk, no process
             reason = f"cannot start a server: {error.strerror or error}"

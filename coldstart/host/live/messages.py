@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from math import ceil, inf
+from math import ceil
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -187,35 +187,13 @@ async def run_while_connected(receive: Receive, work: Callable[[], Any]) -> None
         watcher.cancel()
 
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", re.ASCII)
-_DURATION = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
-
-
-def parse_keep_alive(text: str) -> float:
-    """Return a time in seconds; infinity for a negative one. Raises ValueError for anything else."""
-    given = text.strip()
-    size = given.removeprefix("-")
-    if _NUMBER.fullmatch(size):
-        seconds = float(size)
-    elif _DURATION.fullmatch(size):
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(size))
-    else:
-        raise ValueError(
-            f"invalid keep-alive time {text[:40]!r}: write seconds, 0, -1, or a duration such as 5m"
-        )
-    return inf if size != given else seconds
-
-
 _HOP = frozenset(
     b"connection http2-settings keep-alive proxy-authenticate proxy-authorization te trailer trailers transfer-encoding"
     b" upgrade".split()
 )
 # A client's keys and cookies are for the gateway alone.
 _SECRET = frozenset((b"authorization", b"x-api-key", b"cookie", b"x-coldstart-admin-key"))
-_KEEP_ALIVE = b"x-coldstart-keep-alive"
-_NOT_SENT = _HOP | _SECRET | {_KEEP_ALIVE, b"host", b"content-length", b"x-request-id", b"expect"}
+_NOT_SENT = _HOP | _SECRET | {b"host", b"content-length", b"x-request-id", b"expect"}
 _NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=/+@-]{1,128}")
 EVENTS = b"text/event-stream"
@@ -227,12 +205,6 @@ def choose_request_id(scope: Scope) -> bytes:
     """Return the client's request id, or a new one if it has none that can be forwarded."""
     given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
     return given if _REQUEST_ID.fullmatch(given) else uuid4().hex.encode()
-
-
-def find_keep_alive(scope: Scope) -> float | None:
-    """Return the seconds that the model should stay idle after the request; None if it does not say. Raises ValueError."""
-    given = dict(scope["headers"]).get(_KEEP_ALIVE)
-    return None if given is None else parse_keep_alive(given.decode("latin-1"))
 
 
 def forward_request(scope: Scope, number: bytes, key: str) -> Headers:

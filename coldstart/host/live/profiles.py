@@ -1,7 +1,7 @@
 """Bundle, memory, start time and devices of models, as far as they are known before the first start on this host.
 
-A bundle's section `stages` contains the time to ready and the memory (proportional set size) of the start that verified
-it. That memory is not the memory of a GPU, so on a GPU the host's file must give the memory.
+A bundle's section `stages` contains the time to ready and the memory of the start that verified it: on the CPU the
+proportional set size of its processes, on a GPU the peak on all devices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.bundle import anyone
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
@@ -82,14 +82,10 @@ def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
     """
 
     def profile(launch: Launch) -> Profile:
-        if not runtime.targets_cpu():
-            raise UsageError(
-                f"models.{launch.name}: bundles do not contain the GPU memory of a model",
-                hint="write memory and start_s for it in the host file",
-            )
         found = look_up_launch(launch, cache, offline=offline)
         known = choose_profile(launch, found)
-        shared = min(RUNTIME_TEMPLATE_BYTES, known.memory * 3 // 4) if launch.mode in FORKED else 0
+        forked = launch.mode in FORKED
+        shared = min(find_template_bytes(), known.memory * 3 // 4) if forked else 0
         return replace(known, shared=shared)
 
     return profile
@@ -100,17 +96,23 @@ def find_template_bytes() -> int:
     return RUNTIME_TEMPLATE_BYTES if runtime.targets_cpu() else 0
 
 
-def choose_profile(launch: Launch, found: Lookup) -> Profile:
-    """Return the profile of the bundle, else an assumed one. Raises UsageError if there are no local weights either."""
-    known = None if found.bundle is None else read_profile(found.bundle)
-    return known or assumed(launch, found.model.path)
+def choose_profile(launch: Launch, found: Lookup, memory: int | None = None) -> Profile:
+    """Return memory and seconds of the bundle's verification run, else on the CPU an assumed profile.
 
-
-def read_profile(bundle: Bundle) -> Profile | None:
-    """Return memory and seconds of the bundle's verification run; None if the bundle does not contain them."""
-    if (proof := inspection.read_proof(bundle)) is None:
-        return None
-    return Profile(proof.memory_bytes, proof.ready_s, "bundle")
+    `memory` is what the user stated, in bytes. Raises UsageError if there are no local weights either, and without
+    `memory` on a GPU, which vLLM fills as far as it may.
+    """
+    proof, on_cpu = found.bundle and inspection.read_proof(found.bundle), runtime.targets_cpu()
+    if proof and (known := memory or (proof.memory_bytes if on_cpu else proof.device_bytes)):
+        return Profile(known, proof.ready_s, "bundle")
+    if on_cpu:
+        return assumed(launch, found.model.path)
+    if memory:
+        return Profile(memory, ASSUMED_START_S, "assumed")
+    raise UsageError(
+        f"models.{launch.name}: its memory on the device is unknown: no bundle records it",
+        hint=f"{found.format_materialize('--force')}; or state its memory and start_s yourself",
+    )
 
 
 def weights_bytes(model: Path | None) -> int:
@@ -185,8 +187,4 @@ class Meter:
 
     def gpu_memory(self, pid: int) -> int | None:
         """Return the GPU memory of a process and its descendants, as the driver reports it. Raises ProcessLookupError."""
-        known = {} if self.on_cpu else nvml.process_memory()
-        if not known:
-            return None
-        sizes = [known[one] for one in processes.tree(pid) if one in known]
-        return None if not sizes or None in sizes else sum(size for size in sizes if size is not None)
+        return None if self.on_cpu else nvml.tree_memory(pid)

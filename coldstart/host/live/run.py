@@ -28,8 +28,7 @@ from coldstart.host.live.http_server import create_server, format_url, listen, l
 from coldstart.host.live.lifecycle import STOPPING
 from coldstart.host.live.log import Log, Tasks, capture_loggers, describe_failure
 from coldstart.host.live.profiles import Meter, find_template_bytes
-from coldstart.host.live.starter_client import Starter
-from coldstart.host.running_hosts import own_directory, publish_url
+from coldstart.host.live.servers import Starter, own_directory
 from coldstart.system import runtime
 from coldstart.system.file_state import find_state
 from coldstart.system.paths import Cache
@@ -93,7 +92,6 @@ class ModelHost:
         )
         self.server = create_server(self.gateway, self._look_at_file)
         self._facts(sock)
-        publish_url(directory, self.driver.facts.url)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 
 from coldstart.system import secrets
-from coldstart.system.proc import logs
+from coldstart.system.proc import exits
 
 LIMIT = 4 << 20
 """Limit of the file in bytes; the previous file has the same limit."""
@@ -96,7 +96,7 @@ class ServerLog:
     def find_error(self) -> str:
         """Return the error that ended the server, as `logs.words` finds it; empty if the log contains none."""
         with suppress(OSError):
-            return logs.words(self.path) or ""
+            return exits.find_error(self.path) or ""
         return ""
 
     def remove(self) -> None:

@@ -55,19 +55,20 @@ Run = Callable[[Mapping[str, Any], json_lines.Channel], int]
 class StartOrder:
     """Order to start a server of `launch`, or a template of the level `template`.
 
-    The server listens as vLLM's arguments in `listen` define; `environment` is added to its environment. `pace` limits the
-    rate at which weights are fetched. `cache` and `templates` are directories.
+    The server listens as vLLM's arguments in `listen` define, by default at its socket; `environment` is added to its
+    environment. `pace` limits the rate at which weights are fetched. The directories `cache` and `templates`, and `offline`,
+    are those of the `servers.Starter`, which sets them.
     """
 
     launch: Launch
     ready_timeout_s: float
-    cache: str
-    templates: str
-    offline: bool = False
     listen: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     pace: PacedFetch | None = None
     template: str | None = None
+    cache: str = ""
+    templates: str = ""
+    offline: bool = False
 
     def encode(self) -> dict[str, Any]:
         """Return the message for the starter process."""

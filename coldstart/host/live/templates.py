@@ -12,8 +12,8 @@ from collections.abc import Collection
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live.log import Log, Tasks
 from coldstart.host.live.profiles import Meter
-from coldstart.host.live.servers import ModelServer, StartFailedError, end_by_force
-from coldstart.host.live.starter_client import Starter
+from coldstart.host.live.servers import ModelServer, Starter, StartFailedError, end_by_force
+from coldstart.host.live.starter import StartOrder
 from coldstart.host.specification import HostSettings
 from coldstart.host.status import HostFacts
 
@@ -57,7 +57,9 @@ class RuntimeTemplate:
         launch, self._tried = self._launches[self._tried % len(self._launches)], self._tried + 1
         self.log.write("template", model=launch.name, level=RUNTIME)
         try:
-            self._process = process = self.servers.begin(launch, self._ready_timeout_s, template=RUNTIME)
+            self._process = process = self.servers.begin(
+                StartOrder(launch, self._ready_timeout_s, template=RUNTIME)
+            )
         except OSError as error:
             self._fail(launch, str(error))
             self._begin_later(AGAIN_S)

@@ -1,7 +1,7 @@
-"""Minimal HTTP/1.1 client for one server; every token takes this path.
+"""Requests to one model's server, over aiohttp.
 
-Invariant: a connection carries one exchange at a time; it is reused only after a complete answer that allows it. An
-answer that is not read to its end closes its connection, which makes vLLM abort the request.
+Invariant: a connection is used again only after a complete answer. An answer that is not read to its end closes its
+connection, which makes vLLM abort the request.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
-from typing import Self, cast
+from typing import Any, Self
 
-import httptools
+import aiohttp
+
+from coldstart.system.ipc import addresses
 
 Header = tuple[bytes, bytes]
 CONNECT_S = 10.0
 # Below vLLM's own keep-alive (5 s): a connection must not be reused just as the server closes it.
 KEEP_ALIVE_S = 3.0
 CROWDED_S = 0.005
-# Unread bytes of an answer with a slow client: reading pauses above this limit and resumes when all were
-# read.
-MOST_UNREAD = 1 << 16
 # A machine whose link is cut sends nothing: its kernel is probed every second and must answer in this time.
-ASK_S, SILENT_S = 1, 1.9
+PROBE_S, SILENT_S = 1, 1.9
 # A busy server may leave a large request unread for a while, which must not count as silence.
 LARGE, LARGE_SILENT_S = 1 << 15, 10.0
+# The client's own headers are passed on, and no others.
+_NOT_ADDED = ("accept", "accept-encoding", "content-type", "user-agent")
 
 
 class NothingSentError(ConnectionError):
@@ -48,36 +49,43 @@ class StreamInterruptedError(Exception):
 
 
 class UpstreamAnswer:
-    """One answer, an asynchronous context manager: the headers are complete on entry, the connection is released on exit."""
+    """One answer, an asynchronous context manager: the headers are complete on entry, the connection is released on exit.
 
-    def __init__(self, connection: _Connection) -> None:
-        self._connection = connection
+    `awaits_bytes` is whether its reader waits for the server.
+    """
+
+    def __init__(self, upstream: Upstream, pending: asyncio.Task[aiohttp.ClientResponse]) -> None:
+        self._upstream, self._pending = upstream, pending
+        self._response: aiohttp.ClientResponse | None = None
+        self._interrupted = self.awaits_bytes = False
         self.status = 0
         self.headers: list[Header] = []
-        self.whole = False
-        self._pieces: deque[bytes] = deque()
-        self._unread = 0
-        self._error: DisconnectedError | None = None
-        self._interrupted = False
-        self._waiter: asyncio.Future[None] | None = None
+        upstream.answers.add(self)
 
     async def __aenter__(self) -> Self:
+        self.awaits_bytes = True
         try:
-            while not self.status and self._error is None and not self._interrupted:
-                await self._wait()
-            if not self.status and self._interrupted:
+            await asyncio.wait([self._pending])
+            if self._interrupted:
                 raise StreamInterruptedError
-            if not self.status and self._error is not None:
-                raise self._error
+            self._response = _get_response(self._pending)
         except BaseException:
-            self._connection.settle()
+            self.abort()
             raise
+        finally:
+            self.awaits_bytes = False
+        self.status, self.headers = self._response.status, list(self._response.raw_headers)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._connection.settle()
+        self.abort()
+
+    @property
+    def whole(self) -> bool:
+        """Return whether all of the answer has arrived."""
+        return self._response is not None and self._response.content.is_eof()
 
     async def piece(self) -> bytes:
         """Return the data since the last call; empty at the end.
@@ -86,23 +94,19 @@ class UpstreamAnswer:
             DisconnectedError: The answer ended too early.
             StreamInterruptedError: The answer was interrupted.
         """
-        while not self._pieces:
-            if self.whole:
-                return b""
-            if self._interrupted:
+        assert self._response is not None
+        content = self._response.content
+        self.awaits_bytes = True
+        try:
+            if self._interrupted and not content.at_eof():
+                if left := content.read_nowait():
+                    return left
                 raise StreamInterruptedError
-            if self._error is not None:
-                raise self._error
-            await self._wait()
-        if len(self._pieces) == 1:
-            taken = self._pieces.popleft()
-        else:
-            taken = b"".join(self._pieces)
-            self._pieces.clear()
-        if self._unread > MOST_UNREAD and not self._connection.transport.is_closing():
-            self._connection.transport.resume_reading()
-        self._unread = 0
-        return taken
+            return await content.readany()
+        except (aiohttp.ClientError, OSError) as error:
+            raise _describe(error) from error
+        finally:
+            self.awaits_bytes = False
 
     async def read(self) -> bytes:
         """Return the complete body."""
@@ -111,233 +115,145 @@ class UpstreamAnswer:
             parts.append(part)
         return b"".join(parts)
 
-    async def _wait(self) -> None:
-        self._waiter = self._connection.loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def wake(self) -> None:
-        """Wake the reader up."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
     def interrupt(self) -> None:
         """Make the reader continue at another server."""
         self._interrupted = True
-        self.wake()
+        if self._response is None:
+            self._pending.cancel()
+        elif self.awaits_bytes:
+            self._response.content.set_exception(StreamInterruptedError())
 
-    def fail(self, error: DisconnectedError) -> None:
-        """Record that the answer will never be complete."""
-        if not self.whole and self._error is None:
-            self._error = error
-            self.wake()
-
-    @property
-    def awaits_bytes(self) -> bool:
-        """Return whether its reader waits for the server."""
-        return self._waiter is not None
-
-    def take(self, body: bytes) -> None:
-        """Append a part of the body."""
-        self._pieces.append(body)
-        before, self._unread = self._unread, self._unread + len(body)
-        if before <= MOST_UNREAD < self._unread and not self._connection.transport.is_closing():
-            self._connection.transport.pause_reading()
+    def abort(self) -> None:
+        """Close the connection, unless the answer was read to its end."""
+        self._upstream.answers.discard(self)
+        if self._response is None:
+            self._pending.cancel()
+            with suppress(asyncio.CancelledError, asyncio.InvalidStateError, aiohttp.ClientError, OSError):
+                self._response = self._pending.result()
+        if self._response is not None and not self._response.content.at_eof():
+            self._response.close()
 
 
-class _Connection(asyncio.Protocol):
-    """Connection that turns bytes into answers."""
+def _get_response(pending: asyncio.Task[aiohttp.ClientResponse]) -> aiohttp.ClientResponse:
+    try:
+        return pending.result()
+    except asyncio.CancelledError as error:
+        raise DisconnectedError("the connection was closed before the answer was complete") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise _describe(error) from error
 
-    transport: asyncio.Transport
 
-    def __init__(self, upstream: Upstream) -> None:
-        self.upstream, self.loop = upstream, asyncio.get_running_loop()
-        self._answer: UpstreamAnswer | None = None
-        self._parser = self._create_parser()
-        self._keeps = self._sized = False
-        self._idle: asyncio.TimerHandle | None = None
-
-    def begin(self, request: bytes, body: bytes) -> UpstreamAnswer:
-        """Send a request; no other request may be in progress on this connection."""
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
-        self._parser, self._sized = self._create_parser(), False
-        self._patience(LARGE_SILENT_S if len(body) > LARGE else SILENT_S)
-        answer = self._answer = UpstreamAnswer(self)
-        self.transport.writelines([request, body] if body else [request])
-        return answer
-
-    def _create_parser(self) -> httptools.HttpResponseParser:
-        """Create a parser; httptools looks its callbacks up by these names."""
-        return httptools.HttpResponseParser(
-            SimpleNamespace(
-                on_header=self._add_header,
-                on_headers_complete=self._read_status,
-                on_body=self._add_body,
-                on_message_complete=self._complete,
-            )
-        )
-
-    def settle(self) -> None:
-        """Release the connection after its answer was read or abandoned."""
-        answer, self._answer = self._answer, None
-        if answer is None:
-            return
-        if answer.whole and self._keeps and not self.transport.is_closing() and self.upstream.keep(self):
-            self._idle = self.loop.call_later(KEEP_ALIVE_S, self.transport.close)
-        else:
-            self.transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        if self._socket is not None:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
-                self._socket.setsockopt(socket.IPPROTO_TCP, option, ASK_S)
-
-    @property
-    def _socket(self) -> socket.socket | None:
-        """Return the TCP socket; None for a unix socket, whose other end is on this machine."""
-        found: socket.socket | None = self.transport.get_extra_info("socket")
-        return None if found is None or found.family == socket.AF_UNIX else found
-
-    def _patience(self, seconds: float) -> None:
-        """Set how long in seconds the other machine may be silent, while it receives or is idle."""
-        if self._socket is not None:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
-
-    @property
-    def awaits_bytes(self) -> bool:
-        """Return whether the reader of its answer waits for the server."""
-        return self._answer is not None and self._answer.awaits_bytes
-
-    def data_received(self, data: bytes) -> None:
-        answer = self._answer
-        if answer is None:
-            self.transport.abort()
-            return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            answer.fail(DisconnectedError(f"the server sent invalid HTTP: {error}"))
-            self.transport.abort()
-        answer.wake()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.upstream.forget(self)
-        if self._idle is not None:
-            self._idle.cancel()
-        if self._answer is not None:
-            if self._answer.status and not self._sized and error is None:
-                # An answer without a length ends with its connection.
-                self._answer.whole = True
-                self._answer.wake()
-            why = "closed" if error is None else f"lost ({error})"
-            self._answer.fail(DisconnectedError(f"the connection was {why} before the answer was complete"))
-
-    def _add_header(self, name: bytes, value: bytes) -> None:
-        assert self._answer is not None
-        self._answer.headers.append((name, value))
-        self._sized = self._sized or name.lower() in (b"content-length", b"transfer-encoding")
-
-    def _read_status(self) -> None:
-        assert self._answer is not None
-        status = self._parser.get_status_code()
-        if status >= 200:
-            self._answer.status = status
-            self._keeps = bool(self._parser.should_keep_alive())
-        else:
-            self._answer.headers.clear()
-
-    def _add_body(self, body: bytes) -> None:
-        assert self._answer is not None
-        self._answer.take(body)
-
-    def _complete(self) -> None:
-        assert self._answer is not None
-        self._answer.whole = self._answer.status >= 200
+def _describe(error: Exception) -> DisconnectedError:
+    reason = str(error) or type(error).__name__
+    return DisconnectedError(f"the connection was lost before the answer was complete ({reason})")
 
 
 class Upstream:
-    """Connections to the server at `place`, a unix socket or host and port. An idle one is closed after KEEP_ALIVE_S."""
+    """Connections to the server at `place`, a unix socket or host and port. An idle one is closed after KEEP_ALIVE_S.
+
+    `answers` are those in progress.
+    """
 
     def __init__(self, place: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:
         self.place, self.connect_s = place, connect_s
-        self._idle: list[_Connection] = []
-        self._all: set[_Connection] = set()
-        self._closed = False
+        self._base = "http://server" if isinstance(place, Path) else addresses.url(*place)
+        self.answers: set[UpstreamAnswer] = set()
+        self._sessions: dict[float, aiohttp.ClientSession] = {}
+        self._closing: list[asyncio.Task[None]] | None = None
 
     @property
     def awaits_bytes(self) -> bool:
         """Return whether a reader waits for the server."""
-        return any(connection.awaits_bytes for connection in self._all)
+        return any(answer.awaits_bytes for answer in self.answers)
 
     async def request(
-        self,
-        method: str,
-        target: str,
-        *,
-        headers: Iterable[Header] = (),
-        body: bytes = b"",
+        self, method: str, target: str, *, headers: Iterable[Header] = (), body: bytes = b""
     ) -> UpstreamAnswer:
         """Send a request, and return when it is on its way. Enter the answer to wait for its headers.
 
         Raises:
-            NothingSentError: No server accepted the connection.
-            DisconnectedError: The server disconnected. Both are OSErrors.
+            NothingSentError: No server accepted the connection, an OSError.
         """
-        lines = [f"{method} {target} HTTP/1.1\r\nhost: server\r\ncontent-length: {len(body)}".encode("ascii")]
-        lines += [name + b": " + value for name, value in headers]
-        connection = await self._connection()
-        return connection.begin(b"\r\n".join(lines) + b"\r\n\r\n", body)
-
-    async def _connection(self) -> _Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.transport.is_closing():
-                return connection
+        if self._closing is not None:
+            raise NothingSentError("the server has ended")
+        session = self._open(LARGE_SILENT_S if len(body) > LARGE else SILENT_S)
+        named = [(name.decode("latin-1"), value.decode(errors="replace")) for name, value in headers]
         loop = asyncio.get_running_loop()
         while True:
-            # A unix socket with a full backlog fails at once and nothing was sent, so the connection is tried
-            # again.
-            # (uvloop reports this; asyncio's own loop takes such a socket for connected.)
+            sent: asyncio.Future[None] = loop.create_future()
+            pending = loop.create_task(
+                session.request(
+                    method,
+                    self._base + target,
+                    headers=named,
+                    data=body,
+                    allow_redirects=False,
+                    trace_request_ctx=sent,
+                )
+            )
+            answer, first = UpstreamAnswer(self, pending), list[asyncio.Future[Any]]((pending, sent))
             try:
-                async with asyncio.timeout(self.connect_s):
-                    connection = await self._connect(loop)
-            except OSError as error:  # includes TimeoutError
-                if error.errno != errno.EAGAIN:
-                    raise NothingSentError(str(error) or "the server did not answer in time") from error
-            else:
-                self._all.add(connection)
-                return connection
+                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                answer.abort()
+                raise
+            if sent.done():
+                return answer
+            self.answers.discard(answer)
+            error = pending.exception()
+            # A unix socket with a full backlog fails at once, so the connection is tried again. (uvloop reports this;
+            # asyncio's own loop takes such a socket for connected.)
+            if not isinstance(error, OSError) or error.errno != errno.EAGAIN:
+                raise NothingSentError(str(error) or "the server did not answer in time") from error
             await asyncio.sleep(CROWDED_S)
 
-    async def _connect(self, loop: asyncio.AbstractEventLoop) -> _Connection:
-        if isinstance(self.place, Path):
-            return (await loop.create_unix_connection(lambda: _Connection(self), str(self.place)))[1]
-        return (await loop.create_connection(lambda: _Connection(self), *self.place))[1]
-
-    def keep(self, connection: _Connection) -> bool:
-        """Return whether the connection will be used again."""
-        if not self._closed:
-            self._idle.append(connection)
-        return not self._closed
-
-    def forget(self, connection: _Connection) -> None:
-        """Forget a closed connection."""
-        self._all.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+    def _open(self, silent_s: float) -> aiohttp.ClientSession:
+        """Return the session whose connections end when the other machine is silent for this time."""
+        if silent_s not in self._sessions:
+            shared: dict[str, Any] = {"limit": 0, "keepalive_timeout": KEEP_ALIVE_S}
+            connector: aiohttp.BaseConnector
+            if isinstance(self.place, Path):
+                connector = aiohttp.UnixConnector(str(self.place), **shared)
+            else:
+                connector = aiohttp.TCPConnector(
+                    socket_factory=lambda at: _create_socket(at, silent_s), **shared
+                )
+            trace = aiohttp.TraceConfig()
+            trace.on_request_headers_sent.append(_report_sent)
+            self._sessions[silent_s] = aiohttp.ClientSession(
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.connect_s),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                skip_auto_headers=_NOT_ADDED,
+                trace_configs=[trace],
+            )
+        return self._sessions[silent_s]
 
     def close(self) -> None:
         """Abort all connections, including those with a request in progress."""
-        self._closed = True
-        self._idle.clear()
-        for connection in list(self._all):
-            connection.transport.abort()
+        for answer in list(self.answers):
+            answer.abort()
+        if self._closing is None:
+            loop = asyncio.get_running_loop()
+            self._closing = [loop.create_task(session.close()) for session in self._sessions.values()]
+
+
+async def _report_sent(session: aiohttp.ClientSession, context: SimpleNamespace, _: Any) -> None:
+    sent: asyncio.Future[None] = context.trace_request_ctx
+    if not sent.done():
+        sent.set_result(None)
+
+
+def _create_socket(address: Any, silent_s: float) -> socket.socket:
+    """Return a socket whose connection ends when the other machine is silent for this time."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        made.setsockopt(socket.IPPROTO_TCP, option, PROBE_S)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * silent_s))
+    return made
 
 
 class Replica:

@@ -9,6 +9,7 @@ and multiprocessors. A device that does not answer ends the list, as in CUDA. No
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from itertools import chain
 from typing import Any
 
 from coldstart.contract import environment
+from coldstart.system.proc import processes
 
 # FP32 lanes per multiprocessor by compute capability (CUDA C++ Programming Guide, arithmetic throughput table).
 # NVML reports lanes, and the key contains multiprocessors.
@@ -102,6 +104,60 @@ def process_memory() -> dict[int, int | None]:
     import psutil
 
     return found if all(map(psutil.pid_exists, found)) else {}
+
+
+def tree_memory(pid: int) -> int | None:
+    """Return the bytes that a process and its descendants hold on all devices, None if the driver does not report them.
+
+    Raises ProcessLookupError if the process has ended.
+    """
+    known = process_memory()
+    sizes = [known[one] for one in processes.tree(pid) if one in known] if known else []
+    return None if not sizes or None in sizes else sum(size for size in sizes if size is not None)
+
+
+class PeakMemory:
+    """The most that a process and its descendants held on all devices while the block ran.
+
+    Used with `with`, before the process holds any device memory. Where the driver reports no memory by process, as it does
+    in a container with PIDs of its own, the peak is what became less on the visible devices; other processes that start
+    meanwhile then count, too.
+    """
+
+    INTERVAL_S = 0.25
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before = machine().free
+        self._held = self._missing = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="device-memory", daemon=True)
+
+    @property
+    def bytes(self) -> int | None:
+        """Return the peak in bytes, None if nothing was held or no device answers."""
+        return self._held or self._missing or None
+
+    def __enter__(self) -> PeakMemory:
+        if self._before:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._before:
+            self._thread.join()
+            self._look()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self.INTERVAL_S):
+            self._look()
+
+    def _look(self) -> None:
+        with suppress(ProcessLookupError):
+            self._held = max(self._held, tree_memory(self._pid) or 0)
+        missing = sum(max(0, before - now) for before, now in zip(self._before, machine().free, strict=False))
+        self._missing = max(self._missing, missing)
 
 
 def _fill(library: Any, state: Machine) -> None:

@@ -20,13 +20,21 @@ def children(pid: int) -> tuple[int, ...]:
     return tuple(int(child) for task in tasks for child in (task / "children").read_text().split())
 
 
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on: the name before it may hold spaces and parentheses.
+
+    Raises OSError if the process does not exist.
+    """
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
 def birth(pid: int) -> str | None:
     """Return an identity that distinguishes a process from others with the same PID: boot id and start time in clock ticks.
 
     Return None if the process does not exist or is a zombie.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = stat_fields(pid)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
@@ -57,7 +65,7 @@ def end(pid: int, born: str | None, patience_s: float) -> None:
 def is_stopped(pid: int) -> bool:
     """Return whether a signal has stopped the process; False if it does not exist."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T"
+        return stat_fields(pid)[0] == "T"
     return False
 
 

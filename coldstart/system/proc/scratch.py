@@ -1,13 +1,17 @@
-"""Temporary directory of one server, private and removed with it.
+"""Directories of one process that are removed when it ends, or by the next process of its kind after a kill.
+
+A directory is in use while its lock is held, by the process or by its forks. The kernel releases the lock with the last of
+them, so reused PIDs and clock changes do not matter.
 
 vLLM creates sockets and a rendezvous file in the temporary directory and does not remove them. So each server has its own
-directory (`owned`), whose path is short enough for them. If a server is killed, its supervisor or the next server removes the
+directory (`scratch`), whose path is short enough for them. If a server is killed, its supervisor or the next server removes the
 directory.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +20,6 @@ from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.system import paths
-from coldstart.system.proc.locked_directory import owned, remove_dead
 
 SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 PREFIX, RECORDING, PROOF = "server-", "recording-", "proof-"
@@ -77,3 +80,79 @@ def sweep(ended: int | None = None) -> None:
 
 def _base() -> Path:
     return paths.temporary_dir(_BELOW)
+
+
+_LOCK = "lock"
+"""Lock file that contains its owner's PID; the owner and its forks hold the lock."""
+
+
+@contextmanager
+def owned(
+    base: Path, gate: Path | None = None, prefix: str = "", *, patience_s: float = 0.0
+) -> Iterator[Path]:
+    """Yield a private directory `prefix`... below `base` that contains only its lock. Remove dead directories of that prefix.
+
+    Args:
+        base: Parent directory.
+        gate: Lock file that all directories of this prefix share; None: the file beside `base` with the suffix `.lock`.
+        prefix: Start of the directory's name.
+        patience_s: Seconds to wait, at removal, for child processes that still write.
+
+    Raises:
+        OSError: The directory cannot be created.
+    """
+    # One at a time, so that no process removes a new directory before its owner holds the lock.
+    with files.locked(_find_gate(base, gate)):
+        remove_dead(base, prefix, patience_s)
+        own = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        held = files.try_lock(own / _LOCK)
+        if held is not None:
+            os.write(held, str(os.getpid()).encode())
+    try:
+        yield own
+    finally:
+        _remove(own, patience_s)
+        if held is not None:
+            os.close(held)
+
+
+def sweep_below(base: Path, gate: Path | None = None, prefix: str = "") -> None:
+    """Remove the directories `prefix`... below `base` of dead processes; `gate` as of `owned`. Raises OSError."""
+    if base.is_dir():
+        with files.locked(_find_gate(base, gate)):
+            remove_dead(base, prefix)
+
+
+def _find_gate(base: Path, gate: Path | None) -> Path:
+    return base.with_suffix(".lock") if gate is None else gate
+
+
+def remove_dead(base: Path, prefix: str, patience_s: float = 0.0) -> list[str]:
+    """Remove directories of dead processes, with the gate held, and return the PIDs of the living owners."""
+    found = filter(Path.is_dir, base.glob(f"{prefix}*"))
+    return [_owner(one) for one in found if not _removed_if_dead(one, patience_s)]
+
+
+def _removed_if_dead(directory: Path, patience_s: float) -> bool:
+    lock = files.try_lock(directory / _LOCK)
+    if lock is None:
+        return False
+    _remove(directory, patience_s)
+    os.close(lock)
+    return True
+
+
+def _remove(directory: Path, patience_s: float) -> None:
+    """Remove the directory, again while child processes still write to it. The next process removes what is left then."""
+    deadline_s = time.monotonic() + patience_s
+    shutil.rmtree(directory, ignore_errors=True)
+    while directory.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _owner(directory: Path) -> str:
+    try:
+        return files.read_text(directory / _LOCK)
+    except (OSError, ValueError):
+        return ""  # the directory was just created or just removed

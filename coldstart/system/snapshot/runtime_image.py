@@ -4,7 +4,7 @@ Each interpreter with its versions has one image without a model (launch/runtime
 bundle whose engine was frozen here (materialize/freeze.py).
 
 An image is memory that runs as this user. So it is read only on the machine that created it, from a directory of this user
-with mode 0700 whose files are unchanged (directory_fingerprint.py). fingerprint.py judges whether it fits the software.
+with mode 0700 whose files are unchanged (file_state.py). fingerprint.py judges whether it fits the software.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.artifacts import canonical, files, ownership
-from coldstart.system import fingerprint, runtime
-from coldstart.system.trust import directory_fingerprint
+from coldstart.system import file_state, fingerprint, runtime
 
 FORMAT = 1
 ABOUT = "snapshot.json"
@@ -61,10 +60,10 @@ def obstacle(image: Path) -> str | None:
         return f"{image} does not exist"
     if (reason := ownership.private(image)) is not None:
         return reason
-    if not (stamped := directory_fingerprint.read(_KIND, image, str(FORMAT))):
+    if not (stamped := file_state.read_record(_KIND, image, str(FORMAT))):
         return f"{image} was not created on this machine"
     try:
-        return directory_fingerprint.change(stamped, image, "created")
+        return file_state.find_change(stamped, image, "created")
     except OSError as error:
         return f"cannot read {image}: {error.strerror}"
 
@@ -90,7 +89,7 @@ def published(image: Path) -> Iterator[Path]:
             partial.rename(image)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        directory_fingerprint.write(_KIND, image, str(FORMAT))
+        file_state.record_directory(_KIND, image, str(FORMAT))
 
 
 def _seal(directory: Path) -> None:
@@ -122,7 +121,7 @@ def described(directory: Path) -> Image:
 def discard(image: Path) -> None:
     """Remove the image in a directory, and its record."""
     shutil.rmtree(image, ignore_errors=True)
-    directory_fingerprint.record(_KIND, image).unlink(missing_ok=True)
+    file_state.find_record(_KIND, image).unlink(missing_ok=True)
 
 
 def size(path: Path) -> int:

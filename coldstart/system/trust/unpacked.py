@@ -20,9 +20,8 @@ from pathlib import Path
 
 from coldstart.artifacts import files, ownership
 from coldstart.artifacts.bundle import Bundle, Trust
-from coldstart.system import paths, runtime
+from coldstart.system import file_state, paths, runtime
 from coldstart.system.dry_run import is_dry_run
-from coldstart.system.trust import directory_fingerprint
 
 _TRIES, _KIND = 20, "unpacked"
 DISTRIBUTION = "coldstart-vllm"
@@ -61,12 +60,12 @@ def unpacked(
         return place
     if _obstacle(place) is None:
         return place
-    lock = directory_fingerprint.record(_KIND, place).with_name(".lock")
+    lock = file_state.find_record(_KIND, place).with_name(".lock")
     files.make_private(lock.parent)
     with _closed(), files.locked(lock):
         if (reason := _obstacle(place)) is not None:  # another start may have unpacked it
             _renew(bundle, section, place, trust)
-            directory_fingerprint.write(_KIND, place, _made_by())
+            file_state.record_directory(_KIND, place, _made_by())
             if reason and refused is not None:
                 refused.append(f"unpacked again: {reason}")
     return place
@@ -84,9 +83,9 @@ def _obstacle(place: Path) -> str | None:
         return ""
     if (reason := ownership.fault(place)) is not None:
         return reason
-    if not (entries := directory_fingerprint.read(_KIND, place, _made_by())):
+    if not (entries := file_state.read_record(_KIND, place, _made_by())):
         return f"{place} has no record of its verification with these keys and this release"
-    return directory_fingerprint.change(entries, place, "unpacked")  # inductor adds files of this user
+    return file_state.find_change(entries, place, "unpacked")  # inductor adds files of this user
 
 
 def _made_by() -> str:

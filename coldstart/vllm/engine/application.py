@@ -11,12 +11,14 @@ import os
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from threading import Thread
 from typing import Any
 
 from coldstart.system import timeline
 from coldstart.vllm import compat
 
+_ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 # The tasks of nearly every model that generates. vLLM builds the application itself for a model with other tasks.
 _TASKS = ("generate",)
 
@@ -34,10 +36,6 @@ def _built(args: Namespace, config: Any) -> Any:
     app = build_app(args, _TASKS, config.model_config)
     uvicorn.Config(app).load()
     return app
-
-
-def _import_build_app() -> None:
-    from vllm.entrypoints.launchers.api_server.entry import build_app  # noqa: F401
 
 
 class EarlyApplication:
@@ -80,11 +78,10 @@ class EarlyApplication:
 
         Waits until it is built.
         """
-        if compat.check("application", _import_build_app):
+        if compat.check("application", lambda: import_module(_ENTRY).build_app):
             yield
             return
-        from vllm.entrypoints.launchers.api_server import entry
-
+        entry: Any = import_module(_ENTRY)
         build = entry.build_app
 
         def build_app(args: Namespace, supported_tasks: Any = None, model_config: Any = None) -> Any:

@@ -9,20 +9,26 @@ function deserialised by torch lacks), and vLLM compiles again. This module does
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
 import operator
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+DECORATORS = "vllm.compilation.decorators"
+"""Module of vLLM that loads ahead-of-time artifacts."""
 INDEX = "modules.json"
 INDUCTOR_DIR = "inductor"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+# Only absolute paths: the hashed text can contain C++ source too, where "-I" begins "-INFINITY".
+_DIRECTORIES = re.compile(r" -[IL]/\S*")
 
 
 class CompiledMismatchError(RuntimeError):
@@ -145,3 +151,109 @@ def _check_sources(info: Any) -> None:
     for name, content in contents.items():
         if inspect.getsource(importlib.import_module(name)) != content:
             raise CompiledMismatchError(f"{name} has changed since the artifact was created")
+
+
+def name_kernels() -> None:
+    """Make Inductor in this process name kernels independently of the place where Python and torch are installed.
+
+    Inductor names a kernel by a hash of its source and its compile command, and the command contains the include and library
+    directories. Without them a bundle's kernels are found by any installation: the bundle's key contains the versions of
+    Python, torch and the compiler. A kernel that exists under Inductor's own name keeps that name.
+    """
+    try:
+        from torch._inductor import codecache
+
+        original = codecache.write
+        codecache.get_hash, codecache.get_path  # noqa: B018
+    except (ImportError, AttributeError):  # this torch names kernels in another way
+        return
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def write(content: Any, extension: str, extra: str = "", *args: Any, **kwargs: Any) -> Any:
+        if extension.endswith(".cpp"):
+            own_key = codecache.get_hash(content.strip(), extra)
+            if not Path(codecache.get_path(own_key, extension)[2]).exists():
+                extra = _DIRECTORIES.sub("", extra)
+        return original(content, extension, extra, *args, **kwargs)
+
+    codecache.write = write
+
+
+# --- on a GPU ---
+
+
+class Aot:
+    """Artifacts of one bundle in one worker on a GPU; `reasons` explain each compilation despite an artifact.
+
+    vLLM stores <root>/torch_compile_cache/torch_aot_compile/<hash>/rank_<rank>_<dp>/model and, beside the ranks, Inductor's
+    cache. The hash includes the model's path, so a bundle's artifact never has the right name. It is copied to the requested
+    path just before vLLM looks there. vLLM then compares the traced sources and decides whether to use it. It can load an
+    artifact and compile nevertheless: before PyTorch 2.12 an artifact contains no kernels. vLLM's own counter of compilations
+    therefore decides what is reported.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._misses, self.loaded = directory, list[str](), 0
+
+    @property
+    def reasons(self) -> list[str]:
+        """Return why vLLM compiled in this process although the bundle has artifacts."""
+        # A section can contain only caches of other compilers: without compilation vLLM requests no artifact.
+        if not self.loaded and not self._misses and self._directory.is_dir():
+            return ["vLLM requested no ahead-of-time artifact"]
+        count = _compilations() if self.loaded and not self._misses else 0
+        counted = (
+            f"vLLM loaded the artifact and compiled {count} graphs again: it contains no kernels for them"
+        )
+        return [*self._misses, *([counted] if count else [])]
+
+    def miss(self, reason: str) -> None:
+        """Add a reason for which vLLM compiles."""
+        self._misses.append(reason)
+
+    def install(self, module: Any) -> None:
+        """Wrap vLLM's function that loads artifacts."""
+        original = module._try_load_aot_compiled_fn
+
+        @functools.wraps(original)
+        def load(model: Any, aot_compilation_path: str) -> Any:
+            laid = self.lay(Path(aot_compilation_path))
+            compiled = original(model, aot_compilation_path)
+            self._account(laid, compiled is not None, Path(aot_compilation_path))
+            return compiled
+
+        module._try_load_aot_compiled_fn = load
+
+    def lay(self, path: Path) -> bool:
+        """Copy the artifact of `path`'s rank and Inductor's cache there, unless the path exists. Return whether it exists."""
+        if path.exists():
+            return True
+        held = self._held(path.parent.name, path.name)
+        if held is None:
+            return False
+        try:
+            shutil.copytree(held.parent.parent, path.parent.parent, dirs_exist_ok=True)
+        except OSError as error:
+            self.miss(f"{path.parent.name}: cannot copy the artifact: {error}")
+        return path.exists()
+
+    def _held(self, rank: str, name: str) -> Path | None:
+        """Return the only artifact of that rank, None if there are several: a model may have several compiled parts."""
+        artifacts = sorted(self._directory.glob(f"*/{rank}/{name}"))
+        if len(artifacts) != 1:
+            self.miss(f"{rank}: the bundle has {len(artifacts)} artifacts")
+        return artifacts[0] if len(artifacts) == 1 else None
+
+    def _account(self, laid: bool, loaded: bool, path: Path) -> None:
+        self.loaded += loaded
+        if laid and not loaded:
+            self.miss(f"{path.parent.name}: vLLM rejected the artifact and compiled again")
+
+
+def _compilations() -> int:
+    """Return the number of graphs that Inductor compiled in this process; what it took from its cache does not count."""
+    from vllm.compilation.counter import compilation_counter
+
+    return int(compilation_counter.num_inductor_compiles)

@@ -78,7 +78,7 @@ def _import_worker() -> None:
 def prebuild(config: VllmConfig, arguments: Mapping[str, str]) -> None:
     """Build a worker with one OpenMP thread (no team, so the process can be forked) and store it for adoption."""
     _set_num_threads(1)
-    executor = _Prebuilder(config)
+    executor = UniProcExecutor(config)
     executor.collective_rpc("warm_up")
     _kept.append(_Built(executor.driver_worker, arguments))
     torch.set_num_threads = _set_num_threads
@@ -93,10 +93,6 @@ def check_built(args: Namespace, plan: LaunchPlan) -> str | None:
         built.unfit = adoption.difference(built.arguments, adoption.describe_worker(args, plan))
         return built.unfit
     return None
-
-
-class _Prebuilder(UniProcExecutor):
-    """Executor of a template process, which only constructs the worker."""
 
 
 def use_serving_threads(config: VllmConfig) -> None:

@@ -23,18 +23,19 @@ import msgspec
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
 from coldstart.contract.fallback import Fallback
-from coldstart.contract.plan import CANARY_BATCH, LaunchPlan
+from coldstart.contract.plan import LaunchPlan
 from coldstart.models.inspection import NOT_MADE
 from coldstart.scheduling import profiling
 from coldstart.system import runtime, start_progress, timeline
 from coldstart.system.proc.lifeline import die_as_a_group
 from coldstart.vllm import compat
-from coldstart.vllm.engine import collection, compiled, kernel_names, server, stepdowns
+from coldstart.vllm.engine import collection, compiled, server, stepdowns
 from coldstart.vllm.graphs import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
 CANARY_TOKENS = 16
-SIZE = "size"
+SIZE, TASK = "size", "task"
+LIVE_STEPS = 6
 DECODE_STEPS = 3
 DECODE_PROMPT = 8
 MAX_PROFILED_BATCH = 64
@@ -103,18 +104,11 @@ def synchronous(vllm_args: Arguments) -> Arguments:
 
 
 def canary(engine: OfflineEngine) -> dict[str, list[int]]:
-    """Return a prompt and its greedy tokens, which every start from the bundle must reproduce.
-
-    `batch` contains the tokens of several concurrent requests with this prompt, if all of them get the same.
-    """
+    """Return a prompt and its greedy tokens, which every start from the bundle must reproduce."""
     prompt = engine.prompt(CANARY_PROMPT_TOKENS)
     engine.add(prompt, CANARY_TOKENS)
     (output,) = engine.drain()
-    known = {"prompt": prompt, "tokens": list(output.outputs[0].token_ids)}
-    for _ in range(CANARY_BATCH):
-        engine.add(prompt, CANARY_TOKENS)
-    answers = [list(output.outputs[0].token_ids) for output in engine.drain()]
-    return known | ({"batch": answers[0]} if all(answer == answers[0] for answer in answers) else {})
+    return {"prompt": prompt, "tokens": list(output.outputs[0].token_ids)}
 
 
 def iteration_profile(engine: OfflineEngine, budget_s: float = profiling.BUDGET_S) -> dict[str, Any]:
@@ -187,6 +181,15 @@ def size(plan: LaunchPlan, out: Path) -> None:
         _write(out / "kv.json", kv_sizing(OfflineEngine(synchronous(plan.vllm_args))))
 
 
+def run_task(plan: LaunchPlan) -> None:
+    """Start the engine only for the work of the plug-in, and run a few steps if graphs are recorded."""
+    begin(plan)
+    engine = OfflineEngine(plan.vllm_args)
+    if plan.engine.record and engine.config.model_config.runner_type == "generate":
+        engine.add(engine.prompt(CANARY_PROMPT_TOKENS), LIVE_STEPS)
+        engine.drain()
+
+
 def begin(plan: LaunchPlan) -> None:
     """Prepare this process to run the engine. Raises SystemExit if this vLLM does not support it."""
     plan.install()
@@ -204,7 +207,7 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
     """
     begin(plan)
     if runtime.targets_cpu():
-        kernel_names.install()
+        compiled.name_kernels()
     with timeline.measure("start engine, compile", track="offline"):
         engine = OfflineEngine(synchronous(plan.vllm_args))
     info: dict[str, Any] = {
@@ -267,11 +270,17 @@ def _write(path: Path, value: object) -> None:
 if __name__ == "__main__":
     # vLLM starts subprocesses to inspect a model. One that outlived this process would write into a removed directory.
     die_as_a_group()
-    given, target = LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
-    if sys.argv[3] == SIZE:
+    given, target, work = (
+        LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8")),
+        Path(sys.argv[2]),
+        sys.argv[3],
+    )
+    if work == SIZE:
         size(given, target)
+    elif work == TASK:
+        run_task(given)
     else:
-        run(given, target, profile_s=float(sys.argv[3]))
+        run(given, target, profile_s=float(work))
     sys.stdout.flush()
     # No work is left, and vLLM's teardown takes seconds.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Report of a server that it is ready: it listens, and it has generated one token.
+"""Reports of a server to its starter: that it is ready, which means that it listens and has generated one token, or why not.
 
 Invariant: restored state that gives a wrong canary token never answers a client, because the token is generated before the
 server listens. The report is one line of JSON on a pipe with the restored and the unused sections.
@@ -6,20 +6,23 @@ server listens. The report is one line of JSON on a pipe with the restored and t
 
 from __future__ import annotations
 
-import asyncio
+import atexit
 import gc
 import json
 import logging
 import os
-from typing import Any
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any, NoReturn
 
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import WORKER_REPORT
-from coldstart.contract.plan import CANARY_BATCH, READY_FD_ENV, LaunchPlan
+from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.system import start_progress, timeline
+from coldstart.vllm.engine.rejection import Failure
 
-log = logging.getLogger("vllm.coldstart")
 FALLBACK_PROMPT = [1, 2, 3, 4]
 
 
@@ -28,9 +31,8 @@ class Readiness:
 
     def __init__(self, plan: LaunchPlan, engine: Any, worker_reports: bool) -> None:
         self.plan, self.engine, self.worker_reports = plan, engine, worker_reports
-        self.descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
+        self.descriptor = take_pipe()
         self.tokens: list[int] = []
-        self.together: list[list[int]] = []
         self.began = timeline.now()
         self.done = False
 
@@ -38,10 +40,9 @@ class Readiness:
         """Generate the canary's first token. If it is wrong, report that to the starter and return False.
 
         This runs before the server listens, so wrong restored state never answers a client. If graphs were restored, all tokens
-        are generated, because the first token comes from a prefill, which uses no graph. A larger batch that differs is logged.
+        are generated, because the first token comes from a prefill, which uses no graph.
         """
         self.tokens = await self._tokens()
-        self.together = await self._batch()
         self.began = timeline.now()
         if self._canary() is not False:
             return True
@@ -60,9 +61,7 @@ class Readiness:
         self.done = True
         report = await self._report()
         start_progress.end()
-        if self.descriptor >= 0:
-            os.write(self.descriptor, (json.dumps(report) + "\n").encode())
-            os.close(self.descriptor)
+        answer(self.descriptor, report)
 
     def _canary(self) -> bool | None:
         known = self.plan.canary
@@ -72,12 +71,15 @@ class Readiness:
 
     async def _report(self) -> dict[str, Any]:
         report: dict[str, Any] = {
-            "fast_path": {"worker": False} if self._without_worker() else {},
+            # A worker of ours that this vLLM does not support cannot report that itself.
+            "fast_path": {one.stage: False for one in self.plan.fallbacks if one.stage == "worker"},
             "fallbacks": fallback.encode(self.plan.fallbacks),
             "tokens": self.tokens,
             "canary": self._canary(),
         }
-        requested = self._list_requested()
+        task = self.plan.engine
+        wanted = {"compile": task.compiled, "kv": task.kv_plan, "graphs": task.restore or task.deferred}
+        requested = [section for section, is_wanted in wanted.items() if is_wanted]
         for worker in await self._ask_workers(requested):
             for name, taken in worker["fast_path"].items():
                 report["fast_path"][name] = taken and report["fast_path"].get(name, True)
@@ -87,13 +89,6 @@ class Readiness:
         for section in requested:
             report["fast_path"].setdefault(section, True)
         return report
-
-    def _list_requested(self) -> list[str]:
-        """Return the sections that the plug-in takes from the bundle."""
-        task = self.plan.engine
-        graphs = task.restore is not None or task.deferred
-        wanted = {"compile": task.compiled is not None, "kv": bool(task.kv_plan), "graphs": graphs}
-        return [section for section, is_wanted in wanted.items() if is_wanted]
 
     async def _ask_workers(self, requested: list[str]) -> list[dict[str, Any]]:
         """Return the reports of the workers."""
@@ -108,49 +103,82 @@ class Readiness:
             ]
         return reports
 
-    def _without_worker(self) -> bool:
-        """Return whether this vLLM does not support our worker, which then cannot report this itself."""
-        return any(one.stage == "worker" for one in self.plan.fallbacks)
-
     async def _tokens(self) -> list[int]:
         if "generate" not in await self.engine.get_supported_tasks():
             return []
         known, start = self.plan.canary, timeline.now()
         count = len(known["tokens"]) if known and self.plan.engine.restore else 1
-        tokens = await self._answer(known["prompt"] if known else FALLBACK_PROMPT, count, "coldstart")
+        tokens = await self._generate(known["prompt"] if known else FALLBACK_PROMPT, count)
         timeline.emit("first token", start, timeline.now(), track="server")
         return tokens
 
-    async def _batch(self) -> list[list[int]]:
-        """Return the canary's responses to several concurrent requests; empty without restored graphs or a known answer."""
-        known = self.plan.canary
-        if not known or not self.tokens or not self.plan.engine.restore or "batch" not in known:
-            return []
-        count = len(known["batch"])
-        answers = (self._answer(known["prompt"], count, f"coldstart-{n}") for n in range(CANARY_BATCH))
-        with timeline.measure("canary batch", track="server"):
-            given = list(await asyncio.gather(*answers))
-        if any(answer != known["batch"] for answer in given):
-            # Two nearly equal tokens can swap with the batch size, without any error in a graph.
-            log.warning(
-                "coldstart: in a batch of %d the tokens differ from those of the bundle", CANARY_BATCH
-            )
-        return given
-
-    async def _answer(self, prompt: list[int], count: int, name: str) -> list[int]:
+    async def _generate(self, prompt: list[int], count: int) -> list[int]:
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
         params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True, detokenize=False)
         tokens: list[int] = []
-        async for output in self.engine.generate(TokensPrompt(prompt_token_ids=prompt), params, name):
+        async for output in self.engine.generate(TokensPrompt(prompt_token_ids=prompt), params, "coldstart"):
             tokens = list(output.outputs[0].token_ids)
         return tokens
 
 
+def take_pipe() -> int:
+    """Return the descriptor of the starter's pipe, which later processes do not get; -1 without one."""
+    return int(os.environ.pop(READY_FD_ENV, "-1"))
+
+
+def answer(descriptor: int, document: dict[str, Any]) -> None:
+    """Write the last line to the starter's pipe, and close it. Without a pipe there is nothing to do."""
+    if descriptor >= 0:
+        os.write(descriptor, (json.dumps(document) + "\n").encode())
+        os.close(descriptor)
+
+
 def refuse(reason: str) -> None:
     """Report to the starter that this process cannot serve the plan, and why."""
-    descriptor = int(os.environ.pop(READY_FD_ENV, "-1"))
+    answer(take_pipe(), {"unfit": reason})
+
+
+# --- errors before a server is ready ---
+
+
+def report_failure(error: BaseException) -> None:
+    """Write the error to the pipe of the starter; do nothing in a process without one, or after readiness was reported.
+
+    vLLM logs such an error in the process where it occurs, which may be the engine's. A report alone ends nothing: the starter
+    uses the last one if the server exits without having reported readiness.
+    """
+    descriptor = int(os.environ.get(READY_FD_ENV, "-1"))
     if descriptor >= 0:
-        os.write(descriptor, (json.dumps({"unfit": reason}) + "\n").encode())
-        os.close(descriptor)
+        failed = Failure.describe(error).document()
+        with suppress(OSError):
+            os.write(descriptor, (json.dumps({"failed": failed}) + "\n").encode())
+
+
+class _Reporter(logging.Handler):
+    """Handler that reports each error that vLLM logs with its exception."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            report_failure(error)
+
+
+def watch_log() -> None:
+    """Report the errors that vLLM's loggers log in this process, and in the processes that it forks from now on."""
+    logger = logging.getLogger("vllm")
+    if not any(isinstance(handler, _Reporter) for handler in logger.handlers):
+        logger.addHandler(_Reporter(logging.ERROR))
+
+
+def exit_process(error: BaseException) -> NoReturn:
+    """Print the error as Python does, run the exit functions, and end this process with exit code 1.
+
+    The interpreter is not finalized, because nanobind would then print about 180 lines of leak warnings after the error.
+    """
+    traceback.print_exception(error)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

@@ -7,7 +7,6 @@ the log of a process that could not report it. What crosses to another process i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -71,33 +70,6 @@ _KNOWN = (
 
 
 @dataclass(frozen=True)
-class Rejection:
-    """Error of vLLM in one line, a hint, and the exit code of the command."""
-
-    message: str
-    hint: str
-    exit_code: int
-
-    def build_error(self, kind: type[_Error]) -> _Error:
-        """Return the error, after which no other start is tried."""
-        error = kind(self.message, hint=self.hint, exit_code=self.exit_code)
-        error.is_final = True
-        return error
-
-
-def find(text: str) -> Rejection | None:
-    """Return the error of these kinds in `text`, None if it contains another one or none."""
-    for problem, pattern, hint, code in _KNOWN:
-        if found := pattern.search(text):
-            reason = _FAULT.sub("", " ".join(found[1].split()))
-            sentence = _SENTENCE.match(reason)
-            return Rejection(
-                f"{problem}{secrets.text(sentence[0] if sentence else reason)[:_LONGEST]}", hint, code
-            )
-    return None
-
-
-@dataclass(frozen=True)
 class Failure:
     """Error that ends a process, for the process that started it.
 
@@ -114,15 +86,25 @@ class Failure:
     def describe(cls, error: BaseException) -> Failure:
         """Describe an error in one line, without secrets."""
         text = secrets.text(f"{type(error).__name__}: {' '.join(str(error).split())}")
-        if found := find(text):
-            return cls(found.message, found.hint, found.exit_code, is_final=True)
-        return cls(text, is_consequence=_ENGINE_FAILED in text)
-
-    @classmethod
-    def parse(cls, document: Mapping[str, Any]) -> Failure:
-        """Parse the result of `document`. Raises TypeError for other members."""
-        return cls(**document)
+        return find(text) or cls(text, is_consequence=_ENGINE_FAILED in text)
 
     def document(self) -> dict[str, Any]:
-        """Return the failure as a JSON object."""
+        """Return the failure as a JSON object, whose members are the arguments of a failure."""
         return asdict(self)
+
+    def build_error(self, kind: type[_Error]) -> _Error:
+        """Return the error of a final failure, after which no other start is tried."""
+        error = kind(self.message, hint=self.hint, exit_code=self.exit_code)
+        error.is_final = True
+        return error
+
+
+def find(text: str) -> Failure | None:
+    """Return the error of these kinds in `text`, None if it contains another one or none."""
+    for problem, pattern, hint, code in _KNOWN:
+        if found := pattern.search(text):
+            reason = _FAULT.sub("", " ".join(found[1].split()))
+            sentence = _SENTENCE.match(reason)
+            message = f"{problem}{secrets.text(sentence[0] if sentence else reason)[:_LONGEST]}"
+            return Failure(message, hint, code, is_final=True)
+    return None

@@ -27,15 +27,16 @@ from typing import Any
 
 from psutil import NoSuchProcess
 
+from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import start_progress, timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat, stock
-from coldstart.vllm.engine import collection, failure, renewal, stepdowns
+from coldstart.vllm.engine import collection, readiness, renewal, stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
-from coldstart.vllm.engine.readiness import Readiness, refuse
+from coldstart.vllm.engine.readiness import Readiness, answer, refuse, take_pipe
 from coldstart.vllm.graphs.deferred import capture_rest
 from coldstart.vllm.scheduling import settle as scheduler
 
@@ -160,7 +161,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
     if config.logging_config.pylogging_config_file is None:
         compat.check("logging", lambda: renewal.set_log_level(config.logging_config))
         config.logging_config = replace(config.logging_config, configure_logging=False)
-    failure.watch_log()
+    readiness.watch_log()
     app.begin_after_fork(args, config)
     collection.postpone_in_children()
     # Until its executor requests SIGTERM: a starting engine only records that signal and waits for its server.
@@ -168,8 +169,10 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
     # Freeze the imported objects: otherwise each gc.collect() of vLLM's loader scans them, half a second each time.
     gc.freeze()
     with timeline.measure("start engine", track="server"):
-        engine = scheduler.engine_client(config, plan).from_vllm_config(
+        client, loggers = scheduler.engine_client(config, plan)
+        engine = client.from_vllm_config(
             config,
+            stat_loggers=loggers,
             usage_context=UsageContext.OPENAI_API_SERVER,
             enable_log_requests=args.enable_log_requests,
             aggregate_engine_logging=args.aggregate_engine_logging,
@@ -227,13 +230,6 @@ class UnfitError(RuntimeError):
     """The prebuilt worker of this process does not fit the start; the message has the difference."""
 
 
-def warm_tokenizer(config: Any) -> None:
-    """Load the tokenizer into vLLM's tokenizer cache."""
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    cached_tokenizer_from_config(config.model_config)
-
-
 async def serve(args: Namespace, plan: LaunchPlan) -> int:
     """Serve until a signal (0), the engine's death (1) or a wrong canary (1); otherwise return as vLLM's `run_server` does."""
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve
@@ -244,15 +240,15 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
     address, sock = setup_server(args, reuse_port=False)
     app = EarlyApplication()
     async with engine_client(args, plan, app) as engine:
-        readiness = Readiness(plan, engine, worker_reports=stepdowns.reports(args))
-        if not await readiness.proven():
+        ready = Readiness(plan, engine, worker_reports=stepdowns.reports(args))
+        if not await ready.proven():
             sock.close()
             return 1
         with app.provide():
             capturing: list[asyncio.Task[None]] = []
 
             async def listening() -> None:
-                await readiness.listening()
+                await ready.listening()
                 if plan.engine.deferred and not capturing:
                     capturing.append(asyncio.create_task(capture_rest(engine)))
 
@@ -275,7 +271,7 @@ def run(plan: LaunchPlan, imported: bool = False) -> int:
         with scratch():
             return _run(plan, imported)
     except Exception as error:
-        failure.report(error)
+        readiness.report_failure(error)
         raise
 
 
@@ -287,9 +283,7 @@ def _run(plan: LaunchPlan, imported: bool) -> int:
     args, fallbacks = parse_args(plan.vllm_args)
     plan.fallbacks.extend(fallbacks)
     if args.headless:
-        from coldstart.vllm.engine import headless
-
-        return headless.run(args, plan)
+        return run_headless(args, plan)
     import uvloop
 
     try:
@@ -300,10 +294,29 @@ def _run(plan: LaunchPlan, imported: bool) -> int:
         return 1
 
 
+def run_headless(args: Namespace, plan: LaunchPlan) -> int:
+    """Run the workers of a node without an API with vLLM's own code until they end, and return the exit code.
+
+    The node reports readiness at once and without a token: only the first node can generate one, and it waits for this one.
+    Such nodes have no fallback: a vLLM without them gives exit code 1 and the reason.
+    """
+    if reason := compat.check("headless", lambda: import_module("vllm.entrypoints.cli.serve").run_headless):
+        sys.stderr.write(f"coldstart: cannot run a node without an API: {reason}\n")
+        return 1
+    from vllm.entrypoints.cli import serve as command
+
+    report = {"fast_path": {}, "fallbacks": fallback.encode(plan.fallbacks), "tokens": [], "headless": True}
+    answer(take_pipe(), report)
+    args.api_server_count = 0  # as vLLM's own command sets it
+    gc.enable()
+    command.run_headless(args)
+    return 0
+
+
 if __name__ == "__main__":
     die_with_supervisor()
     try:
         code = run(LaunchPlan.parse(Path(sys.argv[1]).read_text(encoding="utf-8")))
     except Exception as error:  # noqa: BLE001 - the last frame of this process: report and exit
-        failure.exit_process(error)
+        readiness.exit_process(error)
     sys.exit(code)

@@ -21,17 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.fallback import Fallback
-from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
-from coldstart.contract.template_levels import ENGINE, SLEEP_LEVELS
+from coldstart.contract.plan import ENGINE, READY_FD_ENV, SLEEP_LEVELS, LaunchPlan
 from coldstart.system import fingerprint, runtime, timeline
-from coldstart.system.devices import amx_tiles
 from coldstart.system.ipc import addresses, json_lines
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
-from coldstart.system.proc import memory, randomness
+from coldstart.system.proc import fork_state, memory
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.vllm import compat
-from coldstart.vllm.engine import adoption, ahead, application, renewal, server, stepdowns
+from coldstart.vllm.engine import adoption, application, renewal, server, stepdowns
 from coldstart.vllm.engine.readiness import refuse
 
 
@@ -59,7 +57,7 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     arguments = adoption.describe_worker(args, plan) if level == ENGINE and not lack else {}
     config = server.configure(args)
     application.warm(args, config)
-    ahead.prepare()
+    compat.check("ahead", replace_kernels)
     if reason := compat.check("start", partial(server.import_gpu_engine, config)):
         fallbacks.append(Fallback("template", f"{reason} Each server imports its engine."))
     if is_cuda_initialized():
@@ -69,7 +67,9 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     if lack:
         fallbacks.append(Fallback("template", f"{lack} Each server builds its own worker."))
     elif level == ENGINE:
-        server.warm_tokenizer(config)
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        cached_tokenizer_from_config(config.model_config)
         prebuild_worker(config, arguments)
         # gloo listens for the other members of a group of one. A thawed template would need the same ports again.
         addresses.stop_listening()
@@ -79,6 +79,25 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     memory.give_back()
     gc.freeze()
     return fallbacks
+
+
+def replace_kernels() -> None:
+    """Let a CPU worker's search for Triton kernels to replace run once, before the fork.
+
+    It takes a third of a second, and a forked worker copies the memory that it reads. A module that a child imports later gets
+    the replacement from the module that defines the kernel.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    import vllm.compilation.backends
+    import vllm.model_executor.layers.quantization.online.base  # noqa: F401
+
+    current_platform.register_triton_kernel_overrides()
+    platform = current_platform
+    # Set on this process's object, so that its children skip the search.
+    platform.register_triton_kernel_overrides = lambda: None
 
 
 def is_cuda_initialized() -> bool:
@@ -193,8 +212,8 @@ class Template:
             os.environ[READY_FD_ENV] = str(descriptors[3])
             # A thawed process may be in a time namespace whose CLOCK_MONOTONIC differs from the client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
-            randomness.renew()
-            amx_tiles.ask()  # a thawed template has lost the permission
+            fork_state.renew()
+            fork_state.request_tiles()  # a thawed template has lost the permission
             timeline.emit("fork the server", received, timeline.now(), "server")
             code = self._serve(request["plan"])
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and exit

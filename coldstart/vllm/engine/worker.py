@@ -23,7 +23,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import timeline
 from coldstart.vllm import compat
-from coldstart.vllm.engine import compiled, kernel_names
+from coldstart.vllm.engine import compiled
 from coldstart.vllm.weights import entry
 
 logger = logging.getLogger("vllm.coldstart")
@@ -92,7 +92,7 @@ class ColdWorker(CPUWorker):
 
     def _restore(self, directory: Path) -> None:
         kernels = compiled.kernels(directory)
-        kernel_names.install()
+        compiled.name_kernels()
         try:
             compiled.restore(self.model_runner.model, directory)
             self.restored = self.fast_path["compile"] = True

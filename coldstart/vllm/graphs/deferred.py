@@ -15,33 +15,18 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from coldstart.contract.graphs import CAPTURE_NEXT
 from coldstart.system import timeline
 from coldstart.vllm.graphs.hooks import log
 
+ALL_BEFORE = "vLLM captures all CUDA graphs before the server is ready"
 FIRST = (1, 2, 4, 8)
 PATIENCE_S, PAUSE_S = 1.0, 0.01
 """Longest time to wait for a moment without requests before each capture, and the interval of looking, in seconds."""
 Item = tuple[Any, Any]
 """Mode and batch descriptor of one graph."""
-
-
-class Sizes(Protocol):
-    """The graphs of a runner, as its dispatch and its capture see them."""
-
-    def items(self) -> list[Item]:
-        """Return all graphs that vLLM would capture, in its order."""
-
-    def hide(self, item: Item) -> None:
-        """Make dispatch avoid the graph, and drop it if it was captured."""
-
-    def show(self, item: Item) -> None:
-        """Make dispatch use the graph, which was captured."""
-
-    def limited(self, items: Sequence[Item]) -> Any:
-        """Return a context manager in which vLLM captures only these graphs."""
 
 
 class DispatcherSizes:
@@ -51,9 +36,11 @@ class DispatcherSizes:
         self._dispatcher = dispatcher
 
     def items(self) -> list[Item]:
+        """Return all graphs that vLLM would capture, in its order."""
         return [(mode, one) for mode, rows in self._dispatcher.get_capture_descs() for one in rows]
 
     def hide(self, item: Item) -> None:
+        """Make dispatch avoid the graph, and drop it if it was captured."""
         self._dispatcher.cudagraph_keys[item[0]].discard(item[1])
 
     def show(self, item: Item) -> None:
@@ -61,6 +48,7 @@ class DispatcherSizes:
 
     @contextmanager
     def limited(self, items: Sequence[Item]) -> Iterator[None]:
+        """Let vLLM capture only these graphs in the block."""
         hidden = [item for item in items if item[1] not in self._dispatcher.cudagraph_keys[item[0]]]
         self._dispatcher.get_capture_descs = lambda: list(_by_mode(items).items())
         for item in hidden:  # vLLM's dummy run requires that dispatch returns the graph that it captures
@@ -106,6 +94,9 @@ class ManagerSizes:
             self._manager._capture_descs = saved
 
 
+Sizes = DispatcherSizes | ManagerSizes
+
+
 def find_sizes(runner: Any) -> Sizes | str:
     """Return the graphs of a runner, or why their capture cannot be deferred."""
     config = runner.vllm_config
@@ -127,16 +118,13 @@ class Deferral:
         self._waiting, self._captured = list[Item](), list[Item]()
         self._sizes: Sizes | None = None
         self._own: Callable[[], Any] = lambda: None
-        self.reason: str | None = None
-
-    def fallbacks(self) -> dict[str, str]:
-        return {"*": self.reason} if self.reason else {}
+        self.fallbacks: dict[str, str] = {}
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
         """Run vLLM's capture for the first sizes and hide the others; for all if they cannot be deferred."""
         found = find_sizes(runner)
         if isinstance(found, str):
-            self.reason = f"vLLM captures all CUDA graphs before the server is ready: {found}"
+            self.fallbacks["*"] = f"{ALL_BEFORE}: {found}"
             return own()
         self._sizes, self._own = found, own
         first, self._waiting = divide(found.items())

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from coldstart.graphs.errors import GraphRefusedError
@@ -19,7 +19,6 @@ from coldstart.vllm import compat
 
 log = logging.getLogger("vllm.coldstart.graphs")
 MODULE = "vllm.v1.worker.gpu.cudagraph_utils"
-Capture = Callable[..., None]
 
 
 def require() -> None:
@@ -33,6 +32,8 @@ def refuse_unsupported(runner: Any) -> None:
     parallel = runner.parallel_config
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
         raise GraphRefusedError("graphs of several ranks contain collectives, which cannot be restored")
+    if getattr(runner, "use_aux_hidden_state_outputs", False):
+        raise GraphRefusedError("a draft model reads outputs of inner layers, which are not recorded")
     if runner.vllm_config.use_cumem_cudagraph_pool:
         raise GraphRefusedError(
             "with --sleep-mode-offload-cudagraph vLLM captures graphs into the memory pool of its sleep mode, "
@@ -53,28 +54,22 @@ def is_full(descriptor: Any) -> bool:
     return bool(descriptor.cg_mode.name == "FULL")
 
 
-def install(runner: Any, graphs: Mapping[str, Any]) -> Callable[[], None]:
-    """Use these graphs, by key, in this runner, and return the undo. Raises GraphRefusedError, having patched nothing."""
-    return _patch(lambda original: restoring(original, runner, graphs))
+@contextlib.contextmanager
+def hooked(
+    runner: Any, graphs: Mapping[str, Any] | None = None, seen: Callable[[str], None] = lambda key: None
+) -> Iterator[None]:
+    """Use these graphs, by key, in this runner; call `seen` with the key of each full graph whose inputs are ready.
 
+    This affects the runner's own manager only: the managers of draft models inherit its method and have the same keys.
 
-def watch(runner: Any, seen: Callable[[str], None]) -> Callable[[], None]:
-    """Call `seen` with a full graph's key when its inputs are ready. Return the undo. Raises GraphRefusedError."""
-    return _patch(lambda original: watching(original, runner, seen))
-
-
-def _patch(wrap: Callable[[Capture], Capture]) -> Callable[[], None]:
+    Raises:
+        GraphRefusedError: This vLLM lacks the method; nothing was patched.
+    """
     require()
-    kind = getattr(sys.modules.get(MODULE), "CudaGraphManager", None)
+    kind: Any = getattr(sys.modules.get(MODULE), "CudaGraphManager", None)
     original = getattr(kind, "capture", None)
-    if kind is None or original is None:
+    if original is None:
         raise GraphRefusedError("vLLM lacks an integration point of graphs: CudaGraphManager.capture")
-    kind.capture = wrap(original)
-    return lambda: setattr(kind, "capture", original)
-
-
-def restoring(original: Capture, runner: Any, graphs: Mapping[str, Any]) -> Capture:
-    """Wrap `capture` for this runner's own manager only: those of a draft model inherit it and have the same keys."""
 
     @functools.wraps(original)
     def capture(self: Any, create_forward_fn: Any, *arguments: Any, **keywords: Any) -> None:
@@ -82,39 +77,28 @@ def restoring(original: Capture, runner: Any, graphs: Mapping[str, Any]) -> Capt
         if profiling or self is not runner.cudagraph_manager:
             original(self, create_forward_fn, *arguments, **keywords)
             return
-        full = (d for rows in self._capture_descs.values() for d in rows if is_full(d))
-        restored = {d: graphs[key] for d in full if (key := graph_key(d)) in graphs}
-        with _without(self._capture_descs, restored):
-            original(self, create_forward_fn, *arguments, **keywords)
-        self.graphs.update(restored)
 
-    return capture
-
-
-@contextlib.contextmanager
-def _without(descriptors: dict[Any, list[Any]], taken: Collection[Any]) -> Iterator[None]:
-    """Remove restored descriptors from the capture list in the block, because dispatch reads the list again later."""
-    saved = {mode: list(rows) for mode, rows in descriptors.items()}
-    for mode, rows in saved.items():
-        descriptors[mode] = [row for row in rows if row not in taken]
-    try:
-        yield
-    finally:
-        descriptors.update(saved)
-
-
-def watching(original: Capture, runner: Any, seen: Callable[[str], None]) -> Capture:
-    """Wrap `capture` so that `seen` is called for each full graph of this runner's own manager."""
-
-    @functools.wraps(original)
-    def capture(self: Any, create_forward_fn: Any, *arguments: Any, **keywords: Any) -> None:
         def watched(descriptor: Any, *rest: Any, **more: Any) -> Any:
             forward = create_forward_fn(descriptor, *rest, **more)
             warmup = more.get("warmup", rest[:1] == (True,))  # the capture's inputs are written again
-            if not warmup and self is runner.cudagraph_manager and is_full(descriptor):
+            if not warmup and is_full(descriptor):
                 seen(graph_key(descriptor))
             return forward
 
-        original(self, watched, *arguments, **keywords)
+        full = {graph_key(d): d for rows in self._capture_descs.values() for d in rows if is_full(d)}
+        restored = {full[key]: graph for key, graph in (graphs or {}).items() if key in full}
+        # Dispatch reads the list of captures again later.
+        saved = {mode: list(rows) for mode, rows in self._capture_descs.items()}
+        for mode, rows in saved.items():
+            self._capture_descs[mode] = [row for row in rows if row not in restored]
+        try:
+            original(self, watched, *arguments, **keywords)
+        finally:
+            self._capture_descs.update(saved)
+        self.graphs.update(restored)
 
-    return capture
+    kind.capture = capture
+    try:
+        yield
+    finally:
+        kind.capture = original

@@ -77,21 +77,16 @@ def note(directory: Path, worker: Any, kv_cache_memory_bytes: int) -> None:
 
 def collect(directory: Path) -> list[KvPlan]:
     """Read the plans that the workers of an offline start wrote, by rank. Raises AlteredTableError."""
-    plans = [parse_plan(json.loads(file.read_text())) for file in directory.glob("rank-*.json")]
-    return sorted(plans, key=lambda plan: plan.rank)
-
-
-def parse_plan(data: object) -> KvPlan:
-    """Parse one plan of a kv section. Raises AlteredTableError."""
-    try:
-        return msgspec.convert(data, KvPlan)
-    except msgspec.ValidationError as error:
-        raise AlteredTableError(f"invalid start-up plan in the kv section: {error}") from error
+    plans = [json.loads(file.read_text()) for file in directory.glob("rank-*.json")]
+    return parse_plans(sorted(plans, key=lambda plan: int(plan["rank"])))
 
 
 def parse_plans(data: object) -> list[KvPlan]:
     """Parse the plans of a kv section, one for each rank from 0. Raises AlteredTableError."""
-    plans = [parse_plan(one) for one in data] if isinstance(data, list) else []
+    try:
+        plans = msgspec.convert(data, list[KvPlan])
+    except msgspec.ValidationError as error:
+        raise AlteredTableError(f"invalid start-up plan in the kv section: {error}") from error
     if not plans or [plan.rank for plan in plans] != list(range(len(plans))):
         raise AlteredTableError("the kv section does not contain one start-up plan for each rank")
     return plans

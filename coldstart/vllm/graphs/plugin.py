@@ -16,9 +16,8 @@ from coldstart.contract.graphs import CANARY, CAPTURE_NEXT, EngineTask
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
 from coldstart.vllm import compat, late
-from coldstart.vllm.engine import aot
-from coldstart.vllm.graphs import hooks, kv_plan
-from coldstart.vllm.graphs.deferred import Deferral
+from coldstart.vllm.engine import compiled
+from coldstart.vllm.graphs import deferred, hooks, kv_plan
 from coldstart.vllm.graphs.hooks import log
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
@@ -56,22 +55,17 @@ class Later:
 
     def fallbacks(self) -> dict[str, str]:
         session = self.get()
-        return {"*": str(self._declined)} if session is None else dict(session.fallbacks())
+        return {"*": str(self._declined)} if session is None else getattr(session, "fallbacks", {})
 
     def decline(self, reason: str) -> None:
         """Restore nothing, and report `reason`."""
         self._session, self._declined = None, reason
 
-    def prepare_load(self) -> None:
-        """Do the work of a recording process before it loads weights."""
-        if (session := self.get()) is not None:
-            session.prepare_load()
-
 
 def register(task: EngineTask) -> None:
     """Install the hooks for a task, in each of vLLM's processes."""
     if task.compiled:
-        _lay_compiled(aot.Aot(task.compiled))
+        _lay_compiled(compiled.Aot(task.compiled))
     if task.kv_note or task.kv_plan:
         _size_kv(task)
     if task.record or task.prove or task.restore:
@@ -80,7 +74,7 @@ def register(task: EngineTask) -> None:
             session.get()  # modules must be watched before the first one is loaded
         _install(session, recording=task.record is not None)
     elif task.deferred:
-        _defer(Deferral())
+        _defer(deferred.Deferral())
 
 
 def _session(task: EngineTask) -> Any:
@@ -97,7 +91,7 @@ def _session(task: EngineTask) -> Any:
     return Restoring(task.restore, canary=CANARY.read())
 
 
-def _defer(deferral: Deferral) -> None:
+def _defer(deferral: deferred.Deferral) -> None:
     def runner(module: Any) -> None:
         kind = module.GPUModelRunner
         kind.capture_model = _wrapped(kind.capture_model, deferral.run)
@@ -106,9 +100,9 @@ def _defer(deferral: Deferral) -> None:
         setattr(module.Worker, CAPTURE_NEXT, lambda worker, agreed: deferral.advance(agreed))
 
     def fail(reason: str) -> None:
-        deferral.reason = f"vLLM captures all CUDA graphs before the server is ready: {reason}"
+        deferral.fallbacks["*"] = f"{deferred.ALL_BEFORE}: {reason}"
 
-    _report_graphs(deferral.fallbacks)
+    _report_graphs(lambda: deferral.fallbacks)
     if reason := compat.check("deferred-capture"):
         fail(reason)
     else:
@@ -122,7 +116,15 @@ def _install(session: Later, *, recording: bool) -> None:
         kind = module.GPUModelRunner
         kind.capture_model = _wrapped(kind.capture_model, session.run)
         if recording:
-            kind.load_model = _preceded(kind.load_model, session.prepare_load)
+            load = kind.load_model
+
+            @functools.wraps(load)
+            def load_model(*arguments: Any, **keywords: Any) -> Any:
+                if (recording := session.get()) is not None:
+                    recording.prepare_load()
+                return load(*arguments, **keywords)
+
+            kind.load_model = load_model
 
     _report_graphs(session.fallbacks)
     for name in RUNNERS:
@@ -138,15 +140,6 @@ def _report_graphs(reasons: Callable[[], dict[str, str]]) -> None:
     )
 
 
-def _preceded(original: Callable[..., Any], before: Callable[[], None]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def load_model(*arguments: Any, **keywords: Any) -> Any:
-        before()
-        return original(*arguments, **keywords)
-
-    return load_model
-
-
 def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
     @functools.wraps(original)
     def capture_model(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -156,13 +149,13 @@ def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
     return capture_model
 
 
-def _lay_compiled(compiled: aot.Aot) -> None:
-    compat.sources.append(lambda: [Fallback("compile", reason) for reason in compiled.reasons])
+def _lay_compiled(held: compiled.Aot) -> None:
+    compat.sources.append(lambda: [Fallback("compile", reason) for reason in held.reasons])
     if reason := compat.check("aot"):
         log.warning("vLLM compiles: %s", reason)
-        compiled.miss(reason)
+        held.miss(reason)
     else:
-        late.when_imported(aot.MODULE, compiled.install, compiled.miss)
+        late.when_imported(compiled.DECORATORS, held.install, held.miss)
 
 
 def _size_kv(task: EngineTask) -> None:

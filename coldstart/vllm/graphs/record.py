@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,8 @@ from coldstart.vllm.graphs.names import runner_tensors
 
 SMALL = 1 << 20
 VLLM = "vllm"  # entry of the report
-MANAGER = "static:cudagraph_manager."
-OUTPUTS = (f"{MANAGER}hidden_states", f"{MANAGER}aux_hidden_states.")
+OUTPUT = "static:cudagraph_manager.hidden_states"
 PADDING = (1 << 21, 1 << 26)
-WIDTHS = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
-Like = dict[str, Any]
 
 
 class GraphRecording:
@@ -45,10 +42,6 @@ class GraphRecording:
         self.inputs: InputLog | None = None
         self._named: dict[str, set[str]] = {}
 
-    def fallbacks(self) -> dict[str, str]:
-        """Return nothing: a recording restores no graph."""
-        return {}
-
     def prepare_load(self) -> None:
         """Number all allocations from here on; allocate random sizes first, so that no two processes have the same layout."""
         import torch
@@ -65,12 +58,8 @@ class GraphRecording:
         # An error of the first layout is reported where the layouts are combined.
         with suppress(GraphError):
             self._named = offline.find_possible_symbols(self._work)
-        undo = hooks.watch(runner, lambda key: self._remember(runner, key))
-        try:
-            with keep_graphs():
-                result = own()
-        finally:
-            undo()
+        with hooks.hooked(runner, seen=lambda key: self._remember(runner, key)), keep_graphs():
+            result = own()
         try:
             refuse_unsupported(runner)
             self._watch_steps(runner, self._save(runner, driver, self.inputs))
@@ -103,15 +92,17 @@ class GraphRecording:
         graphs = captured_graphs(runner)
         framework = vllm_framework(driver, runner)
         captured = {key: framework.capture(key) for key in graphs}
-        attributes = manager_attributes(runner)
+        output = runner.cudagraph_manager.hidden_states
         held = Inputs(
             token_regions(runner), [r.symbol for r in framework.regions() if r.symbol.startswith("kv:")], inputs.static,
-            {key: places(attributes, int(d.num_tokens)) for key, (d, _) in graphs.items()},
+            {key: places(output, int(d.num_tokens)) for key, (d, _) in graphs.items()},
         )  # fmt: skip
         if self._named:
             workload = StoredInputs(driver, held, inputs.held.__getitem__, finder(framework.regions))
             refuse_random(framework, workload, graphs)
-        report = {ENTRY: held.document(), VLLM: {"attributes": attributes, "driver": nvml.driver()}}
+        # A restore must create this buffer, which a capture creates.
+        like = {"shape": list(output.shape), "dtype": str(output.dtype).removeprefix("torch.")}
+        report = {ENTRY: asdict(held), VLLM: {"output": like, "driver": nvml.driver()}}
         return offline.record(self._work, driver, framework, captured, inputs, report)
 
 
@@ -165,9 +156,9 @@ def keep_graphs() -> Iterator[None]:
 def input_tensors(tensors: dict[str, Any]) -> dict[str, Any]:
     """Return the static buffers that affect a graph: all that may contain indices, and other small ones.
 
-    The buffers that graphs write their outputs to affect no graph.
+    The buffer that graphs write their outputs to affects no graph.
     """
-    static = {s: t for s, t in tensors.items() if s.startswith("static:") and not s.startswith(OUTPUTS)}
+    static = {s: t for s, t in tensors.items() if s.startswith("static:") and s != OUTPUT}
     return {symbol: t for symbol, t in static.items() if not t.is_floating_point() or t.nbytes <= SMALL}
 
 
@@ -194,31 +185,6 @@ def token_regions(runner: Any) -> dict[str, tuple[int, int]]:
     return {r.symbol: (width[r.base], below) for r in tensor_spans(ids, tensors)}
 
 
-def manager_attributes(runner: Any) -> dict[str, Like]:
-    """Return the buffers that a capture creates on the manager, which a restore must create first.
-
-    The buffers in a list have the name of the list and their index.
-    """
-    manager = runner.cudagraph_manager
-    buffers = {} if manager.hidden_states is None else {"hidden_states": manager.hidden_states}
-    auxiliary = getattr(manager, "aux_hidden_states", None) or []
-    buffers |= {f"aux_hidden_states.{number}": buffer for number, buffer in enumerate(auxiliary)}
-    return {
-        name: {"shape": list(b.shape), "dtype": str(b.dtype).removeprefix("torch.")}
-        for name, b in buffers.items()
-    }
-
-
-def places(attributes: Mapping[str, Like], rows: int) -> list[Place]:
-    """Return the places of a graph's outputs: the first `rows` rows of the manager's buffers.
-
-    The manager's buffers have the rows of the largest graph. A graph writes only as many rows as it has tokens.
-    """
-    return [
-        (
-            MANAGER + name,
-            0,
-            min(rows, like["shape"][0]) * math.prod(like["shape"][1:]) * WIDTHS.get(like["dtype"], 1),
-        )
-        for name, like in attributes.items()
-    ]
+def places(output: Any, rows: int) -> list[Place]:
+    """Return the place of a graph's outputs: the first `rows` rows of a buffer that has the rows of the largest graph."""
+    return [(OUTPUT, 0, min(rows, output.shape[0]) * (output.nbytes // output.shape[0]))]

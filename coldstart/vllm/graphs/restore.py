@@ -3,61 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from coldstart.graphs import offline
 from coldstart.graphs.cuda.driver import CudaDriver
 from coldstart.graphs.errors import GraphError, GraphRefusedError
-from coldstart.graphs.inputs import Inputs, StoredInputs, finder, make_reader
-from coldstart.graphs.prove import read_proof, restore_proven
+from coldstart.graphs.inputs import open_inputs
+from coldstart.graphs.prove import prove, read_proof, restore_proven, write
 from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.tables import read_manifest
-from coldstart.graphs.torch_framework import TorchFramework
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import hooks
 from coldstart.vllm.graphs.hooks import log, refuse_unsupported
-from coldstart.vllm.graphs.record import VLLM, Like, keep_graphs, vllm_framework
-
-
-def open_workload(driver: CudaDriver, framework: TorchFramework, directory: Path) -> StoredInputs:
-    """Return the bundle's stored inputs in this process's memory. Raises AlteredTableError."""
-    inputs = Inputs.parse_report(read_manifest(directory).report)
-    return StoredInputs(driver, inputs, make_reader(directory), finder(framework.regions))
+from coldstart.vllm.graphs.record import VLLM, keep_graphs, vllm_framework
 
 
 def read_extras(directory: Path) -> Mapping[str, Any]:
-    """Return the recorded attributes of vLLM's graph manager and the driver's version.
+    """Return the recorded form of the buffer of vLLM's graph manager, and the driver's version.
 
     Raises AlteredTableError, or GraphRefusedError for a bundle of another engine.
     """
     held = read_manifest(directory).report.get(VLLM)
-    if not isinstance(held, dict) or "attributes" not in held:
+    if not isinstance(held, dict) or "output" not in held:
         raise GraphRefusedError("the bundle was not recorded from vLLM")
     return held
 
 
-def make_attributes(runner: Any, wanted: Mapping[str, Like]) -> dict[str, Any]:
-    """Create the buffers that a capture would have created on the manager; graphs write into them."""
+def create_output(runner: Any, like: Mapping[str, Any]) -> None:
+    """Create the buffer that a capture would have created on the manager; graphs write into it."""
     import torch
 
-    values = dict[str, Any]()
-    for name, like in wanted.items():
-        tensor = torch.empty(like["shape"], dtype=getattr(torch, like["dtype"]), device="cuda")
-        attribute, _, number = name.partition(".")
-        if number:
-            values.setdefault(attribute, []).append(tensor)
-        else:
-            values[attribute] = tensor
-    for name, value in values.items():
-        setattr(runner.cudagraph_manager, name, value)
-    return values
-
-
-def remove_attributes(runner: Any, values: Mapping[str, Any]) -> None:
-    """Reset the manager's buffers, so that vLLM creates its own."""
-    for name, value in values.items():
-        setattr(runner.cudagraph_manager, name, [] if isinstance(value, list) else None)
+    buffer = torch.empty(like["shape"], dtype=getattr(torch, like["dtype"]), device="cuda")
+    runner.cudagraph_manager.hidden_states = buffer
 
 
 class Proving:
@@ -65,10 +44,6 @@ class Proving:
 
     def __init__(self, work: Path) -> None:
         self._work, self.extras = work, read_extras(work / offline.BUNDLE)
-
-    def fallbacks(self) -> dict[str, str]:
-        """Return nothing: this process does not serve."""
-        return {}
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
         """Prove the graphs. vLLM's capture runs when a captured graph is first needed, hence after the restore."""
@@ -82,16 +57,15 @@ class Proving:
 
     def _prove(self, runner: Any, own: Callable[[], Any]) -> Any:
         driver, result = CudaDriver(), list[Any]()
-        make_attributes(runner, self.extras["attributes"])
+        create_output(runner, self.extras["output"])
 
         def capture() -> None:
             if not result:
                 with keep_graphs():
                     result.append(own())
 
-        framework = vllm_framework(driver, runner, capture)
-        workload = open_workload(driver, framework, self._work / offline.BUNDLE)
-        offline.prove_bundle(self._work, driver, framework, workload)
+        restorer = Restorer(self._work / offline.BUNDLE, driver, vllm_framework(driver, runner, capture))
+        write(prove(restorer, open_inputs(restorer)), restorer.directory)
         return result[0] if result else own()
 
 
@@ -101,25 +75,19 @@ class Restoring:
     def __init__(self, directory: Path, *, canary: str = "1") -> None:
         self.directory, self._canary = directory, canary
         self.proof, self.extras = read_proof(directory), read_extras(directory)
-        self._fallbacks: dict[str, str] = {}
-
-    def fallbacks(self) -> dict[str, str]:
-        return dict(self._fallbacks)
+        self.fallbacks: dict[str, str] = {}
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
         """Restore the graphs and let vLLM capture the rest."""
-        try:
-            refuse_unsupported(runner)
-            self._refuse_another_driver()
-            undo = hooks.install(runner, self._restore(runner))
-        except GraphError as error:
-            log.warning("vLLM captures its CUDA graphs: %s", error)
-            self._fallbacks["*"] = str(error)
+        with ExitStack() as stack:
+            try:
+                refuse_unsupported(runner)
+                self._refuse_another_driver()
+                stack.enter_context(hooks.hooked(runner, self._restore(runner)))
+            except GraphError as error:
+                log.warning("vLLM captures its CUDA graphs: %s", error)
+                self.fallbacks["*"] = str(error)
             return own()
-        try:
-            return own()
-        finally:
-            undo()
 
     def _refuse_another_driver(self) -> None:
         """Raise GraphRefusedError for another driver: its data in graph nodes may change with each patch release."""
@@ -130,14 +98,13 @@ class Restoring:
             )
 
     def _restore(self, runner: Any) -> dict[str, Replayable]:
-        driver, made = CudaDriver(), make_attributes(runner, self.extras["attributes"])
-        framework = vllm_framework(driver, runner)
-        restorer = Restorer(self.directory, driver, framework)
-        workload = open_workload(driver, framework, self.directory) if self._canary != "0" else None
-        graphs = restore_proven(restorer, self.proof, workload, every=self._canary == "all")
-        self._fallbacks = restorer.fallbacks
-        for key, reason in self._fallbacks.items():
+        driver = CudaDriver()
+        create_output(runner, self.extras["output"])
+        restorer = Restorer(self.directory, driver, vllm_framework(driver, runner))
+        graphs = restore_proven(restorer, self.proof, open_inputs(restorer), every=self._canary == "all")
+        self.fallbacks = restorer.fallbacks
+        for key, reason in self.fallbacks.items():
             log.warning("%s is captured normally: %s", key, reason)
         if not graphs:
-            remove_attributes(runner, made)
+            runner.cudagraph_manager.hidden_states = None  # vLLM creates its own
         return graphs

@@ -4,5 +4,6 @@ Invariant: vLLM's own schedule() makes every allocation; this package only selec
 """
 
 SCHEDULER_CLS = "coldstart.vllm.scheduling.scheduler.PolicyScheduler"
+CONNECTOR, CONNECTOR_MODULE = "PolicyOffloadingConnector", "coldstart.vllm.scheduling.host"
 OFFLOADING_SPEC = "CpuPoolOffloadingSpec"
 OFFLOADING_MODULE = "coldstart.vllm.scheduling.offload"

@@ -9,7 +9,6 @@ Invariant: we neither schedule nor evict a request in flight, and it keeps its p
 
 from __future__ import annotations
 
-from types import MethodType
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -18,13 +17,11 @@ from vllm.v1.request import Request, RequestStatus
 
 
 class PipelinedScheduler(AsyncScheduler):
-    """vLLM's asynchronous scheduler, with its synchronous bookkeeping in a pipeline that runs without placeholders."""
+    """vLLM's asynchronous scheduler, which knows the requests of the batches in flight."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.stages: int = self.parallel_config.pipeline_parallel_size
-        if self.stages > 1 and not self.scheduler_config.async_scheduling:
-            self._keep_synchronous_books()
 
     def is_in_flight(self, request: Request) -> bool:
         """Return whether a batch in flight has not yet returned the token that the request's next step needs.
@@ -36,10 +33,21 @@ class PipelinedScheduler(AsyncScheduler):
         gate: int = request.next_decode_eligible_step
         return not unscheduled(request) or self.current_step + 1 < gate
 
-    def _keep_synchronous_books(self) -> None:
-        # Set on the object: as overrides they would cost a call per token without a pipeline.
-        for book in (Scheduler._update_after_schedule, Scheduler._update_request_with_output):
-            setattr(self, book.__name__, MethodType(book, self))
+
+class SynchronousBooks:
+    """vLLM's synchronous bookkeeping, for a pipeline that runs without placeholders.
+
+    A class of its own: as overrides that ask for a pipeline, these methods would cost a call per token without one.
+    """
+
+    _update_after_schedule = Scheduler._update_after_schedule
+    _update_request_with_output = Scheduler._update_request_with_output
+
+
+def runs_without_placeholders(config: Any) -> bool:
+    """Return whether vLLM runs a pipeline without asynchronous scheduling."""
+    pipeline: int = config.parallel_config.pipeline_parallel_size
+    return pipeline > 1 and not config.scheduler_config.async_scheduling
 
 
 def unscheduled(request: Request) -> int:

@@ -17,8 +17,14 @@ from vllm.v1.request import Request
 
 from coldstart.scheduling import Job, SchedulerSettings, SkipJoinMlfq
 from coldstart.vllm import compat
+from coldstart.vllm.scheduling import CONNECTOR
 from coldstart.vllm.scheduling.counters import Counters, Exporter
-from coldstart.vllm.scheduling.flight import PipelinedScheduler, count_tokens_after_flight
+from coldstart.vllm.scheduling.flight import (
+    PipelinedScheduler,
+    SynchronousBooks,
+    count_tokens_after_flight,
+    runs_without_placeholders,
+)
 from coldstart.vllm.scheduling.host import HostKv
 from coldstart.vllm.scheduling.placement import Placement
 from coldstart.vllm.scheduling.queue import PickedQueue
@@ -42,6 +48,9 @@ def find_unsupported(config: Any) -> str | None:
     wrong = []
     if config.scheduler_config.policy != "fcfs":
         wrong.append(f"--scheduling-policy {config.scheduler_config.policy} (the queues are replaced)")
+    transfer = config.kv_transfer_config
+    if transfer is not None and transfer.kv_connector != CONNECTOR:
+        wrong.append(f"the KV connector {transfer.kv_connector} (only {CONNECTOR})")
     if not config.scheduler_config.enable_chunked_prefill:
         wrong.append("chunked prefill switched off")
     return f"the scheduler does not support {'; '.join(wrong)}." if wrong else None
@@ -55,8 +64,14 @@ class PolicyScheduler(PipelinedScheduler):
     max_num_active_reqs: int
     running: list[Request]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __new__(cls, *, vllm_config: Any, **kwargs: Any) -> PolicyScheduler:
+        made: PolicyScheduler = super().__new__(
+            _PipelinePolicyScheduler if runs_without_placeholders(vllm_config) else cls
+        )
+        return made
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         require(self.vllm_config)
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
         self.profile = self.settings.iteration_profile()
@@ -230,3 +245,7 @@ class PolicyScheduler(PipelinedScheduler):
         super()._preempt_request(request, *args, **kwargs)
         self.jobs[request.request_id].computed = 0
         self.host.record_eviction(request)
+
+
+class _PipelinePolicyScheduler(SynchronousBooks, PolicyScheduler):
+    """PolicyScheduler of a pipeline without asynchronous scheduling."""

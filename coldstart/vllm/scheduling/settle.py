@@ -12,7 +12,7 @@ from typing import Any
 
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.scheduling.settings import KEY, selects_deadlines
+from coldstart.scheduling.settings import KEY, wants_in_front
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import OFFLOADING_MODULE, SCHEDULER_CLS
 
@@ -35,18 +35,20 @@ def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
     return _settle_host(args, plan)
 
 
-def engine_client(config: Any, plan: LaunchPlan) -> Any:
-    """Return the class of vLLM's engine client: vLLM's, or ours if requests are to carry deadlines."""
+def engine_client(config: Any, plan: LaunchPlan) -> tuple[Any, list[Any]]:
+    """Return the class of vLLM's engine client, ours if requests are to carry deadlines, and further statistics loggers."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    if not selects_deadlines(config.additional_config):
-        return AsyncLLM
+    wanted = wants_in_front(config.additional_config)
+    if not any(wanted):
+        return AsyncLLM, []
     if reason := compat.check("deadline", _import_deadlines):
-        _note(plan, f"{reason} Requests have no deadlines.")
-        return AsyncLLM
-    from coldstart.vllm.scheduling.deadlines import DeadlineLLM
+        _note(plan, f"{reason} Requests have no deadlines, and no order is predicted.")
+        return AsyncLLM, []
+    from coldstart.vllm.scheduling.deadlines import DeadlineLLM, ShadowLogger
 
-    return DeadlineLLM
+    deadlines, shadow = wanted
+    return DeadlineLLM if deadlines else AsyncLLM, [ShadowLogger] if shadow else []
 
 
 def _import_deadlines() -> None:

@@ -32,16 +32,11 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from coldstart.scheduling import IterationProfile, SchedulerSettings
+from coldstart.scheduling.profile import CONTEXT_SHARE
 from coldstart.scheduling.settings import DEADLINE, MLFQ
 from coldstart.vllm.scheduling.arguments import kv_transfer_config
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 
-CONTEXT_SHARE = 1e-5
-"""Share of a one-request iteration per token of context.
-
-It corresponds to 131 kB of KV per token and 16 GB of weights, as in a bfloat16 model of 8e9 parameters with
-grouped-query attention (groups of four); an iteration reads both at the same bandwidth.
-"""
 MODEL_LENGTH = 1 << 20
 MODEL = {
     "architectures": ["OPTForCausalLM"],
@@ -261,7 +256,9 @@ def make_request(name: str, prompt: list[int], output: int, block_tokens: int, p
 
 def configure(machine: EngineResources, settings: SchedulerSettings) -> VllmConfig:
     """Return the configuration of a server with these settings."""
-    config = _copy(_base_config(settings.kv_strategy != "recompute" and machine.host_blocks > 0))
+    config = _copy(
+        _base_config(settings.kv_strategy != "recompute" and machine.host_blocks > 0, settings.policy == MLFQ)
+    )
     config.scheduler_config.async_scheduling = machine.depth > 1
     config.scheduler_config.policy = "priority" if settings.policy == DEADLINE else "fcfs"
     config.scheduler_config.max_num_seqs = machine.slots
@@ -308,7 +305,7 @@ def _copy(base: VllmConfig) -> VllmConfig:
 
 
 @lru_cache
-def _base_config(connected: bool) -> VllmConfig:
+def _base_config(connected: bool, evicts: bool) -> VllmConfig:
     """Return the configuration that engines copy: creating one takes half a second."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
@@ -319,12 +316,10 @@ def _base_config(connected: bool) -> VllmConfig:
             enable_chunked_prefill=True,
             async_scheduling=True,
         )
-        transfer = (
-            KVTransferConfig(**kv_transfer_config(HOST_BLOCK_BYTES, on_cpu=True)) if connected else None
-        )
+        transfer = kv_transfer_config(HOST_BLOCK_BYTES, on_cpu=True, evicts=evicts)
         return VllmConfig(
             model_config=model,
             scheduler_config=scheduler,
             cache_config=CacheConfig(block_size=16, enable_prefix_caching=True),
-            kv_transfer_config=transfer,
+            kv_transfer_config=KVTransferConfig(**transfer) if connected else None,
         )

@@ -22,11 +22,12 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import LOST
 from coldstart.errors import ColdstartError
 from coldstart.system import timeline
+from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
-from coldstart.weights.load import report, stage, tensors
+from coldstart.weights.checkpoint import Tensor, UnreadableWeightsError
+from coldstart.weights.load import ladder, stage
 from coldstart.weights.load.ladder import NoLoaderLeftError, Rung, load_tensors
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
-from coldstart.weights.load.tensors import Tensor, UnreadableWeightsError
 
 logger = logging.getLogger("vllm.coldstart.loader")
 
@@ -51,7 +52,7 @@ class ColdLoader(DefaultModelLoader):
     def __init__(self, load_config: LoadConfig) -> None:
         # When vLLM reads files itself, it must use its default format instead of our name.
         super().__init__(replace(load_config, load_format="auto"))
-        self.report = report.begin()
+        self.report = ladder.begin_report()
 
     def download_model(self, model_config: ModelConfig) -> None:
         """Download as vLLM does, unless a prefetcher fetches the weights."""
@@ -116,10 +117,10 @@ class _Wanted:
         self.paths = _files(loader, model_config, optional=self.plan is not None)
         if self.plan is None:
             self.plan = weights.headers((self.paths or {}).values())
-        every = tensors.list_tensors(self.plan)
+        every = checkpoint.list_tensors(self.plan)
         if strange := next((tensor.dtype for tensor in every if tensor.dtype not in DTYPES), None):
             raise UnreadableWeightsError(f"unknown tensor type {strange}")
-        self.tensors = tensors.select_tensors(
+        self.tensors = checkpoint.select_tensors(
             every, _rank_names([tensor.name for tensor in every], model_config)
         )
 

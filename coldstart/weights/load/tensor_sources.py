@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts import files
 from coldstart.system.proc import memory
-from coldstart.weights.load.tensors import Tensor
+from coldstart.weights.checkpoint import Tensor
 
 if TYPE_CHECKING:
     from coldstart.weights.prefetch.client import Attached

@@ -88,17 +88,8 @@ def fetch_all(wanted: Wanted) -> dict[str, Any]:
         raise CommandFailedError(str(error), hint="coldstart prefetch status") from error
 
 
-def list_prefetchers() -> list[dict[str, Any]]:
-    """Return the status of each running prefetcher."""
-    return _request("status")
-
-
-def stop() -> list[int]:
-    """Stop all prefetchers, wait for their end and return their PIDs."""
-    return [int(answer["stopped"]) for answer in _request("stop")]
-
-
-def _request(operation: str) -> list[dict[str, Any]]:
+def request(operation: str) -> list[dict[str, Any]]:
+    """Send "status" or "stop" to each running prefetcher and return the responses; "stop" waits for their end."""
     try:
         return client.request(operation)
     except client.PrefetchError:  # none runs

@@ -56,13 +56,6 @@ def test_function_attributes_are_set_again(tmp_path: Path) -> None:
     assert driver.kernel(function).attributes == ((8, 100 << 10),)
 
 
-def test_a_kernel_with_other_parameters_than_its_binary_is_missing(tmp_path: Path) -> None:
-    source = SimDriver(1, libraries())
-    kernel = replace(source.kernel(source.function("framework", "fw_embed")), layout=((0, 8),))
-    _, _, missing = _resolve(tmp_path, source, [kernel])
-    assert "declares other parameters" in missing[0]
-
-
 # --- refusals ---
 
 
@@ -114,7 +107,7 @@ def test_kernels_whose_state_cannot_be_copied_are_refused(
     name: str, variables: tuple[str, ...], reason: str
 ) -> None:
     image = cubin({name: ("scale", ROUTINES["scale"].layout)}, globals_=variables)
-    driver = SimDriver(5, (*libraries(), Library("stateful", image, exported=True)))
+    driver = SimDriver(5, (*libraries(), Library("stateful", image)))
 
     def call(m: SimModel) -> None:
         at = m._at("static:out")
@@ -143,6 +136,6 @@ def test_a_kernel_whose_binary_only_the_second_process_knows_is_recorded() -> No
 
 
 def test_random_number_graphs_are_refused_by_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimModel, "refusal", lambda self, key: "the graph consumes random numbers")
-    half = offline(7)
-    assert set(half.snapshot.tables.refused.values()) == {"the graph consumes random numbers"}
+    monkeypatch.setattr(SimModel, "refusals", {"decode:8": "the graph consumes random numbers"})
+    tables = offline(7).snapshot.tables
+    assert tables.refused == {"decode:8": "the graph consumes random numbers"} and len(tables.graphs) == 3

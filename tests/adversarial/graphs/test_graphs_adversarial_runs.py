@@ -13,7 +13,7 @@ from support.graphs_tools import SMALL, is_wrong, linked, offline, restored, sea
 from coldstart.graphs import tables as stored
 from coldstart.graphs.errors import BaseCollisionError, NotProvenError
 from coldstart.graphs.link import combine
-from coldstart.graphs.prove import prove, publish
+from coldstart.graphs.prove import prove, read_proof, write
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import TENSOR_MAP, Graph, Tables
 from tests.support.graphs.driver import SimDriver
@@ -96,10 +96,11 @@ def test_altered_tables_that_were_sealed_again_are_not_proven(
 ) -> None:
     naive = _altered(bundle_directory, tmp_path, change)
     model = SimModel(SMALL, 24)
-    proof = prove(Restorer(naive, model.driver, model), model.driver, model, model)
+    proof = prove(Restorer(naive, model.driver, model), model)
     assert proof.failed
-    with pytest.raises(NotProvenError):
-        publish(proof, naive)
+    write(proof, naive)
+    with pytest.raises(NotProvenError, match="is not valid"):
+        read_proof(naive)
 
 
 def test_two_layouts_that_do_not_differ_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from coldstart.graphs.api import AllocationEvent
 from coldstart.graphs.errors import BaseCollisionError
-from coldstart.graphs.link import combine, find_apart
+from coldstart.graphs.link import combine
 from coldstart.graphs.record import Snapshot, number_allocations
 from coldstart.graphs.tables import Kernel, Tables
 from tests.support.graphs.random_graphs import KEY, Field, Placement, Program, judge, place, snapshot, third
@@ -71,22 +71,6 @@ def test_one_past_the_end() -> None:
     program = _program(Field("pointer", 0, 8, 1, SIZES[1]), size=8)
     tables = _combine(program)
     assert tables.graphs[KEY].relocations["offset"].tolist() == [SIZES[1]] and _right(program, tables)
-
-
-def _touching(seed: int, apart: bool) -> tuple[Program, list[int]]:
-    program = _program(Field("pointer", 0, 8, 0, SIZES[0]), size=8)
-    base = 0x7F1000000000 + seed * 0x10000000
-    return program, [base, base + SIZES[0] + (1 << 20 if apart else 0), base + (1 << 24)]
-
-
-def test_the_end_of_one_is_the_start_of_another_in_both_captures() -> None:
-    """Two readings remain; a process in which they differ captures instead of guessing."""
-    program, _ = _touching(1, apart=False)
-    shots = [snapshot(program, place(program, s, bases=_touching(s, apart=False)[1])) for s in (1, 2)]
-    tables = combine(*shots)
-    for apart in (True, False):
-        process = third(program, tables, place(program, 2), 3, _touching(3, apart)[1])
-        assert bool(find_apart(tables, process.base)) is apart
 
 
 def test_equal_bases_prove_nothing_and_are_refused() -> None:

@@ -13,11 +13,12 @@ from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, diff
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tools.bundles import forge, key, member, plain_tar, provenance, write_tree
 from tools.examples import examples
+
+from coldstart.validate.checks import check
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _JSON = st.recursive(

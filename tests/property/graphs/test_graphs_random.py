@@ -13,6 +13,7 @@ from tests.support.graphs.random_graphs import (
     KEY,
     LOW,
     Field,
+    Placement,
     Program,
     generate,
     judge,
@@ -22,17 +23,27 @@ from tests.support.graphs.random_graphs import (
 )
 
 
+def has_two_readings(program: Program, *placements: Placement) -> bool:
+    """Return whether an address one past the end of memory is the start of other memory in all these processes."""
+    ends = [
+        f.memory
+        for _, fields in program.nodes
+        for f in fields
+        if f.kind == "pointer" and f.offset == program.sizes[f.memory]
+    ]
+    return any(all(p.bases[end] + program.sizes[end] in p.bases for p in placements) for end in ends)
+
+
 def judge_seed(seed: int) -> bool:
-    """Return whether the graph was judged right in a third process; False if it has words of two readings."""
+    """Return whether a random graph is right in a third process; it may only be wrong if a word has two readings."""
     program = generate(seed)
     a, b = (place(program, seed * 3 + i) for i in (1, 2))
     tables = combine(snapshot(program, a), snapshot(program, b))
     assert tables.refused == {}
-    if tables.report["two_readings"]:
-        return False
     found = judge(program, tables, third(program, tables, b, seed * 3 + 3))
-    assert (found.corrupted, found.missed) == (0, 0), seed
-    return True
+    assert found.corrupted == 0, seed
+    assert not found.missed or has_two_readings(program, a, b), seed
+    return not found.missed
 
 
 @examples(250)
@@ -43,12 +54,7 @@ def test_classification_is_the_truth_at_a_layout_never_seen(seed: int) -> None:
 
 @pytest.mark.nightly
 def test_ten_thousand_random_graphs() -> None:
-    """The property above must not hold because most graphs have words of two readings."""
-    assert sum(map(judge_seed, range(10_000))) >= 8_500
-
-
-def test_most_graphs_have_one_reading() -> None:
-    assert sum(map(judge_seed, range(100))) >= 80
+    assert sum(map(judge_seed, range(10_000))) >= 9_000
 
 
 @examples(50)
@@ -60,27 +66,12 @@ def test_edges_and_their_data_are_kept(seed: int) -> None:
     assert rows == sorted(program.edges)
 
 
-def _touching(*symbols: str) -> tuple[Program, list[list[int]]]:
-    """Return a program whose word is the end of the first memory, with bases at which the second one starts there."""
-    program = Program(list(symbols), [4096, 8192])
+@pytest.mark.parametrize("symbol", ["hidden", "alloc", "kv:0"])
+def test_word_is_the_start_of_a_region_when_another_one_ends_there(symbol: str) -> None:
+    program = Program(["param:w0", symbol], [4096, 8192])
     program.kernels.append(Kernel("k", "known", ((0, 8),)))
-    program.nodes.append((0, [Field("pointer", 0, 8, 0, 4096)]))
-    return program, [[LOW + at, LOW + at + 4096] for at in (0, 1 << 30)]
-
-
-def test_pointer_is_read_as_the_start_of_a_library_region_when_a_named_one_ends_there() -> None:
-    program, bases = _touching("param:w0", "hidden")
-    program.nodes[0] = (0, [Field("pointer", 0, 8, memory=1)])
-    a, b = (place(program, 0, bases=one) for one in bases)
+    program.nodes.append((0, [Field("pointer", 0, 8, memory=1)]))
+    a, b = (place(program, 0, bases=[LOW + at, LOW + at + 4096]) for at in (0, 1 << 30))
     tables = combine(snapshot(program, a), snapshot(program, b))
-    apart = third(program, tables, b, 1, [LOW + (1 << 31), 0])
-    assert tables.report["two_readings"] == 1 and judge(program, tables, apart).missed == 0
-
-
-def test_the_end_of_an_unnamed_allocation_is_left_to_the_proof_when_no_other_word_points_into_it() -> None:
-    """The word is read as the start of what touches it, and the proof in another process shows that this is wrong."""
-    program, bases = _touching("alloc", "param:w0")
-    a, b = (place(program, 0, bases=one) for one in bases)
-    tables = combine(snapshot(program, a), snapshot(program, b))
-    process = third(program, tables, b, 1)
-    assert judge(program, tables, process).missed == tables.report["two_readings"] == 1
+    apart = third(program, tables, b, 1, [LOW + (1 << 31), LOW + (1 << 32)])
+    assert judge(program, tables, apart).missed == 0

@@ -12,7 +12,7 @@ from support.fake_cuda.model import FakeModel
 from coldstart.graphs.errors import GraphError
 from coldstart.graphs.link import combine
 from coldstart.graphs.prove import prove as run_proof
-from coldstart.graphs.prove import publish
+from coldstart.graphs.prove import write
 from coldstart.graphs.record import load_snapshot, take
 from coldstart.graphs.restore import Replayable, Restorer
 from coldstart.graphs.tables import save
@@ -37,8 +37,8 @@ def bundle(seed: int, other: Path, out: Path) -> dict[str, object]:
 def prove(seed: int, where: Path) -> dict[str, object]:
     model = FakeModel(seed)
     restorer = Restorer(where, model.driver, model)
-    proof = run_proof(restorer, model.driver, model, model)
-    publish(proof, where)
+    proof = run_proof(restorer, model)
+    write(proof, where)
     graph = _kept(restorer, "decode:4").keep[1]
     edges = [(e.from_port, e.type) for e in model.driver.edges(graph) if e.type]
     attributes = [

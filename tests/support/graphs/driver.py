@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from coldstart.graphs.api import Edge, KernelNode, NodeKind, Range
+from coldstart.graphs.api import Edge, KernelNode, NodeKind
 from coldstart.graphs.errors import DriverError, GraphRefusedError
-from coldstart.graphs.tables import MEMCPY, Array, Attributes
+from coldstart.graphs.tables import HOST, MEMCPY, Array, Attributes, SymbolRegion
 from tests.support.graphs.kernels import pack_map
 from tests.support.graphs.launcher import Function, Graph, Launcher, Library, Node
 
@@ -43,7 +43,7 @@ class SimDriver(Launcher):
         payload = bytes(self._get(node, Node, "cuGraphMemcpyNodeGetParams").payload)
         row = np.frombuffer(payload, MEMCPY)[0]
         ranges = [self.memory.range(int(row[end])) for end in ("source", "target")]
-        if any(r is None or r.host for r in ranges):
+        if any(r is None or r.symbol == HOST for r in ranges):
             raise GraphRefusedError("memory copy to or from host memory")
         return payload
 
@@ -134,7 +134,7 @@ class SimDriver(Launcher):
     def free(self, address: int) -> None:
         self.memory.free(address)
 
-    def address_range(self, address: int) -> Range | None:
+    def address_range(self, address: int) -> SymbolRegion | None:
         return self.memory.range(address)
 
     def read(self, address: int, size: int) -> bytes:

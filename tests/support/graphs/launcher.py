@@ -1,4 +1,4 @@
-"""The launching half of the simulated driver: lazy modules, hidden kernels, stream capture."""
+"""The launching half of the simulated driver: lazy modules, stream capture."""
 
 from __future__ import annotations
 
@@ -49,11 +49,10 @@ class Graph:
 
 @dataclass(frozen=True)
 class Library:
-    """A shipped binary; `exported` is whether dlsym sees its kernels."""
+    """A shipped binary."""
 
     name: str
     image: bytes
-    exported: bool
 
 
 class Launcher:

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from coldstart.graphs.api import Range
 from coldstart.graphs.errors import GraphError
-from coldstart.graphs.tables import Array
+from coldstart.graphs.tables import DEVICE, HOST, Array, SymbolRegion
 
 LOW, HIGH, ALIGN = 0x7F0000000000, 0x7FF000000000, 512
 POISON = 0xFF
@@ -62,14 +61,15 @@ class Memory:
         self._bases.remove(base)
         self.host.discard(base)
 
-    def range(self, address: int) -> Range | None:
+    def range(self, address: int) -> SymbolRegion | None:
         """Return the allocation that contains this address."""
         at = bisect.bisect_right(self._bases, address) - 1
         if at < 0:
             return None
         base = self._bases[at]
         size = len(self._buffers[base])
-        return Range(base, size, base in self.host) if address < base + size else None
+        symbol = HOST if base in self.host else DEVICE
+        return SymbolRegion(symbol, size, base) if address < base + size else None
 
     def view(self, address: int, size: int) -> Array:
         """Return a view of `size` bytes; raises Fault if any of them is not mapped."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from coldstart.graphs.api import AllocationEvent, Captured
 from coldstart.graphs.tables import SymbolRegion
-from tests.support.graphs.decoder import SHAPES, SIZES, SLOTS, VOCABULARY, Decoder, Shape, libraries
+from tests.support.graphs.decoder import SLOTS, VOCABULARY, Decoder, Shape, libraries
 from tests.support.graphs.kernels import F
 
-__all__ = ["SHAPES", "SIZES", "Shape", "SimModel", "libraries"]
+__all__ = ["Shape", "SimModel", "libraries"]
 
 
 class SimModel(Decoder):
     """Names its memory, captures, and gives seeded inputs and outputs."""
+
+    refusals: Mapping[str, str] = MappingProxyType({})
 
     # --- framework -----------------------------------------------------------------------------------
     def sizes(self) -> dict[str, int]:
@@ -40,12 +43,8 @@ class SimModel(Decoder):
 
     def capture(self, key: str) -> Captured:
         """Warm up, then record, as an engine does."""
-        self.forward(self.sizes()[key])
-        return self.record(key)
-
-    def record(self, key: str) -> Captured:
-        """Capture without a warm-up."""
         size = self.sizes()[key]
+        self.forward(size)
         self._allocator = self.private
         self.driver.begin_capture()
         try:
@@ -54,9 +53,6 @@ class SimModel(Decoder):
             graph = self.driver.end_capture()
             self._allocator = self.general
         return Captured(graph, self.driver.instantiate(graph))
-
-    def refusal(self, key: str) -> str | None:
-        return None
 
     def stream(self) -> int:
         return 0

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coldstart.graphs.api import AllocationEvent, Edge, KernelNode, Range
+from coldstart.graphs.api import AllocationEvent, Edge, KernelNode
 from coldstart.graphs.link import relocate
 from coldstart.graphs.record import MAP, GraphBuilder, Snapshot, number_allocations
-from coldstart.graphs.tables import Array, Kernel, SymbolRegion, Tables
+from coldstart.graphs.tables import DEVICE, Array, Kernel, SymbolRegion, Tables
 
 LOW, HIGH, ALIGN = 0x7F0000000000, 0x7F8000000000, 512
 NAMED = ("param:w{}", "buffer:b{}", "kv:{}", "static:s{}")
@@ -142,7 +142,7 @@ def snapshot(program: Program, placement: Placement) -> Snapshot:
     named = [SymbolRegion(s, n, b) for s, n, b in everything if ":" in s]
     return Snapshot(
         tables=builder.build_tables({}), regions=named, pool=placement.segments,
-        ranges=[Range(b, n) for s, n, b in everything if s == "hidden"],
+        ranges=[SymbolRegion(DEVICE, n, b) for s, n, b in everything if s == "hidden"],
         allocations=number_allocations(placement.trace),
         maps={KEY: np.zeros(0, MAP)}, contents={}, binaries={},
     )  # fmt: skip

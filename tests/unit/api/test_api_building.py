@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
-from tools.bundles import provenance
+from coldstart.artifacts.store import BundleNotFoundError, Store
+from tools.bundles import provenance, publish
 
 from coldstart import api
 from coldstart.errors import UsageError
 from coldstart.materialize import materialize
+from coldstart.materialize.materialize import MaterializationPlan
 from coldstart.materialize.options import SECTIONS, Options, Phase, Steps
-from coldstart.materialize.plan import MaterializationPlan
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths
 
@@ -62,3 +64,29 @@ def test_plan_names_key_sections_and_the_existing_bundle(model: str, built: list
     bundle = before.run()
     after = api.plan_materialization(model, ARGS, Options(only=["kv"]))
     assert (after.existing, after.sections, after.key) == (bundle, ("kv",), before.key)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return publish(Store(tmp_path / "bundles"), tmp_path / "scratch")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"level": "deep"}, "invalid level 'deep'"),
+        ({"vllm_args": ["--dtype", "half"]}, "level checksum starts no server"),
+        ({"model": "/m"}, "cannot use --model"),
+        ({"vllm_args": "--dtype half"}, "expected a sequence of strings"),
+    ],
+)
+def test_validate_refuses_options_that_cannot_be_used(
+    options: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        api.validate("tiny:v1", cache_dir=tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_validate_raises_for_a_reference_of_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(BundleNotFoundError):
+        api.validate("tiny:v1", cache_dir=tmp_path)

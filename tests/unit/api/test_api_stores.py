@@ -11,7 +11,7 @@ from coldstart.artifacts.store import BundleNotFoundError
 from coldstart.artifacts.store import Store as BundleStore
 from tools.bundles import NAME, publish
 
-from coldstart.api.stores import Store
+from coldstart.api.bundles import Store
 from coldstart.launch import pruning
 from coldstart.system.paths import Cache
 from coldstart.system.trust import unpacked

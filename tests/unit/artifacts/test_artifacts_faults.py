@@ -18,11 +18,11 @@ import pytest
 from coldstart.artifacts import files, sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle, anyone
-from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import BundleError, NoSpaceError, ReadOnlyStoreError
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import KV, flip, key, provenance, publish
+
+from coldstart.validate.checks import check
 
 KILLS = 200
 
@@ -142,7 +142,7 @@ def test_sixteen_processes_create_one_host_key(tmp_path: Path) -> None:
 def test_another_pull_replaces_the_blob_with_a_flipped_byte(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     backup = Store(tmp_path / "backup")
-    backup.receive(LayoutSource(store.layout), bundle.descriptor)
+    backup.receive(store.layout, bundle.descriptor)
     parts = {"manifest": bundle.digest, "config": bundle.image.config.digest}
     parts |= {entry.type: entry.digest for entry in bundle.manifest.sections}
     for name, digest in parts.items():
@@ -153,7 +153,7 @@ def test_another_pull_replaces_the_blob_with_a_flipped_byte(store: Store, tmp_pa
             assert [(f.code, f.severity) for f in found] == [("CS-DIGEST", "error")], (name, position)
             flip(path, position)
         flip(path, len(name))
-        assert store.receive(LayoutSource(backup.layout), bundle.descriptor).replaced == 1
+        assert store.receive(backup.layout, bundle.descriptor).replaced == 1
         assert check(store.list()[0]) == []
 
 

@@ -9,19 +9,20 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import hub, oci, sign
+from coldstart.artifacts import oci, remote, sign
 from coldstart.artifacts.archive import export_archive, import_archive
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import LayoutSource
 from coldstart.artifacts.errors import (
     DigestMismatchError,
     InvalidReferenceError,
     MissingBlobError,
 )
+from coldstart.artifacts.oci_layout import OciLayout
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from tools.bundles import key, provenance, publish, write_tree
+
+from coldstart.validate.checks import check
 
 
 def _signed(store: Store, scratch: Path) -> Bundle:
@@ -92,21 +93,22 @@ class Folder:
         return local_dir
 
 
-def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path) -> None:
-    bundle, api = _signed(store, tmp_path), Folder(tmp_path / "hub")
-    assert hub.push(bundle, "me/bundles", api) == "me/bundles:latest"
-    _same(hub.pull(Store(tmp_path / "a"), "me/bundles", api), bundle, tmp_path)
-    assert hub.push(bundle, "me/bundles:other", api) == "me/bundles:other"
-    _same(hub.pull(Store(tmp_path / "b"), "me/bundles:other", api), bundle, tmp_path)
+def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, folder = _signed(store, tmp_path), Folder(tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: folder)
+    assert remote.push(bundle, "hf://me/bundles") == "hf://me/bundles:latest"
+    _same(remote.pull(Store(tmp_path / "a"), "hf://me/bundles"), bundle, tmp_path)
+    assert remote.push(bundle, "hf://me/bundles:other") == "hf://me/bundles:other"
+    _same(remote.pull(Store(tmp_path / "b"), "hf://me/bundles:other"), bundle, tmp_path)
     with pytest.raises(MissingBlobError):
-        hub.pull(store, "me/bundles:absent", api)
+        remote.pull(store, "hf://me/bundles:absent")
     for address in ("me/bundles:..", "me/bundles:../x", "me/bundles:*", "me/bundles:a/b"):
         with pytest.raises(InvalidReferenceError):
-            hub.pull(store, address, api)
+            remote.pull(store, f"hf://{address}")
 
 
 def test_a_blob_that_is_pruned_during_a_pull_is_an_error(store: Store, tmp_path: Path) -> None:
-    class Pruning(LayoutSource):
+    class Pruning(OciLayout):
         def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
             other.prune(keep=None, drop=other.list())
             return super().signatures(subject)
@@ -114,9 +116,9 @@ def test_a_blob_that_is_pruned_during_a_pull_is_an_error(store: Store, tmp_path:
     bundle, other = publish(store, tmp_path, run=1), Store(tmp_path / "other")
     publish(other, tmp_path, run=2)  # whose section `compile` is not fetched again
     with pytest.raises(MissingBlobError, match="pruned meanwhile"):
-        other.receive(Pruning(store.layout), bundle.descriptor)
+        other.receive(Pruning(store.root), bundle.descriptor)
     assert other.list() == []
-    assert other.receive(LayoutSource(store.layout), bundle.descriptor) == bundle and check(bundle) == []
+    assert other.receive(store.layout, bundle.descriptor) == bundle and check(bundle) == []
 
 
 def test_prune_keeps_the_newest_and_what_it_needs(store: Store, tmp_path: Path) -> None:

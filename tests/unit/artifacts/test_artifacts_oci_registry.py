@@ -13,9 +13,10 @@ from coldstart.artifacts.errors import (
     MissingBlobError,
 )
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import check
 from support.registry import host
 from tools.bundles import flip, key, provenance, publish, write_tree
+
+from coldstart.validate.checks import check
 
 __all__ = ["host"]
 

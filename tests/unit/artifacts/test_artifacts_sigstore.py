@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import oci, sign, sigstore
+from coldstart.artifacts import oci, sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import LayoutSource, list_signatures, small
+from coldstart.artifacts.bundle_source import list_signatures, small
 from coldstart.artifacts.store import Store
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tools.bundles import publish
@@ -21,7 +21,7 @@ def bundle(store: Store, tmp_path: Path) -> Bundle:
 
 
 def _attestation(bundle: Bundle) -> tuple[oci.ImageManifest, bytes]:
-    source = LayoutSource(bundle.layout)
+    source = bundle.layout
     found = list_signatures(source, bundle.layout.entries(), bundle.descriptor)
     (image,) = [image for _, image in found if image.artifact_type == oci.SIGNATURE_TYPE]
     return image, small(source, image.layers[0], 1 << 14)
@@ -37,7 +37,7 @@ def test_securesystemslib_verifies_the_attestation(bundle: Bundle, tmp_path: Pat
     envelope["signatures"] = [{"keyid": "k", **one} for one in envelope["signatures"]]
     read = dsse.Envelope.from_dict(envelope)
     assert read.verify([key], 1)
-    assert read.pae() == sigstore.pae(base64.b64decode(envelope["payload"]))
+    assert read.pae() == sign.pae(base64.b64decode(envelope["payload"]))
     said = json.loads(read.payload)
     assert said["subject"][0]["digest"]["sha256"] == bundle.digest.removeprefix("sha256:")
     read.payload = read.payload.replace(b"sha256", b"sha512")
@@ -54,10 +54,10 @@ def test_an_envelope_that_securesystemslib_signed_is_trusted_here(store: Store, 
 
     class Theirs:
         def sign(self, digest: str) -> bytes:
-            envelope = dsse.Envelope(sigstore.statement(digest), sigstore.PAYLOAD_TYPE, {})
+            envelope = dsse.Envelope(sign.statement(digest), sign.PAYLOAD_TYPE, {})
             envelope.sign(other)
             material = {"publicKey": {"hint": "of theirs"}}
-            made = {"mediaType": sigstore.MEDIA_TYPE, "verificationMaterial": material}
+            made = {"mediaType": sign.MEDIA_TYPE, "verificationMaterial": material}
             return json.dumps(made | {"dsseEnvelope": envelope.to_dict()}).encode()
 
     made = publish(store, tmp_path, signer=Theirs())
@@ -73,7 +73,7 @@ def test_changed_attestation_does_not_verify(change: str, tmp_path: Path) -> Non
     document = json.loads(key.sign(digest))
     envelope = document["dsseEnvelope"]
     if change == "payload":
-        envelope["payload"] = base64.b64encode(sigstore.statement(f"sha256:{'b' * 64}")).decode()
+        envelope["payload"] = base64.b64encode(sign.statement(f"sha256:{'b' * 64}")).decode()
     elif change == "sig":
         envelope["signatures"] = [{"sig": base64.b64encode(bytes(64)).decode()}]
     elif change == "type":

@@ -10,7 +10,7 @@ import pytest
 from coldstart.bench import floor, run_order
 from coldstart.errors import CommandFailedError, NoBundleError
 from coldstart.validate import launchers
-from coldstart.validate.launch import RunFiles
+from coldstart.validate.launch import ModeUnavailableError, RunFiles
 from coldstart.validate.launchers import Subject
 
 SUBJECT = Subject("tiny-llama", "/models/tiny", ("--max-model-len", "256"))
@@ -30,12 +30,48 @@ def test_every_mode_of_coldstart_serves_the_same_arguments(tmp_path: Path, mode:
 
 
 def test_warm_starts_and_the_first_cold_one_share_their_caches(tmp_path: Path) -> None:
-    cold, warm = launchers.create_launchers(SUBJECT, run_order.BASELINES, tmp_path)
+    cold, warm = launchers.create_launchers(SUBJECT, [run_order.VLLM_COLD, run_order.VLLM_WARM], tmp_path)
     first, second, shared = (
         one.command(RunFiles.make(tmp_path / str(number))).environment["VLLM_CACHE_ROOT"]
         for number, one in enumerate((cold, cold, warm))
     )
     assert shared == first != second
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_plain_vllm_has_its_free_options_or_runs_eagerly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cpu: bool
+) -> None:
+    """The options of a GPU's build are not given to the CPU's, and never replace the user's own."""
+    monkeypatch.setattr(launchers.runtime, "targets_cpu", lambda: on_cpu)
+    monkeypatch.setattr(launchers, "find_spec", lambda name: name)
+    names = ["vllm-warm", "vllm-free", "vllm-eager"]
+    warm, free, eager = (
+        one.command(RunFiles.make(tmp_path / one.mode))
+        for one in launchers.create_launchers(SUBJECT, names, tmp_path)
+    )
+    plain = [word for word in warm.argv[5:] if not word.isdigit()]
+    assert [word for word in eager.argv[5:] if not word.isdigit()] == [*plain, "--enforce-eager"]
+    more = [] if on_cpu else ["-cc", launchers.FULL_ONLY, "--load-format", "instanttensor"]
+    assert [word for word in free.argv[5:] if not word.isdigit()] == [*plain, *more]
+    assert launchers.FREE_VARIABLES.items() <= free.environment.items()
+    assert not launchers.FREE_VARIABLES.items() <= warm.environment.items()
+    own = Subject("m", "/m", ("--load-format", "auto", "-cc", "{}"))
+    (free_,) = launchers.create_launchers(own, ["vllm-free"], tmp_path)
+    assert list(free_.command(RunFiles.make(tmp_path / "own")).argv).count("-cc") == 1
+
+
+def test_a_mode_that_this_machine_lacks_gives_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Callable[[], list[list[str]]]
+) -> None:
+    """On a GPU `snapshot` is that of vLLM."""
+    monkeypatch.setattr(launchers.runtime, "targets_cpu", lambda: False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for mode, reason in (("snapshot", "vllm snapshot needs"), ("template-engine", "cannot be forked")):
+        (launcher,) = launchers.create_launchers(SUBJECT, [mode], tmp_path)
+        with pytest.raises(ModeUnavailableError, match=reason):
+            launcher.prepare()
+    assert calls() == []
 
 
 def test_the_fork_floor_grows_with_memory() -> None:

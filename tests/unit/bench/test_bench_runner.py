@@ -88,6 +88,16 @@ def test_other_tokens_fail(fake: Fake, settings: RunSettings, tmp_path: Path) ->
     assert document["failures"] == ["fresh: its tokens differ from those of vllm-warm"]
 
 
+def test_other_tokens_of_an_eager_engine_are_no_failure(
+    fake: Fake, settings: RunSettings, tmp_path: Path
+) -> None:
+    launchers = [fake("vllm-warm"), fake("vllm-free"), fake("vllm-eager", "other-tokens")]
+    document, _ = bench(launchers, settings, tmp_path, runs=1)
+    assert document["failures"] == [] and document["tokens_identical"] is True
+    assert document["modes"]["vllm-eager"]["tokens_identical"] is False
+    assert all(document["modes"][mode]["ratio"] > 0 for mode in ("vllm-free", "vllm-eager"))
+
+
 def test_a_slow_path_fails_with_its_reason(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     document, _ = bench([fake("vllm-warm"), fake("fresh", "fell-back")], settings, tmp_path, runs=1)
     assert document["failures"] == ["fresh: the fast path was not used: compile: another ISA"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import files
-from coldstart.commands._detach import start_detached
+from coldstart.commands._serving import start_detached
 from support.engines import fake_engine, home
 from support.waiting import wait_until
 

@@ -357,6 +357,25 @@ def test_start_evicts_elsewhere_before_it_retries_the_failed_server() -> None:
     assert [rank.server for rank in launches(actions)] == [full.name]
 
 
+def test_single_worker_starts_when_the_pipeline_did_not() -> None:
+    one = core(MODELS[:2])
+    first, _ = ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
+    assert "the limit is 9 s" in one.groups[first.group].choice
+    one.handle(events.WorkerDied(first.worker, "no bundle for 2 ranks"), 1.0)
+    for rank in ranks:
+        one.handle(events.Stopped(rank.worker), 1.0)
+    # Three ranks of an other bundle may start: only this size failed.
+    again = launches(one.handle(events.Tick(), one.deadline()))
+    assert len(again) == 3
+    one.handle(events.WorkerDied(again[0].worker, "no bundle for 3 ranks"), 3.0)
+    for rank in again:
+        one.handle(events.Stopped(rank.worker), 3.0)
+    while not (last := launches(one.handle(events.Tick(), one.deadline()))):
+        pass
+    assert len(last) not in (2, 3)
+    assert one.models["large"].failed_ranks.keys() == {2, 3}
+
+
 def test_waiting_request_is_refused_after_the_hold_time() -> None:
     one = FleetCore(FleetSettings(hold_s=20.0), [], MODELS[:1])
     assert one.handle(events.Arrived("1", "small"), 0.0) == []
@@ -364,6 +383,21 @@ def test_waiting_request_is_refused_after_the_hold_time() -> None:
     assert [a.status for a in one.handle(events.Arrived("2", "unknown"), 21.0) if isinstance(a, Refuse)] == [
         404
     ]
+
+
+def test_models_that_wait_for_memory_are_placed_a_few_at_a_time() -> None:
+    """A decision does not take longer the more models wait; the rest follows at once, in the order of arrival."""
+    many = [replace(MODELS[0], name=f"m{number}", ttft_s=inf) for number in range(40)]
+    one = FleetCore(FleetSettings(), [], many)
+    while one.deadline() == -inf:
+        one.handle(events.Tick(), 0.0)
+    for number in range(40):
+        assert one.handle(events.Arrived(str(number), f"m{number}"), 1.0) == []
+    started = launches(one.handle(events.Joined(replace(SERVERS[0], devices=40)), 2.0))
+    assert 0 < len(started) < 40
+    while one.deadline() == -inf:
+        started += launches(one.handle(events.Tick(), 2.0))
+    assert [launch.model for launch in started] == [model.name for model in many]
 
 
 def test_a_least_number_of_workers_is_kept() -> None:

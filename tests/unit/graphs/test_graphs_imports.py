@@ -19,7 +19,7 @@ print(sorted(n for n in sys.modules if n.split(".")[0] in ("cuda", "torch", "vll
     [
         "import coldstart.vllm.graphs.entry as e; e.register()",
         "import coldstart.launch.ladder, coldstart.materialize.materialize, coldstart.materialize.graphs",
-        "import coldstart.graphs.overview, coldstart.graphs.offline, coldstart.validate.start",
+        "import coldstart.graphs.prove, coldstart.graphs.offline, coldstart.validate.start",
         "import coldstart.vllm.graphs.plugin, coldstart.graphs.restore, coldstart.graphs.prove",
     ],
 )

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from support.graphs_tools import offline
 
-from coldstart.graphs import overview as inspection
 from coldstart.graphs.errors import AlteredTableError, GraphError
 from coldstart.graphs.link import combine
 from coldstart.graphs.record import drop_aliases, keep, load_snapshot
@@ -56,14 +55,6 @@ def test_views_of_one_storage_are_one_region() -> None:
         SymbolRegion("buffer:part", 8, 520),
     ]
     assert [r.symbol for r in drop_aliases(views)] == ["param:embed"]
-
-
-def test_inspection(bundle_directory: Path) -> None:
-    seen = inspection.summarize_directory(bundle_directory)
-    assert seen["graphs"] == 4 and seen["proof"]["graphs"] == 4 and seen["edges_with_data"] > 0
-    assert set(seen["relocations_by_region"]) == {"alloc", "kv", "lib", "param", "pool", "static"}
-    assert sum(seen["relocations_by_region"].values()) == seen["relocations"]
-    assert seen["nodes_by_kind"]["memset"] == seen["nodes_by_kind"]["memcpy"] == 4
 
 
 def test_a_refusal_names_kernel_byte_addresses_and_memory() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from cubins import assembler, cubin
 
-from coldstart.graphs import words
 from coldstart.graphs.api import KernelNode
 from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.record import GraphBuilder
-from coldstart.graphs.tables import Kernel
+from coldstart.graphs.tables import Kernel, maps
 
 pytestmark = pytest.mark.skipif(assembler() is None, reason="no ptxas: Triton is not installed here")
 AMPERE, HOPPER = ("sm_80", "sm_90a"), ("sm_90a",)
@@ -52,6 +51,6 @@ def test_tensor_map_candidates_match_the_compiler_layout() -> None:
     kernel = Kernel("reads_tiles", None, layout)
     builder.add_kernel(KernelNode(1, (1, 1, 1), (1, 1, 1), 0, bytes(kernel.size)), kernel)
     builder.finish("one", 1, [1], [])
-    found = words.maps(builder.graphs["one"], [kernel]).tolist()
+    found = maps(builder.graphs["one"], [kernel]).tolist()
     assert {layout[0][0] + at for at in TILES_MAPS} | {layout[1][0]} <= set(found)
     assert all(any(o <= at and at + 128 <= o + size for o, size in layout) for at in found)

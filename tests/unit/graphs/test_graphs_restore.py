@@ -18,7 +18,7 @@ from tests.support.graphs.model import SimModel
 
 
 def _proof(directory: Path, model: SimModel) -> gate.Proof:
-    return gate.prove(Restorer(directory, model.driver, model), model.driver, model, model)
+    return gate.prove(Restorer(directory, model.driver, model), model)
 
 
 def test_restored_outputs_are_the_captured_ones_without_a_forward(bundle_directory: Path) -> None:
@@ -146,17 +146,31 @@ def test_a_graph_whose_outputs_differ_between_two_replays_is_not_proven(bundle_d
     assert list(proof.failed) == ["decode:64"] and "two replays" in proof.failed["decode:64"]
 
 
-def test_a_binary_is_read_once_however_many_kernels_it_has(
+def test_a_failure_is_recorded_and_the_graph_can_be_restored_later(
     bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables, seen = stored.load(bundle_directory), list[str]()
-    shared = [k.binary for k in tables.kernels if k.binary]
-    assert len(shared) > len(set(shared))
+    model = SimModel(SMALL, 32)
+    restorer = linked(bundle_directory, model)
 
-    def load(directory: Path, digest: str) -> bytes:
-        seen.append(digest)
-        return stored.load_binary(directory, digest)
+    def broken(graph: int) -> int:
+        raise DriverError("cuGraphInstantiate", "injected")
 
-    monkeypatch.setattr("coldstart.graphs.restore.load_binary", load)
-    linked(bundle_directory, SimModel(SMALL, 61))
-    assert sorted(seen) == sorted(set(shared))
+    with monkeypatch.context() as patch:
+        patch.setattr(model.driver, "instantiate", broken)
+        assert [restorer.restore(key) for key in ("decode:8", "decode:64")] == [None, None]
+    assert set(restorer.fallbacks) == {"decode:8", "decode:64"}
+    assert restored(restorer, "decode:8")
+
+
+def test_a_failed_link_gives_its_memory_back(bundle_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SimModel(SMALL, 33)
+    before = len(model.driver.memory._bases)
+
+    def broken(address: int, data: bytes) -> None:
+        raise DriverError("cuMemcpyHtoD", "injected")
+
+    monkeypatch.setattr(model.driver, "write", broken)
+    restorer = Restorer(bundle_directory, model.driver, model)
+    assert not gate.restore_proven(restorer, gate.read_proof(bundle_directory), model)
+    assert "injected" in restorer.fallbacks["*"]
+    assert len(model.driver.memory._bases) == before and not model.reserved

@@ -1,43 +1,44 @@
-"""Record twice, link, prove, publish and restore: each in a process with different addresses, with a real store."""
+"""Record twice, link and prove, each in a worker with other addresses: what is refused, dropped or not stored."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
-from support.graphs_processes import KEYS, Launches, engine
+from hypothesis import given
+from hypothesis import strategies as st
+from support.graphs_worker import KEYS, Change, Rounds, start
 
 from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import offline, tables
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError
-from coldstart.graphs.prove import Proof, read_proof, reject
+from coldstart.graphs.prove import read_proof
+from tests.support.graphs.model import SimModel
+
+Here = dict[str, SimModel]
 
 
-def test_two_layouts_and_a_proof(created_rounds: tuple[Path, Launches]) -> None:
-    directory, launches = created_rounds
-    recorded = [a["bases"] for a in launches.answers if "bases" in a]
-    assert len({tuple(bases) for bases in recorded}) == 2
-    assert launches.names == ["record graphs, layout 1", "record graphs, layout 2", "prove graphs"]
-    assert launches.answers[-1]["proven"] == KEYS == read_proof(directory).proven
-
-
-def test_restore_works_in_a_process_that_captured_nothing(created_rounds: tuple[Path, Launches]) -> None:
-    done = engine(EngineTask(restore=created_rounds[0]))
-    assert done["fallbacks"] == {} and done["restored"] == KEYS
-    assert done["launches_before_ready"] == 0 and all(done["equal"].values())
+def test_two_layouts_and_a_proof(here: Here, tmp_path: Path) -> None:
+    rounds = Rounds(here)
+    directory = offline.make(tmp_path, rounds)
+    assert rounds.names == ["record graphs, layout 1", "record graphs, layout 2", "prove graphs"]
+    assert len({tuple(bases) for bases in rounds.bases}) == 3
+    assert read_proof(directory).proven == KEYS and not list(tmp_path.glob("*.part"))
 
 
 def test_an_altered_input_is_caught_by_the_canary_and_all_graphs_are_captured(
-    created_rounds: tuple[Path, Launches], tmp_path: Path
+    here: Here, rounds_bundle: Path, tmp_path: Path
 ) -> None:
-    copy = shutil.copytree(created_rounds[0], tmp_path / "b")
+    copy = shutil.copytree(rounds_bundle, tmp_path / "b")
     for path in (copy / "inputs").iterdir():
         path.write_bytes(bytes(len(path.read_bytes())))
-    done = engine(EngineTask(restore=copy))
-    assert done["restored"] == [] and "canary" in done["fallbacks"]["*"]
-    assert all(done["equal"].values())
+    session, runner = start(here, copy)
+    assert "canary" in session.fallbacks["*"] and runner.cudagraph_manager.captured == [256, 64, 8, 1]
 
 
 def _spoil(work: Path) -> Callable[[str], None]:
@@ -48,7 +49,7 @@ def _spoil(work: Path) -> Callable[[str], None]:
         if name != "prove graphs" or (bundle / "spoilt").exists():
             return
         found = tables.load(bundle)
-        rows = found.graphs["decode:1"].relocations
+        rows = found.graphs[KEYS[0]].relocations
         symbols = [found.regions[i].symbol for i in rows["region"].tolist()]
         rows["offset"][symbols.index("static:ids")] += 4
         tables.rewrite(found, bundle)
@@ -57,14 +58,14 @@ def _spoil(work: Path) -> Callable[[str], None]:
     return between
 
 
-@pytest.mark.slow
-def test_a_graph_that_fails_the_gate_is_dropped_and_the_rest_is_proved_again(tmp_path: Path) -> None:
-    launches = Launches(_spoil(tmp_path))
-    directory = offline.make(tmp_path, launches)
-    assert launches.names[-2:] == ["prove graphs", "prove graphs"]
-    assert "differ" in launches.answers[-2]["failed"]["decode:1"]
+def test_a_graph_that_fails_the_proof_is_dropped_and_the_rest_is_proved_again(
+    here: Here, tmp_path: Path
+) -> None:
+    rounds = Rounds(here, between=_spoil(tmp_path))
+    directory = offline.make(tmp_path, rounds)
+    assert rounds.names[-2:] == ["prove graphs", "prove graphs"]
     found = tables.load(directory)
-    assert sorted(found.graphs) == sorted(KEYS[1:]) and "differ" in found.refused["decode:1"]
+    assert sorted(found.graphs) == sorted(KEYS[1:]) and "differ" in found.refused[KEYS[0]]
     assert read_proof(directory).proven == KEYS[1:]
 
 
@@ -73,11 +74,9 @@ def test_engine_without_output_is_reported(tmp_path: Path) -> None:
         offline.make(tmp_path, lambda name, task: None)
 
 
-def test_layouts_in_which_every_graph_conflicts_are_no_bundle(
-    created_rounds: tuple[Path, Launches], tmp_path: Path
-) -> None:
+def test_layouts_in_which_every_graph_conflicts_are_no_bundle(rounds_bundle: Path, tmp_path: Path) -> None:
     """On an H100, all graphs of a model were refused for one reason, and the empty bundle counted as proven."""
-    nothing = tables.load(created_rounds[0]).without(dict.fromkeys(KEYS, "a word points elsewhere"))
+    nothing = tables.load(rounds_bundle).without(dict.fromkeys(KEYS, "a word points elsewhere"))
 
     def launch(name: str, task: EngineTask) -> None:
         assert task.record is not None, name
@@ -99,15 +98,65 @@ def test_reason_contains_the_error_of_the_process(tmp_path: Path) -> None:
         offline.make(tmp_path, launch)
 
 
-def test_no_bundle_is_published_without_a_proven_graph(
-    created_rounds: tuple[Path, Launches], tmp_path: Path
-) -> None:
-    shutil.copytree(created_rounds[0].parent, tmp_path / "w")
-    bundle = tmp_path / "w" / offline.BUNDLE
-    reject(Proof("", [1], failed=dict.fromkeys(KEYS, "wrong")), bundle)
+def test_no_bundle_is_published_without_a_proven_graph(rounds_bundle: Path, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(rounds_bundle, tmp_path / "b"))
     with pytest.raises(NotProvenError, match="no graph was proven"):
-        offline.keep_proven(bundle)
+        offline.keep_proven(bundle, dict.fromkeys(KEYS, "wrong"))
 
 
-def test_no_directory_appears_before_it_is_complete(created_rounds: tuple[Path, Launches]) -> None:
-    assert not list(created_rounds[0].parent.glob("*.part"))
+# --- contents that the engine rewrites between steps ---
+
+
+def _moving(memory: str) -> Change:
+    """Return a step that rewrites memory that no tensor names: the table or the semaphore."""
+
+    def change(model: SimModel) -> None:
+        at = model.rope_table if memory == "table" else model.hidden["semaphore"]
+        (held,) = model.driver.read(at, 1)
+        model.driver.write(at, bytes([held ^ 0x5A]))
+
+    return change
+
+
+def test_graphs_over_memory_that_moves_are_refused_and_the_others_proven(here: Here, tmp_path: Path) -> None:
+    """Its contents are not stored, so the proof fails for the graphs that need them."""
+    rounds = Rounds(here, step=_moving("semaphore"))
+    found = tables.load(offline.make(tmp_path, rounds))
+    assert sorted(found.graphs) == sorted(KEYS[1:]) and list(found.refused) == KEYS[:1]
+    assert all("restored outputs differ" in reason for reason in found.refused.values())
+    assert rounds.names.count("prove graphs") == 2
+
+
+def test_no_bundle_is_created_when_all_graphs_need_the_memory(here: Here, tmp_path: Path) -> None:
+    with pytest.raises(NotProvenError, match="no graph was proven"):
+        offline.make(tmp_path, Rounds(here, step=_moving("table")))
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_engine_without_observed_steps_proves_no_graph(here: Here, tmp_path: Path, steps: int) -> None:
+    with pytest.raises(GraphRefusedError, match=f"{steps} live steps, but 2 are needed"):
+        offline.make(tmp_path, Rounds(here, steps=steps))
+
+
+class Memory:
+    """One byte string as device memory."""
+
+    data = bytes(1024)
+
+    def synchronize(self) -> None:
+        """Do nothing; the fake is synchronous."""
+
+    def read(self, address: int, size: int) -> bytes:
+        return self.data[address : address + size]
+
+
+@given(st.lists(st.sets(st.integers(0, 1023)), min_size=2, max_size=6))
+def test_any_change_at_any_step_is_seen(states: list[set[int]]) -> None:
+    memory: Any = Memory()
+    with TemporaryDirectory() as work:
+        watch = offline.ContentWatch(memory, Path(work), [(0, 600), (600, 424)])
+        for changed in states:
+            memory.data = bytes(int(at in changed) for at in range(1024))
+            watch.look()
+        seen = json.loads((Path(work) / offline.LIVE).read_text())
+    assert seen == {"steps": len(states), "changed": sorted({int(at >= 600) for at in set().union(*states)})}

@@ -12,8 +12,8 @@ import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import Finding
-from support.graphs_processes import KEYS, Launches, engine
+from support.graphs_worker import Rounds
+from support.graphs_worker import start as start_worker
 from tools.bundles import key, provenance
 
 from coldstart.contract.arguments import Arguments
@@ -30,7 +30,7 @@ from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.validate import start
 from coldstart.validate.answers import ServerAnswers
-from coldstart.validate.checks import Level
+from coldstart.validate.checks import Finding, Level
 from coldstart.validate.launchers import Subject
 from coldstart.vllm.graphs import kv_plan
 
@@ -64,14 +64,14 @@ def prepared(bundle: Bundle, place: Path) -> Any:
     return prepare.prepare(lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust)
 
 
-def test_from_the_store_to_an_engine_in_another_process(place: Path, rounds_bundle: Path) -> None:
+def test_from_the_store_to_an_engine_with_other_addresses(
+    place: Path, rounds_bundle: Path, here: dict[str, Any]
+) -> None:
     bundle = publish(place, rounds_bundle)
     plan = prepared(bundle, place)
     assert not [f for f in plan.fallbacks if f.stage == "graphs"]
-    done = engine(plan.engine, **{CANARY: "all"})
-    assert done["restored"] == KEYS, done["fallbacks"]
-    assert all(done["equal"].values())
-    assert sorted(done["fallbacks"]) == []
+    session, runner = start_worker(here, plan.engine.restore, canary="all")
+    assert session.fallbacks == {} and runner.cudagraph_manager.captured == []
 
 
 def test_untrusted_graphs_are_not_unpacked(place: Path, rounds_bundle: Path) -> None:
@@ -119,9 +119,11 @@ def test_cpu_engine_has_no_graphs(tmp_path: Path) -> None:
     assert "runs on the CPU" in str(reason) and not (tmp_path / "out").exists()
 
 
-def test_materialize_makes_the_section_with_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_materialize_makes_the_section_with_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: dict[str, Any]
+) -> None:
     monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
-    reason = graphs.make(tmp_path / "out", tmp_path / "work", Launches(), Arguments())
+    reason = graphs.make(tmp_path / "out", tmp_path / "work", Rounds(here), Arguments())
     assert reason is None and (tmp_path / "out" / "proof.json").exists()
 
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from coldstart.graphs.api import AllocationEvent, Captured
-from coldstart.graphs.record import read_graphs
+from coldstart.graphs.api import AllocationEvent
 from coldstart.graphs.torch_framework import (
-    TorchFramework,
     pool_segments,
     tensor_regions,
     trace_events,
@@ -59,15 +54,3 @@ def test_tied_weights_have_one_storage() -> None:
     regions = tensor_regions({"param:weight": module.weight.data, "buffer:part": module.part})
     assert [r.symbol for r in regions] == ["param:weight", "buffer:part"]
     assert regions[0].base == regions[1].base and regions[0].size == 64
-
-
-@pytest.mark.slow
-def test_graph_that_the_framework_refuses_is_not_read() -> None:
-    pytest.importorskip("torch")
-    driver: Any = SimpleNamespace(nodes=lambda graph: [], edges=lambda graph: [])
-    framework = TorchFramework(driver, {}, {"decode:1": 1, "decode:8": 8}, lambda key: None, POOL)
-    framework.refusals["decode:8"] = "the graph consumes random numbers"
-    tables = read_graphs(driver, framework, {key: Captured(1, 1) for key in ("decode:1", "decode:8")})
-    assert list(tables.graphs) == ["decode:1"] and tables.refused == {
-        "decode:8": "the graph consumes random numbers"
-    }

@@ -18,7 +18,6 @@ from coldstart.host.events import (
     Failed,
     Leave,
     Left,
-    Measured,
     Refuse,
     Start,
     Started,
@@ -168,21 +167,6 @@ def test_reconfiguration_adds_and_removes_models_after_their_streams() -> None:
     assert _brief(host(5.0, Ended("stream"))) == [("leave", "a", "stopped")]
     host(6.0, Left("a"))
     assert set(host.core.models) == {"c"}
-
-
-class TestMeasuredTier:
-    TIERS = (Tier("awake", 10, 0.0), Tier("template", 10, 0.5), stopped(8.0))
-
-    def test_tier_is_used_once_it_is_measured_to_free_enough(self) -> None:
-        driver = Driver(ModelSpec("a", self.TIERS), ModelSpec.simple("b", 10, 7.0))
-        driver.up("a", 0.0)
-        driver(1.0, Measured("a", 4, "template"))
-        assert driver.core.residents.device.used == 10
-        assert _brief(driver(2.0, Arrived("1", "b"))) == [("leave", "a", "template")]
-        driver(3.0, Left("a"))
-        assert driver.core.residents.device.reserved("a") == 4
-        driver(4.0, Measured("a", 3, "template"), Measured("a", 99, "nowhere"), Measured("a", 99))
-        assert driver.core.residents.device.reserved("a") == 3
 
 
 def test_an_order_of_an_operator_is_no_request_for_the_statistics_and_the_policy() -> None:

@@ -1,8 +1,7 @@
-"""Models that start without a request, and idle times that a request sets."""
+"""Models that start without a request."""
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import pytest
@@ -38,23 +37,12 @@ class Host:
         made: list[Action] = [action for event in events for action in self.core.handle(event, now)]
         return [f"{type(one).__name__} {one.model}" for one in made if isinstance(one, (Start, Leave))]
 
-    def serve(self, name: str, now: float, keep_s: float | None = None) -> list[str]:
+    def serve(self, name: str, now: float) -> list[str]:
         """Answer one request at `now`, of a model that is ready or may start."""
         begun = self(now, Arrived(f"r{now}", name))
         if begun:
             self(now, Started(name, 1.0))
-        return self(now, Ended(f"r{now}", keep_s))
-
-
-def test_last_request_decides_how_long_the_model_stays() -> None:
-    host = Host()
-    host.serve("a", 0.0, keep_s=300.0)
-    assert host(299.0, Tick()) == [] and host.core.deadline() == 300.0
-    host.serve("a", 299.0)
-    assert host(300.0, Tick()) == [] and host.core.deadline() == 399.0
-    host.serve("a", 300.0, keep_s=inf)
-    assert host(1e9, Tick()) == [] and host.core.deadline() == inf
-    assert host.serve("a", 1e9, keep_s=0.0) == ["Leave a"]
+        return self(now, Ended(f"r{now}"))
 
 
 def test_default_model_evicts_nothing_and_waits_for_requests() -> None:

@@ -4,12 +4,12 @@ from collections.abc import Callable
 import pytest
 from tools.openai_server import FakeServer, running
 
-from coldstart.lab.live import ReplaySettings, Target, replay
+from coldstart.lab.live import Target, replay
 from coldstart.lab.traces import TraceRequest
 
 
-def target(port: int) -> Target:
-    return Target(f"http://127.0.0.1:{port}", "m", "key")
+def target(port: int, timeout_s: float = 60.0) -> Target:
+    return Target(f"http://127.0.0.1:{port}", "m", "key", timeout_s=timeout_s)
 
 
 def no_signals(stop: Callable[[], None]) -> None:
@@ -23,7 +23,7 @@ def trace(count: int, gap_s: float = 0.0, output: int = 3) -> list[TraceRequest]
 @pytest.mark.parametrize("mode", ["ok", "length"])
 def test_every_token_is_timed_and_counted(mode: str) -> None:
     with running(FakeServer(mode)) as server:
-        result = replay(trace(5, 0.01), [target(server.port)], ReplaySettings(), no_signals)
+        result = replay(trace(5, 0.01), target(server.port), interrupts=no_signals)
     assert result.ended == "complete"
     assert [record.number for record in result.records] == [0, 1, 2, 3, 4]
     for record in result.records:
@@ -42,8 +42,8 @@ def test_every_token_is_timed_and_counted(mode: str) -> None:
 )
 def test_a_failing_request_is_recorded_not_raised(mode: str, words: str) -> None:
     with running(FakeServer(mode)) as server:
-        settings = ReplaySettings(timeout_s=0.3 if mode == "hang" else 60.0)
-        result = replay(trace(2), [target(server.port)], settings, no_signals)
+        server_target = target(server.port, 0.3 if mode == "hang" else 60.0)
+        result = replay(trace(2), server_target, interrupts=no_signals)
     assert all(record.error and words in record.error and not record.ok for record in result.records)
 
 
@@ -53,12 +53,6 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
         asyncio.get_running_loop().call_later(0.25, after)
 
     with running(FakeServer()) as server:
-        result = replay(trace(10_000, 0.02), [target(server.port)], ReplaySettings(), soon)
+        result = replay(trace(10_000, 0.02), target(server.port), interrupts=soon)
     assert result.ended == "interrupted"
     assert 0 < sum(record.ok for record in result.records) <= len(result.records) < 10_000
-
-
-def test_several_servers_take_turns() -> None:
-    with running(FakeServer(gap_s=0.01)) as one, running(FakeServer(gap_s=0.01)) as two:
-        replay(trace(12), [target(one.port), target(two.port)], ReplaySettings(), no_signals)
-        assert len(one.bodies) == len(two.bodies) == 6

@@ -3,14 +3,8 @@ import json
 import pytest
 from support import pages
 
-from coldstart.lab.page import measure_load, plot
-from coldstart.lab.records import (
-    RequestRecord,
-    list_tables,
-    parse_slo,
-    summarize,
-    tabulate,
-)
+from coldstart.lab.records import Replay, RequestRecord, parse_slo, summarize, tabulate
+from coldstart.lab.report import Run, compare, find_highest_rates, list_tables, measure_load, plot
 
 
 def record(number: int, first: float, end: float, tokens: int) -> RequestRecord:
@@ -49,8 +43,8 @@ def test_failures_count_as_misses_and_not_as_latencies() -> None:
 
 
 def test_a_page_has_load_and_distributions() -> None:
-    records = tabulate([FAILED, record(0, 2.0, 4.0, 5)])
-    found = pages.plots("".join(plot(summarize(records, {}, 4.0), records)))
+    done = Replay([FAILED, record(0, 2.0, 4.0, 5)], duration_s=4.0)
+    found = pages.plots("".join(plot(Run.of("one", None, 0, done, {}))))
     assert len(found) == 2 + 5
     labels = set[str]().union(*map(pages.axis_labels, found))
     assert {"requests", "requests per second", "TTFT (s)", "time (s)"} <= labels
@@ -82,3 +76,24 @@ def test_each_model_is_judged_by_its_own_limits() -> None:
     assert found["models"]["b"]["slo"]["limits"] == {"b": {"ttft_s": 0.5}}
     _, (_, models) = list_tables(found)
     assert models[0] == ["a", "2", "0", "0.0%", "4.5", "7.3", "7.93", "50.0%"]
+
+
+def test_a_comparison_pairs_the_rounds_and_leaves_out_incomplete_replays() -> None:
+    def run(name: str, number: int, first: float, ended: str = "complete", rate: float = 1.0) -> Run:
+        done = Replay([record(0, 1 + first, 1 + 2 * first, 5), FAILED], 10.0, ended)
+        return Run.of(name, rate, number, done, {None: {"ttft_s": 4.0}})
+
+    slow = [run("slow", number, first) for number, first in enumerate((2.0, 4.0, 8.0))]
+    fast = [run("fast", number, first) for number, first in enumerate((1.0, 2.0, 4.0))]
+    cut = [run("slow", 3, 0.5, "interrupted"), run("fast", 0, 0.5, rate=2.0)]
+    one, two, three = compare([*slow, *fast, *cut])
+    assert (one["name"], one["rounds"], two["rounds"], three["rate"]) == ("slow", 3, 3, 2.0)
+    assert {mark: one["ttft_mean_s"][mark] for mark in ("median", "min", "max", "n")} == {
+        "median": 4.0, "min": 2.0, "max": 8.0, "n": 3
+    }  # fmt: skip
+    assert (two["ttft_mean_s"]["ratio"], two["ttft_mean_s"]["ratio_ci95"]) == (0.5, (0.5, 0.5))
+    assert (two["attainment"]["median"], two["goodput_per_s"]["median"]) == (0.5, 0.1)
+    assert (one["attainment"]["ratio"], three["ttft_mean_s"]["ratio"]) == (None, None)
+    assert find_highest_rates([one, two, three]) == {"slow": None, "fast": None}
+    served = {"attainment": {"median": 0.95}}
+    assert find_highest_rates([{**two, **served}, {**three, **served}, one]) == {"fast": 2.0, "slow": None}

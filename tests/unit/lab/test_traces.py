@@ -5,17 +5,24 @@ from statistics import mean, pstdev
 
 import pytest
 
-from coldstart.lab.plan import TracePlan, map_models, rearrive
-from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, prompt_tokens, read_trace
+from coldstart.lab.plan import TracePlan, map_models, prompt_tokens, rearrive
+from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, read_trace
 
 SAMPLES = {
-    "mooncake": '{"timestamp": 1000, "input_length": 7, "output_length": 3, "hash_ids": [1, 2]}\n'
+    "Mooncake": '{"timestamp": 1000, "input_length": 7, "output_length": 3, "hash_ids": [1, 2]}\n'
     '{"timestamp": 2500, "input_length": 8, "output_length": 4, "hash_ids": [], "model": "b"}\n',
-    "azure-llm": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "Azure LLM": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     "2023-11-16 18:15:46.6805900,7,3\n2023-11-16 18:15:48.1805900,8,4\n",
-    "azure-functions": "app,func,end_timestamp,duration\na,f,10,9\na,g,12,9.5\n",
-    "burstgpt": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "Azure Functions 2021": "app,func,end_timestamp,duration\na,f,10,9\na,g,12,9.5\n",
+    "BurstGPT": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     "5,ChatGPT,7,3,10,Conversation log\n6.5,GPT-4,8,4,12,API log\n",
+}
+# BurstGPT_3 has two more columns, and the Azure LLM trace of 2024 times with a zone.
+LATER = {
+    "Azure LLM": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2024-05-10 00:00:00.009930+00:00,7,3\n2024-05-10 00:00:01.509930+00:00,8,4\n",
+    "BurstGPT": "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "19440110.0,1722ac82,43,GPT-4,7,3,10,Conversation log\n19440111.5,1722ac82,2,ChatGPT,8,4,12,Conversation log\n",
 }
 
 
@@ -25,12 +32,46 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_each_format_gives_relative_seconds(name: str, tmp_path: Path) -> None:
-    rows = read_trace(write(tmp_path, SAMPLES[name]), name)
+@pytest.mark.parametrize(("name", "text"), [*SAMPLES.items(), *LATER.items()])
+def test_each_format_is_detected_and_gives_relative_seconds(name: str, text: str, tmp_path: Path) -> None:
+    report = TraceReport()
+    rows = read_trace(write(tmp_path, text), report=report)
     assert [row.arrival_s for row in rows] == pytest.approx([0.0, 1.5])
-    lengths = (512, 128) if name == "azure-functions" else (7, 3)
+    lengths = (512, 128) if name == "Azure Functions 2021" else (7, 3)
     assert (rows[0].prompt_tokens, rows[0].output_tokens) == lengths
+    assert (report.trace_format, report.rows, report.skipped) == (name, 2, 0)
+
+
+def of_2019(*rows: str) -> str:
+    """Return a file with the published columns: one for each minute of a day."""
+    days = [",".join([*row.split(","), *["0"] * 1440][:1444]) for row in rows]
+    return "\n".join(
+        [",".join(["HashOwner", "HashApp", "HashFunction", "Trigger", *map(str, range(1, 1441))]), *days]
+    )
+
+
+def test_invocation_counts_of_azure_functions_2019_become_requests_within_their_minutes(
+    tmp_path: Path,
+) -> None:
+    text = of_2019("o,a,f,http,0,3,0,2", "o,a,g,timer,0,1,1,1", "o,a,h,queue,0,-1", "o,a,i,queue,x")
+    path, report = write(tmp_path, text), TraceReport()
+    rows = read_trace(path, report=report)
+    assert (report.trace_format, report.rows, report.skipped) == ("Azure Functions 2019", 8, 2)
+    assert [bad.line for bad in report.bad_rows] == [4, 5]
+    assert sorted(row.model or "" for row in rows) == [*"fffff", *"ggg"]
+    times = [row.arrival_s for row in rows]
+    assert times == sorted(times) and times[0] == 0 and times[-1] <= 3 * 60
+    # The second minute has four invocations, the third one and the fourth three; the first request is up to 60 s late.
+    gaps = sum(time < 60 for time in times), sum(time <= 120 for time in times)
+    assert 4 <= gaps[0] <= 5 and 5 <= gaps[1] <= 8 and read_trace(path) == rows
+    assert len(read_trace(path, limit=3)) == 4 and len(read_trace(path, until_s=1)) == 5
+    assert [len(arrange(TracePlan(path, limit=count))) for count in (2, 5, 9)] == [2, 5, 8]
+    with pytest.raises(TraceError, match="line 4: an invocation count"):
+        read_trace(path, strict=True)
+    many = write(tmp_path, of_2019("o,a,f,http,1999999,1999999"))
+    with pytest.raises(TraceError, match="more than 2,000,000"):
+        read_trace(many)
+    assert len(read_trace(many, until_s=0, limit=1)) == 1_999_999
 
 
 SHAREGPT = """[{"id": "a", "conversations": [{"from": "human", "value": "12345678"}, {"from": "gpt", "value": "12345"}]},
@@ -39,25 +80,26 @@ ALPACA = """[{"instruction": "1234", "input": "", "output": "12345678"},
  {"instruction": "123", "input": "1234", "output": ""}]"""
 
 
-@pytest.mark.parametrize(("name", "text"), [("sharegpt", SHAREGPT), ("alpaca", ALPACA)])
+@pytest.mark.parametrize(("name", "text"), [("ShareGPT", SHAREGPT), ("Alpaca", ALPACA)])
 def test_data_set_of_texts_gives_token_counts_and_names_rows_without_an_answer(
     name: str, text: str, tmp_path: Path
 ) -> None:
     report = TraceReport()
-    (row,) = read_trace(write(tmp_path, text), name, report=report)
+    (row,) = read_trace(write(tmp_path, text), report=report)
+    assert report.trace_format == name
     assert (row.arrival_s, row.prompt_tokens, row.output_tokens) == (
         0.0,
-        *((2, 2) if name == "sharegpt" else (1, 2)),
+        *((2, 2) if name == "ShareGPT" else (1, 2)),
     )
     assert [bad.line for bad in report.bad_rows] == [2]
-    with pytest.raises(TraceError, match="expected a JSON array"):
-        read_trace(write(tmp_path, "{}"), name)
+    with pytest.raises(TraceError, match="cannot read"):
+        read_trace(write(tmp_path, text[:-1]))
 
 
 def test_a_plain_csv_is_read_by_column_mapping(tmp_path: Path) -> None:
     path = write(tmp_path, "when,in,out,who\n1000,7,3,x\n3000,8,4,y\n")
     columns = Columns.parse("time=when,prompt=in,output=out,model=who,unit=ms")
-    assert [(r.arrival_s, r.model) for r in read_trace(path, "csv", columns=columns)] == [
+    assert [(r.arrival_s, r.model) for r in read_trace(path, columns=columns)] == [
         (0.0, "x"),
         (2.0, "y"),
     ]
@@ -66,26 +108,31 @@ def test_a_plain_csv_is_read_by_column_mapping(tmp_path: Path) -> None:
 def test_malformed_rows_are_named_and_skipped(tmp_path: Path) -> None:
     bad = (
         "{oops\n"
-        + SAMPLES["mooncake"]
+        + SAMPLES["Mooncake"]
         + '{"timestamp": 3}\n{"timestamp": 4, "input_length": 0, "output_length": 1}\n'
     )
-    report = TraceReport()
-    rows = list(read_trace(write(tmp_path, bad), "mooncake", report=report))
+    report, short = TraceReport(), TraceReport()
+    lines = "TIMESTAMP,ContextTokens,GeneratedTokens\n1,2\n\n3,4,5,6\nx,1,1\n"
+    (row,) = read_trace(write(tmp_path, lines), report=short)
+    assert row.output_tokens == 5 and [one.line for one in short.bad_rows] == [2, 5]
+    rows = list(read_trace(write(tmp_path, bad), report=report))
     assert len(rows) == report.rows == 2
     assert [row.line for row in report.bad_rows] == [1, 4, 5]
-    assert "lacks input_length" in report.bad_rows[1].reason and "above zero" in report.bad_rows[2].reason
+    assert (
+        "no value for input_length" in report.bad_rows[1].reason and "above zero" in report.bad_rows[2].reason
+    )
 
 
 def test_unreadable_trace_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = write(tmp_path, "a,b\n1,2\n")
-    with pytest.raises(TraceError, match="no column TIMESTAMP"):
-        list(read_trace(path, "azure-llm"))
-    with pytest.raises(TraceError, match="column mapping"):
-        list(read_trace(path, "csv"))
-    with pytest.raises(ValueError, match="must be one of mooncake"):
-        TracePlan(path, "parquet")
+    with pytest.raises(TraceError, match="no known format; its columns are a, b"):
+        read_trace(path)
+    with pytest.raises(TraceError, match="no column p; it has a, b"):
+        read_trace(path, columns=Columns.parse("time=a,prompt=p,output=b"))
     with pytest.raises(TraceError, match="cannot read"):
-        list(read_trace(tmp_path / "absent", "mooncake"))
+        read_trace(tmp_path / "absent")
+    with pytest.raises(TraceError, match=r"cannot read the trace: .* EOF inside string"):
+        read_trace(write(tmp_path, SAMPLES["BurstGPT"] + '"'))
     with pytest.raises(TraceError, match="missing"):
         Columns.parse("time=t")
 
@@ -111,12 +158,16 @@ def test_arrivals_have_the_asked_rate_and_cv(cv: float) -> None:
     assert pstdev(gaps) / mean(gaps) == pytest.approx(cv, rel=0.1)
 
 
+def arrange(plan: TracePlan) -> list[TraceRequest]:
+    return plan.arrange(plan.read(TraceReport()))
+
+
 def test_a_plan_changes_speed_duration_limit_and_lengths(tmp_path: Path) -> None:
     lines = "".join(f"{i},{10 + i},{5 + i}\n" for i in range(20))
     path, columns = write(tmp_path, f"t,p,o\n{lines}"), "time=t,prompt=p,output=o"
-    fast = TracePlan(path, "csv", columns, speedup=2.0, duration_s=3.0).rows(TraceReport())
+    fast = arrange(TracePlan(path, columns, speedup=2.0, duration_s=3.0))
     assert [row.arrival_s for row in fast] == [0, 0.5, 1, 1.5, 2, 2.5, 3]
-    capped = TracePlan(path, "csv", columns, limit=4, max_prompt=10, max_output=5).rows(TraceReport())
+    capped = arrange(TracePlan(path, columns, limit=4, max_prompt=10, max_output=5))
     assert [(row.prompt_tokens, row.output_tokens) for row in capped] == [(10, 5)] * 4
 
 
@@ -143,9 +194,9 @@ REAL = next((folder for folder in BESIDE if folder.is_dir()), Path("absent"))
 @pytest.mark.parametrize(
     ("file", "name", "count"),
     [
-        ("azure_llm_2023_conv.csv", "azure-llm", 19_366),
-        ("mooncake_fast25_conversation.jsonl", "mooncake", 12_031),
-        ("azure_functions_2021_sample.csv", "azure-functions", 199),
+        ("azure_llm_2023_conv.csv", "Azure LLM", 19_366),
+        ("mooncake_fast25_conversation.jsonl", "Mooncake", 12_031),
+        ("azure_functions_2021_sample.csv", "Azure Functions 2021", 199),
     ],
 )
 def test_the_real_traces_are_read_whole(file: str, name: str, count: int) -> None:
@@ -153,5 +204,5 @@ def test_the_real_traces_are_read_whole(file: str, name: str, count: int) -> Non
     if not path.exists():
         pytest.skip(f"the real trace {file} is not beside the project")
     report = TraceReport()
-    rows = len(read_trace(path, name, report=report))
-    assert (rows, report.skipped) == (count, 0)
+    rows = len(read_trace(path, report=report))
+    assert (report.trace_format, rows, report.skipped) == (name, count, 0)

@@ -12,12 +12,8 @@ from support.engines import FakeThawed
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailedError
-from coldstart.launch import (
-    process_snapshot,
-    runtime_snapshot,
-    template_pool,
-)
+from coldstart.errors import CommandFailedError, LaunchRefusedError
+from coldstart.launch import process_snapshot, template_pool
 from coldstart.launch.server import Server
 from coldstart.models import tiny
 from coldstart.system.paths import Cache
@@ -45,9 +41,9 @@ def frozen_plans(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) ->
 
 def test_frozen_plan_contains_no_model_of_the_user(frozen_plans: list[LaunchPlan], tmp_path: Path) -> None:
     cache = Cache.at()
-    assert runtime_snapshot.find_image(cache) is None
-    image = runtime_snapshot.freeze(cache, 9)
-    assert runtime_snapshot.find_image(cache) == image and image.parent == cache.runtimes
+    assert process_snapshot.find_runtime(cache) is None
+    image = process_snapshot.freeze_runtime(cache, 9)
+    assert process_snapshot.find_runtime(cache) == image and image.parent == cache.runtimes
     (plan,) = frozen_plans
     assert list(plan.vllm_args) == ["--model", str(tmp_path / "tiny-llama")]
     assert (plan.key, plan.weights, plan.compile_dir, plan.canary) == ("", "", None, None)
@@ -61,7 +57,7 @@ def test_freeze_reports_a_full_disk_and_leaves_no_file(
 
     monkeypatch.setattr(process_snapshot, "freeze", full)
     with pytest.raises(CommandFailedError, match="No space left on device"):
-        runtime_snapshot.freeze(Cache.at(), 9)
+        process_snapshot.freeze_runtime(Cache.at(), 9)
     assert [path.name for path in Cache.at().runtimes.iterdir()] == [".lock"]
 
 
@@ -79,7 +75,7 @@ def thawed(
     start: object, frozen_plans: list[LaunchPlan], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FakeThawed]:
     """Freeze the runtime; thawing returns a template. Only CRIU and its namespaces are fakes."""
-    runtime_snapshot.freeze(Cache.at(), 9)
+    process_snapshot.freeze_runtime(Cache.at(), 9)
     process = template_pool.spawn(
         "runtime", replace(PLAN, key="another"), home / "thawed", subprocess.DEVNULL, 20
     )
@@ -101,7 +97,7 @@ def test_start_is_fresh_with_a_reason_when_the_thawed_template_refuses(
     start: Callable[..., Server], thawed: FakeThawed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(image: Path, plan: LaunchPlan) -> FakeThawed:
-        raise process_snapshot.SnapshotUnusableError("the snapshot was made with /a.py (sha256 0), found 1")
+        raise LaunchRefusedError("the snapshot was made with /a.py (sha256 0), found 1")
 
     monkeypatch.setattr(process_snapshot, "restored", refuses)
     document = start("runtime-snapshot").document()

@@ -29,7 +29,7 @@ from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import paths, runtime
 from coldstart.system.paths import Cache
-from coldstart.vllm.engine import aot
+from coldstart.vllm.engine import compiled
 from tests.support.engines import home
 
 __all__ = ["home", "run"]
@@ -144,7 +144,7 @@ def test_vllms_own_look_up_finds_the_artifact_under_its_own_hash(
     from vllm.compilation.counter import compilation_counter
 
     monkeypatch.setattr(compilation_counter, "num_inductor_compiles", 0)
-    held = aot.Aot(_bundle(tmp_path, b"artifact"))
+    held = compiled.Aot(_bundle(tmp_path, b"artifact"))
     assert held.reasons == ["vLLM requested no ahead-of-time artifact"]
     held.install(decorators)
     path = tmp_path / "user" / "torch_aot_compile" / "another-hash" / "rank_0_0" / "model"
@@ -190,7 +190,7 @@ def test_vllm_finds_the_choices_of_the_autotuner_in_a_moved_bundle(
 def test_every_miss_has_its_reason(
     tmp_path: Path, decorators: Any, data: bytes, rank: str, reason: str
 ) -> None:
-    held = aot.Aot(_bundle(tmp_path, data, rank))
+    held = compiled.Aot(_bundle(tmp_path, data, rank))
     held.install(decorators)
     path = tmp_path / "user" / "another-hash" / "rank_0_0" / "model"
     assert decorators._try_load_aot_compiled_fn(_model(), str(path)) is None

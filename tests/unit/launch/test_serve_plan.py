@@ -8,17 +8,29 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from coldstart.artifacts.bundle import TrustResult
 from hypothesis import given
 from hypothesis import strategies as st
+from tools.bundles import key
 
+from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import LaunchPlan
 from coldstart.contract.weights import WeightsRequest
-from coldstart.system import timeline
+from coldstart.errors import CommandFailedError, UsageError
+from coldstart.launch import planning, preparation
+from coldstart.launch.planning import ServeRequest
+from coldstart.models import resolution
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
+from coldstart.system import runtime, timeline
+from coldstart.system.paths import Cache
 from coldstart.system.recording import recording
+from coldstart.vllm.engine import template
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 IDS = st.lists(st.integers(0, 1 << 31))
@@ -132,3 +144,76 @@ def test_a_process_ends_with_its_parent() -> None:
         assert select.select([pidfd], [], [], 10)[0]
     finally:
         os.close(pidfd)
+
+
+PLANNED = LaunchPlan(["planned"])
+
+
+class _Bundle:
+    ref = name = "made@sha256:0"
+    version = 1
+
+
+@pytest.fixture
+def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
+    monkeypatch.setattr(resolution, "ensure_weights", lambda model, offline: model)
+    monkeypatch.setattr(planning.prepare, "prepare", lambda *arguments, **options: PLANNED)
+    return Lookup(model, Arguments(), Cache.at(), key(), cast(Any, _Bundle()))
+
+
+def test_plan_refuses_a_bundle_without_a_trusted_signature(lookup: Lookup) -> None:
+    refuse = lambda bundle: TrustResult(False, None, "it carries no signature")  # noqa: E731 - one line
+    with pytest.raises(CommandFailedError, match="no signature") as caught:
+        planning.plan(ServeRequest(lookup, require_signature=True, trust=refuse))
+    assert "coldstart trust add" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--api-server-count", "2"], ["--api-server-count"]),
+        (["-asc", "4", "--grpc-port", "9000"], ["--api-server-count", "--grpc-port"]),
+        (["--grpc"], ["--grpc"]),
+        (["--api-server-count", "1", "--no-grpc", "--seed", "3"], []),
+        (["--api-server-count=0"], []),
+        ([], []),
+    ],
+)
+def test_ignored_flags_are_named(words: list[str], named: list[str]) -> None:
+    said = planning.list_unserved(Arguments(words))
+    assert [line.reason.split()[0] for line in said] == named
+    assert all(line.stage == "server" and "has no effect: " in line.reason for line in said)
+
+
+IMPORTS = """
+import sys, torch
+from vllm.platforms import current_platform
+type(current_platform).is_cpu = lambda self: False
+names = ("Stream", "Event", "current_stream", "synchronize")
+before = [getattr(torch.cuda, name) for name in names]
+from coldstart.vllm.engine import server
+server.import_engine()
+print([m for m in sys.modules if "cpu_worker" in m or m.endswith("cpu.shm")],
+      [n for n, was in zip(names, before) if getattr(torch.cuda, n) is not was])
+"""
+
+
+@pytest.mark.vllm
+def test_cpu_worker_is_not_imported() -> None:
+    """vLLM's cpu/shm.py replaces torch.cuda's streams and events, which a GPU engine would then use."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
+    assert done.stdout.strip().splitlines()[-1:] == ["[] []"], done.stdout[-500:] + done.stderr[-2000:]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_built_engine_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="CUDA does not survive a fork") as caught:
+        preparation.start_template("engine", LaunchPlan([]), "m", 1.0)
+    assert "--level runtime" in str(caught.value.hint)
+    with pytest.raises(RuntimeError, match="CUDA does not survive a fork"):
+        template.build(LaunchPlan([]), "engine")

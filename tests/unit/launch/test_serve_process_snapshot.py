@@ -17,7 +17,7 @@ from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, write_tree
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.errors import CommandFailedError
+from coldstart.errors import CommandFailedError, LaunchRefusedError
 from coldstart.launch import process_snapshot, template_environment
 from coldstart.models import inspection
 from coldstart.system import fingerprint, paths
@@ -107,7 +107,7 @@ class TestThaw:
     ) -> None:
         calls = fake_criu(1)
         bundle = frozen(store, tmp_path)
-        with pytest.raises(process_snapshot.SnapshotUnusableError):
+        with pytest.raises(LaunchRefusedError):
             thaw(bundle)
         calls.unlink()
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
@@ -120,7 +120,7 @@ class TestThaw:
     ) -> None:
         """The check runs in parallel with CRIU and ends it; CRIU may or may not have begun."""
         fake_criu(0)
-        with pytest.raises(process_snapshot.SnapshotUnusableError, match=r"kernel 3\.1"):
+        with pytest.raises(LaunchRefusedError, match=r"kernel 3\.1"):
             thaw(frozen(store, tmp_path, kernel="3.1"))
         assert list(paths.runtime_dir().glob("thawed-*")) == []
 
@@ -131,7 +131,7 @@ class TestThaw:
         calls = fake_criu(0)
         tree = {"pages-1.img": b"x"} | ({process_snapshot.ABOUT: odd} if odd is not None else {})
         bundle = keep(store, write_tree(tmp_path / "images", tree))
-        with pytest.raises(process_snapshot.SnapshotUnusableError):
+        with pytest.raises(LaunchRefusedError):
             thaw(bundle)
         assert not calls.exists()
 
@@ -141,7 +141,7 @@ class TestThaw:
     ) -> None:
         calls = fake_criu(1)
         with pytest.raises(
-            process_snapshot.SnapshotUnusableError,
+            LaunchRefusedError,
             match=r"cannot thaw the snapshot with CRIU: Error .* no such terminal",
         ):
             thaw(frozen(store, tmp_path, meeting=str(home / "meeting")))

@@ -60,6 +60,18 @@ def test_deadlines_are_priorities_of_vllms_own_scheduler(publish: Publish) -> No
         scheduler.check(mlfq(slo_s=1.0), PLAN.vllm_args)
 
 
+def test_shadow_adds_its_settings_to_vllms_own_scheduler(publish: Publish) -> None:
+    choice = fcfs(shadow_s=60.0)
+    given = flags(scheduler.apply(PLAN, choice, publish(iterations=PROFILE), on_cpu=True))
+    assert given.keys() == {"--additional-config"}
+    told = SchedulerSettings.read(json.loads(given["--additional-config"]))
+    assert replace(told, profile=None) == choice and told.profile is not None
+    with pytest.raises(UsageError, match="--shadow sets --additional-config itself"):
+        scheduler.check(choice, Arguments(["--additional-config", "{}"]))
+    with pytest.raises(UsageError, match="cannot use --shadow with skip-join-mlfq"):
+        scheduler.check(mlfq(shadow_s=60.0), PLAN.vllm_args)
+
+
 def test_settings_and_the_bundles_profile_reach_vllm(publish: Publish) -> None:
     bundle = publish(iterations=PROFILE, kv={"bytes": 4096})
     choice = mlfq(batch=4, first_quantum_s=0.5, eta=2, alpha_s=3.0, oldest_share=0.5, reserve_quantile=0.8)

@@ -16,7 +16,7 @@ from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
-from coldstart.launch import driver, ladder, planning
+from coldstart.launch import driver, ladder, planning, server_process
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server
 from coldstart.models.inspection import Lookup
@@ -108,3 +108,26 @@ def test_server_stops_when_its_caller_was_interrupted_during_the_start(
         signal.signal(signal.SIGINT, before)
     interrupted.set()
     wait_until(lambda: not _is_alive(started[0].running.process.pid))
+
+
+CHILD = """
+import sys
+from coldstart.system.start_progress import StartProgress, write
+for done in (1, 2):
+    write(int(sys.argv[1]), StartProgress("profile", done, 2, "sizes"))
+sys.exit(3)
+"""
+
+
+def _run(program: str) -> tuple[int, list[str]]:
+    said: list[str] = []
+    reader, writer = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", program, str(writer)], pass_fds=[writer])
+    os.close(writer)
+    code = server_process.await_exit(process, reader, lambda one: said.append(one.describe()))
+    os.close(reader)
+    return code, said
+
+
+def test_wait_returns_the_exit_code_after_each_report() -> None:
+    assert _run(CHILD) == (3, ["profile: 1 of 2 sizes", "profile: 2 of 2 sizes"])

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.fake_nvml import GIB, Fake, built, fake
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.graphs import EngineTask
@@ -24,7 +26,10 @@ from coldstart.materialize import assembly
 from coldstart.materialize.assembly import Assembly, ProofFailedError, require_fast_path
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime
+from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import kv_plan
+
+__all__ = ["built", "fake"]
 
 
 @contextmanager
@@ -117,6 +122,43 @@ def test_the_error_of_a_proof_start_names_the_unused_sections(
     with pytest.raises(ProofFailedError, match="the end of its log") as caught:
         materialization._proof_start()
     assert caught.value.unused == ["compile"]
+
+
+@pytest.mark.parametrize("by_process", [True, False])
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_the_proof_start_records_its_peak_on_the_devices(
+    materialization: Assembly, monkeypatch: pytest.MonkeyPatch, fake: Fake, on_cpu: bool, by_process: bool
+) -> None:
+    """Where the driver does not know the memory of processes, what became less on the device is the figure."""
+    for _ in range(2):
+        fake.add(free=100)
+    (materialization.out / "modelinfo.json").write_text("{}")
+    process = SimpleNamespace(pid=os.getpid(), signal=lambda number: None, wait=lambda: 0)
+    looked, look = threading.Event(), nvml.PeakMemory._look
+
+    def note(peak: nvml.PeakMemory) -> None:
+        look(peak)
+        looked.set()
+
+    def become_ready(*_: object) -> Any:
+        for held in (9, 5):  # a peak that is gone when the server is ready
+            for device, size in enumerate((held, 1)):
+                fake.run(device, os.getpid(), size * GIB if by_process else None)
+                fake.free(device, 100 - size)
+            looked.clear()
+            assert looked.wait(30)
+            looked.clear()  # the look may have begun before this change
+            assert looked.wait(30)
+        return SimpleNamespace(report={"fast_path": {}, "fallbacks": []}, ready_s=1.0)
+
+    monkeypatch.setattr(nvml.PeakMemory, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(nvml.PeakMemory, "_look", note)
+    monkeypatch.setattr(runtime, "targets_cpu", lambda: on_cpu)
+    monkeypatch.setattr(assembly.server_process, "fresh", lambda plan, output: (process, None))
+    monkeypatch.setattr(assembly.server_process, "acknowledged", become_ready)
+    monkeypatch.setattr(assembly.Timeline, "read", lambda _: assembly.Timeline())
+    stages = materialization._proof_start()
+    assert stages["device_bytes"] == (None if on_cpu else 10 * GIB) and stages["memory_bytes"] > 0
 
 
 def test_bundle_contains_the_reason_of_a_missing_section(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,15 +12,20 @@ import pytest
 from coldstart.artifacts.store import Store
 from support.engines import home
 from tools import bundles
+from tools.bundles import key
 
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import pruning
 from coldstart.materialize import materialize
+from coldstart.materialize.assembly import Assembly
 from coldstart.materialize.materialize import workspace
-from coldstart.materialize.options import no_progress
+from coldstart.materialize.options import Options, no_progress
+from coldstart.models.inspection import Lookup
+from coldstart.models.resolution import ResolvedModel
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
+from coldstart.weights import weights_plan as weights
 
 __all__ = ["home"]
 
@@ -50,3 +57,66 @@ def test_snapshot_directory_stays_during_another_materialization(
     assert list(cache.work.iterdir()) == []
     assert pruning.prune(cache, [bundle.name]).frozen == (image,)
     assert not materialize.has_snapshot(lookup, bundle)
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+caches, over = Path(sys.argv[1]) / "caches", time.monotonic() + 1.5
+print("up", flush=True)
+while time.monotonic() < over:
+    try:
+        (caches / str(time.monotonic_ns())).touch()
+    except FileNotFoundError:
+        break
+"""
+
+
+def test_workspace_is_removed_while_a_child_still_writes(tmp_path: Path) -> None:
+    root = tmp_path / "work"
+    with workspace(root) as own:
+        (own / "caches").mkdir()
+        for number in range(5000):  # so that something is written while these are removed
+            (own / "caches" / str(number)).touch()
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(own)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None and writer.stdout.readline() == b"up\n"
+    assert not own.exists()
+    writer.communicate()
+    with workspace(root):
+        pass
+    assert list(root.iterdir()) == []
+
+
+@pytest.fixture
+def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> Lookup:
+    """Look up a model whose engine run writes the section `kv` and whose proof does nothing."""
+
+    def offline(self: Assembly) -> None:
+        (self.out / "modelinfo.json").write_text("{}")
+        (self.out / "kv.json").write_text('{"bytes": 1}')
+
+    monkeypatch.setattr(Assembly, "offline", offline)
+    monkeypatch.setattr(Assembly, "prove", lambda self: None)
+    return Lookup(model, Arguments(), Cache(home / "cache"), key(seed=1))
+
+
+def test_the_other_sections_are_taken_over_where_the_last_version_has_them(
+    lookup: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = materialize.materialize(lookup, Options(), no_progress)
+    # Two bundles of one second with equal times would be the same bundle.
+    monkeypatch.setattr(Assembly, "prove", lambda self: self.seconds.update(again=1.0))
+    second = materialize.materialize(lookup, Options(only=("weights",), force=True), no_progress)
+    assert (first.version, second.version) == (1, 2)
+    assert second.json("kv") == {"bytes": 1} and second.entry("kv") == first.entry("kv")
+    assert not second.has("iterations")
+
+
+def test_the_first_start_does_not_hash_the_weights_that_materialize_has_hashed(
+    lookup: Lookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = materialize.materialize(lookup, Options(), no_progress)
+    monkeypatch.setattr(weights, "plan", lambda *_: pytest.fail("hashed again"))
+    assert lookup.model.path is not None
+    found = weights.identity(lookup.model.path, lookup.cache.weights)
+    assert found == made.json("modelinfo")["weights"]

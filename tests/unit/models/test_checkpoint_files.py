@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from coldstart.errors import UsageError
-from coldstart.models import keys, resolution
-from coldstart.weights import weights_plan
-from coldstart.weights.load import tensors
+from coldstart.models import checkpoint_files, keys, resolution
+from coldstart.weights import checkpoint, weights_plan
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -69,6 +72,142 @@ def test_the_index_decides_when_a_tensor_is_in_two_files(sharded: Path, tmp_path
     save(same / SECOND, a=9.0, b=2.0)
     save(same / "another.safetensors", a=8.0)
     planned = weights_plan.plan(same)
-    digests = [{t.name: t.digest for t in tensors.list_tensors(plan)} for plan in (clean, planned)]
-    assert digests[0] == digests[1] and [t.name for t in tensors.list_tensors(planned)] == ["a", "b"]
+    digests = [{t.name: t.digest for t in checkpoint.list_tensors(plan)} for plan in (clean, planned)]
+    assert digests[0] == digests[1] and [t.name for t in checkpoint.list_tensors(planned)] == ["a", "b"]
     assert keys.layout_digest(same) == keys.layout_digest(sharded)
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 123\n" % (b"0" * 64)
+EMPTY_SHARD = struct.pack("<Q", 2) + b"{}"
+NAMES = ("config.json", "model.safetensors.index.json", "model.safetensors", "tokenizer.json")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model directory without tensors."""
+    directory = tmp_path / "my model"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps({"architectures": ["X"], "limit": [0.0, float("inf")]}))
+    (directory / "model.safetensors").write_bytes(EMPTY_SHARD)
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+def _look_up(model: Path) -> dict[str, object]:
+    return dict(keys.model_fields(resolution.resolve(str(model))))
+
+
+def _refused(model: Path) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        _look_up(model)
+    return caught.value
+
+
+def test_model_is_read_when_its_configuration_has_infinity_and_equal_members(model: Path) -> None:
+    assert _look_up(model)["architecture"] == "X"
+    # As transformers does: the last of equal members counts.
+    (model / "config.json").write_text('{"architectures": ["X"], "architectures": ["Y"]}')
+    assert _look_up(model)["architecture"] == "Y"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pointer_is_named_with_the_command_that_gets_the_content(model: Path, name: str) -> None:
+    (model / name).write_bytes(LFS)
+    error = _refused(model)
+    assert error.message == f"{model / name} is a Git LFS pointer, without the content"
+    assert error.hint == f"git -C '{model}' lfs pull"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_link_without_the_content_is_named(model: Path, name: str) -> None:
+    (model / name).unlink()
+    (model / name).symlink_to("../.git/annex/objects/aa/bb/SHA256E-s1--0/SHA256E-s1--0")
+    error = _refused(model)
+    assert str(model / name) in error.message and "does not exist" in error.message
+
+
+def test_unfinished_download_is_named_when_there_are_no_weights(model: Path) -> None:
+    for name in NAMES[1:3]:
+        (model / name).unlink()
+    (model / "model.safetensors.incomplete").write_bytes(b"12")
+    with pytest.raises(UsageError, match=r"model\.safetensors\.incomplete was not finished"):
+        resolution.ensure_weights(resolution.resolve(str(model)))
+
+
+def _write(path: Path, header: Any, body: bytes = b"") -> Path:
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+    return path
+
+
+def _check_against_library(path: Path, framework: str, to_bytes: Callable[[Any], bytes]) -> None:
+    """Compare names, shapes, dtypes and bytes of all tensors with those that `safe_open` reads."""
+    found, data = checkpoint_files.read_header(path), path.read_bytes()
+    assert [entry.offset for entry in found] == sorted(entry.offset for entry in found)
+    with safe_open(path, framework) as reference:
+        assert {entry.name for entry in found} == set(reference.keys())
+        for entry in found:
+            part = reference.get_slice(entry.name)
+            assert (entry.dtype, list(entry.shape)) == (part.get_dtype(), part.get_shape())
+            content = to_bytes(reference.get_tensor(entry.name))
+            assert data[entry.offset : entry.offset + entry.size] == content
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metadata", [None, {"format": "pt", "__metadata__": '{"a": 1}'}])
+def test_entries_are_those_of_safe_open_when_torch_tensors_are_saved(
+    tmp_path: Path, metadata: dict[str, str] | None
+) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    kinds = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool"
+    shapes = [(), (0,), (3, 0, 2), (5,), (2, 3)]
+    written = {
+        f"{kind}.{shape}": torch.full(shape, 3.0).to(getattr(torch, kind))
+        for kind in kinds.split()
+        for shape in shapes
+    }
+    path = tmp_path / "m.safetensors"
+    save_file(written, path, metadata)
+    _check_against_library(path, "pt", lambda tensor: tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    assert {entry.dtype for entry in checkpoint_files.read_header(path)} >= {"BF16", "F8_E4M3", "BOOL", "I64"}
+
+
+def test_a_header_over_the_librarys_cap_is_refused_by_both(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", checkpoint_files.MAX_HEADER + 1))
+        file.truncate(checkpoint_files.MAX_HEADER + 100)  # sparse, so that it uses no disk space
+    with pytest.raises(UsageError, match="its header has 100000001 bytes"):
+        checkpoint_files.read_header(path)
+    with pytest.raises(SafetensorError, match=r"HeaderTooLarge|header too large"), safe_open(path, "np"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [],
+        None,
+        {"a": {}},
+        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0]}},
+        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 0]}},
+        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [-1, 0]}},
+        {"a": {"dtype": "U8", "shape": ["1"], "data_offsets": [0, 1]}},
+        {"a": {"dtype": "U8", "shape": [1.5], "data_offsets": [0, 1]}},
+        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, True]}},
+        {"a": {"dtype": "U8", "shape": [-1, -1], "data_offsets": [0, 1]}},
+        {"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 1]}},
+        {"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, 1]}},
+        {name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]} for name in ("a", "b")},
+    ],
+)
+def test_nonsense_is_named_by_its_file(tmp_path: Path, header: Any) -> None:
+    path = _write(tmp_path / "m.safetensors", header, b"\0")
+    with pytest.raises(UsageError, match=r"m\.safetensors is not a valid safetensors file") as caught:
+        checkpoint_files.read_header(path)
+    assert caught.value.hint == "fetch the model again"
+    with pytest.raises(SafetensorError), safe_open(path, "np"):
+        pass

@@ -33,6 +33,7 @@ def test_doctor_accepts_a_mig_instance(fake: Fake, tmp_path: Path) -> None:
     assert "MIG 3g.71gb" in found["gpu"].found and ways["fresh"]
 
 
-def test_modes_unavailable_on_a_gpu_engine() -> None:
+def test_modes_unavailable_on_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
     assert set(modes.list_reasons()) == {"template-engine", "snapshot", "runtime-snapshot"}
     assert all(found.reason and found.hint for found in modes.list_reasons().values())

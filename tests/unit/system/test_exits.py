@@ -26,3 +26,66 @@ def test_memory_kills_are_counted_by_the_control_group_or_the_machine(
     (tmp_path / file).write_text(text)
     monkeypatch.setattr(exits, "Path", lambda path: tmp_path / path.lstrip("/"))
     assert exits.count_memory_kills() == 4
+
+
+ROOT_CAUSE = "ValueError: Load format `strange` is not supported"
+LAST = "RuntimeError: Engine core initialization failed. See root cause above."
+
+
+def test_the_root_cause_comes_before_the_end_and_noise_is_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "\n".join(
+            [
+                "INFO loading",
+                f"(EngineCore pid=7) ERROR 11-21 [core.py:1] {ROOT_CAUSE}",
+                *(f'  File "frame {number}"' for number in range(40)),
+                ROOT_CAUSE,
+                *(f'  File "later frame {number}"' for number in range(20)),
+                LAST,
+                "nanobind: leaked 513 functions!",
+                *(f' - leaked function "{number}"' for number in range(30)),
+                " - ... skipped remainder",
+                "See https://nanobind.readthedocs.io/en/latest/refleaks.html",
+            ]
+        )
+    )
+    shown = exits.read_end(log).splitlines()
+    assert shown[0] == ROOT_CAUSE and shown[-1] == LAST and len(shown) == 16
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            "ValidationError: 1 validation error for ModelConfig\n"
+            "  Value error, No architecture ['X'] here. [type=value_error, input_value=ArgsKwargs()]\nIt ends.",
+            "No architecture ['X'] here.",
+        ),
+        (
+            "KeyError: 'first'\nDuring handling of the above:\nRuntimeError: and last\nleaked",
+            "RuntimeError: and last",
+        ),
+        ("Killed", None),
+        (
+            "Found ulimit of 20000. This can cause fd limit errors like `OSError: [Errno 24] Too many open files`.",
+            None,
+        ),
+        (
+            "WARNING 11-25 [utils.py:7] OSError: [Errno 24] Too many open files\n"
+            "ValueError: User-specified max_model_len (99999) is greater than the derived max_model_len\n"
+            "INFO 11-25 [api.py:9] retried after OSError: [Errno 24] Too many open files\n"
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n",
+            "ValueError: User-specified max_model_len (99999) is greater than the derived max_model_len",
+        ),
+        (
+            "OSError: [Errno 24] Too many open files\n"
+            "pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+            "  Value error, User-specified max_model_len (99999) is too great. [type=value_error]\n",
+            "User-specified max_model_len (99999) is too great.",
+        ),
+    ],
+)
+def test_last_error_is_one_line(tmp_path: Path, said: str, expected: str | None) -> None:
+    (tmp_path / "log").write_text(said)
+    assert exits.find_error(tmp_path / "log") == expected

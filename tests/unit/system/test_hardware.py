@@ -5,6 +5,7 @@ import pytest
 from coldstart.errors import ColdstartError
 from coldstart.system.devices import hardware, nvml
 from coldstart.system.devices.nvml import Gpu, Machine
+from coldstart.system.proc import fork_state
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -47,3 +48,8 @@ def test_a_gpu_that_does_not_answer_makes_no_key(monkeypatch: pytest.MonkeyPatch
         hardware.gpu()
     monkeypatch.setattr(nvml, "machine", Machine)
     assert hardware.gpu() == {}
+
+
+def test_permission_is_granted_when_the_processor_has_amx_tiles() -> None:
+    assert fork_state.request_tiles() is ("amx_tile" in hardware.flags().split())
+    assert fork_state.request_tiles() is fork_state.request_tiles()

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import select
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from coldstart.system.ipc import json_lines
+from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel, MalformedMessageError
+from coldstart.system.ipc.peers import Listener, PeerError
 
 Pair = tuple[Channel, Channel]
 
@@ -94,3 +104,110 @@ def test_too_many_descriptors_are_refused(pair: Pair) -> None:
         socket.send_fds(client.socket, [b" "], [0] * 5)
     with pytest.raises(MalformedMessageError, match="too many descriptors"):
         server.request()
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A short path, because the length of Unix socket paths is limited."""
+    root = Path(tempfile.mkdtemp(prefix="cs-"))
+    yield root
+    shutil.rmtree(root)
+
+
+@contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def readable(listener: Listener) -> bool:
+    return bool(select.select([listener], [], [], 0)[0])
+
+
+@pytest.mark.parametrize("length", [107, 108, 300])
+def test_a_path_of_any_length_has_a_socket(home: Path, length: int) -> None:
+    directory = home
+    while (left := length - len(os.fsencode(directory / "é/s")) - 1) > 0:
+        directory /= "x" * min(left, 200)
+    path = directory / "é" / "s"
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208
+    with Listener(path) as listener, peers.connect(path):
+        accepted = listener.accept()
+        assert accepted is not None and path.stat().st_mode & 0o777 == 0o600
+        accepted.close()
+    assert len(os.listdir("/proc/self/fd")) <= len(before)  # noqa: PTH208 - those of earlier tests may be closed
+
+
+def test_only_this_user_reaches_the_socket(home: Path) -> None:
+    with Listener(home / "sub" / "socket") as listener:
+        assert (home / "sub" / "socket").stat().st_mode & 0o777 == 0o600
+        assert (home / "sub").stat().st_mode & 0o777 == 0o700
+        with peers.connect(home / "sub" / "socket") as client:
+            accepted = listener.accept()
+            assert accepted is not None and accepted.getblocking()
+            assert peers.peer_uid(client) == peers.peer_uid(accepted) == os.getuid()
+            accepted.close()
+
+
+def test_another_users_server_and_another_users_client_are_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Listener(home / "socket") as listener, peers.connect(home / "socket") as client:
+        monkeypatch.setattr(peers, "peer_uid", lambda _: os.getuid() + 1)
+        with pytest.raises(PeerError, match="another user"):
+            peers.connect(home / "socket")
+        assert listener.accept() is None
+        assert client.recv(1) == b""
+
+
+def test_clients_are_refused_without_descriptors(home: Path) -> None:
+    with Listener(home / "socket") as listener:
+        for _ in range(2):  # the reserve is restored
+            with peers.connect(home / "socket") as client:
+                with no_descriptors_left():
+                    assert readable(listener)
+                    assert listener.accept() is None
+                    assert not readable(listener), "the loop would spin"
+                assert client.recv(1) == b"", "the client is told"
+        with peers.connect(home / "socket"):
+            accepted = listener.accept()
+            assert accepted is not None
+            accepted.close()
+
+
+def test_stop_listening_leaves_other_descriptors_open(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as two,
+        socket.socket(socket.AF_UNIX) as local,
+        socket.create_connection(one.getsockname()) as connected,
+    ):
+        local.bind(str(tmp_path / "socket"))
+        local.listen()
+        ports = [held.getsockname() for held in (one, two)]
+        numbers = [held.fileno() for held in (one, two)]
+        code = (
+            "import os, socket, sys\n"
+            "from coldstart.system.ipc import addresses\n"
+            "numbers = [int(word) for word in sys.argv[1:]]\n"
+            "print(addresses.stop_listening(), all(os.readlink(f'/proc/self/fd/{n}') == 'anon_inode:[eventfd]' for n in"
+            " numbers[:2]), [socket.socket(fileno=n).getsockname() != '' for n in numbers[2:]])\n"
+        )
+        kept = [local.fileno(), connected.fileno()]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, numbers + kept)],
+            pass_fds=numbers + kept,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == "2 True [True, True]\n"
+    # No other process holds the ports, so they can be bound again.
+    for family, address in zip((socket.AF_INET, socket.AF_INET6), ports, strict=True):
+        socket.create_server(address[:2], family=family).close()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import time
 
+import psutil
 from support.waiting import wait_until
 
 from coldstart.system.proc import processes
@@ -44,3 +47,63 @@ def test_processor_time_counts_descendants_only() -> None:
     finally:
         tree.kill()
     assert parent.wait() == -signal.SIGKILL
+
+
+PARENT = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+time.sleep(60)
+"""
+GROUP = """
+import os, signal, subprocess, sys, time
+from coldstart.system.proc.lifeline import die_as_a_group
+die_as_a_group()
+reader, writer = os.pipe()
+forked = os.fork()
+if not forked:
+    os.write(writer, b".")
+    while True:
+        time.sleep(0.1)  # a signal just before pause() would wait for the next one
+else:
+    os.read(reader, 1)  # Python drops the signals of a forked process until it runs
+    asked = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print(os.getpid(), forked, asked.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def have_ended(pids: list[int]) -> bool:
+    deadline_s = time.monotonic() + 20
+    while not all(map(has_ended, pids)) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return all(map(has_ended, pids))
+
+
+def test_children_end_with_the_process() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, GROUP], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    family = [*map(int, parent.stdout.readline().split())]
+    parent.kill()
+    parent.communicate(timeout=30)
+    assert len(family) == 3 and have_ended(family)
+
+
+def test_forked_child_ends_alone() -> None:
+    first = subprocess.Popen(
+        [sys.executable, "-c", GROUP], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert first.stdout is not None
+    _, forked, asked = map(int, first.stdout.readline().split())
+    psutil.Process(forked).send_signal(signal.SIGTERM)
+    assert have_ended([forked])
+    assert first.poll() is None and not has_ended(asked)
+    first.terminate()
+    first.communicate(timeout=30)
+    assert first.returncode == -signal.SIGKILL and have_ended([asked])

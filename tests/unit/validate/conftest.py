@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import Finding
 from tools import bundles
 
-from coldstart.validate.checks import ValidationReport
+from coldstart.validate.checks import Finding, ValidationReport
 
 NASTY = '50% of "it":\r\n<broken> & gone, \x00\x1b\ufffe'
 

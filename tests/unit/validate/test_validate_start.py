@@ -1,16 +1,20 @@
 """Levels load and replay with fake servers."""
 
+import json
+import re
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.verify import Finding
 from support.fake_launcher import FakeLauncher
 
 from coldstart.errors import UsageError
-from coldstart.validate import start
-from coldstart.validate.answers import PromptSettings
-from coldstart.validate.checks import Level
+from coldstart.validate import launchers, renderers, start
+from coldstart.validate.answers import Answer, Parting, PromptSettings, compare, part
+from coldstart.validate.checks import Finding, Level, ValidationReport
+from coldstart.validate.launch import RunFiles
 from coldstart.validate.launchers import Subject
 
 Validate = Callable[..., list[Finding]]
@@ -57,3 +61,104 @@ def test_a_crowd_is_compared_as_well(validate: Validate) -> None:
     (finding,) = validate("replay", "other-in-crowds", crowds=(3,))
     assert finding.code == "CS-REPLAY" and finding.subject == "tokens/prompt-1/3-at-once"
     assert "with 3 at once differs from vLLM's at token 0" in finding.message
+
+
+SUBJECT = launchers.Subject("tiny-llama", "/models/tiny", ("--max-model-len", "256"))
+
+
+def _baselines(tmp_path: Path) -> list[launchers.VllmLauncher]:
+    return [launchers.VllmLauncher(SUBJECT, tmp_path / "caches", mode) for mode in ("vllm-cold", "vllm-warm")]
+
+
+def files(tmp_path: Path, name: str) -> RunFiles:
+    return RunFiles.make(tmp_path / name)
+
+
+def test_cold_caches_are_new_for_every_run_and_warm_ones_are_kept(tmp_path: Path) -> None:
+    cold, warm = _baselines(tmp_path)
+    for name in (
+        "VLLM_CACHE_ROOT",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+        "XDG_CACHE_HOME",
+        "TMPDIR",
+    ):
+        roots = [cold.command(files(tmp_path, f"c{i}{name}")).environment[name] for i in range(2)]
+        assert roots[0] != roots[1]
+        assert all(Path(root).is_dir() and not list(Path(root).iterdir()) for root in roots)
+        kept = {warm.command(files(tmp_path, f"w{i}{name}")).environment[name] for i in range(2)}
+        assert len(kept) == 1
+
+
+def answer(*tokens: int) -> Answer:
+    return tokens, " ".join(map(str, tokens))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "parting"),
+    [
+        (answer(1, 2, 3), answer(1, 5, 3), Parting(1, "2", "5")),
+        (answer(4), answer(1), Parting(0, "4", "1")),
+        (answer(1, 2), answer(1, 2, 3), Parting(2, "its end", "3")),
+        (((), "ab"), ((), "ac"), Parting(1, "'b'", "'c'")),
+        (((1,), "ab"), ((), "ab"), None),
+        (answer(1, 2), answer(1, 2), None),
+    ],
+)
+def test_difference_has_position_and_both_tokens(
+    ours: Answer, theirs: Answer, parting: Parting | None
+) -> None:
+    assert part(ours, theirs) == parting
+
+
+def test_concurrent_answer_may_equal_any_answer_of_vllm() -> None:
+    plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9), answer(1, 2, 3)]}
+    assert compare(("one",), {1: plain[1], 2: [answer(1, 9, 9), answer(1, 9, 9)]}, plain, "m") == []
+
+
+def test_no_finding_after_vllm_differs_from_itself() -> None:
+    plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
+    (found,) = compare(("one",), {1: plain[1], 2: [answer(1, 2, 4)] * 2}, plain, "m")
+    assert (found.code, found.severity) == ("CS-REPLAY-UNSTABLE", "warning")
+    assert "vLLM's own answers differ at token 1" in found.message
+
+
+def test_finding_before_vllm_differs_from_itself() -> None:
+    plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
+    (found,) = compare(("one",), {1: plain[1], 2: [answer(5, 2, 3)] * 2}, plain, "m")
+    assert (found.code, found.subject) == ("CS-REPLAY", "tokens/prompt-1/2-at-once")
+
+
+def test_junit_parses_and_counts(reports: list[ValidationReport]) -> None:
+    root = ElementTree.fromstring(renderers.junit(reports, "error").encode())
+    (suite,) = root.findall("testsuite")
+    cases = suite.findall("testcase")
+    assert root.tag == "testsuites"
+    assert suite.attrib["tests"] == root.attrib["tests"] == str(len(cases)) == "4"
+    assert suite.attrib["failures"] == "1" == str(len(suite.findall("testcase/failure")))
+    assert all(case.attrib["name"] and case.attrib["classname"] for case in cases)
+    (failure,) = suite.findall("testcase/failure")
+    assert failure.attrib["type"] == "CS-DIGEST"
+    assert failure.text is not None and "<broken> & gone" in failure.text
+
+
+def test_github_escapes_data_and_properties(reports: list[ValidationReport]) -> None:
+    lines = renderers.github(reports, "error").split("\n")
+    assert [line.split(" ")[0] for line in lines] == ["::error", "::warning", "::notice"]
+    grammar = re.compile(r"::(error|warning|notice) title=([^:,\r\n]+)::([^\r\n]+)")
+    matched = [grammar.fullmatch(line) for line in lines]
+    assert all(matched)
+    first = matched[0]
+    assert first is not None
+    data = first[3].replace("%0A", "\n").replace("%0D", "\r").replace("%25", "%")
+    assert '50% of "it":\r\n<broken>' in data
+
+
+def test_text_and_json_agree(reports: list[ValidationReport]) -> None:
+    found = renderers.document(reports, "error")
+    text = renderers.text(reports, "error")
+    assert found["ok"] is False
+    assert "org/bad@sha256:ab: invalid at level checksum" in text
+    assert "org/good@sha256:cd: valid at level checksum" in text
+    assert "hint: coldstart doctor" in text
+    assert json.loads(json.dumps(found))["bundles"][0]["findings"][1]["code"] == "CS-FALLBACK"

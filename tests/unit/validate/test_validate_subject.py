@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts import sign
+from coldstart.artifacts import blobs, sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.verify import Finding
 from safetensors.numpy import load_file, save_file
 from support.fake_launcher import FakeLauncher
 from tools import bundles, tiny_models
@@ -22,10 +21,10 @@ from coldstart.models import keys, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths
 from coldstart.system.paths import Cache
-from coldstart.validate import start, subject, validation
+from coldstart.validate import start, validation
+from coldstart.validate.checks import Finding, check_bundle
 from coldstart.validate.launchers import Subject
-from coldstart.validate.subject import Source
-from coldstart.validate.validation import ValidationRequest
+from coldstart.validate.validation import Source, ValidationRequest
 from coldstart.weights import weights_plan as weights
 
 ARGS = ("--max-model-len", "512")
@@ -57,7 +56,7 @@ def materialized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Materialize
 def explain(
     bundle: Bundle, lookup: Lookup, word: str = "my-model", source: Source | None = None
 ) -> list[Finding]:
-    return subject.explain_not_served(bundle, lookup, word, "load", source or Source(cache=lookup.cache))
+    return validation.explain_not_served(bundle, lookup, word, "load", source or Source(cache=lookup.cache))
 
 
 def publish(cache: Cache, scratch: Path, key: keys.Key, name: str = "my-model", **kv: object) -> Bundle:
@@ -70,24 +69,24 @@ def publish(cache: Cache, scratch: Path, key: keys.Key, name: str = "my-model", 
 
 def test_find_bundle_resolves_references(materialized: Materialized) -> None:
     for word in ("my-model", "my-model:v1", materialized.bundle.ref, materialized.bundle.digest[7:19]):
-        assert subject.find_bundle(word, materialized.source).digest == materialized.bundle.digest
+        assert validation.find_bundle(word, materialized.source).digest == materialized.bundle.digest
     assert (
-        subject.find_bundle("my-model:v1", replace(materialized.source, vllm_args=("--seed", "3")))
+        validation.find_bundle("my-model:v1", replace(materialized.source, vllm_args=("--seed", "3")))
         is not None
     )
 
 
 def test_a_model_is_looked_up_with_its_arguments(materialized: Materialized) -> None:
     asked = replace(materialized.source, vllm_args=ARGS)
-    assert subject.find_bundle(str(materialized.directory), asked).digest == materialized.bundle.digest
-    assert subject.find_bundle("tiny-llama", asked).digest == materialized.bundle.digest
+    assert validation.find_bundle(str(materialized.directory), asked).digest == materialized.bundle.digest
+    assert validation.find_bundle("tiny-llama", asked).digest == materialized.bundle.digest
     with pytest.raises(NoBundleError, match="--max-model-len: 512 in the bundle, 64 requested"):
-        subject.find_bundle(
+        validation.find_bundle(
             "tiny-llama",
             replace(materialized.source, vllm_args=("--max-model-len", "64")),
         )
     with pytest.raises(NoBundleError):
-        subject.find_bundle(str(materialized.directory), materialized.source)
+        validation.find_bundle(str(materialized.directory), materialized.source)
 
 
 def test_untrusted_bundle_is_not_started(
@@ -99,7 +98,7 @@ def test_untrusted_bundle_is_not_started(
     # The look-up without arguments takes those of the bundle, of which the hint shows none.
     for arguments, after in ((), ""), (("--max-model-len=5 12",), " -- '--max-model-len=5 12'"):
         source = replace(typed, vllm_args=arguments)
-        lookup = subject.look_up_bundle(materialized.bundle, "my-model", typed)
+        lookup = validation.look_up_bundle(materialized.bundle, "my-model", typed)
         (finding,) = explain(materialized.bundle, lookup, source=source)
         assert "is not trusted" in finding.message and "coldstart trust add FILE" in finding.hint
         assert finding.hint.endswith(f"; then {again}{after}")
@@ -185,3 +184,27 @@ def test_a_bundle_is_validated_with_its_own_weights(
     if expected == ["CS-OTHER-WEIGHTS"]:
         (finding,) = report.findings
         assert f"coldstart materialize {other} --force -- --max-model-len 512" in finding.hint
+
+
+def damage(bundle: Bundle, section: str) -> None:
+    path = blobs.blob_path(bundle.layout.root, bundle.entry(section).digest)
+    path.chmod(0o600)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_damage_is_found_by_checksum_and_not_by_manifest(bundle: Bundle) -> None:
+    damage(bundle, "compile")
+    assert check_bundle(bundle, "manifest").findings == ()
+    report = check_bundle(bundle, "checksum")
+    assert [finding.subject for finding in report.findings] == ["compile"]
+    assert report.fails("error")
+
+
+def test_foreign_machine_is_reported_by_field(bundle: Bundle) -> None:
+    foreign = {"hardware.name": "gpu", "hardware.sms": 80, "runtime.vllm": "0.32", "model.name": "other"}
+    report = check_bundle(bundle, "manifest", fingerprint=foreign)
+    assert [finding.subject for finding in report.findings] == ["hardware.name", "hardware.sms"]
+    assert {finding.code for finding in report.findings} == {"CS-KEY-MISMATCH"}
+    assert "requires 'cpu', the machine has 'gpu'" in report.findings[0].message

@@ -26,6 +26,8 @@ from coldstart.lab.records import ModelRequest
 class Silent:
     """Server that executes orders and reports nothing."""
 
+    place = None
+
     def __init__(self) -> None:
         self.orders: list[Any] = []
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +14,13 @@ import pytest
 from coldstart.artifacts.errors import BundleError
 from support.fleet_rig import deployment
 
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
-from coldstart.fleet.live import deployments
+from coldstart.fleet.live import deployments, state
 from coldstart.fleet.live.deployments import build_deployment, parse_limits
 from coldstart.fleet.live.state import FleetState
-from coldstart.fleet.specification import FleetModel
+from coldstart.fleet.sizing import Offer, choose
+from coldstart.fleet.specification import FleetModel, FleetSettings
 from coldstart.host.launches import Launch
 from coldstart.system.paths import Cache
 
@@ -59,31 +64,103 @@ def test_limits_as_they_are_typed() -> None:
 ITERATIONS = {"prefill": [[1, 0.01], [512, 0.5]], "decode": [[1, 0.01], [8, 0.08]]}
 
 
-@pytest.mark.parametrize(
-    ("iterations", "expected"), [(ITERATIONS, (0.5, 0.08)), ({"prefill": []}, (0.0, 0.0)), (None, (0.0, 0.0))]
-)
-def test_deployment_has_the_measured_times_or_refuses_a_limit_on_tpot(
-    iterations: Any, expected: tuple[float, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@dataclass(frozen=True)
+class Found:
+    """Lookup with a bundle for each number of ranks."""
+
+    bundles: dict[int, Any]
+    vllm_args: Arguments
+    bundle: Any = None
+    key: Any = None
+    nearest: Any = None
+    weights_donor: Any = None
+    model: Any = field(
+        default_factory=lambda: SimpleNamespace(path=None, weight_files=("m.safetensors",), config={})
+    )
+
+    def refresh(self) -> Found:
+        return replace(self, bundle=self.bundles.get(self.vllm_args.number("pipeline_parallel_size", 1)))
+
+    def format_materialize(self) -> str:
+        return shlex.join(["coldstart", "materialize", "m", "--", *self.vllm_args])
+
+
+def bundle(**sections: Any) -> SimpleNamespace:
     def read(section: str) -> Any:
-        if iterations is None:
+        if section not in sections:
             raise BundleError(f"the {section} section is missing")
-        return iterations
+        return sections[section]
 
-    found = SimpleNamespace(bundle=SimpleNamespace(json=read))
-    monkeypatch.setattr(deployments.profiles, "look_up_launch", lambda *_, **__: found)
-    launch, cache = Launch("m", "/models/m"), Cache(tmp_path)
+    return SimpleNamespace(json=read)
 
-    def build(slo: str) -> FleetModel:
-        figures: dict[str, Any] = {"memory": "2GB", "size": "1GB", "start_s": 1.0, "idle_s": 60.0, "batch": 8}
-        limits = parse_limits(slo)
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., FleetModel]:
+    """Return a function that builds the specification of a deployment from the bundles by number of ranks."""
+
+    def made(slo: str, bundles: dict[int, Any], start_s: float | None = None, **launched: Any) -> FleetModel:
+        launch = Launch("m", "/models/m", **launched)
+        found = Found(bundles, launch.args).refresh()
+        monkeypatch.setattr(deployments.profiles, "look_up_launch", lambda *_, **__: found)
+        monkeypatch.setattr(deployments.keys, "compose", lambda *_: None)
+        figures: dict[str, Any] = {
+            "memory": "2GB",
+            "size": "1GB",
+            "idle_s": 60.0,
+            "batch": 8,
+            "start_s": start_s,
+        }
+        limits, cache = parse_limits(slo), Cache(tmp_path)
         return build_deployment(launch, cache, offline=True, workers=(0, 1), slo=limits, **figures).spec
 
-    spec = build("ttft=2")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"iterations": ITERATIONS}, (0.5, 0.08)),
+        ({"iterations": {"prefill": []}}, (0.0, 0.0)),
+        ({}, (0.0, 0.0)),
+    ],
+)
+def test_deployment_has_the_measured_times_or_refuses_a_limit_on_tpot(
+    sections: Any, expected: tuple[float, float], build: Callable[..., FleetModel]
+) -> None:
+    bundles = {1: bundle(**sections)}
+    spec = build("ttft=2", bundles, start_s=1.0)
     assert (spec.costs.prefill_s, spec.costs.decode_s, spec.costs.library_s) == (*expected, 1.0)
     if expected[1]:
-        assert build("ttft=2,tpot=0.1").tpot_s == 0.1
+        assert build("ttft=2,tpot=0.1", bundles, start_s=1.0).tpot_s == 0.1
         return
     with pytest.raises(UsageError, match="a limit on TPOT needs") as caught:
-        build("ttft=2,tpot=0.1")
+        build("ttft=2,tpot=0.1", bundles, start_s=1.0)
     assert caught.value.hint == "coldstart materialize /models/m"
+
+
+def stages(ready_s: float, **spans: float) -> Any:
+    named = {name.replace("_", " "): seconds for name, seconds in spans.items()}
+    return {"ready_s": ready_s, "memory_bytes": 1 << 30, "spans": named}
+
+
+def test_pipeline_has_the_cost_of_its_bundle_or_the_reason_why_it_has_none(
+    build: Callable[..., FleetModel],
+) -> None:
+    """One worker: 12 s, of which 1 s loads weights and 3 s follow them. Two ranks compile, 30 s by both together."""
+    one = bundle(iterations=ITERATIONS, stages=stages(12.0, load_the_model=1.0, compile_or_warm_up=3.0))
+    two = bundle(stages=stages(24.0, load_the_model=1.0, compile_or_warm_up=30.0))
+    spec = build("ttft=20", {1: one, 2: two})
+    assert (spec.costs.library_s, spec.recorded) == (8.0, {1: 3.0, 2: 24.0 - 0.5 - 8.0})
+    assert spec.unavailable == {
+        ranks: f"no bundle: coldstart materialize m -- --pipeline-parallel-size {ranks}" for ranks in (3, 4)
+    }
+    assert state.decode(state.encode(spec), FleetModel) == spec
+    offers = [Offer(name, 4e7, 1e10, 1 << 40) for name in "ab"]
+    # 25 s of fetch and 3 s more; the ranks need 12.5 s and 15.5 s more, which misses the limit as well.
+    found = choose(spec, offers, FleetSettings())
+    assert found is not None and len(found.places) == 1 and "3 ranks: no bundle" in found.reason
+    ready = bundle(stages=stages(13.0, load_the_model=1.0, compile_or_warm_up=8.0))
+    found = choose(build("ttft=20", {1: one, 2: ready}), offers, FleetSettings())
+    assert found is not None and len(found.places) == 2
+    own = build("ttft=20", {1: one}, args=Arguments(("--pipeline-parallel-size", "2")), start_s=1.0)
+    assert set(own.unavailable.values()) == {"the arguments of the model set --pipeline-parallel-size"}

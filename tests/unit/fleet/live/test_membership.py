@@ -41,11 +41,11 @@ async def wait_until(condition, task):
         await asyncio.sleep(0.01)
 
 async def main():
-    known = {"a": SimpleNamespace(call=calls(dead))}
+    known = {"a": SimpleNamespace(actor=SimpleNamespace(call=calls(dead)))}
     task = asyncio.create_task(membership.followed(control, SimpleNamespace(name="a"), known, None))
     await wait_until(lambda: said, task)
     assert set(said) == {"ActorUnschedulableError"}, said
-    known["a"] = SimpleNamespace(call=calls(alive))
+    known["a"] = SimpleNamespace(actor=SimpleNamespace(call=calls(alive)))
     await wait_until(lambda: said[-1] == "joined", task)
     task.cancel()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.fleet_rig import deployment
 from coldstart.fleet.events import LaunchRank
 from coldstart.fleet.live.node import NodeServers
 from coldstart.fleet.live.orders import RankEnded, RankOrder, RankUp
+from coldstart.system.ipc.addresses import free_port
 
 
 def _order(
@@ -43,6 +45,19 @@ def test_a_server_comes_up_and_goes(tmp_path: Path) -> None:
         assert (await node.read_events((await node.report()).seq - 1))[0][1] == RankEnded(
             "nobody", "unknown worker"
         )
+
+    run(work())
+
+
+def test_hop_is_the_time_in_which_a_connection_opens(tmp_path: Path) -> None:
+    async def work() -> None:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        place = server.sockets[0].getsockname()[:2]
+        async with server:
+            node = NodeServers("127.0.0.1", FakeServers(tmp_path))
+            # Nothing listens at the second place.
+            found, missing = await node.time_hops([place, ("127.0.0.1", free_port("127.0.0.1"))])
+        assert found is not None and 0 < found < 1.0 and missing is None
 
     run(work())
 

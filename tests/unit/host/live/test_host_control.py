@@ -91,28 +91,6 @@ def test_control_needs_the_key(tmp_path: Path) -> None:
     run(work())
 
 
-def test_header_sets_how_long_the_model_stays(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path) as stage:
-
-            async def ask(path: str, keep: str) -> int:
-                headers = {"X-Coldstart-Keep-Alive": keep}
-                body = {"model": "a", "prompt": 1}
-                async with stage.client.post(stage.url + path, json=body, headers=headers) as answer:
-                    return answer.status
-
-            assert await ask("/v1/completions", "5m") == 200
-            await wait_until(stage.idle)
-            assert stage.model("a")["idle_s"] == 300.0
-            assert "x-coldstart-keep-alive" not in stage.servers.begun[0].headers[0]
-            for path in ("/v1/completions", "/load/a"):
-                assert await ask(path, "soon") == 400
-            assert await ask("/load/a", "0") == 200
-            await wait_until(lambda: stage.model("a")["state"] == "stopped")
-
-    run(work())
-
-
 @pytest.fixture
 def served(tmp_path: Path, runtime_home: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
     return Served(tmp_path, monkeypatch)

@@ -32,18 +32,44 @@ class Bundle:
         return {"stages": self.stages}[section]
 
 
+def _found(stages: Any, path: Path) -> Any:
+    model = SimpleNamespace(path=path, argument="m")
+    return SimpleNamespace(
+        bundle=Bundle(stages),
+        model=model,
+        key=key(),
+        format_materialize=lambda *words: " ".join(("coldstart materialize m", *words)),
+    )
+
+
+STAGES = {"memory_bytes": 5, "ready_s": 2.0, "device_bytes": 9}
+
+
 @pytest.mark.parametrize(
-    ("stages", "expected"),
+    ("stages", "on_cpu", "expected"),
     [
-        ({"memory_bytes": 5, "ready_s": 2.0}, Profile(5, 2.0, "bundle")),
-        ({"memory_bytes": 0, "ready_s": 2.0}, None),
-        ({"ready_s": 2.0}, None),
-        ([], None),
-        (None, None),
+        (STAGES, True, Profile(5, 2.0, "bundle")),
+        (STAGES | {"device_bytes": None}, True, Profile(5, 2.0, "bundle")),
+        (STAGES, False, Profile(9, 2.0, "bundle")),
+        *((stages, True, None) for stages in ({**STAGES, "memory_bytes": 0}, {"ready_s": 2.0}, [], None)),
+        *((STAGES | {"device_bytes": size}, False, None) for size in (None, 0, "much")),
     ],
 )
-def test_profile_has_the_figures_of_the_bundle(stages: Any, expected: Profile | None) -> None:
-    assert profiles.read_profile(Bundle(stages)) == expected  # type: ignore[arg-type]
+def test_profile_has_the_figures_of_the_bundle(
+    stages: Any, on_cpu: bool, expected: Profile | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory is that of the processes on the CPU, and that of the devices on a GPU, where none is assumed."""
+    monkeypatch.setattr(profiles.runtime, "targets_cpu", lambda: on_cpu)
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 50)
+    launch, found = Launch("m", "m"), _found(stages, tmp_path)
+    if expected is None and not on_cpu:
+        with pytest.raises(UsageError, match="memory on the device is unknown") as caught:
+            profiles.choose_profile(launch, found)
+        assert caught.value.hint and "coldstart materialize m --force" in caught.value.hint
+        assert profiles.choose_profile(launch, found, 7).memory == 7
+        return
+    profile = profiles.choose_profile(launch, found)
+    assert profile == expected or (expected is None and profile.source == "assumed")
 
 
 def test_without_a_bundle_the_weights_and_the_kv_cache_are_counted(tmp_path: Path) -> None:
@@ -59,7 +85,7 @@ def test_model_without_a_bundle_is_refused_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x")
-    found = SimpleNamespace(bundle=None, model=SimpleNamespace(path=tmp_path), key=key())
+    found = SimpleNamespace(**vars(_found(None, tmp_path)) | {"bundle": None})
     monkeypatch.setattr(profiles.inspection, "look_up", lambda *_, **__: found)
     monkeypatch.setattr(profiles.inspection, "miss", lambda *_: NoBundleError("no bundle", hint="make one"))
     profile = profiles.create_profiles(Cache(tmp_path), offline=True)
@@ -69,5 +95,7 @@ def test_model_without_a_bundle_is_refused_by_default(
     assert (found_.source, found_.shared) == ("assumed", profiles.RUNTIME_TEMPLATE_BYTES)
     assert profile(Launch("m", "m", on_miss="warn", mode="fresh")).shared == 0
     monkeypatch.setattr(profiles.runtime, "targets_cpu", lambda: False)
-    with pytest.raises(UsageError, match="do not contain the GPU memory"):
+    with pytest.raises(UsageError, match="memory on the device is unknown"):
         profile(Launch("m", "m", on_miss="warn"))
+    found.bundle = Bundle(STAGES)
+    assert profile(Launch("m", "m")) == Profile(9, 2.0, "bundle"), "a template lends no memory of a device"

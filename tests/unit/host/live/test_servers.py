@@ -13,9 +13,9 @@ import pytest
 from support.fake_upstream import run, wait_until
 
 from coldstart.host.launches import Launch
-from coldstart.host.live import starter_client
-from coldstart.host.live.servers import ModelServer, StartFailedError
-from coldstart.host.live.starter_client import Starter
+from coldstart.host.live import servers
+from coldstart.host.live.servers import ModelServer, Starter, StartFailedError
+from coldstart.host.live.starter import StartOrder
 from coldstart.system.ipc import json_lines
 from coldstart.system.paths import Cache
 from coldstart.system.proc import exits, processes, scratch
@@ -98,7 +98,7 @@ def test_malformed_message_ends_the_server(tmp_path: Path) -> None:
 def test_starter_process_that_begins_no_order_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    monkeypatch.setattr(starter_client, "RESTART_S", 0.0)
+    monkeypatch.setattr(servers, "RESTART_S", 0.0)
 
     async def work() -> None:
         starter = Starter(tmp_path, Cache(tmp_path / "cache"), offline=True)
@@ -107,13 +107,13 @@ def test_starter_process_that_begins_no_order_is_replaced(
         assert first is not None
         os.kill(first.pid, signal.SIGSTOP)  # it takes no order, whatever comes first
         with monkeypatch.context() as hasty:
-            hasty.setattr(starter_client, "BEGIN_S", 0.0)
-            lost = starter.begin(Launch("a", "/nowhere"), 9.0)
+            hasty.setattr(servers, "BEGIN_S", 0.0)
+            lost = starter.begin(StartOrder(Launch("a", "/nowhere"), 9.0))
             os.kill(first.pid, number)
             assert await lost.ended == "the server's starter process was killed" and lost.was_killed
         await wait_until(lambda: starter._process is not None and starter._process is not first)
         with pytest.raises(StartFailedError, match="/nowhere"):
-            await starter.begin(Launch("a", "/nowhere"), 9.0).ready
+            await starter.begin(StartOrder(Launch("a", "/nowhere"), 9.0)).ready
         await starter.close()
         assert first.wait() == -signal.SIGKILL
 

@@ -219,7 +219,9 @@ def _describe_start(tmp_path: Path, **launch: Any) -> dict[str, Any]:
     )
     save_file({"a": np.zeros(4, np.float32)}, tmp_path / "model.safetensors")
     own = str(tmp_path / "own")
-    return StartOrder(Launch("m", str(tmp_path), **launch), 1.0, own, own, offline=True).encode()
+    return StartOrder(
+        Launch("m", str(tmp_path), **launch), 1.0, cache=own, templates=own, offline=True
+    ).encode()
 
 
 def test_supervisor_finds_the_modules_of_a_start_imported(tmp_path: Path) -> None:

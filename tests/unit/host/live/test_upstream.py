@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from aiohttp import web
 from support.fake_upstream import run, wait_until
 from tools.link_cluster import LinkCluster, find_missing, link_cluster
 
-from coldstart.host.live import upstream
 from coldstart.host.live.http_server import loop_factory
 from coldstart.host.live.upstream import LARGE, DisconnectedError, NothingSentError, Upstream
 
@@ -47,7 +46,9 @@ async def _saying(directory: Path, said: bytes) -> Any:
         writer.close()
 
     async with await asyncio.start_unix_server(answer, str(directory / "s")):
-        yield Upstream(directory / "s")
+        there = Upstream(directory / "s")
+        yield there
+        there.close()
 
 
 def test_a_request_arrives_as_it_was_sent_and_connections_are_used_again(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_a_request_arrives_as_it_was_sent_and_connections_are_used_again(tmp_pat
                     ]
                     assert await answer.read() == b"y" * 300_000 and await answer.piece() == b""
                 assert seen.pop() == ("POST", "/v1/x?a=b%20c", "v", body)
-            assert len(there._all) == len(there._idle) == 1
+            assert not there.answers
 
     run(work())
 
@@ -94,31 +95,9 @@ def test_pieces_arrive_as_sent_and_a_disconnect_is_noticed(tmp_path: Path) -> No
                 first_taken.set()
                 assert (await answer.piece()).startswith(b"1\n")
             await left.wait()
-            assert not there._idle
+            assert not there.answers
 
     run(work())
-
-
-def test_a_slow_reader_stops_the_server_and_gets_all(tmp_path: Path) -> None:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse()
-        await answer.prepare(request)
-        for _ in range(200):
-            await answer.write(b"x" * 65536)
-        return answer
-
-    async def work() -> None:
-        async with _served(tmp_path, handler) as there, await there.request("GET", "/") as answer:
-            await asyncio.sleep(0.1)
-            assert answer._unread <= upstream.MOST_UNREAD + (1 << 20)
-            assert sum([len(part) async for part in _parts(answer)]) == 200 * 65536
-
-    run(work())
-
-
-async def _parts(answer: Any) -> Any:
-    while part := await answer.piece():
-        yield part
 
 
 @pytest.mark.parametrize(
@@ -145,33 +124,22 @@ def test_incomplete_answer_is_refused(tmp_path: Path, said: bytes, found: bytes 
                 with pytest.raises(DisconnectedError):
                     async with await there.request("POST", "/") as answer:
                         await answer.read()
-            await wait_until(lambda: not there._all)
+            assert not there.answers
 
     run(work())
 
 
-@pytest.mark.slow
-def test_idle_connections_are_closed_and_a_server_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(text="ok")
-
+def test_request_to_a_server_that_is_gone_was_not_sent(tmp_path: Path) -> None:
     async def work() -> None:
-        async with _served(tmp_path, handler) as there:
-            there.keep_alive_s = 0.02
-            async with await there.request("GET", "/") as answer:
-                await answer.read()
-            assert there._idle
-            await wait_until(lambda: not there._all and not there._idle)
-        (tmp_path / "s").unlink(missing_ok=True)
-        with pytest.raises(OSError, match="No such file"):
-            await there.request("GET", "/")
+        with pytest.raises(NothingSentError, match="No such file"):
+            await Upstream(tmp_path / "s").request("GET", "/")
 
     run(work())
 
 
 WHY = find_missing()
 # Slow: the tests wait for time limits of the kernel.
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY is not None, reason=str(WHY))]
+linked = pytest.mark.skipif(WHY is not None, reason=str(WHY))
 # Generous: the kernel's own patience is a quarter of an hour for what was sent, and endless for what is waited for.
 PATIENCE_S = 60
 # Answers GET at once, begins a stream that never ends for PUT, and nothing else.
@@ -213,21 +181,27 @@ async def _asked(there: Upstream, method: str, body: bytes = b"") -> None:
             await answer.read()
 
 
+@linked
+@pytest.mark.slow
 def test_request_to_an_unreachable_machine_fails_with_the_reason() -> None:
     async def work(cluster: LinkCluster, there: Upstream) -> None:
         waiting = [asyncio.create_task(_asked(there, method)) for method in ("POST", "PUT")]
-        await wait_until(lambda: len(there._all) == 2)
+        await wait_until(lambda: len(there.answers) == 2)
         # The connection is retained and reused after the cut, when no sent byte is acknowledged.
         await asyncio.gather(*(_asked(there, "GET") for _ in range(2)))
-        assert not any(one.done() for one in waiting) and len(there._idle) == 2
+        assert not any(one.done() for one in waiting)
         cluster.cut("node")
         waiting += [asyncio.create_task(_asked(there, "POST", bytes(size))) for size in (0, LARGE + 1)]
         for one in await asyncio.gather(*waiting, return_exceptions=True):
-            assert isinstance(one, DisconnectedError) and "was lost" in str(one)
+            assert isinstance(one, NothingSentError) or "was lost" in str(one)
         with pytest.raises(NothingSentError):
             await _asked(there, "GET")
         cluster.reconnect("node")
-        await _asked(there, "GET")
+        answered = False
+        while not answered:  # the kernel forgets after a moment that the machine was unreachable
+            with suppress(NothingSentError):
+                await _asked(there, "GET")
+                answered = True
         there.close()
 
     with (
@@ -238,6 +212,8 @@ def test_request_to_an_unreachable_machine_fails_with_the_reason() -> None:
         runner.run(work(cluster, there))
 
 
+@linked
+@pytest.mark.slow
 def test_silent_server_is_awaited() -> None:
     async def work(there: Upstream) -> None:
         waiting = [asyncio.create_task(_asked(there, "POST", bytes(size))) for size in (0, 1 << 14)]

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from coldstart.contract.plan import READY_FD_ENV
-from coldstart.vllm.engine import failure
+from coldstart.vllm.engine import readiness
 from coldstart.vllm.engine.rejection import Failure
 
 
@@ -23,8 +23,8 @@ def test_watch_log_reports_an_error_that_vllm_logs_with_its_exception(
     before = list(logger.handlers)
     monkeypatch.setenv(READY_FD_ENV, str(writer))
     try:
-        failure.watch_log()
-        failure.watch_log()
+        readiness.watch_log()
+        readiness.watch_log()
         try:
             raise ValueError("no space\nfor the KV cache")
         except ValueError:
@@ -41,8 +41,8 @@ def test_watch_log_reports_an_error_that_vllm_logs_with_its_exception(
 
 def test_exit_process_runs_the_exit_functions_and_ends_with_the_traceback() -> None:
     program = (
-        "import atexit; from coldstart.vllm.engine import failure; atexit.register(print, 'left')\n"
-        "try: raise ValueError('the cause')\nexcept ValueError as error: failure.exit_process(error)"
+        "import atexit; from coldstart.vllm.engine import readiness; atexit.register(print, 'left')\n"
+        "try: raise ValueError('the cause')\nexcept ValueError as error: readiness.exit_process(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "left\n") and done.stderr.endswith("ValueError: the cause\n")

@@ -222,7 +222,7 @@ def test_model_whose_dummy_runs_are_not_safe_captures_all_before(name: str) -> N
     runner, deferral = DispatcherRunner("FULL_DECODE_ONLY"), Deferral()
     setattr(runner.vllm_config.model_config, name, True)
     deferral.run(runner, runner.capture_model)
-    assert len(runner.held) == len(SIZES) and "before the server is ready" in deferral.fallbacks()["*"]
+    assert len(runner.held) == len(SIZES) and "before the server is ready" in deferral.fallbacks["*"]
     assert deferral.advance(True) == {"left": 0, "error": None}
 
 

@@ -53,17 +53,23 @@ class Manager:
     _max_full_descs_to_capture: int | None = None
     _candidates: dict[Any, list[Descriptor]] = field(default_factory=dict)
 
+    def capture(self, create_forward_fn: Any, progress_bar_desc: str = "") -> None:
+        for rows in self._capture_descs.values():
+            for row in rows:
+                create_forward_fn(row, warmup=True)
+                create_forward_fn(row, warmup=False)
+                self.graphs[row] = f"captured {row.num_tokens}"
 
-def _capture(self: Manager, create_forward_fn: Any, progress_bar_desc: str = "") -> None:
-    for rows in self._capture_descs.values():
-        self.graphs |= {row: f"captured {row.num_tokens}" for row in rows}
+
+def _forward(descriptor: Any, warmup: bool) -> None:
+    """Prepare nothing."""
 
 
-def _feed(self: Manager, create_forward_fn: Any) -> None:
-    for rows in self._capture_descs.values():
-        for row in rows:
-            create_forward_fn(row, warmup=True)
-            create_forward_fn(row, warmup=False)
+@pytest.fixture
+def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hooks find the manager of this test."""
+    monkeypatch.setitem(sys.modules, hooks.MODULE, SimpleNamespace(CudaGraphManager=Manager))
+    monkeypatch.setattr(hooks, "require", lambda: None)
 
 
 def _runner(manager: Any) -> Any:
@@ -75,30 +81,27 @@ def _manager() -> Manager:
     return Manager({Mode.FULL: full, Mode.PIECEWISE: [Descriptor(Mode.PIECEWISE, 8)]})
 
 
+@pytest.mark.usefixtures("capturing")
 def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
-    manager = _manager()
-    hooked = hooks.restoring(_capture, _runner(manager), _restored(4, 8))
-    hooked(manager, None)
+    """A restored piece would read the bundle's pool, while the captured piece before it writes another one."""
+    manager, seen = _manager(), list[str]()
+    with hooks.hooked(_runner(manager), _restored(4, 8), seen.append):
+        manager.capture(_forward)
     found = {(d.cg_mode.name, d.num_tokens): g for d, g in manager.graphs.items()}
     assert found == {
         ("FULL", 4): "restored 4", ("FULL", 2): "captured 2", ("FULL", 1): "captured 1",
         ("PIECEWISE", 8): "captured 8",
     }  # fmt: skip
     assert [d.num_tokens for d in manager._capture_descs[Mode.FULL]] == [4, 2, 1]
-
-
-def test_piecewise_graphs_are_captured_by_vllm() -> None:
-    """A restored piece would read the bundle's pool, while the captured piece before it writes another one."""
-    manager = _manager()
-    hooks.restoring(_capture, _runner(manager), _restored(8))(manager, None)
-    assert {g for d, g in manager.graphs.items() if d.cg_mode is Mode.PIECEWISE} == {"captured 8"}
-    assert set(captured_graphs(SimpleNamespace(cudagraph_manager=manager))) == {
+    # The inputs of each captured full graph were seen once, ready.
+    assert seen == [graph_key(d) for d in manager._capture_descs[Mode.FULL][1:]]
+    assert set(captured_graphs(_runner(manager))) == {
         graph_key(d) for d in manager.graphs if d.cg_mode is Mode.FULL
     }
 
 
 @needs_vllm
-def test_a_draft_models_manager_captures_its_own_graphs() -> None:
+def test_a_draft_models_manager_captures_its_own_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft manager inherits `capture`, and its descriptors have the keys of the target."""
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
     from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
@@ -110,22 +113,20 @@ def test_a_draft_models_manager_captures_its_own_graphs() -> None:
         list[str](),
     )
     vars(draft).update(vars(_manager()))
-    hooks.restoring(_capture, _runner(target), _restored(4, 2, 1))(draft, None)
-    assert set(draft.graphs.values()) == {"captured 4", "captured 2", "captured 1", "captured 8"}
-    hooks.watching(_feed, _runner(target), seen.append)(draft, lambda desc, warmup: None)
-    assert seen == []
+    monkeypatch.setattr(CudaGraphManager, "capture", Manager.capture)
+    with hooks.hooked(_runner(target), _restored(4, 2, 1), seen.append):
+        CudaGraphManager.capture(draft, _forward)  # as its own method does
+    assert (
+        set(draft.graphs.values()) == {"captured 4", "captured 2", "captured 1", "captured 8"} and seen == []
+    )
 
 
-def test_inputs_are_seen_when_they_lie_ready() -> None:
-    manager, seen = _manager(), list[str]()
-    hooks.watching(_feed, _runner(manager), seen.append)(manager, lambda desc, warmup: None)
-    assert seen == [graph_key(d) for d in manager._capture_descs[Mode.FULL]]
-
-
+@pytest.mark.usefixtures("capturing")
 def test_memory_profiling_captures_as_always() -> None:
     manager = _manager()
     manager._max_full_descs_to_capture = 2
-    hooks.restoring(_capture, _runner(manager), _restored(4))(manager, None)
+    with hooks.hooked(_runner(manager), _restored(4)):
+        manager.capture(_forward)
     assert "restored 4" not in manager.graphs.values()
 
 
@@ -136,37 +137,32 @@ def test_keys_tell_descriptors_apart() -> None:
 
 
 @needs_vllm
-def test_install_can_be_undone() -> None:
+def test_the_hook_is_gone_after_the_block() -> None:
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
     before = CudaGraphManager.capture
-    undo = hooks.install(object(), {})
-    assert CudaGraphManager.capture is not before
-    undo()
+    with hooks.hooked(object()):
+        assert CudaGraphManager.capture is not before
     assert CudaGraphManager.capture is before
 
 
-def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks.compat, "check", lambda feature, load=None: f"{feature} differ.")
-    monkeypatch.setattr(hooks, "restoring", lambda *_: pytest.fail("patched"))
-    with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
-        hooks.install(object(), {})
-    with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
-        hooks.watch(object(), print)
-
-
 @needs_vllm
-def test_a_runner_without_the_patched_method_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, hooks.MODULE, SimpleNamespace(CudaGraphManager=type("Renamed", (), {})))
+def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    renamed = SimpleNamespace(CudaGraphManager=type("Renamed", (), {}))
+    monkeypatch.setitem(sys.modules, hooks.MODULE, renamed)
     with pytest.raises(GraphRefusedError, match=r"lacks an integration point of graphs: .*capture"):
-        hooks.install(object(), {})
+        hooks.hooked(object()).__enter__()
+    monkeypatch.setattr(hooks.compat, "check", lambda feature, load=None: f"{feature} differ.")
+    with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
+        hooks.hooked(object()).__enter__()
+    assert not hasattr(renamed.CudaGraphManager, "capture")
 
 
 def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker = type("Worker", (), {})
-    modules = {name: SimpleNamespace() for name in (*plugin.RUNNERS, plugin.aot.MODULE)}
+    modules = {name: SimpleNamespace() for name in (*plugin.RUNNERS, plugin.compiled.DECORATORS)}
     for name, module in {**modules, plugin.WORKER: SimpleNamespace(Worker=worker)}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: None)
@@ -303,7 +299,7 @@ def test_the_plan_follows_the_model_to_another_path(tmp_path: Path, monkeypatch:
     assert applied(plans, worker(1 << 40)) == (None, "vLLM's own check rejected the KV plan")
 
 
-@pytest.mark.parametrize("data", [None, {}, {"rank": 1}, []])
+@pytest.mark.parametrize("data", [None, {}, [{"rank": 1}], []])
 def test_invalid_plan_is_refused(data: object) -> None:
     with pytest.raises(AlteredTableError):
-        kv_plan.parse_plan(data)
+        kv_plan.parse_plans(data)

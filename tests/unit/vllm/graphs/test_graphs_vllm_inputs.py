@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.graphs_worker import INPUTS, OUT, here, materialize, start
+from support.graphs_worker import INPUTS, OUT, materialize, start
 
 from coldstart.graphs import offline, tables
 from coldstart.graphs.inputs import FOLDER, Inputs, StoredInputs
@@ -17,8 +17,6 @@ from coldstart.vllm.graphs import record
 from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
-__all__ = ["here"]
-
 SEQUENCES, VOCABULARY, LENGTH = 1024, 151_936, 131_072
 LARGE = {
     "static:sampler.penalties_state.output_bin_counts": SEQUENCES * VOCABULARY * 4,
@@ -81,7 +79,7 @@ def test_only_memory_that_relocations_name_is_stored_and_copied_when_large_tenso
         (bundle / FOLDER / d).stat().st_size == size[s] for s, d in inputs.static["FULL:num_tokens=8"].items()
     )
     session, _ = start(here, bundle, before=watch)
-    assert session.fallbacks() == {}
+    assert session.fallbacks == {}
     model, copies = processes[-1]
     # One graph is the canary: its inputs are saved, written and restored.
     assert _copied(model, copies) == {symbol: 3 * size[symbol] for symbol in expected}

@@ -7,15 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.graphs_worker import OUT, here, materialize, start
+from support.graphs_worker import OUT, materialize, start
 
 from coldstart.graphs import tables
+from coldstart.graphs.errors import GraphRefusedError
 from coldstart.vllm.graphs import record, restore
+from coldstart.vllm.graphs.hooks import refuse_unsupported
 from tests.support.graphs.model import Shape, SimModel
 
 torch = pytest.importorskip("torch")
-__all__ = ["here"]
-
 HIDDEN = (2048, 4096)
 WRITTEN = 8
 GRAPH = "FULL:num_tokens=8"
@@ -53,33 +53,29 @@ def test_canary_matches_in_a_new_process_when_other_rows_differ(
     here: dict[str, SimModel], wide: tuple[Path, Shape]
 ) -> None:
     bundle, shape = wide
-    assert start(here, bundle, shape=shape, canary="all")[0].fallbacks() == {}
+    assert start(here, bundle, shape=shape, canary="all")[0].fallbacks == {}
     places = tables.load(bundle).report["workload"]["outputs"]
     assert places[GRAPH] == [[OUT, 0, WRITTEN * shape.width * 4]]
     changed = start(here, bundle, shape=shape, canary="all", before=_change_row(WRITTEN - 1))[0]
-    assert f"{GRAPH}: its outputs differ from the proof" in changed.fallbacks()["*"]
+    assert f"{GRAPH}: its outputs differ from the proof" in changed.fallbacks["*"]
     unwritten = start(here, bundle, shape=shape, before=_change_row(WRITTEN))[0]
-    assert unwritten.fallbacks() == {}
+    assert unwritten.fallbacks == {}
 
 
-def _like(*shape: int) -> record.Like:
-    return {"shape": list(shape), "dtype": "bfloat16"}
-
-
-def test_auxiliary_states_are_outputs_and_created_before_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ModelCudaGraphManager has them when a draft model reads hidden states of inner layers."""
-    states = [torch.zeros(4, 8, dtype=torch.bfloat16) for _ in range(3)]
-    manager = SimpleNamespace(hidden_states=states[0], aux_hidden_states=states[1:])
-    held = record.manager_attributes(SimpleNamespace(cudagraph_manager=manager))
-    names = ["hidden_states", "aux_hidden_states.0", "aux_hidden_states.1"]
-    assert held == dict.fromkeys(names, _like(4, 8))
-    assert record.places(held, 2) == [(record.MANAGER + name, 0, 2 * 8 * 2) for name in names]
-    assert record.places(held, 9) == [(record.MANAGER + name, 0, 4 * 8 * 2) for name in names]
-    assert record.input_tensors({record.MANAGER + name: states[0] for name in names}) == {}
-    empty = torch.empty
+def test_the_output_buffer_is_created_before_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, manager = torch.empty, SimpleNamespace(hidden_states=None)
     monkeypatch.setattr(torch, "empty", lambda shape, dtype, device: empty(shape, dtype=dtype))
-    here = SimpleNamespace(cudagraph_manager=SimpleNamespace(hidden_states=None, aux_hidden_states=[]))
-    created = restore.make_attributes(here, held)
-    assert record.manager_attributes(here) == held and len(created["aux_hidden_states"]) == 2
-    restore.remove_attributes(here, created)
-    assert here.cudagraph_manager == SimpleNamespace(hidden_states=None, aux_hidden_states=[])
+    restore.create_output(SimpleNamespace(cudagraph_manager=manager), {"shape": [4, 8], "dtype": "bfloat16"})
+    buffer = manager.hidden_states
+    assert buffer.shape == (4, 8) and buffer.dtype is torch.bfloat16
+    assert record.places(buffer, 2) == [(OUT, 0, 2 * 8 * 2)] and record.places(buffer, 9) == [
+        (OUT, 0, 4 * 8 * 2)
+    ]
+    assert record.input_tensors({OUT: buffer}) == {}
+
+
+def test_a_draft_model_that_reads_inner_layers_is_refused() -> None:
+    parallel = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
+    runner = SimpleNamespace(parallel_config=parallel, use_aux_hidden_state_outputs=True)
+    with pytest.raises(GraphRefusedError, match="inner layers"):
+        refuse_unsupported(runner)

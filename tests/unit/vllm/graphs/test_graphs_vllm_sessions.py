@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.graphs_worker import INPUTS, OUT, SHAPE, Graph, Runner, here, materialize, start
+from support.graphs_worker import INPUTS, OUT, SHAPE, Graph, Runner, start
 
 from coldstart.graphs import offline
 from coldstart.graphs import prove as gate
 from coldstart.graphs import tables as stored
-from coldstart.graphs.errors import DriverError, GraphRefusedError
+from coldstart.graphs.errors import DriverError
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import record, restore
-from coldstart.vllm.graphs.hooks import refuse_unsupported
 from tests.support.graphs.model import SimModel
 
 pytest.importorskip("torch")
-__all__ = ["here"]
 
 
 @pytest.fixture
-def bundle_directory(here: dict[str, SimModel], tmp_path: Path) -> Path:
-    return materialize(here, tmp_path)
+def bundle_directory(rounds_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(rounds_bundle, tmp_path / "bundle"))
 
 
 def _equal(runner: Runner) -> dict[int, bool]:
@@ -54,13 +53,13 @@ def test_recorded_and_proved_inside_the_worker(bundle_directory: Path) -> None:
 
 def test_a_start_captures_nothing(here: dict[str, SimModel], bundle_directory: Path) -> None:
     session, runner = start(here, bundle_directory)
-    assert runner.cudagraph_manager.captured == [] and session.fallbacks() == {}
+    assert runner.cudagraph_manager.captured == [] and session.fallbacks == {}
     assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
     assert all(rows for rows in runner.cudagraph_manager._candidates.values())
 
 
 def test_every_graph_can_be_a_canary(here: dict[str, SimModel], bundle_directory: Path) -> None:
-    assert start(here, bundle_directory, canary="all")[0].fallbacks() == {}
+    assert start(here, bundle_directory, canary="all")[0].fallbacks == {}
 
 
 def test_a_wrong_canary_drops_everything_before_the_first_answer(
@@ -70,11 +69,9 @@ def test_a_wrong_canary_drops_everything_before_the_first_answer(
     proof["hashes"]["FULL:num_tokens=1"] = "0" * 64
     (bundle_directory / gate.PROOF).write_text(json.dumps(proof))
     session, runner = start(here, bundle_directory)
-    assert "canary" in session.fallbacks()["*"] and runner.cudagraph_manager.captured == [256, 64, 8, 1]
+    assert "canary" in session.fallbacks["*"] and runner.cudagraph_manager.captured == [256, 64, 8, 1]
     assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
     assert not here["model"].reserved
-    without, runner = start(here, bundle_directory, seed=201, canary="0")
-    assert without.fallbacks() == {} and runner.cudagraph_manager.captured == []
 
 
 def test_one_graph_that_cannot_be_built_is_captured_and_named(
@@ -99,7 +96,7 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(
 
     monkeypatch.setattr(Runner, "own", captures)
     session, runner = start(here, bundle_directory)
-    assert "OUT_OF_MEMORY" in session.fallbacks()["FULL:num_tokens=256"]
+    assert "OUT_OF_MEMORY" in session.fallbacks["FULL:num_tokens=256"]
     assert 256 in runner.cudagraph_manager.captured and _equal(runner)[256]
 
 
@@ -108,34 +105,30 @@ def test_another_driver_of_the_same_branch_captures(
 ) -> None:
     monkeypatch.setattr(nvml, "driver", lambda: "580.159.04")
     session, runner = start(here, bundle_directory)
-    assert session.fallbacks()["*"].endswith("this machine has 580.159.04")
+    assert session.fallbacks["*"].endswith("this machine has 580.159.04")
     assert runner.cudagraph_manager.captured == [256, 64, 8, 1]
 
 
-def test_several_ranks_are_captured(
-    here: dict[str, SimModel], bundle_directory: Path, tmp_path: Path
-) -> None:
-    here["model"] = model = SimModel(SHAPE, 300)
-    runner = Runner(model, parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1))
-    session = restore.Restoring(bundle_directory)
-    assert session.run(runner, runner.own) == "captured" and "collectives" in session.fallbacks()["*"]
-    (tmp_path / "ranks").mkdir()
-    record.GraphRecording(tmp_path / "ranks").run(runner, runner.own)
-    assert "collectives" in (tmp_path / "ranks" / offline.REASON).read_text()
-    with pytest.raises(GraphRefusedError):
-        refuse_unsupported(runner)
+PARALLEL = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1)
+ASLEEP = SimpleNamespace(use_cumem_cudagraph_pool=True)
 
 
-def test_graphs_in_the_pool_of_the_sleep_mode_are_captured(
-    here: dict[str, SimModel], bundle_directory: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        ({"parallel_config": PARALLEL}, "collectives"),
+        ({"vllm_config": ASLEEP}, "--sleep-mode-offload-cudagraph"),
+    ],
+)
+def test_graphs_of_an_engine_that_is_not_supported_are_captured_and_not_recorded(
+    here: dict[str, SimModel], bundle_directory: Path, tmp_path: Path, engine: dict[str, Any], reason: str
 ) -> None:
     here["model"] = model = SimModel(SHAPE, 300)
-    runner = Runner(model, vllm_config=SimpleNamespace(use_cumem_cudagraph_pool=True))
-    # vLLM captures into the pool that its allocator yields, and the manager's own pool remains unused.
+    runner = Runner(model, **engine)
+    # In its sleep mode vLLM captures into the pool that its allocator yields, and the manager's own pool remains unused.
     runner.cudagraph_manager.pool = (0, 99)
     session = restore.Restoring(bundle_directory)
-    assert session.run(runner, runner.own) == "captured"
-    assert "--sleep-mode-offload-cudagraph" in session.fallbacks()["*"]
-    (tmp_path / "asleep").mkdir()
-    record.GraphRecording(tmp_path / "asleep").run(runner, runner.own)
-    assert "--sleep-mode-offload-cudagraph" in (tmp_path / "asleep" / offline.REASON).read_text()
+    assert session.run(runner, runner.own) == "captured" and reason in session.fallbacks["*"]
+    (tmp_path / "work").mkdir()
+    record.GraphRecording(tmp_path / "work").run(runner, runner.own)
+    assert reason in (tmp_path / "work" / offline.REASON).read_text()

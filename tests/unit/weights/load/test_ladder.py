@@ -13,12 +13,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from coldstart.contract.fallback import Fallback
+from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
-from coldstart.weights.load import ladder, tensors
-from coldstart.weights.load.ladder import NoLoaderLeftError, load_tensors
-from coldstart.weights.load.report import LoadReport
+from coldstart.weights.checkpoint import Tensor, UnreadableWeightsError
+from coldstart.weights.load import ladder
+from coldstart.weights.load.ladder import LoadReport, NoLoaderLeftError, load_tensors
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
-from coldstart.weights.load.tensors import Tensor, UnreadableWeightsError
 from coldstart.weights.prefetch import PrefetchError, PrefetchFailedError, PrefetchLostError
 
 
@@ -64,14 +64,14 @@ def _refused(left: Sequence[Tensor]) -> TensorSource:
 
 
 def _climb(path: Path, *rungs: ladder.Rung) -> tuple[dict[str, bytes], LoadReport]:
-    wanted, report = tensors.list_tensors(weights.plan(path.parent)), LoadReport()
+    wanted, report = checkpoint.list_tensors(weights.plan(path.parent)), LoadReport()
     found = [(tensor.name, bytes(view)) for tensor, view in load_tensors(wanted, rungs, report)]
     assert [name for name, _ in found] == [tensor.name for tensor in wanted]
     return dict(found), report
 
 
 def _true(path: Path) -> dict[str, bytes]:
-    plan = tensors.list_tensors(weights.plan(path.parent))
+    plan = checkpoint.list_tensors(weights.plan(path.parent))
     data = path.read_bytes()
     return {t.name: data[t.offset : t.offset + t.size] for t in plan}
 
@@ -107,7 +107,7 @@ def test_load_fails_with_the_reasons_without_any_source(path: Path) -> None:
 
 
 def test_files_with_other_bytes_than_the_plan_says_are_not_used(path: Path) -> None:
-    wanted = tensors.list_tensors(weights.plan(path.parent))
+    wanted = checkpoint.list_tensors(weights.plan(path.parent))
     changed = bytearray(path.read_bytes())
     changed[wanted[2].offset] ^= 1
     path.write_bytes(changed)
@@ -116,7 +116,7 @@ def test_files_with_other_bytes_than_the_plan_says_are_not_used(path: Path) -> N
 
 
 def test_truncated_or_missing_file_causes_a_fallback(path: Path) -> None:
-    wanted = tensors.list_tensors(weights.plan(path.parent))
+    wanted = checkpoint.list_tensors(weights.plan(path.parent))
     os.truncate(path, wanted[-1].offset + 1)
     with pytest.raises(NoLoaderLeftError, match="truncated: it ends before tensor"):
         list(load_tensors(wanted, [_files(path)], LoadReport()))
@@ -133,7 +133,7 @@ def _leaks(path: Path) -> tuple[int, int, int]:
 @pytest.mark.parametrize("take", [7, 2])
 def test_load_leaves_no_descriptor_and_no_thread(path: Path, take: int) -> None:
     before = _leaks(path)
-    climbing = load_tensors(tensors.list_tensors(weights.plan(path.parent)), [_files(path)], LoadReport())
+    climbing = load_tensors(checkpoint.list_tensors(weights.plan(path.parent)), [_files(path)], LoadReport())
     for _ in range(take):
         _, view = next(climbing)
         assert len(view)
@@ -160,4 +160,4 @@ def test_unusable_plan_is_refused_with_the_reason(
     plan = weights.plan(path.parent)
     change(plan["files"])
     with pytest.raises(UnreadableWeightsError, match=said):
-        tensors.list_tensors(plan)
+        checkpoint.list_tensors(plan)

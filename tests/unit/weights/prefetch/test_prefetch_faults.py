@@ -13,10 +13,9 @@ from support.range_server import FOREVER, RangeServer
 from support.waiting import wait_until
 
 from coldstart.system.proc import processes
-from coldstart.weights.load.ladder import Rung, load_tensors
-from coldstart.weights.load.report import LoadReport
+from coldstart.weights.checkpoint import list_tensors
+from coldstart.weights.load.ladder import LoadReport, Rung, load_tensors
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource
-from coldstart.weights.load.tensors import list_tensors
 from coldstart.weights.prefetch import attached as attached_module
 from coldstart.weights.prefetch import client
 

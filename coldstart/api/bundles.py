@@ -1,0 +1,266 @@
+"""Build, find and check bundles, and the bundles of one cache directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from coldstart.artifacts import archive, remote
+from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.prune import PruneReport
+from coldstart.artifacts.store import Store as BundleStore
+from coldstart.contract.arguments import Arguments
+from coldstart.errors import UsageError
+from coldstart.launch import pruning
+from coldstart.materialize.materialize import MaterializationPlan
+from coldstart.materialize.options import Options, Phase
+from coldstart.models import inspection, resolver
+from coldstart.models.inspection import Lookup
+from coldstart.scheduling.profiling import BUDGET_S
+from coldstart.system.paths import Cache
+from coldstart.validate import validation
+from coldstart.validate.answers import PromptSettings
+from coldstart.validate.checks import LEVELS, Level, ValidationReport
+from coldstart.validate.start import REPLAY
+from coldstart.validate.validation import Source, ValidationRequest
+
+PathLike = str | Path
+
+
+def materialize(
+    model: str,
+    vllm_args: Sequence[str] = (),
+    *,
+    snapshot: bool = False,
+    force: bool = False,
+    only: Sequence[str] = (),
+    profile_s: float = BUDGET_S,
+    graphs: bool = False,
+    revision: str | None = None,
+    offline: bool = False,
+    cache_dir: PathLike | None = None,
+    on_progress: Phase | None = None,
+) -> Bundle:
+    """Build, verify and publish the bundle of a model, or return the existing bundle of its key.
+
+    Args:
+        model: Alias, repository id, or directory.
+        vllm_args: Command-line arguments of vLLM.
+        snapshot: Add a snapshot of a built engine (CRIU).
+        force: Build a new version although a bundle exists.
+        only: Sections to build; the others are copied from the existing bundle. Empty: all but `graphs`.
+        profile_s: Time limit for measuring step latency, in seconds.
+        graphs: Also record CUDA graphs.
+        revision: Commit, branch or tag of a hub model.
+        offline: Download nothing.
+        cache_dir: Root of the bundle store; None: COLDSTART_CACHE_DIR, or `coldstart` in XDG_CACHE_HOME.
+        on_progress: Called with the name of each stage; returns a context manager that is entered
+            while the stage runs and yields a function that takes each finished step.
+
+    Raises:
+        UsageError: An option is invalid, or the model does not exist.
+        AuthRequiredError: The hub requires authentication, or `offline` forbids a download.
+        CommandFailedError: The engine or the verification run failed, or this machine takes no snapshot.
+        NoSpaceError: The disk is full.
+        ReadOnlyStoreError: The store is not writable.
+    """
+    options = Options(only, force, snapshot, profile_s, graphs)
+    planned = plan_materialization(
+        model, vllm_args, options, revision=revision, offline=offline, cache_dir=cache_dir
+    )
+    return planned.run(on_progress)
+
+
+def plan_materialization(
+    model: str,
+    vllm_args: Sequence[str] = (),
+    options: Options | None = None,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    cache_dir: PathLike | None = None,
+) -> MaterializationPlan:
+    """Look up what `materialize` would do, without doing it. Arguments and errors are those of `materialize`."""
+    lookup = look_up(model, vllm_args, revision=revision, offline=offline, cache_dir=cache_dir)
+    return MaterializationPlan(lookup, options or Options())
+
+
+def find_bundle(
+    model: str,
+    vllm_args: Sequence[str] = (),
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    untrusted: bool = False,
+    cache_dir: PathLike | None = None,
+) -> Bundle | None:
+    """Return the bundle from which `serve` would start this model on this machine, None if there is none.
+
+    Args:
+        model: Alias, repository id, or directory.
+        vllm_args: Command-line arguments of vLLM.
+        revision: Commit, branch or tag of a hub model.
+        offline: Download nothing.
+        untrusted: Accept a bundle that no trusted key has signed; its code is not used.
+        cache_dir: As for `materialize`.
+
+    Raises:
+        UsageError: The model does not exist.
+        AuthRequiredError: The hub requires authentication, or `offline` forbids a download.
+    """
+    return look_up(
+        model, vllm_args, revision=revision, offline=offline, cache_dir=cache_dir, untrusted=untrusted
+    ).bundle
+
+
+def validate(
+    model_or_reference: str,
+    level: Level = "checksum",
+    *,
+    vllm_args: Sequence[str] = (),
+    model: str | None = None,
+    against: str | None = None,
+    replay: PromptSettings = REPLAY,
+    revision: str | None = None,
+    offline: bool = False,
+    cache_dir: PathLike | None = None,
+) -> ValidationReport:
+    """Check one bundle. A fault of the bundle is a finding in the report and raises nothing.
+
+    Args:
+        model_or_reference: Reference of a bundle, or a model that is looked up with `vllm_args`.
+        level: "manifest", "checksum", "load" (a server starts) or "replay" (it answers as vLLM without a bundle does).
+        vllm_args: Command-line arguments of vLLM; empty: those of the bundle.
+        model: Directory of the model, for a bundle of a model directory at levels "load" and "replay".
+        against: "this": the bundle must match the hardware and the versions of this machine.
+        replay: Prompts, answer length and numbers of concurrent requests for level "replay".
+        revision: Commit, branch or tag of a hub model.
+        offline: Download nothing.
+        cache_dir: As for `materialize`.
+
+    Raises:
+        UsageError: An option is invalid, contradicts the level, or the model does not exist.
+        BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError: A reference does not name one bundle.
+        NoBundleError: The model has no bundle with these arguments.
+        AuthRequiredError: The hub requires authentication, or `offline` forbids a download.
+    """
+    check_choice("level", level, LEVELS)
+    source = Source(check_arguments(vllm_args), model, revision, offline, open_cache(cache_dir))
+    words = [model_or_reference]
+    (report,) = validate_all(ValidationRequest(words, level, against, source, replay))
+    return report
+
+
+def validate_all(request: ValidationRequest) -> list[ValidationReport]:
+    """Check several bundles, and return one report for each in this order. All are found before the first is checked.
+
+    Raises:
+        ColdstartError: The errors of `validate`, raised before any server is started.
+    """
+    return validation.run(request)
+
+
+class Store:
+    """The bundles of one cache directory. Reading one needs no write permission."""
+
+    def __init__(self, cache_dir: PathLike | None = None) -> None:
+        self._cache = open_cache(cache_dir)
+        self._bundles = BundleStore(self._cache.bundles)
+
+    @property
+    def root(self) -> Path:
+        """Directory of the store, an OCI image layout."""
+        return self._bundles.root
+
+    def list(self) -> Sequence[Bundle]:
+        """Return all bundles in the order of publication."""
+        return self._bundles.list()
+
+    def get(self, ref: str) -> Bundle:
+        """Return the bundle named by NAME, NAME:vN, NAME@sha256:... or a digest; a trusted version before others.
+
+        Raises:
+            BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError: `ref` does not name one bundle.
+        """
+        return self._bundles.get(ref, trust=inspection.trust)
+
+    def prune(self, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
+        """Remove `refs`, or without them all but the `keep` newest versions of each key. See `pruning.prune`."""
+        return pruning.prune(self._cache, refs, keep=keep, dry_run=dry_run)
+
+    def import_archive(self, path: PathLike) -> Sequence[Bundle]:
+        """Copy every bundle of an OCI archive into the store.
+
+        Raises:
+            NotALayoutError: The file is not an archive of bundles.
+            DigestMismatchError: A blob is damaged.
+        """
+        return archive.import_archive(self._bundles, Path(path))
+
+    def export_archive(self, refs: Sequence[str], path: PathLike, *, replace: bool = False) -> int:
+        """Write bundles with their signatures to one OCI archive and return its size in bytes.
+
+        Raises:
+            DestinationExistsError: `path` exists and `replace` is not set.
+        """
+        bundles = [self.get(ref) for ref in refs]
+        return archive.export_archive(bundles, Path(path), replace=replace)
+
+    def push(self, ref: str, address: str) -> str:
+        """Send a bundle to a directory, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG], and return its address by digest.
+
+        Raises:
+            RemoteDeniedError, RemoteFailedError: The registry refused the request or failed.
+        """
+        return remote.push(self.get(ref), address)
+
+    def pull(self, address: str) -> Bundle:
+        """Copy a bundle from a directory, a registry or the hub into the store, every byte verified.
+
+        Raises:
+            RemoteDeniedError, RemoteFailedError: The registry refused the request or failed.
+            NotALayoutError: The directory is not a store.
+        """
+        return remote.pull(self._bundles, address)
+
+
+def look_up(
+    model: str,
+    vllm_args: Sequence[str],
+    *,
+    revision: str | None,
+    offline: bool,
+    cache_dir: PathLike | None,
+    untrusted: bool = False,
+) -> Lookup:
+    """Resolve the model and look up its bundle. Raises the errors of `resolver.resolve` and `check_arguments`."""
+    accepts = anyone if untrusted else None
+    return resolver.resolve(
+        model,
+        check_arguments(vllm_args),
+        cache=open_cache(cache_dir),
+        offline=offline,
+        revision=revision,
+        accepts=accepts,
+    )
+
+
+def check_arguments(vllm_args: Sequence[str]) -> Arguments:
+    """Return the arguments. Raises UsageError for one string, which is a sequence of characters."""
+    if isinstance(vllm_args, str):
+        raise UsageError(
+            f"invalid vllm_args {vllm_args!r}: expected a sequence of strings",
+            hint=f"vllm_args={vllm_args.split()}",
+        )
+    return Arguments(vllm_args)
+
+
+def open_cache(cache_dir: PathLike | None) -> Cache:
+    """Return the cache at `cache_dir`, or the default one."""
+    return Cache.at(None if cache_dir is None else Path(cache_dir))
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise UsageError where `value` is not one of `choices`."""
+    if value not in choices:
+        raise UsageError(f"invalid {name} {value!r}", hint=f"choose one of: {', '.join(choices)}")

@@ -1,0 +1,73 @@
+"""Deadlines through vLLM's own priority queue, and the shadow through its statistics."""
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import init_none_hash
+from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats
+
+from coldstart.scheduling.settings import KEY
+from coldstart.scheduling.shadow import LEAST
+from coldstart.vllm.scheduling import deadlines
+from coldstart.vllm.scheduling.virtual_engine import make_request
+
+PROFILE = {"prefill": [[1, 0.01], [1000, 1.0]], "decode": [[1, 0.01]]}
+
+
+def config(**settings: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        additional_config={KEY: {"profile": PROFILE, **settings}},
+        cache_config=SimpleNamespace(num_gpu_blocks=100, block_size=16, enable_prefix_caching=True),
+        scheduler_config=SimpleNamespace(
+            max_num_active_seqs=None, max_num_seqs=4, max_num_batched_tokens=512
+        ),
+    )
+
+
+def test_vllms_queue_serves_clients_priorities_first_and_then_deadlines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, tuple[int, Any]] = {}
+
+    async def add(self: Any, name: str, *_: Any, priority: int, lora_request: Any = None) -> None:
+        given[name] = (priority, lora_request)
+
+    monkeypatch.setattr(AsyncLLM, "__init__", lambda self, kind: setattr(self, "vllm_config", kind))
+    monkeypatch.setattr(AsyncLLM, "add_request", add)
+    client = deadlines.DeadlineLLM(config(policy="deadline"))
+    rows = [("long", 900, 0), ("short", 5, 0), ("late", 5, 1), ("first", 900, -1)]
+    for name, tokens, own in rows:
+        prompt = {"type": "token", "prompt_token_ids": list(range(tokens))}
+        asyncio.run(client.add_request(name, prompt, None, priority=own, lora_request=f"adapter of {name}"))
+    assert {name: lora for name, (_, lora) in given.items()} == {
+        row[0]: f"adapter of {row[0]}" for row in rows
+    }
+    init_none_hash(sha256)
+    queue = create_request_queue(SchedulingPolicy.PRIORITY)
+    for name, tokens, _ in rows:
+        queue.add_request(make_request(name, list(range(tokens)), 1, 16, given[name][0]))
+    assert [queue.pop_request().request_id for _ in rows] == ["first", "short", "long", "late"]
+
+
+def test_the_shadow_reports_what_deadlines_would_gain(caplog: pytest.LogCaptureFixture) -> None:
+    logger = deadlines.ShadowLogger(config(policy="fcfs", shadow_s=3600.0))
+    stats = IterationStats()
+    for number in range(2 * LEAST):
+        ended = FinishedRequestStats(None, e2e_latency=100.0 - number * 0.1, decode_time=1.0)  # type: ignore[arg-type]
+        ended.num_prompt_tokens, ended.num_generation_tokens = (900 if number % 4 == 0 else 10), 5
+        stats.finished_requests.append(ended)
+    stats.finished_requests.append(FinishedRequestStats(None))  # type: ignore[arg-type]
+    logger.record(None, stats)
+    logger.record(None, None)
+    with caplog.at_level(logging.INFO, "vllm.coldstart"):
+        logger.report()
+    assert "predicted, not measured: --scheduler deadline instead of fcfs" in caplog.text
+    assert f"last {2 * LEAST} requests" in caplog.text
+    gauge = deadlines._gauges()["ttft_gain"].labels(engine="0", order="deadline")
+    assert gauge._value.get() > 1.0

@@ -1,0 +1,250 @@
+"""`vllm snapshot` and `vllm preload`: our command lines and limits against the parsers and the checks of vLLM itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coldstart.artifacts import canonical
+
+from coldstart.contract.arguments import Arguments
+from coldstart.vllm import gpu_starts
+
+REPOSITORY, COMMIT = "org/tiny", "0123456789abcdef0123456789abcdef01234567"
+NEXT = "COLDSTART_TEST_NEXT_VLLM"
+"""Directories for PYTHONPATH with an unpacked vLLM 0.33, whose parsers are compared too."""
+
+LIMITED: dict[str, list[str]] = {
+    "tensor parallel": ["-tp", "2"],
+    "pipeline parallel": ["--pipeline-parallel-size=2"],
+    "data parallel": ["--data-parallel-size", "2"],
+    "prefill context parallel": ["-pcp", "2"],
+    "several processes": ["--api-server-count", "2"],
+    "grpc": ["--grpc"],
+    "headless": ["--headless"],
+    "key": ["--api-key", "k"],
+    "socket": ["--uds", "/tmp/s"],
+    "middleware": ["--middleware", "a.b"],
+    "tls key": ["--ssl-keyfile", "k"],
+    "tls": ["--ssl-certfile", "c"],
+    "tls authority": ["--ssl-ca-certs", "c"],
+    "tls refresh": ["--enable-ssl-refresh"],
+    "tls ciphers": ["--ssl-ciphers", "c"],
+    "logits": ["--logprobs-mode", "raw_logits"],
+    "processed logits": ["--logprobs-mode=processed_logits"],
+    "draft": ["--speculative-config", '{"model": "m"}'],
+}
+FREE: dict[str, list[str]] = {
+    "nothing": [],
+    "one rank": ["--tensor-parallel-size", "1"],
+    "one process": ["--api-server-count", "1"],
+    "log probabilities": ["--logprobs-mode", "processed_logprobs"],
+    "address": ["--host", "127.0.0.1", "--port", "9"],
+    "engine": ["--max-model-len", "1k", "--enable-sleep-mode", "--served-model-name", "a", "b"],
+}
+
+# Parse each line with vLLM's own parser, and check it with vLLM's own checks.
+VLLM = """
+import argparse, contextlib, io, json, sys
+from vllm.entrypoints.cli import preload, snapshot
+from vllm.snapshot import controller
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+def parser(command):
+    made = FlexibleArgumentParser()
+    command.subparser_init(made.add_subparsers(dest="subparser"))
+    return made
+
+def judge(words):
+    # As vLLM's command does for `snapshot create`.
+    sys.argv = ["vllm", *words]
+    create = words[:2] == ["snapshot", "create"]
+    made = preload.PreloadSubcommand() if words[0] == "preload" else snapshot.SnapshotSubcommand(create_requested=create)
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            args = parser(made).parse_args(words)
+        if create:
+            snapshot.validate_create_args(args)
+            return {"directory": args.snapshot_dir, "model": args.model_tag, "revision": args.revision,
+                    "engine": list(controller._child_engine_argv(args, None))}
+        if words[0] == "preload":
+            return {"directory": args.weight_cache_socket_dir, "model": args.model}
+        return {"directory": args.snapshot_dir, "host": args.host, "port": args.port}
+    except ValueError as error:
+        return {"error": str(error)}
+    except SystemExit:
+        return {"error": errors.getvalue()[-300:]}
+
+lines = json.load(sys.stdin)
+print("\\n" + json.dumps([judge(words) for words in lines]))
+"""
+
+
+def _engine(words: list[str]) -> list[str]:
+    return gpu_starts.engine_arguments(REPOSITORY, COMMIT, "tiny", Arguments(words))
+
+
+def _lines() -> dict[str, list[str]]:
+    """Return the words of each command after the interpreter and the module, or after the program."""
+    create = {
+        name: gpu_starts.create_snapshot(Path("/s"), _engine(words))[3:]
+        for name, words in (LIMITED | FREE).items()
+    }
+    return create | {
+        "no commit": ["snapshot", "create", REPOSITORY, "--snapshot-dir", "/s"],
+        "restore": gpu_starts.restore_snapshot(Path("/s"), "127.0.0.1", 9)[3:],
+        "preload": gpu_starts.preload(Path("/m"), Path("/d"), ["--max-model-len", "1k"])[1:],
+    }
+
+
+@pytest.fixture(scope="module", params=["installed", "0.33"])
+def judged(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """Return what vLLM makes of each command line."""
+    environment = dict(os.environ)
+    if request.param == "0.33":
+        if not os.environ.get(NEXT):
+            pytest.skip(f"{NEXT} names no unpacked vLLM 0.33")
+        environment["PYTHONPATH"] = os.environ[NEXT]
+    lines = _lines()
+    done = subprocess.run(
+        [sys.executable, "-c", VLLM], input=json.dumps(list(lines.values())), capture_output=True, text=True,
+        env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(zip(lines, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+@pytest.mark.vllm
+def test_our_limits_are_those_of_vllm(judged: dict[str, dict[str, Any]]) -> None:
+    for name, words in (LIMITED | FREE).items():
+        ours = gpu_starts.find_snapshot_limit(Arguments(words), REPOSITORY, COMMIT, {})
+        assert ("error" in judged[name]) == (ours is not None) == (name in LIMITED), (
+            name,
+            judged[name],
+            ours,
+        )
+        assert ours is None or all(ours)
+    assert "error" in judged["no commit"]
+
+
+@pytest.mark.vllm
+def test_vllm_parses_our_command_lines(judged: dict[str, dict[str, Any]]) -> None:
+    for name, words in FREE.items():
+        expected = {"directory": "/s", "model": REPOSITORY, "revision": COMMIT, "engine": _engine(words)}
+        assert judged[name] == expected
+    assert judged["restore"] == {"directory": "/s", "host": "127.0.0.1", "port": 9}
+    assert judged["preload"] == {"directory": "/d", "model": "/m"}
+
+
+@pytest.mark.vllm
+def test_vllm_reads_our_arguments_of_a_preloaded_engine() -> None:
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader import get_model_loader
+    from vllm.model_executor.model_loader.weight_cache.ipc_loader import IpcModelLoader
+
+    given = Arguments(gpu_starts.load_preloaded(Path("/d")))
+    config = LoadConfig(
+        load_format=given.value("load_format"),
+        model_loader_extra_config=given.value("model_loader_extra_config"),
+    )
+    loader = get_model_loader(config)
+    assert isinstance(loader, IpcModelLoader)
+    assert (loader.socket_dir, loader.fallback) == ("/d", True)
+
+
+def test_a_model_without_a_commit_has_no_snapshot() -> None:
+    for repository, revision in ((None, None), (REPOSITORY, None), (REPOSITORY, "main"), (None, COMMIT)):
+        found = gpu_starts.find_snapshot_limit(Arguments(), repository, revision, {})
+        assert found is not None and "--revision COMMIT" in found[1]
+    found = gpu_starts.find_snapshot_limit(Arguments(), REPOSITORY, COMMIT, {"VLLM_API_KEY": "k"})
+    assert found is not None and found[1] == "unset VLLM_API_KEY"
+
+
+def test_a_snapshot_of_another_engine_is_recognized() -> None:
+    engine = _engine([])
+    manifest = {"model": REPOSITORY, "model_revision": COMMIT, "engine_argv": engine, "process_tree": [7, 9]}
+    assert gpu_starts.find_difference(manifest, engine, COMMIT) is None
+    assert gpu_starts.read_tree(manifest) == [7, 9]
+    others = (
+        {"model": "org/other"},
+        {"model_revision": "f" * 40},
+        {"engine_argv": _engine(["--seed", "1"])},
+        {"model": None},
+    )
+    for other in others:
+        assert gpu_starts.find_difference(manifest | other, engine, COMMIT)
+    for tree in (None, [], [1], ["7"], [True], 7):
+        with pytest.raises(ValueError, match="no processes"):
+            gpu_starts.read_tree({"process_tree": tree})
+
+
+@pytest.mark.vllm
+def test_a_manifest_that_vllm_writes_is_read(tmp_path: Path) -> None:
+    from vllm.snapshot import manifest
+
+    engine, texts = _engine([]), manifest.SnapshotRuntimeIdentity.model_fields.keys() - {"environment"}
+    written = manifest.SnapshotManifest(
+        **dict.fromkeys(texts, "x"), environment=(("a", "b"),), schema_version=1, created_at="now",
+        boundary="post-engine-init-reloadable-state-released", artifact_bytes=1, model=REPOSITORY,
+        served_model_name="tiny", model_revision=COMMIT, tokenizer_revision=COMMIT, engine_argv=tuple(engine),
+        process_tree=(7, 9), cuda_holders=(9,), oracle_token_ids=(3,), oracle_text="a",
+        oracle_sampled_token_logprob=-0.25,
+    )  # fmt: skip
+    tmp_path.chmod(0o700)
+    manifest.write_manifest_atomic(tmp_path, written)
+    read = canonical.read(tmp_path / "manifest.json")
+    assert gpu_starts.find_difference(read, engine, COMMIT) is None and gpu_starts.read_tree(read) == [7, 9]
+
+
+@pytest.mark.parametrize(
+    ("words", "on_cpu", "reason"),
+    [
+        ([], True, "keeps weights on a GPU"),
+        (["--load-format", "auto"], False, "--load-format auto is given"),
+        (["--enable-sleep-mode"], False, "an engine that sleeps"),
+        (["--enable-eplb"], False, "enable-eplb"),
+        (["--tensor-parallel-size", "4"], False, None),
+    ],
+)
+def test_limits_of_preloaded_weights(words: list[str], on_cpu: bool, reason: str | None) -> None:
+    found = gpu_starts.find_preload_limit(Arguments(words), on_cpu=on_cpu)
+    assert (found is None) == (reason is None)
+    assert found is None or (reason is not None and reason in found[0])
+
+
+@pytest.mark.vllm
+def test_machine_without_a_tool_is_named_as_vllm_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.snapshot.runtime import LocalSnapshotTools
+
+    plugins, directory = tmp_path / "plugins", tmp_path / "snapshot"
+    plugins.mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv(gpu_starts.PLUGINS, str(plugins))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    def require(named: str) -> None:
+        found = gpu_starts.find_missing_tool(os.environ, 0)
+        assert found is not None and named in found[0] and found[1]
+        with pytest.raises(RuntimeError):
+            LocalSnapshotTools().preflight("create", directory)
+
+    for tool in ("criu", "cuda-checkpoint", "nvidia-smi"):
+        require(f"the program {tool}")
+        (tmp_path / tool).write_text("")
+        (tmp_path / tool).chmod(0o755)
+    require(gpu_starts.PLUGINS)
+    (plugins / "cuda_plugin.so").write_text("")
+    assert gpu_starts.find_missing_tool(os.environ, 0) is None
+    LocalSnapshotTools().preflight("create", directory)
+    found = gpu_starts.find_missing_tool(os.environ, 1000)
+    assert found is not None and "needs root" in found[0]
+    monkeypatch.delenv(gpu_starts.PLUGINS)
+    require(gpu_starts.PLUGINS)
