@@ -97,9 +97,8 @@ def create(lookup: Lookup, bundle: Bundle) -> None:
         raise CommandFailedError(f"cannot create a snapshot: {limit[0]}", hint=limit[1])
     place = _place(lookup, bundle)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shutil.rmtree(
-        place, ignore_errors=True
-    )  # vLLM wants a new directory; a killed run leaves one without a manifest
+    # vLLM wants a new directory, and a killed run leaves one without a manifest.
+    shutil.rmtree(place, ignore_errors=True)
     _run(gpu_starts.create_snapshot(place, _engine(lookup)), {})
 
 
