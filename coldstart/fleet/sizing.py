@@ -41,10 +41,7 @@ def fetch_s(size: float, rate: float) -> float:
 
 def loaded_s(costs: Costs, size: float, fetch: float, load: float) -> float:
     """Return term_x: seconds from the decision until a rank of `size` bytes is loaded."""
-    if costs.overlap is Overlap.SEQUENTIAL:
-        return costs.runtime_s + fetch_s(size, fetch) + fetch_s(size, load)
-    runtime_s = costs.container_s + costs.context_s + max(fetch_s(size, load), costs.library_s)
-    return max(runtime_s, fetch_s(size, fetch))
+    return loaded_after(costs, size, load, fetched_s=fetch_begin_s(costs) + fetch_s(size, fetch))
 
 
 def loaded_after(costs: Costs, size: float, load: float, fetched_s: float) -> float:

@@ -101,12 +101,12 @@ class Shadow:
             -len(requests) // 10 :
         ]
         latencies = [fmean(one.latency_s[number] for number in longest) for one in (own, other)]
-        measured_s = fmean(one.ttft_s for one in requests)
+        own_s, measured_s = fmean(own.ttft_s), fmean(one.ttft_s for one in requests)
         return Prediction(
             len(requests),
-            fmean(own.ttft_s) / fmean(other.ttft_s),
+            own_s / fmean(other.ttft_s),
             latencies[0] / latencies[1],
-            fmean(own.ttft_s) / measured_s if measured_s else inf,
+            own_s / measured_s if measured_s else inf,
         )
 
     def _arrival(self, one: Answered) -> float:

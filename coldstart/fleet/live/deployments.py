@@ -165,11 +165,10 @@ def look_up_pipelines(
     Also returns the reasons why the other numbers of ranks cannot start. `library_s` are the seconds of a single worker
     until its weights: what a pipeline needs in addition counts after them.
     """
-    seconds, reasons = dict[int, float](), dict[int, str]()
-    for ranks in range(2, MOST_RANKS + 1):
-        if found.vllm_args.number("pipeline_parallel_size", 1) > 1:
-            reasons[ranks] = "the arguments of the model set --pipeline-parallel-size"
-            continue
+    seconds, reasons, counts = dict[int, float](), dict[int, str](), range(2, MOST_RANKS + 1)
+    if found.vllm_args.number("pipeline_parallel_size", 1) > 1:
+        return seconds, dict.fromkeys(counts, "the arguments of the model set --pipeline-parallel-size")
+    for ranks in counts:
         args = rank_arguments(found.vllm_args, ranks)
         key = keys.compose(found.model, args)
         pipeline = replace(found, vllm_args=args, key=key, bundle=None, nearest=None).refresh()
