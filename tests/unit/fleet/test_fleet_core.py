@@ -479,3 +479,12 @@ def test_suspected_group_gets_no_request_for_a_moment() -> None:
     assert one.deadline() == 7.0 and one.handle(events.Tick(), 6.9) == []
     assert one.handle(events.Tick(), 7.0) == [Send("2", rank.group)]
     assert one.handle(events.Suspected("small#9"), 8.0) == []
+
+
+def test_servers_whose_links_differ_by_noise_are_filled_one_after_the_other() -> None:
+    servers = [ServerSpec("roomy", 200, 4.0, 20.0), ServerSpec("full", 60, 4.0, 20.0)]
+    one, link = FleetCore(FleetSettings(), servers, MODELS[:1]), 1.05**-30
+    for server, speed in (("roomy", 1.04 * link), ("full", 1.01 * link)):
+        one.handle(events.Rate(server, speed), 0.0)
+    (rank,) = launches(one.handle(events.Arrived("1", "small"), 0.0))
+    assert rank.server == "full"
