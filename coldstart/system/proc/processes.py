@@ -78,13 +78,15 @@ def has_terminal() -> bool:
     return True
 
 
-def memory_bytes(pid: int) -> int:
-    """Return the proportional set size of a process and its descendants in bytes. Each shared page counts by its share.
+def memory_bytes(pid: int, kind: str = "pss") -> int:
+    """Return the proportional or unique set size of a process and its descendants in bytes.
+
+    In the former a shared page counts by its share, in the latter (`uss`) not at all.
 
     Raises:
         ProcessLookupError: The process does not exist.
     """
-    return pss_bytes(tree(pid))
+    return pss_bytes(tree(pid), kind)
 
 
 def tree(pid: int) -> list[int]:
@@ -97,14 +99,17 @@ def tree(pid: int) -> list[int]:
         raise ProcessLookupError(f"process {pid} does not exist") from error
 
 
-def pss_bytes(pids: Iterable[int]) -> int:
-    """Return the sum of proportional set sizes in bytes. Processes that have ended or are not readable count zero."""
+def pss_bytes(pids: Iterable[int], kind: str = "pss") -> int:
+    """Return the sum of proportional set sizes, or those of another kind, in bytes.
+
+    Processes that have ended or are not readable count zero.
+    """
     import psutil
 
     total = 0
     for pid in pids:
         with suppress(psutil.Error):
-            total += psutil.Process(pid).memory_full_info().pss
+            total += getattr(psutil.Process(pid).memory_full_info(), kind)
     return total
 
 
