@@ -78,15 +78,6 @@ def has_terminal() -> bool:
     return True
 
 
-def memory_bytes(pid: int) -> int:
-    """Return the proportional set size of a process and its descendants in bytes. Each shared page counts by its share.
-
-    Raises:
-        ProcessLookupError: The process does not exist.
-    """
-    return pss_bytes(tree(pid))
-
-
 def tree(pid: int) -> list[int]:
     """Return the PIDs of a process and its descendants. Raises ProcessLookupError if the process does not exist."""
     import psutil
@@ -98,7 +89,10 @@ def tree(pid: int) -> list[int]:
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """Return the sum of proportional set sizes in bytes. Processes that have ended or are not readable count zero."""
+    """Return the sum of proportional set sizes in bytes, in which each shared page counts by its share.
+
+    Processes that have ended or are not readable count zero.
+    """
     import psutil
 
     total = 0
