@@ -179,7 +179,7 @@ class Meter:
 
     def tree(self, pid: int) -> int | None:
         """Return the memory of a process and its descendants. Raises ProcessLookupError if the process has ended."""
-        return processes.memory_bytes(pid) if self.on_cpu else None
+        return processes.pss_bytes(processes.tree(pid)) if self.on_cpu else None
 
     def alone(self, pid: int) -> int | None:
         """Return the memory of one process."""
