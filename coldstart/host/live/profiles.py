@@ -178,7 +178,7 @@ class Meter:
 
     def private(self, pid: int) -> int | None:
         """Return the memory that no other process shares (USS), so that nothing of a template counts twice."""
-        return processes.memory_bytes(pid, "uss") if self.on_cpu else None
+        return processes.pss_bytes(processes.tree(pid), "uss") if self.on_cpu else None
 
     def gpu_memory(self, pid: int) -> int | None:
         """Return the GPU memory, as the driver reports it."""

@@ -356,4 +356,4 @@ def own_directory() -> AbstractContextManager[Path]:
     """
     # The longest path of a socket below the base is that of a server.
     base = paths.runtime_dir(len("/host-12345678/99999.sock"))
-    return scratch.owned(base, base / "host.lock", "host-")
+    return scratch.owned(base, "host-")

@@ -78,17 +78,6 @@ def has_terminal() -> bool:
     return True
 
 
-def memory_bytes(pid: int, kind: str = "pss") -> int:
-    """Return the proportional or unique set size of a process and its descendants in bytes.
-
-    In the former a shared page counts by its share, in the latter (`uss`) not at all.
-
-    Raises:
-        ProcessLookupError: The process does not exist.
-    """
-    return pss_bytes(tree(pid), kind)
-
-
 def tree(pid: int) -> list[int]:
     """Return the PIDs of a process and its descendants. Raises ProcessLookupError if the process does not exist."""
     import psutil
@@ -100,7 +89,9 @@ def tree(pid: int) -> list[int]:
 
 
 def pss_bytes(pids: Iterable[int], kind: str = "pss") -> int:
-    """Return the sum of proportional set sizes, or those of another kind, in bytes.
+    """Return the sum of proportional set sizes in bytes, in which each shared page counts by its share.
+
+    With the kind "uss", a page that another process shares does not count.
 
     Processes that have ended or are not readable count zero.
     """
