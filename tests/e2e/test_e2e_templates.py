@@ -19,6 +19,7 @@ def runtime_template(machine: Machine, bundle: Any) -> Iterator[None]:
     machine.run("template", "stop", "--level", "runtime", "--force")
 
 
+@pytest.mark.nightly  # test_e2e_many.py starts a server from the runtime template of a host
 def test_a_runtime_template(machine: Machine, runtime_template: None, reference: Tokens) -> None:
     with machine.serving("tiny-llama", "--mode", "template-runtime") as served:
         assert served.report["mode"] == "template-runtime" and served.report["fallbacks"] == []

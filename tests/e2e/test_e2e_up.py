@@ -73,8 +73,8 @@ def test_up_again_finds_the_server_and_down_leaves_nothing(machine: Machine, up:
     assert nothing["servers"] == nothing["templates"] == []
 
 
-# tests/attacks/test_secrets_in_templates.py shows the same of a template that was started before.
-@pytest.mark.parametrize("prepared", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # attacks/test_secrets_in_templates.py shows the same with an engine that is no vLLM
+@pytest.mark.parametrize("prepared", [False, True])
 def test_a_template_s_memory_holds_no_secret_of_a_start(
     machine: Machine, bundle: Any, prepared: bool
 ) -> None:

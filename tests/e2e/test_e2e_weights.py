@@ -107,6 +107,7 @@ def test_source_that_changed_with_its_size_kept_is_replaced_by_the_models_direct
                 assert any("the model's own directory is read" in reason for reason in reasons)
 
 
+@pytest.mark.nightly  # test_e2e_fleet_fetch.py shows the fetches of two ranks
 def test_two_nodes_fetch_their_own_layers(machine: Machine, bare: Path, model: Path) -> None:
     plan = weights.plan(model)
     names = [tensor.name for tensor in checkpoint.list_tensors(plan)]
