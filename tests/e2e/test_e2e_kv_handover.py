@@ -133,7 +133,14 @@ def stayed(pair: Pair) -> tuple[list[int], list[int]]:
     return prompt, _finish(*_begin(pair, prompt, secrets.token_hex(8)))
 
 
-@pytest.mark.parametrize("fault", ["signature", "identity", "unreachable", "lease"])
+# unit/fleet/live/test_kv_transfer.py has the other faults without vLLM.
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "unreachable",
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in ("signature", "identity", "lease")),
+    ],
+)
 def test_kv_that_cannot_be_loaded_is_computed(
     pair: Pair, stayed: tuple[list[int], list[int]], fault: str
 ) -> None:
