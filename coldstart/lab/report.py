@@ -70,7 +70,7 @@ def report(kind: str, runs: Sequence[Run], rows: Mapping[str, Any], *, compares:
     document: dict[str, Any] = {"schema_version": 1, "kind": kind}
     if not compares:
         document |= {**last, "rows": rows}
-        tables, notes, plots = list_tables(last), list_rates(last), []
+        tables, notes, plots = list_tables(last), list_rates(last), list[Any]()
     else:
         compared, notes, plots = compare(runs), [], []
         replays = [{"name": one.name, "rate": one.rate, "round": one.round, **one.document} for one in runs]
@@ -164,7 +164,7 @@ def list_tables(summary: Mapping[str, Any]) -> list[Shown]:
 
 def list_rates(summary: Mapping[str, Any]) -> list[str]:
     """Return a line with the counts and rates of a replay, and one with those of a simulation."""
-    rates = summary | {"SLO attainment": _find(summary, "attainment")}
+    rates = {**summary, "SLO attainment": _find(summary, "attainment")}
     lines = (
         [
             f"{name.replace('_', ' ')} {_format(value)}"
