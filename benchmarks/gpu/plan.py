@@ -160,57 +160,10 @@ def gpu_memory(query: str = "memory.used,memory.total") -> str | None:
 
 
 def probe(part: Part) -> None:
-    """Describe the machine, build the model, and measure imports."""
+    """Describe the machine and build the model."""
     part.answer("device", lambda: gpu_memory("name,driver_version,memory.total"))
     part.answer("model", lambda: llama.build(part.shape, Path(part.model)))
     part.answer("doctor", lambda: json.loads(part.coldstart("doctor", "doctor", "--format", "json")))
-    part.answer("template imports", lambda: part.script("fork", FORK, part.model))
-    part.answer(
-        "imports", lambda: {name: part.script("import", IMPORT, off) for name, off in IMPORTS.items()}
-    )
-
-
-IMPORTS = {"first": "collect", "collecting": "collect", "not collecting": "disable"}
-IMPORT = """
-import gc, time, sys
-getattr(gc, sys.argv[1])()
-start = time.perf_counter()
-from coldstart.vllm.engine import server
-server.import_runtime(); server.import_engine()
-print(round(time.perf_counter() - start, 3))
-"""
-
-FORK = """
-import faulthandler
-faulthandler.dump_traceback_later(60)  # a script that is cut off shows where it was
-import json, os, sys, threading, time
-from pathlib import Path
-from coldstart.vllm.engine import server
-server.import_runtime(); server.import_engine()
-args, _ = server.parse_args(["--model", sys.argv[1], "--max-model-len", "4096"])
-start = time.perf_counter()
-config = server.configure(args)
-configured = time.perf_counter()
-server.import_gpu_engine(config)
-imported = time.perf_counter()
-import torch
-found = {"configure_s": configured - start, "import_gpu_engine_s": imported - configured,
-         "v2_runner": config.use_v2_model_runner,
-         "cuda_initialized": torch.cuda.is_initialized(), "threads": threading.active_count(),
-         "device_files": sorted({t for t in map(os.path.realpath, Path("/proc/self/fd").iterdir()) if "nvidia" in t})}
-reader, writer = os.pipe()
-start = time.perf_counter()
-if os.fork() == 0:
-    try:
-        torch.zeros(1, device="cuda")
-        os.write(writer, str(time.perf_counter() - start).encode())
-    except Exception as error:
-        os.write(writer, str(error)[:1000].encode())
-    os._exit(0)
-os.close(writer)
-found["fork_and_context_s"] = os.read(reader, 1000).decode() or "failed"
-print(json.dumps(found))
-"""
 
 
 def materialize(part: Part) -> None:
