@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,7 +29,6 @@ from benchmarks.common import ROOT, about, parser
 from coldstart.bench import measure
 from coldstart.bench.run_order import VLLM_FREE, VLLM_WARM
 from coldstart.system.proc import exits
-from coldstart.validate import process_tree
 from coldstart.validate.launch import Launcher, serving
 from coldstart.validate.launchers import FULL_ONLY, ServeLauncher, Subject, VllmLauncher
 
@@ -90,20 +90,18 @@ class Part:
 
     def run(self, name: str, *command: str) -> str:
         """Run a command and return its standard output. Raises RuntimeError with the end of its log."""
-        log, before = self.logs / f"{name}.log", process_tree.snapshot()
+        log = self.logs / f"{name}.log"
+        with log.open("wb") as errors:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
         try:
-            with log.open("wb") as errors:
-                done = subprocess.run(
-                    command, stdout=subprocess.PIPE, stderr=errors, timeout=max(1.0, self.left()), check=False
-                )
+            output = process.communicate(timeout=max(1.0, self.left()))[0].decode()
         except subprocess.TimeoutExpired:
-            process_tree.end_strays(before)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             raise RuntimeError(f"did not end in time: {exits.read_end(log)}") from None
-        if done.returncode:
-            raise RuntimeError(
-                f"exit code {done.returncode}: {done.stdout.decode()[-TAIL:]}\n{exits.read_end(log)}"
-            )
-        return done.stdout.decode()
+        if process.returncode:
+            raise RuntimeError(f"exit code {process.returncode}: {output[-TAIL:]}\n{exits.read_end(log)}")
+        return output
 
     def coldstart(self, name: str, *words: str) -> str:
         """Run a command of this interpreter's coldstart."""
@@ -286,15 +284,12 @@ def main() -> None:
 
 def run_part(name: str, part: Part) -> None:
     """Run one part and pack its logs; templates end with it."""
-    with process_tree.adopting_orphans():
-        before = process_tree.snapshot()
-        try:
-            PARTS[name](part)
-        finally:
-            part.end = time.monotonic() + 60 + END_S
-            with suppress(RuntimeError):
-                part.coldstart("stop", "template", "stop", "--force")
-            process_tree.end_strays(before)
+    try:
+        PARTS[name](part)
+    finally:
+        part.end = time.monotonic() + 60 + END_S
+        with suppress(RuntimeError):
+            part.coldstart("stop", "template", "stop", "--force")
     shutil.make_archive(str(part.place.parent / f"logs-{name}"), "xztar", part.logs)
 
 
