@@ -19,6 +19,9 @@ from coldstart.validate.checks import FailLevel, Finding, ValidationReport
 GITHUB_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
+COLUMNS = ("ref", "ok", "level", "severity", "code", "subject", "message", "hint")
+
+
 def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapping[str, object]:
     """Build the JSON result."""
     bundles = [
@@ -34,7 +37,7 @@ def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapp
 
 
 def rows(document: Mapping[str, Any]) -> list[dict[str, object]]:
-    """Return the JSON result as rows: one per finding, and one per bundle without findings."""
+    """Return the JSON result as rows of COLUMNS: one per finding, and one per bundle without findings."""
     level = document["level"]
     return [
         {"ref": bundle["ref"], "ok": bundle["ok"], "level": level, **finding}
