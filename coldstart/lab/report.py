@@ -165,15 +165,15 @@ def list_tables(summary: Mapping[str, Any]) -> list[Shown]:
 def list_rates(summary: Mapping[str, Any]) -> list[str]:
     """Return a line with the counts and rates of a replay, and one with those of a simulation."""
     rates = {**summary, "SLO attainment": _find(summary, "attainment")}
-    lines = (
-        [
-            f"{name.replace('_', ' ')} {_format(name, value)}"
-            for name, value in found.items()
-            if isinstance(value, int | float) or name == "policy"
-        ]
-        for found in (rates, summary.get("counts", {}))
+    plain = (
+        {k: v for k, v in of.items() if isinstance(v, int | float | str)}
+        for of in (rates, summary.get("counts", {}))
     )
-    return [", ".join(line) for line in lines if line]
+    return [
+        ", ".join(f"{k.replace('_', ' ')} {_format(k, v)}" for k, v in found.items())
+        for found in plain
+        if found
+    ]
 
 
 def _format(name: str, value: float | str | None) -> str:
@@ -186,9 +186,8 @@ def plot_rates(compared: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
     """Yield a plot of each metric by rate, with a line for each system."""
     for metric, (label, *_) in COMPARED.items():
         series: dict[str, list[Point]] = {}
-        for row in compared:
-            if row[metric]:
-                series.setdefault(row["name"], []).append((row["rate"], row[metric]["median"]))
+        for row in (row for row in compared if row[metric]):
+            series.setdefault(row["name"], []).append((row["rate"], row[metric]["median"]))
         if series:
             yield label, lines(series, "requests per second", label)
 
@@ -200,7 +199,5 @@ def plot_distributions(frame: DataFrame) -> Iterator[Plot]:
         if (known[metric] > 0).any():
             values = known.groupby("name", sort=False)[metric]
             series = {name: [*zip(of.quantile(SHARES), 100 * SHARES, strict=True)] for name, of in values}
-            yield (
-                f"Distribution: {label}",
-                lines(series, f"{label} (s)", "share of requests (%)", may_be_log=True),
-            )
+            drawn = lines(series, f"{label} (s)", "share of requests (%)", may_be_log=True)
+            yield f"Distribution: {label}", drawn
