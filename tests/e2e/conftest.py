@@ -108,7 +108,7 @@ def _stock_tokens(model: Path, directory: Path) -> list[list[float]] | None:
     vllm = PlainVllm(directory / "caches")
     args = ["--model", str(model), *EAGER]
     try:
-        asked = {"args": args, "prompts": PROMPTS, "tokens": 16, "adapter": None}
+        asked = {"args": args, "prompts": PROMPTS, "tokens": 16}
         return vllm.answers(asked, directory / "log")
     finally:
         vllm.close()
