@@ -104,16 +104,6 @@ def pss_bytes(pids: Iterable[int], kind: str = "pss") -> int:
     return total
 
 
-def rss_bytes(pid: int) -> int:
-    """Return the resident bytes of one process, 0 if it does not exist."""
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
-
-
 def outer_pid(guardian: int, inner: int) -> int:
     """Return the PID outside the guardian's PID namespace of the process with PID `inner` inside it.
 
