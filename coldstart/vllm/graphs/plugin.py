@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.fallback import Fallback
-from coldstart.contract.graphs import CANARY, CAPTURE_NEXT, EngineTask
+from coldstart.contract.graphs import CAPTURE_NEXT, EngineTask
 from coldstart.graphs import offline
 from coldstart.graphs.errors import GraphError
 from coldstart.vllm import compat, late
@@ -88,7 +88,7 @@ def _session(task: EngineTask) -> Any:
     if task.prove:
         return Proving(task.prove)
     assert task.restore is not None
-    return Restoring(task.restore, canary=CANARY.read())
+    return Restoring(task.restore)
 
 
 def _defer(deferral: deferred.Deferral) -> None:
@@ -183,18 +183,16 @@ def _note_kv(directory: Path, module: Any) -> None:
 
 
 def _apply_kv(plans: list[dict[str, Any]], module: Any) -> None:
-    """Write the bundle's plan under the fingerprint that this worker computes, then let vLLM's own check decide."""
+    """Set the size of the bundle's plan where vLLM applies its own start-up plan, unless the user gave one."""
     original = module.maybe_apply_startup_plan
 
     @functools.wraps(original)
     def apply(worker: Any) -> None:
-        reason = "vLLM's own check rejected the KV plan"
-        try:
-            kv_plan.write_for_worker(worker, plans)
-        except (GraphError, OSError, ValueError) as error:
-            reason = str(error)
-        original(worker)
         if worker.cache_config.kv_cache_memory_bytes is None:
-            compat.fall_back("kv", reason)
+            try:
+                worker.cache_config.kv_cache_memory_bytes = kv_plan.fit_worker(worker, plans)
+            except GraphError as error:
+                compat.fall_back("kv", str(error))
+        original(worker)
 
     module.maybe_apply_startup_plan = apply

@@ -4,6 +4,5 @@ Invariant: vLLM's own schedule() makes every allocation; this package only selec
 """
 
 SCHEDULER_CLS = "coldstart.vllm.scheduling.scheduler.PolicyScheduler"
-CONNECTOR, CONNECTOR_MODULE = "PolicyOffloadingConnector", "coldstart.vllm.scheduling.host"
-OFFLOADING_SPEC = "CpuPoolOffloadingSpec"
+CONNECTOR, OFFLOADING_SPEC = "PolicyOffloadingConnector", "CpuPoolOffloadingSpec"
 OFFLOADING_MODULE = "coldstart.vllm.scheduling.offload"

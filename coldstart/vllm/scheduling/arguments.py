@@ -9,13 +9,7 @@ import json
 from typing import Any
 
 from coldstart.scheduling.settings import DEADLINE, FCFS, MLFQ, SchedulerSettings
-from coldstart.vllm.scheduling import (
-    CONNECTOR,
-    CONNECTOR_MODULE,
-    OFFLOADING_MODULE,
-    OFFLOADING_SPEC,
-    SCHEDULER_CLS,
-)
+from coldstart.vllm.scheduling import CONNECTOR, OFFLOADING_MODULE, OFFLOADING_SPEC, SCHEDULER_CLS
 
 
 def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
@@ -46,7 +40,7 @@ def kv_transfer_config(host_bytes: int, *, on_cpu: bool, evicts: bool) -> dict[s
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
     if on_cpu:
         extra |= {"spec_name": OFFLOADING_SPEC, "spec_module_path": OFFLOADING_MODULE}
-    ours = {"kv_connector": CONNECTOR, "kv_connector_module_path": CONNECTOR_MODULE}
+    ours = {"kv_connector": CONNECTOR, "kv_connector_module_path": OFFLOADING_MODULE}
     return {
         **(ours if evicts else {"kv_connector": "OffloadingConnector"}),
         "kv_role": "kv_both",

@@ -133,9 +133,3 @@ def test_a_kernel_whose_binary_only_the_second_process_knows_is_recorded() -> No
     a, b = (offline(seed).snapshot for seed in (11, 12))
     a.tables.kernels[:] = [replace(k, binary=None) for k in a.tables.kernels]
     assert combine(a, b).refused == {}
-
-
-def test_random_number_graphs_are_refused_by_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimModel, "refusals", {"decode:8": "the graph consumes random numbers"})
-    tables = offline(7).snapshot.tables
-    assert tables.refused == {"decode:8": "the graph consumes random numbers"} and len(tables.graphs) == 3

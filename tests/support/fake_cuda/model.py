@@ -44,7 +44,6 @@ class FakeModel:
         self.functions = {name: self.driver.library_kernel(self.library, name) for name in LAYOUTS}
         self.segments: list[SymbolRegion] = []
         self.reserved: list[int] = []
-        self.refusals: dict[str, str] = {}
 
     def write(self, symbol: str, values: Array) -> None:
         self.driver.write(self.named[symbol].base, values.tobytes())
@@ -133,6 +132,9 @@ class FakeModel:
         """One allocation for each buffer of a graph."""
         spans = [(at, POOL // 2) for s in self.segments for at in (s.base, s.base + POOL // 2)]
         return [AllocationEvent(kind, a, n, pool=True) for a, n in spans for kind in ("alloc", "free")]
+
+    def consumes_random(self, captured: Captured) -> bool:
+        return False
 
     def stream(self) -> int:
         return 0

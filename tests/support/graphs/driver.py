@@ -121,8 +121,7 @@ class SimDriver(Launcher):
         for node in self._get(executable, list, "cuGraphLaunch"):
             self._run(node)
 
-    def destroy(self, graph: int, executable: int) -> None:
-        self.objects.pop(executable, None)
+    def destroy(self, graph: int) -> None:
         built = self.objects.pop(graph, None)
         for handle in built.nodes if isinstance(built, Graph) else ():
             self.objects.pop(handle, None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,8 +16,6 @@ __all__ = ["Shape", "SimModel", "libraries"]
 
 class SimModel(Decoder):
     """Names its memory, captures, and gives seeded inputs and outputs."""
-
-    refusals: Mapping[str, str] = MappingProxyType({})
 
     # --- framework -----------------------------------------------------------------------------------
     def sizes(self) -> dict[str, int]:
@@ -53,6 +50,9 @@ class SimModel(Decoder):
             graph = self.driver.end_capture()
             self._allocator = self.general
         return Captured(graph, self.driver.instantiate(graph))
+
+    def consumes_random(self, captured: Captured) -> bool:
+        return False
 
     def stream(self) -> int:
         return 0

@@ -146,6 +146,23 @@ def test_a_graph_whose_outputs_differ_between_two_replays_is_not_proven(bundle_d
     assert list(proof.failed) == ["decode:64"] and "two replays" in proof.failed["decode:64"]
 
 
+def test_a_graph_that_consumes_random_numbers_is_not_proven(bundle_directory: Path) -> None:
+    """It is replayed on its own inputs: with those of another size, attention reads outside its memory."""
+
+    class Drawing(SimModel):
+        prepared = ""
+
+        def prepare(self, key: str, seed: int) -> None:
+            self.prepared = key
+            super().prepare(key, seed)
+
+        def consumes_random(self, captured: Captured) -> bool:
+            return self.prepared == "decode:8"
+
+    proof = _proof(bundle_directory, Drawing(SMALL, 61))
+    assert proof.failed == {"decode:8": "the graph consumes random numbers"}
+
+
 def test_a_failure_is_recorded_and_the_graph_can_be_restored_later(
     bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +188,6 @@ def test_a_failed_link_gives_its_memory_back(bundle_directory: Path, monkeypatch
 
     monkeypatch.setattr(model.driver, "write", broken)
     restorer = Restorer(bundle_directory, model.driver, model)
-    assert not gate.restore_proven(restorer, gate.read_proof(bundle_directory), model)
+    assert not restorer.restore_all()
     assert "injected" in restorer.fallbacks["*"]
     assert len(model.driver.memory._bases) == before and not model.reserved
