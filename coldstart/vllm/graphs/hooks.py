@@ -29,6 +29,7 @@ def require() -> None:
 
 def refuse_unsupported(runner: Any) -> None:
     """Raise GraphRefusedError for an engine whose graphs cannot be recorded or restored."""
+    require()
     parallel = runner.parallel_config
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
         raise GraphRefusedError("graphs of several ranks contain collectives, which cannot be restored")
@@ -70,7 +71,6 @@ def hooked(runner: Any, instead: Instead) -> Iterator[None]:
     Raises:
         GraphRefusedError: This vLLM lacks the method; nothing was patched.
     """
-    require()
     kind: Any = getattr(sys.modules.get(MODULE), "CudaGraphManager", None)
     original = getattr(kind, "capture", None)
     if original is None:

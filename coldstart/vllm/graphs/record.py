@@ -27,6 +27,7 @@ class GraphRecording:
     def __init__(self, directory: Path) -> None:
         self._work, self.modules = directory, ModuleLog()
         self._padding: list[Any] = []
+        self.fallbacks: dict[str, str] = {}
         try:
             self._watch = ModuleWatch(self.modules)
         except GraphError as error:

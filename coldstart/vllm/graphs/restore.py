@@ -66,7 +66,7 @@ class Proving:
     """Session that restores everything, lets vLLM capture everything, and compares."""
 
     def __init__(self, work: Path) -> None:
-        self._work, self.extras = work, read_extras(work / offline.BUNDLE)
+        self._work, self.fallbacks = work, dict[str, str]()
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
         """Prove the graphs where vLLM captures them."""
@@ -91,9 +91,9 @@ class Proving:
 
         capture = functools.cache(own)
         try:
-            driver = CudaDriver()
-            create_output(runner, self.extras["output"])
-            restorer = Restorer(self._work / offline.BUNDLE, driver, vllm_framework(driver, runner, capture))
+            driver, bundle = CudaDriver(), self._work / offline.BUNDLE
+            create_output(runner, read_extras(bundle)["output"])
+            restorer = Restorer(bundle, driver, vllm_framework(driver, runner, capture))
             with torch.inference_mode():  # as vLLM's capture, whose function writes the inputs
                 proof = prove(restorer, create_workload(runner, driver, full, write_inputs))
             write(proof, restorer.directory)
@@ -106,16 +106,15 @@ class Restoring:
     """Session of an online start."""
 
     def __init__(self, directory: Path) -> None:
-        read_proof(directory)
-        self.directory, self.extras = directory, read_extras(directory)
-        self.fallbacks: dict[str, str] = {}
+        self.directory = directory
+        self.fallbacks = {"*": "vLLM has captured no CUDA graph"}
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
         """Restore the graphs and let vLLM capture the rest."""
         with ExitStack() as stack:
             try:
                 refuse_unsupported(runner)
-                self._refuse_another_driver()
+                self.fallbacks = {}
                 instead = functools.partial(
                     hooks.capture_rest, runner.cudagraph_manager, self._restore(runner)
                 )
@@ -125,17 +124,19 @@ class Restoring:
                 self.fallbacks["*"] = str(error)
             return own()
 
-    def _refuse_another_driver(self) -> None:
-        """Raise GraphRefusedError for another driver: its data in graph nodes may change with each patch release."""
-        wanted, present = self.extras.get("driver"), nvml.driver()
-        if wanted != present:
-            raise GraphRefusedError(
-                f"the graphs were recorded with driver {wanted}, this machine has {present}"
-            )
-
     def _restore(self, runner: Any) -> dict[str, Replayable]:
+        """Return the restored graphs.
+
+        Another driver is refused: its data in graph nodes may change with each patch release.
+        """
+        read_proof(self.directory)
+        extras, present = read_extras(self.directory), nvml.driver()
+        if extras.get("driver") != present:
+            raise GraphRefusedError(
+                f"the graphs were recorded with driver {extras.get('driver')}, this machine has {present}"
+            )
         driver = CudaDriver()
-        create_output(runner, self.extras["output"])
+        create_output(runner, extras["output"])
         restorer = Restorer(self.directory, driver, vllm_framework(driver, runner))
         graphs = restorer.restore_all()
         self.fallbacks = restorer.fallbacks

@@ -150,7 +150,7 @@ def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
         hooks.hooked(object(), _fail).__enter__()
     monkeypatch.setattr(hooks.compat, "check", lambda feature, load=None: f"{feature} differ.")
     with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
-        hooks.hooked(object(), _fail).__enter__()
+        hooks.refuse_unsupported(object())
     assert not hasattr(renamed.CudaGraphManager, "capture")
 
 
