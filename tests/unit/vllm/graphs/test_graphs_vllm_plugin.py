@@ -116,7 +116,6 @@ def test_bundle_without_a_proof_is_not_used_with_a_reason(
 ) -> None:
     monkeypatch.setattr(plugin.compat, "sources", [])
     plugin.register(EngineTask(restore=tmp_path))
-    assert installed[plugin.RUNNERS[0]].GPUModelRunner().capture_model() == "own"
     (fallback,) = plugin.compat.report()["fallbacks"]
     assert fallback["section"] == "graphs" and "no CUDA graph" in fallback["reason"]
     assert "cannot read the proof" in _run(Restoring(tmp_path))["*"]
