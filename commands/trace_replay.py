@@ -26,7 +26,9 @@ from coldstart.lab.live import Target, replay
 from coldstart.lab.plan import TracePlan, time_requests
 from coldstart.lab.records import Replay
 from coldstart.lab.traces import TraceReport, TraceRequest
-from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings, settings
+from coldstart.scheduling import settings
+from coldstart.scheduling.profile import IterationProfile, ProfileError
+from coldstart.scheduling.settings import SchedulerSettings
 
 INTERRUPTED = 130
 LIVE, ENGINE, HOST, FLEET = "live", "simulated", "simulated host", "simulated fleet"

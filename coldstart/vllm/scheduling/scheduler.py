@@ -234,7 +234,7 @@ class PolicyScheduler(AsyncScheduler):
         self.counters.demotions = self.ranking.demotions
         self.counters.promotions = self.ranking.promotions
         if self.exporter.enabled:
-            self.exporter.publish(self.counters, self.ranking.queues.counts())
+            self.exporter.publish(self.counters, list(map(len, self.ranking.queues)))
 
     def _evict(self, request: Request) -> None:
         self.started.discard(request)

@@ -34,7 +34,7 @@ def test_a_mixed_iteration_costs_more_than_either_part() -> None:
         ({"prefill": [[1, 0]], "decode": [[1, 1]]}, "is zero or negative"),
         ({"prefill": [[1, 1], [1, 2]], "decode": [[1, 1]]}, "two times for one size"),
         ({"prefill": [["a", 1]], "decode": [[1, 1]]}, "Expected `float`, got `str` - at `$.prefill[0][0]`"),
-        ({"prefill": [[10**400, 1]], "decode": [[1, 1]]}, ""),
+        ({"prefill": [[10**400, 1]], "decode": [[1, 1]]}, "Number out of range"),
     ],
 )
 def test_invalid_profile_is_refused_with_the_reason(document: object, words: str) -> None:
