@@ -74,7 +74,7 @@ class EngineView:
         state = self.state(request)
         if state is State.HOST:
             connector = self._engine.connector
-            return connector is None or connector.find_hit(request, self._manager) == 0
+            return connector is None or bool(connector.find_hit(request, self._manager) == 0)
         return state is State.NEW or state is State.LOADED
 
     def state(self, request: Request) -> State:
