@@ -16,6 +16,7 @@ import hashlib
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from coldstart.vllm.handover.wire import DataPort, Layers, Query, TransferError,
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -83,82 +84,23 @@ class RankPort(KVConnectorHandshakeMetadata):
     address: tuple[str, int]
 
 
-class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
-    """Connector that vLLM creates in the scheduler, as SourceAndTarget, and in each worker, as BlockCopies.
+class SourceAndTarget:
+    """Scheduler's side: holds blocks that were asked for, and plans the loads of requests with a `Pull`.
 
-    `kv_connector_extra_config` has `host`, the address of the data ports, and `identity`, which is equal for servers of
-    the same weights. In a worker whose KV cannot be moved, this class itself does nothing.
+    `shape` is equal for servers that can exchange KV.
     """
 
-    def __new__(cls, config: VllmConfig, role: KVConnectorRole, cache: KVCacheConfig) -> KvHandoverConnector:
-        worker = cls if find_obstacle(config, cache) else BlockCopies
-        made: KvHandoverConnector = super().__new__(
-            SourceAndTarget if role == KVConnectorRole.SCHEDULER else worker
-        )
-        return made
-
-    @property
-    def requires_kv_delivery(self) -> bool:
-        return False
-
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        return 0, False
-
-    def update_state_after_alloc(
-        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
-    ) -> None:
-        """Do nothing in a worker."""
-
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> HandoverStep:
-        return HandoverStep()
-
-    def request_finished_all_groups(
-        self, request: Request, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        return False, None
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Do nothing in the scheduler."""
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: vLLM starts a request only after its load has ended."""
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Do nothing: blocks are read from vLLM's own memory."""
-
-    def wait_for_save(self) -> None:
-        """Do nothing: blocks are read from vLLM's own memory."""
-
-
-class SourceAndTarget(KvHandoverConnector):
-    """Scheduler's side: holds blocks that were asked for, and plans the loads of requests with a `Pull`."""
-
-    def __init__(
-        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
-    ) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        self._key = environment.HANDOVER_KEY.read()
-        identity = self._kv_transfer_config.get_from_extra_config("identity", "")
-        self._shape = describe(vllm_config, str(identity))
-        self._block_size: int = vllm_config.cache_config.block_size
-        self._ranks = vllm_config.parallel_config.world_size
-        self._ports: tuple[tuple[str, int], ...] = ()
+    def __init__(self, key: str, shape: str, block_size: int, movable: bool) -> None:
+        self._key, self._shape, self._block_size, self._movable = key, shape, block_size, movable
+        self.ports: tuple[tuple[str, int], ...] = ()
+        self.manager: KVCacheManager | None = None
         self._requests: dict[str, Request] = {}
         self._pulls: dict[str, Pull] = {}
         self._answers: dict[str, Pull] = {}
         self._held: dict[str, tuple[list[KVCacheBlock], float]] = {}
         self._step = HandoverStep()
-        if reason := find_obstacle(vllm_config, kv_cache_config):
-            log.warning("The KV of requests cannot be moved: %s.", reason)
 
-    def set_xfer_handshake_metadata_pp_aware(
-        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
-    ) -> None:
-        ports = [metadata[rank] for rank in sorted(metadata)]
-        found = tuple(one.address for one in ports if isinstance(one, RankPort))
-        self._ports = found if len(found) == self._ranks else ()
-
-    def on_new_request(self, request: Request) -> None:
+    def add(self, request: Request) -> None:
         """Record a new request, and obey its message. An invalid message is logged and has no effect."""
         try:
             message = handover.read(self._key, request.kv_transfer_params)
@@ -173,14 +115,15 @@ class SourceAndTarget(KvHandoverConnector):
         self._requests[request.request_id] = request
 
     def _accept(self, pull: Pull) -> Pull:
-        if not self._ports:  # the workers have none where KV cannot be moved
+        if not self._movable or not self.ports:
             raise HandoverError("this server cannot load KV")
         if pull.shape != self._shape:
             raise HandoverError("the source has other weights or another KV layout")
         return pull
 
     def _hold(self, pin: Pin) -> Pull:
-        if not self._ports:
+        assert self.manager is not None
+        if not self._movable or not self.ports:
             raise HandoverError("this server cannot send its KV")
         if len(self._held) >= MOST_PINS:
             raise HandoverError(f"{MOST_PINS} requests are being moved already")
@@ -191,15 +134,14 @@ class SourceAndTarget(KvHandoverConnector):
         if handover.digest_tokens(request.all_token_ids[: pin.tokens]) != pin.digest:
             raise HandoverError(f"request {pin.request} has other tokens")
         count = -(-tokens // self._block_size)
-        manager = self._kv_cache_manager
-        blocks = list(manager.get_blocks(request.request_id).blocks[0])[:count]
+        blocks = list(self.manager.get_blocks(request.request_id).blocks[0])[:count]
         if len(blocks) < count:
             raise HandoverError(f"request {pin.request} has been preempted")
-        manager.block_pool.touch(blocks)
+        self.manager.block_pool.touch(blocks)
         name, secret = secrets.token_hex(16), secrets.token_hex(32)
         self._held[name] = blocks, time.monotonic() + LEASE_S
         self._step.pinned[name] = HeldBlocks(secret, tuple(block.block_id for block in blocks))
-        return Pull(name, secret, tokens, self._shape, self._ports)
+        return Pull(name, secret, tokens, self._shape, self.ports)
 
     def _find(self, name: str) -> Request:
         """Return the running request with this external id, to which vLLM adds a prefix, its number and random digits."""
@@ -213,25 +155,22 @@ class SourceAndTarget(KvHandoverConnector):
             raise HandoverError(f"{len(found) or 'no'} requests have the id {name}")
         return found[0]
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        """Return the number of tokens whose KV can be loaded beyond the local prefix cache, and whether there are any."""
+    def count_loadable(self, request: Request, computed: int) -> int:
+        """Return the number of tokens whose KV can be loaded beyond those in the local prefix cache."""
         pull = self._pulls.get(request.request_id)
-        count = max(0, min(pull.tokens, request.num_tokens) - num_computed_tokens) if pull else 0
-        return count, count > 0
+        return max(0, min(pull.tokens, request.num_tokens) - computed) if pull else 0
 
-    def update_state_after_alloc(
-        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
-    ) -> None:
+    def plan_load(self, request: Request, blocks: KVCacheBlocks, tokens: int) -> None:
         """Plan the load of a request whose blocks are allocated; the blocks of the local prefix cache are skipped."""
         pull = self._pulls.pop(request.request_id, None)
-        if pull is None or num_external_tokens <= 0:
+        if pull is None or tokens <= 0:
             return
         end = min(pull.tokens, request.num_tokens)
-        skip = (end - num_external_tokens) // self._block_size
+        skip = (end - tokens) // self._block_size
         chosen = blocks.get_block_ids()[0][skip : -(-end // self._block_size)]
         self._step.loads.append(Load(request.request_id, pull, skip, tuple(chosen)))
 
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> HandoverStep:
+    def take_step(self) -> HandoverStep:
         """Return what the workers must know before the next iteration; free the blocks of ended leases."""
         now = time.monotonic()
         for pin in [pin for pin, (_, until) in self._held.items() if until <= now]:
@@ -240,62 +179,42 @@ class SourceAndTarget(KvHandoverConnector):
         return step
 
     def _release(self, pin: str) -> None:
+        assert self.manager is not None
         blocks, _ = self._held.pop(pin)
-        self._kv_cache_manager.block_pool.free_blocks(reversed(blocks))
+        self.manager.block_pool.free_blocks(reversed(blocks))
         self._step.ended.add(pin)
 
-    def request_finished_all_groups(
-        self, request: Request, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
+    def remove(self, request: Request) -> dict[str, Any] | None:
         """Forget an ended request; return the parameters of its response."""
         self._requests.pop(request.request_id, None)
         self._pulls.pop(request.request_id, None)
         answer = self._answers.pop(request.request_id, None)
-        return False, None if answer is None else handover.sign(self._key, answer)
-
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished_all_groups(request, (block_ids,))
+        return None if answer is None else handover.sign(self._key, answer)
 
 
-class BlockCopies(KvHandoverConnector):
+class BlockCopies:
     """Worker's side: sends blocks of its rank that are pinned, and fetches blocks from another server in threads."""
 
-    def __init__(
-        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
-    ) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        self._blocks = kv_cache_config.num_blocks
+    def __init__(self, host: str, blocks: int) -> None:
+        self._blocks = blocks
         self._layers: dict[str, tuple[int, int, int]] = {}
         self._held: dict[str, HeldBlocks] = {}
         self._announced = threading.Condition()
         self._finished: set[str] = set()
         self._failed: set[int] = set()
         self._lock = threading.Lock()
-        host = self._kv_transfer_config.get_from_extra_config("host", "127.0.0.1")
-        self._port: DataPort | None = DataPort(str(host), self._find_secret, self._read)
+        self.port = DataPort(host, self._find_secret, self._read)
 
-    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Record the memory of each layer; without contiguous blocks this rank sends and loads nothing."""
-        for name, cache in kv_caches.items():
+    def register(self, caches: Mapping[str, torch.Tensor]) -> None:
+        """Record the memory of each layer. Raises ValueError if the blocks of a layer are not contiguous."""
+        for name, cache in caches.items():
             if cache.device.type != "cpu" or cache.shape[0] != self._blocks or not cache[0].is_contiguous():
-                log.warning(
-                    "The KV of requests cannot be moved: the blocks of %s are not contiguous in memory of the CPU.",
-                    name,
-                )
-                if self._port is not None:
-                    self._port.close()
-                self._port = None
-                return
+                raise ValueError(f"the KV blocks of {name} are not contiguous in memory of the CPU")
             page = cache[0].numel() * cache.element_size()
             self._layers[name] = cache.data_ptr(), cache.stride(0) * cache.element_size(), page
 
-    def get_handshake_metadata(self) -> RankPort | None:
-        return None if self._port is None else RankPort(self._port.address)
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+    def begin_step(self, step: HandoverStep) -> None:
         """Carry out the scheduler's announcements of an iteration."""
-        step = self._get_connector_metadata()
-        assert isinstance(step, HandoverStep)
         if step.pinned or step.ended:
             with self._announced:
                 self._held |= step.pinned
@@ -347,17 +266,127 @@ class BlockCopies(KvHandoverConnector):
         for number, block in enumerate(blocks):
             ctypes.memmove(base + block * stride, ctypes.byref(source, number * page), page)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def take_finished(self) -> set[str]:
         """Return the requests whose load has ended since the last call."""
         with self._lock:
             finished, self._finished = self._finished, set()
-        return None, finished or None
+        return finished
 
-    def get_block_ids_with_load_errors(self) -> set[int]:
+    def take_failed(self) -> set[int]:
         """Return the blocks whose load has failed since the last call."""
         with self._lock:
             failed, self._failed = self._failed, set()
         return failed
+
+
+class KvHandoverConnector(KVConnectorBase_V1, SupportsHMA):
+    """Connects both sides with vLLM, which creates one instance in the scheduler and one in each worker.
+
+    `kv_connector_extra_config` has `host`, the address of the data ports, and `identity`, which is equal for servers of
+    the same weights.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        extra = self._kv_transfer_config.get_from_extra_config
+        self._scheduler: SourceAndTarget | None = None
+        self._worker: BlockCopies | None = None
+        self._error = find_obstacle(vllm_config, kv_cache_config)
+        self._ranks = vllm_config.parallel_config.world_size
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SourceAndTarget(
+                environment.HANDOVER_KEY.read(),
+                describe(vllm_config, str(extra("identity", ""))),
+                vllm_config.cache_config.block_size,
+                not self._error,
+            )
+            if self._error:
+                log.warning("The KV of requests cannot be moved: %s.", self._error)
+        elif not self._error:
+            self._worker = BlockCopies(str(extra("host", "127.0.0.1")), kv_cache_config.num_blocks)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._scheduler is not None:
+            self._scheduler.manager = kv_cache_manager
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        if self._scheduler is not None:
+            ports = [metadata[rank] for rank in sorted(metadata)]
+            found = tuple(one.address for one in ports if isinstance(one, RankPort))
+            self._scheduler.ports = found if len(found) == self._ranks else ()
+
+    def on_new_request(self, request: Request) -> None:
+        assert self._scheduler is not None
+        self._scheduler.add(request)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
+        assert self._scheduler is not None
+        count = self._scheduler.count_loadable(request, num_computed_tokens)
+        return count, count > 0
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        assert self._scheduler is not None
+        self._scheduler.plan_load(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> HandoverStep:
+        assert self._scheduler is not None
+        return self._scheduler.take_step()
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        assert self._scheduler is not None
+        return False, self._scheduler.remove(request)
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        assert self._scheduler is not None
+        return False, self._scheduler.remove(request)
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if self._worker is None:
+            return
+        try:
+            self._worker.register(kv_caches)
+        except ValueError as error:
+            log.warning("The KV of requests cannot be moved: %s.", error)
+            self._worker.port.close()
+            self._worker = None
+
+    def get_handshake_metadata(self) -> RankPort | None:
+        return None if self._worker is None else RankPort(self._worker.port.address)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        step = self._get_connector_metadata()
+        assert isinstance(step, HandoverStep)
+        if self._worker is not None:
+            self._worker.begin_step(step)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        finished = self._worker.take_finished() if self._worker is not None else None
+        return None, finished or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._worker.take_failed() if self._worker is not None else set()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing: vLLM starts a request only after its load has ended."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Do nothing: blocks are read from vLLM's own memory."""
+
+    def wait_for_save(self) -> None:
+        """Do nothing: blocks are read from vLLM's own memory."""
 
 
 def find_obstacle(config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
