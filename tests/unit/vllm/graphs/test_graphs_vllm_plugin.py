@@ -67,10 +67,6 @@ def test_names_of_everything_a_runner_reaches() -> None:
     ]  # fmt: skip
 
 
-def test_only_device_tensors_are_named() -> None:
-    assert runner_tensors(_runner()) == {}
-
-
 def test_nothing_is_patched_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         plugin.late, "when_imported", lambda name, work, failed=None: pytest.fail(f"patched {name}")
