@@ -27,9 +27,9 @@ from typing import Any
 from benchmarks import llama
 from benchmarks.common import ROOT, about, parser
 from coldstart.bench import stages
+from coldstart.launch.completions import CompletionClient, NoAnswerError
 from coldstart.system.ipc.addresses import free_port
 from coldstart.system.timeline import Timeline
-from coldstart.validate.completions import CompletionClient, NoAnswerError
 from coldstart.validate.launch import HOST
 from coldstart.vllm.stock import ENTRY_POINT
 

@@ -20,12 +20,12 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract.graphs import CANARY
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
+from coldstart.launch.completions import RequestRefusedError
 from coldstart.models import inspection
 from coldstart.system.devices import nvml
-from coldstart.validate import answers, process_tree
+from coldstart.validate import answers
 from coldstart.validate.answers import PromptSettings, ServerAnswers, collect_answers
 from coldstart.validate.checks import Finding, Level
-from coldstart.validate.completions import RequestRefusedError
 from coldstart.validate.launch import Launcher, ModeUnavailableError, explain_slow_path
 from coldstart.validate.launchers import FRESH, VLLM_COLD, ServeLauncher, Subject, VllmLauncher
 
@@ -47,7 +47,6 @@ def check_start(
     if any(finding.severity == "error" for finding in findings):
         return findings
     with (
-        process_tree.adopting_orphans(),
         tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name,
         _replay_every_graph(level),
     ):

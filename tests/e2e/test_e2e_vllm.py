@@ -45,7 +45,7 @@ def test_warm_engine_collects_garbage(machine: Machine, bundle: Any, tmp_path: P
     probed = replace(machine, extra={"PYTHONPATH": str(tmp_path / "site"), "GC_PROBE": str(tmp_path)})
     with probed.serving("tiny-llama", "--mode", "fresh") as served:
         server = served.report["pid"]
-        pids = [one.pid for one in served.family() if one.pid == server or one.parent == server]
+        pids = [one.pid for one in served.family() if one.pid == server or one.ppid() == server]
         assert len(pids) >= 2  # the server, and the engine that it forked
         for pid in pids:
             os.kill(pid, signal.SIGUSR2)
