@@ -87,10 +87,10 @@ def _measure(
     client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
     deadline_s = server.launched_s + settings.ready_timeout_s
     first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
+    readiness = server.read_readiness()  # which names a server that is no process of the command
     cpu_s = _measure_cpu_s(server, before)
     memory = {process.pid: processes.rss_bytes(process.pid) for process in server.processes()}
     pss = processes.pss_bytes(memory)
-    readiness = server.read_readiness()
     listening = Span(LISTENING, server.launched_s, first.listening_s, HARNESS)
     harness = Timeline([listening, Span(ANSWERING, first.listening_s, first.token_s, HARNESS)])
     reported = _reported(server)
@@ -144,5 +144,4 @@ def _measure_cpu_s(server: LaunchedServer, before: Mapping[psutil.Process, float
         if (parent := one.parent()) is not None and parent.pid not in (1, os.getpid())
     }
     used = _read_cpu_s({*created, *parents})
-    # A command that has handed over and ended: this process has waited for it.
     return sum(used.values()) - sum(before.get(one, 0.0) for one in used)
