@@ -91,7 +91,7 @@ class Fetcher:
     def __init__(
         self, address: str, plan: bytes, changed: Condition, *, streams: int, budget: int, patience_s: float
     ) -> None:
-        """Allocate nothing yet.
+        """Read the plan. No byte is fetched or allocated before the first lease.
 
         Args:
             address: Normalised source.
