@@ -56,7 +56,6 @@ class Run:
     first_token_s: float
     cpu_s: float
     pss_bytes: int
-    rss_bytes: int
     phases: Mapping[str, float]
     stages: Mapping[str, float]
     spans: Sequence[Mapping[str, object]]
@@ -72,25 +71,25 @@ def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) 
         ServerDiedError: The server died.
         CommandFailedError: It returned no token in time, or did not answer a request.
     """
-    before = _read_cpu_s(psutil.process_iter())
+    before = read_cpu_s()
     with serving(launcher, directory) as server:
-        return _measure(launcher, server, settings, index, before)
+        return measure(launcher, server, settings, index, before)
 
 
-def _measure(
+def measure(
     launcher: Launcher,
     server: LaunchedServer,
     settings: RunSettings,
     index: int,
     before: Mapping[psutil.Process, float],
 ) -> Run:
+    """Measure a server that was launched after `read_cpu_s` returned `before`. Raises as `run`, and NoAnswerError."""
     client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
     deadline_s = server.launched_s + settings.ready_timeout_s
     first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
     readiness = server.read_readiness()  # which names a server that is no process of the command
     cpu_s = _measure_cpu_s(server, before)
-    memory = {process.pid: processes.rss_bytes(process.pid) for process in server.processes()}
-    pss = processes.pss_bytes(memory)
+    pss = processes.pss_bytes([process.pid for process in server.processes()])
     listening = Span(LISTENING, server.launched_s, first.listening_s, HARNESS)
     harness = Timeline([listening, Span(ANSWERING, first.listening_s, first.token_s, HARNESS)])
     reported = _reported(server)
@@ -100,7 +99,6 @@ def _measure(
         first_token_s=first.token_s - server.launched_s,
         cpu_s=cpu_s,
         pss_bytes=pss,
-        rss_bytes=max(memory.values(), default=0),
         phases=harness.phases() | reported.phases(),
         stages=stages.measure(reported.spans, server.launched_s, first.token_s),
         spans=Timeline([*harness.spans, *reported.spans]).describe_spans(server.launched_s),
@@ -126,10 +124,10 @@ def sample(client: CompletionClient, prompts: Sequence[str], max_tokens: int) ->
     return Steady(median(alone), median(short), client.tokens_per_s(asked, max_tokens, CONCURRENCY))
 
 
-def _read_cpu_s(processes: Iterable[psutil.Process]) -> dict[psutil.Process, float]:
-    """Return the CPU seconds of processes and of the children that they have waited for."""
+def read_cpu_s(processes: Iterable[psutil.Process] | None = None) -> dict[psutil.Process, float]:
+    """Return the CPU seconds of processes (None: of all), and of the children that they have waited for."""
     used = dict[psutil.Process, float]()
-    for one in processes:
+    for one in psutil.process_iter() if processes is None else processes:
         with suppress(psutil.Error):
             used[one] = sum(one.cpu_times()[:4])
     return used
@@ -143,5 +141,5 @@ def _measure_cpu_s(server: LaunchedServer, before: Mapping[psutil.Process, float
         for one in created
         if (parent := one.parent()) is not None and parent.pid not in (1, os.getpid())
     }
-    used = _read_cpu_s({*created, *parents})
+    used = read_cpu_s({*created, *parents})
     return sum(used.values()) - sum(before.get(one, 0.0) for one in used)

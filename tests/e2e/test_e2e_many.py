@@ -57,15 +57,14 @@ def _hosted(machine: Machine, file: Path) -> Iterator[Hosted]:
 def test_two_models_in_memory_for_one(
     machine: Machine, engine_template: None, reference: Tokens, tmp_path: Path
 ) -> None:
-    machine.run("materialize", "tiny-qwen2", "-q", "--", *EAGER)
     file = tmp_path / "host.toml"
     models = "\n".join(
         f'[models.{name}]\nargs = {json.dumps(args)}\nmemory = {BIG}\naliases = ["{name}-alias"]\nmode = "{mode}"'
-        # The host's runtime template has the arguments of a model that can be forked from it.
+        # The host's runtime template has the arguments of a model that can be forked from it, which needs no bundle.
         for name, args, mode in (("tiny-llama", VLLM, "template-engine"), ("tiny-qwen2", EAGER, "auto"))
     )
     # Memory for one model and the host's runtime template, and too little for two even once they are measured.
-    file.write_text(f"memory = {BIG + (3 << 28)}\n{models}\n")
+    file.write_text(f'memory = {BIG + (3 << 28)}\non_miss = "warn"\n{models}\n')
     with _hosted(machine, file) as host:
         assert [model.id for model in host.client.models.list()][::2] == ["tiny-llama", "tiny-qwen2"]
         tokens = [_tokens(host, "tiny-llama", prompt) for prompt in PROMPTS]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +11,6 @@ import pytest
 
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import PLAN_ENV, LaunchPlan
-from coldstart.graphs import prove as gate
-from coldstart.graphs import tables as stored
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError
 from coldstart.vllm.graphs import entry, plugin
 from coldstart.vllm.graphs.hooks import refuse_unsupported
@@ -63,10 +59,6 @@ def test_names_of_everything_a_runner_reaches() -> None:
         "kv:layers.0", "kv:layers.1.0", "kv:layers.1.1", "param:bias", "param:weight",
         "static:input_buffers.ids", "static:input_buffers.nested.a.0",
     ]  # fmt: skip
-
-
-def test_only_device_tensors_are_named() -> None:
-    assert runner_tensors(_runner()) == {}
 
 
 def test_nothing_is_patched_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,25 +174,6 @@ def test_profiling_captures_are_left_alone() -> None:
 def test_a_bundle_of_another_engine_is_not_used(bundle_directory: Path) -> None:
     with pytest.raises(GraphRefusedError, match="not recorded from vLLM"):
         Restoring(bundle_directory)
-
-
-def test_refused_start_captures_graphs(
-    bundle_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = Path(shutil.copytree(bundle_directory, tmp_path / "b"))
-    tables = stored.load(copy)
-    tables.report["vllm"] = {"output": {}}
-    seal = stored.save(tables, copy, {})
-    proof = json.loads((copy / gate.PROOF).read_text())
-    (copy / gate.PROOF).write_text(json.dumps(proof | {"seal": seal}))
-    session = Restoring(copy)
-
-    def broken(runner: Any) -> None:
-        raise GraphRefusedError("no device")
-
-    monkeypatch.setattr(session, "_restore", broken)
-    assert session.run(_runner(), lambda: "captured") == "captured"
-    assert session.fallbacks == {"*": "no device"}
 
 
 def test_modules_are_worked_on_when_they_are_imported(

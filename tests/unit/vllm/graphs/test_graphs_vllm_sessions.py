@@ -75,29 +75,23 @@ def test_a_wrong_canary_drops_everything_before_the_first_answer(
 
 
 def test_one_graph_that_cannot_be_built_is_captured_and_named(
-    here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+    here: dict[str, SimModel], bundle_directory: Path
 ) -> None:
-    real = SimModel(SHAPE, 0).driver.__class__.instantiate
+    def break_the_largest(model: SimModel) -> None:
+        real, built = model.driver.instantiate, list[int]()
 
-    def broken(self: Any, graph: int) -> int:
-        if len(self._get(graph, type(self.objects[graph]), "x").nodes) == small and not self.capturing_done:
-            raise DriverError("cuGraphInstantiate", "OUT_OF_MEMORY")
-        return real(self, graph)
+        def instantiate(graph: int) -> int:
+            built.append(graph)
+            if len(built) == len(SHAPE.sizes):
+                raise DriverError("cuGraphInstantiate", "OUT_OF_MEMORY")
+            return real(graph)
 
-    tables = stored.load(bundle_directory)
-    small = len(tables.graphs["FULL:num_tokens=256"].nodes)
-    monkeypatch.setattr(SimModel(SHAPE, 0).driver.__class__, "capturing_done", False, raising=False)
-    monkeypatch.setattr(SimModel(SHAPE, 0).driver.__class__, "instantiate", broken)
-    own = Runner.own
+        model.driver.instantiate = instantiate  # type: ignore[method-assign]
 
-    def captures(self: Runner) -> str:
-        monkeypatch.setattr(self.model.driver, "capturing_done", True, raising=False)
-        return own(self)
-
-    monkeypatch.setattr(Runner, "own", captures)
-    session, runner = start(here, bundle_directory)
+    session, runner = start(here, bundle_directory, before=break_the_largest)
+    assert list(session.fallbacks) == ["FULL:num_tokens=256"]
     assert "OUT_OF_MEMORY" in session.fallbacks["FULL:num_tokens=256"]
-    assert 256 in runner.cudagraph_manager.captured and _equal(runner)[256]
+    assert runner.cudagraph_manager.captured == [256] and _equal(runner)[256]
 
 
 def test_another_driver_of_the_same_branch_captures(

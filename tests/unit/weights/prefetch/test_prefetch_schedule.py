@@ -143,17 +143,6 @@ def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None
                 bucket.change(rate, now)
 
 
-def test_debt_is_paid_at_the_new_rate() -> None:
-    bucket = TokenBucket(100.0)
-    bucket.take(100, 0.0)
-    bucket.change(10.0, 0.5)
-    assert bucket.wait_s(0.5) == pytest.approx(5.0)
-    bucket.change(None, 0.5)
-    assert bucket.wait_s(0.5) == 0
-    bucket.take(10**9, 0.5)
-    assert bucket.wait_s(0.5) == 0
-
-
 def test_prefetcher_follows_a_changed_rate(weights: Weights, server: RangeServer, runtime: Path) -> None:
     rate, began = 200e3, time.monotonic()
     pace = PacedFetch("worker", rate)
