@@ -20,7 +20,7 @@ from coldstart.artifacts import canonical
 from coldstart.errors import CommandFailedError, describe
 from coldstart.launch.completions import NoAnswerError
 from coldstart.system.ipc.addresses import free_port
-from coldstart.system.proc import exits, scratch
+from coldstart.system.proc import exits, processes, scratch
 
 if TYPE_CHECKING:
     import psutil
@@ -149,12 +149,10 @@ class LaunchedServer:
 
     def processes(self) -> list[psutil.Process]:
         """Return the processes that this start created and that still run."""
-        import psutil
-
         served = _object(self.files.ready).get("pid") if self.files.ready.exists() else None
         if isinstance(served, int):
             self.tree.adopt(served)
-        return [one for one in self.tree.look() if one.status() != psutil.STATUS_ZOMBIE]
+        return [one for one in self.tree.look() if processes.birth(one.pid) is not None]
 
     def stop(self) -> None:
         """Send SIGTERM, wait, then send SIGKILL to every remaining process of the start.
