@@ -99,5 +99,4 @@ def fit_worker(worker: Any, data: object) -> int:
         raise GraphRefusedError(
             f"the KV plan was measured with {plan.vllm} on {plan.device}, but this engine has {' on '.join(here)}"
         )
-    free: int = worker.init_snapshot.free_memory
-    return plan.fit(free)
+    return int(plan.fit(worker.init_snapshot.free_memory))
