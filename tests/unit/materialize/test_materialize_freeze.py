@@ -84,7 +84,7 @@ def test_workspace_is_removed_while_a_child_still_writes(tmp_path: Path) -> None
     writer.communicate()
     with workspace(root):
         pass
-    assert list(root.iterdir()) == []
+    assert [left for left in root.iterdir() if left.is_dir()] == []
 
 
 @pytest.fixture
