@@ -93,7 +93,7 @@ def fit_worker(worker: Any, data: object) -> int:
         raise GraphRefusedError(
             f"the bundle has KV plans for {len(plans)} ranks, but this engine has {world}"
         )
-    plan = plans[worker.rank]
+    plan: KvPlan = plans[worker.rank]
     here = (__version__, current_platform.get_device_name())
     if here != (plan.vllm, plan.device):
         raise GraphRefusedError(
