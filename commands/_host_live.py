@@ -3,7 +3,7 @@
 import codecs
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -47,7 +47,8 @@ URL = "http://127.0.0.1:8000"
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for function in (status, load, unload, logs, reload, stop):
+    functions: tuple[Callable[..., None], ...] = (status, load, unload, logs, reload, stop)
+    for function in functions:
         app.command()(declare()(function))
 
 
