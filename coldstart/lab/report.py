@@ -1,21 +1,18 @@
 """Reports of trace-replay: document, tables and plots of one replay, and the comparison of several.
 
-A comparison has a row for each system and rate: medians over the rounds, their range, and the ratio to the first system, whose
-interval pairs the rounds.
+A comparison has a row for each system and rate: medians over the rounds, their range, and the paired ratio to the first system.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coldstart.bench import stats
 from coldstart.bench.report import Plot, Point, Report, Shown, lines
-from coldstart.bench.stats import MIN_SAMPLES, paired_ratio
-from coldstart.bench.stats import summarize as summarize_samples
 from coldstart.lab.records import MARKS, METRICS, Limits, Replay, summarize, tabulate
 
 if TYPE_CHECKING:
@@ -32,8 +29,7 @@ COMPARED = {
     "goodput_per_s": ("goodput (requests/s)", "goodput_per_s", None),
 }
 """Metrics of a comparison: label, and members of the document of a replay."""
-MEETS = 0.95
-"""Share of the requests within the SLO from which on a rate meets it (FastServe, section 6.2)."""
+MEETS = 0.95  # share of the requests within the SLO from which on a rate meets it (FastServe, section 6.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,7 @@ def report(kind: str, runs: Sequence[Run], rows: Mapping[str, Any], *, compares:
         if runs[0].rate is not None:
             document["highest_rate"] = best = find_highest_rates(compared)
             label = f"highest rate with {MEETS:.0%} of the requests within the SLO"
-            notes = [f"{name}: {label}: {_format(rate)} requests/s" for name, rate in best.items()]
+            notes = [f"{name}: {label}: {rate or 'none'}, in requests/s" for name, rate in best.items()]
             plots = [*plot_rates(compared)]
         notes.append("medians over the rounds, with half of their range in percent")
         notes.append(f"x: ratio to {runs[0].name}; ?: its 95 % interval contains 1")
@@ -101,7 +97,7 @@ def compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for metric in COMPARED:
             own, first = ({number: _find(one, metric) for number, one in of.items()} for of in both)
             known = None not in own.values()
-            row[metric] = {**summarize_samples([*own.values()]), **_ratio(own, first)} if known else None
+            row[metric] = {**stats.summarize([*own.values()]), **_ratio(own, first)} if known else None
         rows.append(row)
     return rows
 
@@ -114,8 +110,8 @@ def _find(document: Mapping[str, Any], metric: str) -> Any:
 def _ratio(own: Mapping[int, float], first: Mapping[int, float]) -> dict[str, Any]:
     """Return the ratio of medians of common rounds, with its 95 % interval if there are enough; None of zeros."""
     known = all(value and value > 0 for value in (*own.values(), *first.values()))
-    found = paired_ratio(own, first) if known else None
-    enough = len(own.keys() & first.keys()) >= MIN_SAMPLES
+    found = stats.paired_ratio(own, first) if known else None
+    enough = len(own.keys() & first.keys()) >= stats.MIN_SAMPLES
     return {"ratio": found and found[0], "ratio_ci95": found[1] if found and enough else None}
 
 
@@ -143,11 +139,11 @@ def _cell(metric: str, found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "-"
     median, spread = found["median"], (found["max"] - found["min"]) / 2
-    text = f"{median:.1%}" if metric in ("attainment", "cold_share") else f"{median:.4g}"
+    text = _format(metric, median)
     text += f" ±{spread / median:.0%}" if found["n"] > 1 and median else ""
-    low, high = found["ratio_ci95"] or (inf, inf)
-    is_noise = low <= 1 <= high and low < high
-    return text if found["ratio"] in (None, 1) else f"{text} {found['ratio']:.2f}x{'?' * is_noise}"
+    low, high = found["ratio_ci95"] or (0.0, 0.0)
+    noise = "?" * (low <= 1 <= high != low)
+    return text if found["ratio"] in (None, 1) else f"{text} {found['ratio']:.2f}x{noise}"
 
 
 def list_tables(summary: Mapping[str, Any]) -> list[Shown]:
@@ -155,7 +151,7 @@ def list_tables(summary: Mapping[str, Any]) -> list[Shown]:
     found = ((label, summary.get(name)) for name, label in METRICS.items())
     metrics = [[label, *(f"{marks[mark]:.4g}" for mark in MARKS)] for label, marks in found if marks]
     models = [
-        [name, *(_format(_find(one, metric)) for metric in COMPARED)]
+        [name, *(_format(metric, _find(one, metric)) for metric in COMPARED)]
         for name, one in summary.get("models", {}).items()
     ]
     of_models = [(["model", *(label for label, *_ in COMPARED.values())], models)] if models else []
@@ -165,28 +161,29 @@ def list_tables(summary: Mapping[str, Any]) -> list[Shown]:
 def list_rates(summary: Mapping[str, Any]) -> list[str]:
     """Return a line with the counts and rates of a replay, and one with those of a simulation."""
     rates = {**summary, "SLO attainment": _find(summary, "attainment")}
-    lines = (
-        [
-            f"{name.replace('_', ' ')} {_format(value)}"
-            for name, value in found.items()
-            if isinstance(value, int | float) or name == "policy"
-        ]
-        for found in (rates, summary.get("counts", {}))
+    plain = (
+        {k: v for k, v in of.items() if isinstance(v, int | float | str)}
+        for of in (rates, summary.get("counts", {}))
     )
-    return [", ".join(line) for line in lines if line]
+    return [
+        ", ".join(f"{k.replace('_', ' ')} {_format(k, v)}" for k, v in found.items())
+        for found in plain
+        if found
+    ]
 
 
-def _format(value: float | str | None) -> str:
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+def _format(name: str, value: float | str | None) -> str:
+    if not isinstance(value, float):
+        return "-" if value is None else str(value)
+    return f"{value:.1%}" if name in ("attainment", "cold_share", "SLO attainment") else f"{value:.4g}"
 
 
 def plot_rates(compared: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
     """Yield a plot of each metric by rate, with a line for each system."""
     for metric, (label, *_) in COMPARED.items():
         series: dict[str, list[Point]] = {}
-        for row in compared:
-            if row[metric]:
-                series.setdefault(row["name"], []).append((row["rate"], row[metric]["median"]))
+        for row in (row for row in compared if row[metric]):
+            series.setdefault(row["name"], []).append((row["rate"], row[metric]["median"]))
         if series:
             yield label, lines(series, "requests per second", label)
 
@@ -198,7 +195,5 @@ def plot_distributions(frame: DataFrame) -> Iterator[Plot]:
         if (known[metric] > 0).any():
             values = known.groupby("name", sort=False)[metric]
             series = {name: [*zip(of.quantile(SHARES), 100 * SHARES, strict=True)] for name, of in values}
-            yield (
-                f"Distribution: {label}",
-                lines(series, f"{label} (s)", "share of requests (%)", may_be_log=True),
-            )
+            drawn = lines(series, f"{label} (s)", "share of requests (%)", wide=True)
+            yield f"Distribution: {label}", drawn
