@@ -77,13 +77,13 @@ class CompletionClient:
         began_s = time.monotonic()
         try:
             status, body = self._post(_request(prompt, max_tokens, stream=False))
-            choice = json.loads(body)["choices"][0] if status == 200 else None
+            if status != 200:
+                raise _no_answer(status, body)
+            choice = json.loads(body)["choices"][0]
+            tokens, text = tuple(choice.get("token_ids") or ()), choice["text"]
         except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
             raise NoAnswerError(f"{type(error).__name__}: {error}") from error
-        if choice is None:
-            raise _no_answer(status, body)
-        tokens = tuple(choice.get("token_ids") or ())
-        return Completion(tokens, choice["text"], time.monotonic() - began_s)
+        return Completion(tokens, text, time.monotonic() - began_s)
 
     def complete_all(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> list[Completion]:
         """Return the response to each prompt, with `concurrency` requests in flight. Raises NoAnswerError."""

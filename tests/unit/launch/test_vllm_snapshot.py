@@ -40,8 +40,8 @@ if words[0] == "serve":
         def do_POST(self):
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             tokens = [0] if release["behaviour"] == "other-tokens" else [asked["prompt"][0] + 1, asked["max_tokens"]]
-            body = json.dumps({"choices": [{"token_ids": tokens}]}).encode()
-            self.send_response(200 if asked["model"] == "tiny" else 404)
+            body = json.dumps({"choices": [{"token_ids": tokens, "text": ""}]}).encode()
+            self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
