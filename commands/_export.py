@@ -5,7 +5,7 @@ as it was before.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -59,18 +59,14 @@ class Exports:
         return [path.name for path in self.files]
 
 
-def give(
-    out: Output, exports: Exports, report: Report, text: str | Callable[[], str] | None = None
-) -> list[str]:
-    """Write the exported files, show the result in its usual or its exported form, and return the files' names.
+def give(out: Output, exports: Exports, report: Report) -> list[str]:
+    """Write the exported files, show the result as tables and notes or in its exported form, and return the files' names.
 
-    Without `text` the report's tables and notes are shown, and its JSON is one line: the last line of a log is the result.
+    Its JSON is one line: the last line of a log is the result.
     """
     files, plain = exports.write(report), replace(out, format="text")
     if exports.form is not None:
         plain.result(report.document, Verbatim(report.render(exports.form)))
-    elif text is not None:
-        out.result(report.document, text)
     elif out.format == "json":
         plain.result(report.document, Verbatim(json.dumps(report.document, default=str)))
     else:

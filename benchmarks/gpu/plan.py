@@ -115,8 +115,9 @@ class Part:
         """Start a server, measure it until it has answered, and end it."""
         settings = measure.RunSettings((PROMPT,), TOKENS, min(START_S, self.left()), steady=False)
         shutil.rmtree(self.logs / name, ignore_errors=True)
+        before = measure.read_cpu_s()
         with serving(launcher, self.logs / name) as server:
-            run = measure.measure(launcher, server, settings, 0)
+            run = measure.measure(launcher, server, settings, 0, before)
             return {
                 "first_token_s": round(run.first_token_s, 3), "tokens": run.answers[0][0], "gpu": gpu_memory(),
                 "phases": run.phases, "stages": run.stages, "report": {one: run.readiness.get(one) for one in REPORTED},

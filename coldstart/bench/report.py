@@ -56,15 +56,12 @@ _PAGE = """<!doctype html>
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a command: its JSON, one row for each measurement, tables and notes for people, and plots of the page.
-
-    A row may lack values. Without `tables` the rows are shown.
-    """
+    """Result of a command: its JSON, one row for each measurement, tables and notes for people, and plots of the page."""
 
     title: str
     document: Mapping[str, Any]
     rows: Sequence[Mapping[str, object]]
-    tables: Sequence[Shown] = ()
+    tables: Sequence[Shown]
     notes: Sequence[str] = ()
     plots: Sequence[Plot] = ()
 
@@ -72,16 +69,15 @@ class Report:
         """Return the report in one of FORMS."""
         if form == "json":
             return json.dumps(self.document, indent=2, default=str) + "\n"
-        columns = [*dict.fromkeys(name for row in self.rows for name in row)]
         if form == "csv":
-            writer = csv.DictWriter(out := StringIO(), columns, lineterminator="\n")
+            columns = dict.fromkeys(name for row in self.rows for name in row)
+            writer = csv.DictWriter(out := StringIO(), [*columns], lineterminator="\n")
             writer.writeheader()
             writer.writerows(self.rows)
             return out.getvalue()
-        tables = self.tables or [(columns, [[_text(row.get(name)) for name in columns] for row in self.rows])]
         if form == "markdown":
             text = [f"# {_cell(self.title)}", ""]
-            for headers, cells in tables:
+            for headers, cells in self.tables:
                 rule = ["---", *["---:"] * (len(headers) - 1)]
                 text += ["| " + " | ".join(map(_cell, row)) + " |" for row in (headers, rule, *cells)] + [""]
             return "\n".join([*text, *(f"- {_cell(note)}" for note in self.notes), ""])
@@ -91,7 +87,7 @@ class Report:
             *(f"<li>{escape(note)}</li>" for note in self.notes),
             "</ul>",
         ]
-        for headers, cells in tables:
+        for headers, cells in self.tables:
             head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in headers)
             body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
             table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -141,7 +137,3 @@ def lines(series: Mapping[str, Iterable[Point]], x_label: str, y_label: str, *, 
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def _text(value: object) -> str:
-    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

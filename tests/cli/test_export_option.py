@@ -11,7 +11,8 @@ from coldstart.bench.report import FORMS, Report
 from coldstart.errors import UsageError
 
 ROWS = ({"name": "x | y", "size": 3}, {"name": "z", "size": None})
-RESULT = Report("A <title>", {"a": 1}, ROWS)
+TABLES = [(("name", "size"), (("x | y", "3"), ("z", "-")))]
+RESULT = Report("A <title>", {"a": 1}, ROWS, TABLES)
 
 
 def test_exports_write_every_form(tmp_path: Path) -> None:
@@ -50,5 +51,5 @@ class Broken(Report):
 def test_write_leaves_the_old_file_when_rendering_fails(tmp_path: Path) -> None:
     (tmp_path / "x.html").write_text("old")
     with pytest.raises(RuntimeError):
-        Exports.parse([f"html={tmp_path / 'x.html'}"]).write(Broken("", {}, ()))
+        Exports.parse([f"html={tmp_path / 'x.html'}"]).write(Broken("", {}, (), ()))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.html", "old")]
