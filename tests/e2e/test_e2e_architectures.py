@@ -65,8 +65,8 @@ def test_embedding_equals_that_of_stock_vllm(machine: Machine, models: Path, tmp
 def test_deadlines_order_the_requests_of_an_adapter(machine: Machine, models: Path) -> None:
     model = architectures.build("llama-lora", models)
     lora = [part.format(adapter=f"{model}{architectures.ADAPTER}") for part in architectures.LORA]
-    flags = ("--dtype", "float32", "--max-model-len", "256", *EAGER[2:], *lora)
-    names, answers = ("styled", str(model)), {}
+    flags = ("--dtype", "float32", "--max-model-len", "256", *EAGER[2:], *lora, "--served-model-name", "base")
+    names, answers = ("styled", "base"), {}
     sent = [body(number // 2, 20) | {"model": names[number % 2]} for number in range(12)]
     for scheduler in ("fcfs", "deadline"):
         options = ["--deadline-factor", "1e6"] if scheduler == "deadline" else []
