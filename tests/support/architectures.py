@@ -51,7 +51,7 @@ class Architecture:
 
 
 ADAPTER = "/adapter"
-LORA = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", "styled={adapter}")
+_LORA = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", "styled={adapter}")
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("LlamaConfig", _GROUPED),
@@ -99,7 +99,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {"d_model": _HIDDEN, "num_layers": _LAYERS, "num_heads": _HEADS, "d_ff": 256, "d_kv": 64},
         auto="AutoModelForSeq2SeqLM",
     ),
-    "llama-lora": Architecture("LlamaConfig", _GROUPED, LORA, extra="adapter", name="styled"),
+    "llama-lora": Architecture("LlamaConfig", _GROUPED, _LORA, extra="adapter", name="styled"),
     "llama-w8a8": Architecture("LlamaConfig", _GROUPED, extra="quantized", dtype="bfloat16"),
 }
 
