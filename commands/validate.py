@@ -9,20 +9,17 @@ after --, as serve does. A reference starts with the arguments of its bundle. Ex
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from coldstart.commands._completion import complete_model
-from coldstart.commands._export import Exports, give
 from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import count, public
+from coldstart.commands._output import count
 
 from coldstart import api
 from coldstart.api import Source, ValidationReport, ValidationRequest
-from coldstart.bench.report.report import Report
 from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.validate import renderers
 from coldstart.validate.checks import FailLevel, Level
@@ -32,13 +29,12 @@ ReportFormat = Annotated[
     Literal["text", "json", "junit", "github"],
     typer.Option("--format", help="Format of the result."),
 ]
-RENDERERS = {"text": renderers.text, "junit": renderers.junit, "github": renderers.github}
+RENDERERS = {"junit": renderers.junit, "github": renderers.github}
 
 
-@declare(takes_vllm_args=True, exports=True)
+@declare(takes_vllm_args=True)
 def command(
     common: Common,
-    exports: Exports,
     words: Annotated[
         list[str],
         typer.Argument(
@@ -51,8 +47,7 @@ def command(
     against: Annotated[
         Literal["this"] | None,
         typer.Option(
-            "--against",
-            help="Also check that the bundle fits a machine; the only value is this, for this machine.",
+            "--against", help="Also check that the bundle fits this machine; the only value is this."
         ),
     ] = None,
     fail_level: Annotated[
@@ -93,7 +88,7 @@ def command(
     """Check every bundle and print the findings; fail if a finding reaches --fail-level."""
     source = Source(common.vllm_args, model, revision, common.offline, common.cache)
     replay = parse_replay(prompts, concurrency, max_tokens)
-    request = ValidationRequest(words, level, against, source, replay)
+    request = ValidationRequest(words, level, source, replay, against is not None)
     with common.out.phase(f"validating {count(len(words), 'bundle')} at level {level}"):
         try:
             reports = api.validate_all(request)
@@ -106,7 +101,7 @@ def command(
     if not common.vllm_args and revision is None:
         for word, report in zip(words, reports, strict=True):
             common.note_version(word, report.ref)
-    _show(common, exports, reports, fail_level)
+    _show(common, reports, fail_level)
     bad = [report.ref for report in reports if report.fails(fail_level)]
     if bad:
         raise CommandFailedError(
@@ -115,11 +110,12 @@ def command(
     common.out.success(f"{len(reports)} valid", then=common.format_command("inspect", words[0]))
 
 
-def _show(common: Common, exports: Exports, reports: list[ValidationReport], fail_level: FailLevel) -> None:
-    form, document = str(common.out.format), public(renderers.document(reports, fail_level))
-    report = Report("Validation", document, renderers.COLUMNS, partial(renderers.rows, document))
+def _show(common: Common, reports: list[ValidationReport], fail_level: FailLevel) -> None:
+    form = str(common.out.format)
     out = common.out if form == "json" else replace(common.out, format="text")
-    give(out, exports, report, lambda: RENDERERS[form](reports, fail_level))
+    document = renderers.document(reports, fail_level)
+    render = RENDERERS.get(form, renderers.text)
+    out.result(document, lambda: render(reports, fail_level))
 
 
 def _with_report_formats(function: Callable[..., None]) -> Callable[..., None]:

@@ -13,10 +13,8 @@ from pathlib import Path
 
 from coldstart.bench import floor, run_order
 from coldstart.bench.measure import Run, RunSettings, Steady, run
-from coldstart.bench.stats import Summary, summarize
 from coldstart.contract import fallback
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailedError, NoBundleError
-from coldstart.validate import process_tree
 from coldstart.validate.launch import Launcher, ModeUnavailableError, ServerDiedError
 
 Progress = Callable[[str], None]
@@ -32,7 +30,6 @@ class BenchRuns:
     failed: set[str] = field(default_factory=set)
     imports_s: list[float] = field(default_factory=list)
     no_floor: str | None = None
-    fork: Summary | None = None
 
     def drop(self, mode: str, reason: str) -> None:
         """Drop a mode and its earlier measurements, which would be an incomplete result."""
@@ -61,7 +58,7 @@ class Bench:
     _planned: int = 0
 
     def measure(self, runs: int, warmup: int) -> BenchRuns:
-        """Run the benchmark; every process that it started has ended afterwards, also on errors.
+        """Run the benchmark; every server and template that it started has ended afterwards, also on errors.
 
         Raises NoBundleError if a mode of coldstart finds no bundle.
         """
@@ -70,19 +67,15 @@ class Bench:
         cold_first = modes[0] == run_order.VLLM_COLD
         warmups = {mode: run_order.count_warmups(mode, warmup, cold_first=cold_first) for mode in modes}
         self._planned = sum(warmups.values()) + runs * len(modes)
-        with process_tree.adopting_orphans():
-            before = process_tree.snapshot()
-            try:
-                for launcher in self.launchers:
-                    self._prepare(launcher, measured)
-                    self._warm(launcher, warmups[launcher.mode], measured)
-                for index in range(runs):
-                    first = index % len(modes)
-                    self._round(index, [*modes[first:], *modes[:first]], measured)
-            finally:
-                self._close()
-                process_tree.end_strays(before)
-        self._fork_floor(measured)
+        try:
+            for launcher in self.launchers:
+                self._prepare(launcher, measured)
+                self._warm(launcher, warmups[launcher.mode], measured)
+            for index in range(runs):
+                first = index % len(modes)
+                self._round(index, [*modes[first:], *modes[:first]], measured)
+        finally:
+            self._close()
         return measured
 
     def _prepare(self, launcher: Launcher, measured: BenchRuns) -> None:
@@ -142,12 +135,6 @@ class Bench:
             measured.imports_s.append(floor.imports_s())
         except ModeUnavailableError as error:
             measured.no_floor = str(error)
-
-    def _fork_floor(self, measured: BenchRuns) -> None:
-        forked = [runs for mode, runs in measured.runs.items() if not run_order.is_process_of_its_own(mode)]
-        resident = [run.rss_bytes for runs in forked for run in runs]
-        if self.measure_floor and resident:
-            measured.fork = floor.fork_s(int(summarize(resident)["median"]))
 
     def _close(self) -> None:
         for launcher in self.launchers:

@@ -17,16 +17,15 @@ from typing import Literal
 from coldstart.artifacts import trees
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.manifest import SECTION_TYPES, SectionEntry, supported
+from coldstart.artifacts.manifest import SECTION_TYPES, supported
+from coldstart.artifacts.oci import Descriptor
 
+Scalar = str | int | float | bool | None
 Level = Literal["manifest", "checksum", "load", "replay"]
 FailLevel = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("manifest", "checksum", "load", "replay")
 STARTING = LEVELS[2:]
 SEVERITIES: tuple[FailLevel, ...] = ("note", "warning", "error")
-Scalar = str | int | float | bool | None
-GROUPS = ("hardware", "runtime")
-CODE = "CS-KEY-MISMATCH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,46 +53,43 @@ class ValidationReport:
 
 
 def check_bundle(
-    bundle: Bundle,
-    level: Level = "checksum",
-    fingerprint: Mapping[str, Scalar] | None = None,
+    bundle: Bundle, level: Level = "checksum", machine: Mapping[str, Scalar] | None = None
 ) -> ValidationReport:
     """Check a bundle up to `level`, without a start. An error of the bundle is a finding; any other error is raised.
 
-    Its key is compared with `fingerprint`, a machine.
+    Its key is compared with the fields of `machine`, if there are any.
     """
     findings = check(bundle, level)
     ref = bundle.digest
     with suppress(BundleError):  # the check of the manifest has reported it
         ref = bundle.ref
-        if fingerprint is not None:
-            findings += compare_machine(bundle.key.fields, fingerprint, bundle.name)
+        findings += compare_machine(bundle.key.fields, machine, bundle.name) if machine else []
     return ValidationReport(ref, level, tuple(findings))
 
 
 def describe_machine() -> dict[str, Scalar]:
-    """Return the fingerprint of this machine. Raises ColdstartError where vLLM is not installed."""
+    """Return the hardware and runtime fields of this machine. Raises ColdstartError where vLLM is not installed."""
     from coldstart.models import keys
     from coldstart.system import runtime
 
-    hardware = keys.hardware_fields(on_cpu=runtime.targets_cpu())
-    groups: dict[str, Mapping[str, Scalar]] = {"hardware": hardware, "runtime": runtime.fields()}
+    groups = {"hardware": keys.hardware_fields(on_cpu=runtime.targets_cpu()), "runtime": runtime.fields()}
     return {f"{group}.{name}": value for group, part in groups.items() for name, value in part.items()}
 
 
-def compare_machine(key: Mapping[str, Scalar], fingerprint: Mapping[str, Scalar], name: str) -> list[Finding]:
+def compare_machine(key: Mapping[str, Scalar], machine: Mapping[str, Scalar], name: str) -> list[Finding]:
     """Return one error for each field in which the machine differs from the machine of the bundle."""
-    fields = sorted(field for field in {*key, *fingerprint} if field.partition(".")[0] in GROUPS)
+    fields = sorted(field for field in {*key, *machine} if field.partition(".")[0] in ("hardware", "runtime"))
     return [
-        _differs(field, key.get(field), fingerprint.get(field), name)
+        Finding(
+            "CS-KEY-MISMATCH",
+            "error",
+            f"{field}: the bundle requires {key.get(field)!r}, the machine has {machine.get(field)!r}",
+            f"on that machine: coldstart materialize {name}",
+            field,
+        )
         for field in fields
-        if key.get(field) != fingerprint.get(field)
+        if key.get(field) != machine.get(field)
     ]
-
-
-def _differs(field: str, required: Scalar, present: Scalar, name: str) -> Finding:
-    message = f"{field}: the bundle requires {required!r}, the machine has {present!r}"
-    return Finding(CODE, "error", message, f"on that machine: coldstart materialize {name}", field)
 
 
 def check(bundle: Bundle, level: Level = "checksum") -> list[Finding]:
@@ -120,7 +116,7 @@ def check(bundle: Bundle, level: Level = "checksum") -> list[Finding]:
     return findings
 
 
-def _read(bundle: Bundle, entry: SectionEntry) -> None:
+def _read(bundle: Bundle, entry: Descriptor) -> None:
     if supported(entry) and SECTION_TYPES[entry.type].encoding == "json":
         bundle.json(entry.type)
         return
@@ -130,7 +126,7 @@ def _read(bundle: Bundle, entry: SectionEntry) -> None:
         reader.drain()
 
 
-def _unknown(entry: SectionEntry) -> Finding:
+def _unknown(entry: Descriptor) -> Finding:
     message = (
         f"section {entry.type} version {entry.version} cannot be read by this release; it is not checked"
     )

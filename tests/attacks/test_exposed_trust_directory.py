@@ -103,13 +103,6 @@ def test_link_into_a_sticky_directory_of_root_is_accepted(signed: Bundle, tmp_pa
     assert inspection.trust(signed).ok
 
 
-def test_link_is_refused_when_others_can_replace_it(signed: Bundle, tmp_path: Path) -> None:
-    key = _find_key()
-    key.symlink_to(key.rename(tmp_path / "key.pub"))
-    key.parent.chmod(0o777)
-    _is_refused(signed, key.parent, "chmod go-w")
-
-
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
 def test_signing_key_that_others_can_read_is_refused(signed: Bundle, mode: int) -> None:
     key = paths.state_dir() / "signing" / "host.pem"
@@ -128,14 +121,3 @@ def test_commands_name_the_directory_and_the_chmod(run: Run, home: Path) -> None
     trust.chmod(0o777)
     done = run("trust", "list", code=2)
     assert str(trust) in done.stderr and f"chmod go-w {shlex.quote(str(trust))}" in done.stderr
-
-
-def test_new_directories_are_closed_under_an_open_umask(home: Path, tmp_path: Path) -> None:
-    previous = os.umask(0)
-    try:
-        bundle = publish(
-            Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.host_key(paths.state_dir())
-        )
-        assert inspection.trust(bundle).ok and inspection.trust(bundle).ok
-    finally:
-        os.umask(previous)

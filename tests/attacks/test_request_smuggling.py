@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from support.fake_upstream import run, staged
-from support.fleet_rig import deployment, fleet
 
 from coldstart.host.endpoint import GatewayEndpoint
 
@@ -25,7 +24,6 @@ TYPE = b"content-type: application/json\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 GOOD = json.dumps({"model": "a", "prompt": "good"}).encode()
 CHUNKED = b"transfer-encoding: chunked\r\n"
-FRONTS = "host", "fleet"
 SPLITS = "together", "later", "bytes"
 
 
@@ -40,18 +38,11 @@ LENGTH = b"content-length: %d\r\n" % len(SMUGGLED)
 
 
 @asynccontextmanager
-async def open_front(kind: str, directory: Path) -> AsyncIterator[tuple[int, Callable[[], list[Any]]]]:
+async def open_gateway(directory: Path) -> AsyncIterator[tuple[int, Callable[[], list[Any]]]]:
     """Yield the port of a gateway with the key `k`, and a function that lists the prompts that reached a model."""
-    if kind == "host":
-        endpoint = GatewayEndpoint(api_key="k")
-        async with staged(directory, gateway={"endpoint": endpoint}) as stage:
-            begun = stage.servers.begun
-            yield int(stage.url.rpartition(":")[2]), lambda: [one for server in begun for one in server.asked]
-    else:
-        async with fleet(directory, 1, keys=("k", "admin")) as place:
-            place.deploy(deployment("a"))
-            rig = place.rig
-            yield int(rig.url.rpartition(":")[2]), lambda: [one for s in rig.servers() for one in s.asked]
+    async with staged(directory, gateway={"endpoint": GatewayEndpoint(api_key="k")}) as stage:
+        begun = stage.servers.begun
+        yield int(stage.url.rpartition(":")[2]), lambda: [one for server in begun for one in server.asked]
 
 
 class Connection:
@@ -119,11 +110,11 @@ async def send_parts(port: int, split: str, head: bytes, rest: bytes) -> list[tu
         return [first, *await client.read_answers()]
 
 
-def attack(directory: Path, front: str, head: bytes, rest: bytes = SMUGGLED) -> None:
+def attack(directory: Path, head: bytes, rest: bytes = SMUGGLED) -> None:
     """Send an ambiguous request: its only answer is 400, no prompt reaches a model, and the gateway serves others."""
 
     async def work() -> None:
-        async with open_front(front, directory) as (port, list_asked):
+        async with open_gateway(directory) as (port, list_asked):
             for split in SPLITS:
                 found = await send_parts(port, split, head, rest)
                 assert (split, [status for status, _ in found], list_asked()) == (split, [400], [])
@@ -134,11 +125,11 @@ def attack(directory: Path, front: str, head: bytes, rest: bytes = SMUGGLED) -> 
     run(work())
 
 
-def serve(directory: Path, front: str, data: bytes) -> None:
+def serve(directory: Path, data: bytes) -> None:
     """Send a valid request in 1, 2, 3 and many parts over one connection: each time it reaches a model with its body."""
 
     async def work() -> None:
-        async with open_front(front, directory) as (port, list_asked), Connection.open(port) as client:
+        async with open_gateway(directory) as (port, list_asked), Connection.open(port) as client:
             for number, pieces in enumerate((1, 2, 3, len(data)), 1):
                 size = -(-len(data) // pieces)
                 await client.send(*(data[start : start + size] for start in range(0, len(data), size)))
@@ -160,24 +151,22 @@ UPGRADES = {
 }
 
 
-@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("fields", UPGRADES.values(), ids=UPGRADES)
-def test_body_of_an_upgrade_is_no_request(tmp_path: Path, fields: bytes, front: str) -> None:
-    attack(tmp_path, front, POST + TYPE + fields + LENGTH + b"\r\n")
+def test_body_of_an_upgrade_is_no_request(tmp_path: Path, fields: bytes) -> None:
+    attack(tmp_path, POST + TYPE + fields + LENGTH + b"\r\n")
 
 
-@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/ui", "/unknown"])
-def test_upgrade_on_an_open_or_unknown_path_is_refused(tmp_path: Path, path: str, front: str) -> None:
+def test_upgrade_on_an_open_or_unknown_path_is_refused(tmp_path: Path, path: str) -> None:
     head = b"GET %b HTTP/1.1\r\nhost: localhost\r\n" % path.encode()
-    attack(tmp_path, front, head + UPGRADES["any protocol"] + LENGTH + b"\r\n")
+    attack(tmp_path, head + UPGRADES["any protocol"] + LENGTH + b"\r\n")
 
 
 def test_request_of_the_next_client_is_not_completed_by_a_body(tmp_path: Path) -> None:
     """The attacker's body is the beginning of a request; the next client's head would add its key."""
     begun = POST + b"connection: close\r\n" + TYPE + b"content-length: %d\r\nx: " % len(GOOD)
     head = POST + UPGRADES["any protocol"] + b"content-length: %d\r\n\r\n" % len(begun)
-    attack(tmp_path, "host", head, begun + POST + KEY + b"\r\n" + GOOD)
+    attack(tmp_path, head, begun + POST + KEY + b"\r\n" + GOOD)
 
 
 OFFERS = {
@@ -186,22 +175,21 @@ OFFERS = {
 }
 
 
-@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
 @pytest.mark.parametrize("fields", OFFERS.values(), ids=OFFERS)
 def test_request_that_offers_another_protocol_is_served_with_its_body(
-    tmp_path: Path, fields: bytes, chunked: bool, front: str
+    tmp_path: Path, fields: bytes, chunked: bool
 ) -> None:
     data = build_request(more=fields)
     if chunked:
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(GOOD), GOOD)
         data = POST + fields + KEY + TYPE + CHUNKED + b"\r\n" + body
-    serve(tmp_path, front, data)
+    serve(tmp_path, data)
 
 
 def test_offers_that_wait_for_their_turn_are_answered_in_order(tmp_path: Path) -> None:
     async def work() -> None:
-        async with open_front("host", tmp_path) as (port, list_asked):
+        async with open_gateway(tmp_path) as (port, list_asked):
             offers = [build_request(str(number), more=OFFERS["of Java"]) for number in range(8)]
             found = await send_parts(port, "together", b"".join(offers), build_request())
             assert [status for status, _ in found] == [200] * 9
@@ -285,7 +273,7 @@ AMBIGUOUS = {
 
 @pytest.mark.parametrize("head", AMBIGUOUS.values(), ids=AMBIGUOUS)
 def test_ambiguous_head_ends_its_connection(tmp_path: Path, head: bytes) -> None:
-    attack(tmp_path, "host", head + b"\r\n")
+    attack(tmp_path, head + b"\r\n")
 
 
 BROKEN_CHUNKS = {
@@ -307,7 +295,7 @@ BROKEN_CHUNKS = {
 
 @pytest.mark.parametrize("chunk", BROKEN_CHUNKS.values(), ids=BROKEN_CHUNKS)
 def test_broken_chunk_ends_its_connection(tmp_path: Path, chunk: bytes) -> None:
-    attack(tmp_path, "host", POST + KEY + TYPE + CHUNKED + b"\r\n" + chunk, b"0\r\n\r\n" + SMUGGLED)
+    attack(tmp_path, POST + KEY + TYPE + CHUNKED + b"\r\n" + chunk, b"0\r\n\r\n" + SMUGGLED)
 
 
 TRAILERS = {
@@ -344,7 +332,7 @@ def test_trailer_changes_nothing(tmp_path: Path, trailer: bytes, key: bool) -> N
 @pytest.mark.parametrize("name", [b"authorization: Bearer k", b"x-api-key: k", b"host: localhost"])
 def test_trailer_adds_no_rights(tmp_path: Path, name: bytes) -> None:
     async def work() -> None:
-        async with open_front("host", tmp_path) as (port, list_asked):
+        async with open_gateway(tmp_path) as (port, list_asked):
             head = POST + TYPE + CHUNKED + b"\r\n%x\r\n%b\r\n0\r\n" % (len(GOOD), GOOD)
             found = await send_parts(port, "together", head + name + b"\r\n\r\n", build_request("next"))
             assert [status for status, _ in found] == [401, 200]
@@ -365,7 +353,6 @@ VALID = {
 }
 
 
-@pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("data", VALID.values(), ids=VALID)
-def test_unambiguous_request_is_served(tmp_path: Path, data: bytes, front: str) -> None:
-    serve(tmp_path, front, data)
+def test_unambiguous_request_is_served(tmp_path: Path, data: bytes) -> None:
+    serve(tmp_path, data)

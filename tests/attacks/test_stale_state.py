@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -95,11 +94,3 @@ def test_template_of_another_machine_is_refused(warm: template_pool.Warm) -> Non
         other = about | {"machine": about["machine"] | {name: "another"}}
         record.write_text(json.dumps(other))
         assert f"was created on {name} another, this machine has" in str(template_pool.obstacle(warm, PLAN))
-
-
-def test_listing_contains_all_modules_of_coldstart(warm: template_pool.Warm) -> None:
-    """Modules imported only after the fork count as well: they could be of another release than the memory."""
-    listed = (warm.directory / fingerprint.ABOUT).read_text()
-    root = Path(sys.modules["coldstart"].__path__[0])
-    missing = [path for path in root.rglob("*.py") if str(path) not in listed]
-    assert missing == [] and "/artifacts/bundle.py" in listed and sys.modules["json"].__file__ in listed

@@ -147,15 +147,6 @@ def test_unpack_uses_private_directory_when_cache_belongs_to_another_user(
     assert foreign not in place.parents and (place / "kernel.so").read_bytes() == GOOD
 
 
-def test_unpacked_files_are_private_under_an_open_umask(bundle: Bundle) -> None:
-    previous = os.umask(0)
-    try:
-        place = used(bundle, paths.Cache.at().unpacked)
-    finally:
-        os.umask(previous)
-    assert [path for path in (place, *place.rglob("*")) if path.stat().st_mode & 0o077] == []
-
-
 def test_unpack_ignores_record_of_another_directory(bundle: Bundle, tmp_path: Path) -> None:
     place = used(bundle, paths.Cache.at().unpacked)
     copy = tmp_path / "copy" / place.name
@@ -163,13 +154,3 @@ def test_unpack_ignores_record_of_another_directory(bundle: Bundle, tmp_path: Pa
     _overwrite(copy)
     again = used(bundle, copy.parent)
     assert (again / "kernel.so").read_bytes() == GOOD
-
-
-def test_ownership_fault_names_writable_ancestor(tmp_path: Path) -> None:
-    inner = tmp_path / "a" / "b"
-    inner.mkdir(parents=True)
-    assert ownership.fault(inner) is None and ownership.fault(inner / "not there yet") is None
-    (tmp_path / "a").chmod(0o770)
-    assert "is writable by other users (mode 0770)" in str(ownership.fault(inner))
-    (tmp_path / "link").symlink_to(inner)
-    assert str(tmp_path / "a") in str(ownership.fault(tmp_path / "link"))

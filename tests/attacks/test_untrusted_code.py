@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import sign
-from coldstart.artifacts.bundle import Bundle, Trust, anyone
+from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import UntrustedError
 from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, publish, write_tree
@@ -60,10 +60,6 @@ def test_extract_refuses_unsigned_bundle(store: Store, tmp_path: Path) -> None:
 
 def test_extract_refuses_code_without_a_trust_store(store: Store, tmp_path: Path) -> None:
     assert _refused(publish(store, tmp_path), tmp_path / "out", None).code == "CS-UNTRUSTED"
-
-
-def test_extract_accepts_unsigned_code_when_overridden(store: Store, tmp_path: Path) -> None:
-    assert publish(store, tmp_path).extract("compile", tmp_path / "out", trust=anyone) == 3
 
 
 def test_extract_refuses_signature_of_an_unknown_key(store: Store, tmp_path: Path) -> None:

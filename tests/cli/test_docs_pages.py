@@ -13,11 +13,8 @@ from pathlib import Path
 
 import pytest
 from coldstart.commands._examples import EXAMPLES
-from tools import tiny_models
 from tools.command_line import parse
-from tools.shell import Run
 
-from coldstart.system.paths import Cache
 from coldstart.system.runtime import targets_cpu, vllm_distribution
 
 ROOT = Path(__file__).parents[2]
@@ -59,15 +56,6 @@ def test_documented_message_is_in_the_code(message: str) -> None:
     for part in message.split("; "):
         wanted = re.escape(part).replace("…", ".*")
         assert any(re.search(wanted, text, re.DOTALL) for text in code_texts()), part
-
-
-@pytest.mark.slow
-def test_messages_of_a_real_run(run: Run, home: Path) -> None:
-    wrong = run("serve", "org/none", "--offline", code=4).stderr
-    assert "it is not in the local hub cache" in wrong
-    tiny_models.place("tiny-llama", Cache.at().models)
-    missed = run("serve", "tiny-llama", "--port", "0", code=3).stderr
-    assert re.search(r"no bundle for .* with key .* in the store; ", missed)
 
 
 @pytest.mark.slow

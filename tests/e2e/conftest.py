@@ -22,7 +22,7 @@ from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 # The second needs no bundle, and runs while the first worker materializes the one of both.
-LONGEST = ("elsewhere", "fleet", "models", "weights", "many", "scheduler", "parallel", "endings", "snapshot")
+LONGEST = ("elsewhere", "fleet", "models", "kv_handover", "scheduler", "many", "fleet_vllm")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _stock_tokens(model: Path, directory: Path) -> list[list[float]] | None:
     vllm = PlainVllm(directory / "caches")
     args = ["--model", str(model), *EAGER]
     try:
-        asked = {"args": args, "prompts": PROMPTS, "tokens": 16, "adapter": None}
+        asked = {"args": args, "prompts": PROMPTS, "tokens": 16}
         return vllm.answers(asked, directory / "log")
     finally:
         vllm.close()

@@ -52,7 +52,7 @@ def test_a_model_of_the_transformers_backend_starts_from_a_bundle(machine: Machi
 def test_embedding_equals_that_of_stock_vllm(machine: Machine, models: Path, tmp_path: Path) -> None:
     model = architectures.build("bert", models)
     vllm = PlainVllm(tmp_path / "caches")
-    asked = {"args": ["--model", str(model), *EAGER], "prompts": PROMPTS, "tokens": None, "adapter": None}
+    asked = {"args": ["--model", str(model), *EAGER], "prompts": PROMPTS, "tokens": None}
     expected = vllm.answers(asked, tmp_path / "plain.log")
     vllm.close()
     machine.run("materialize", str(model), "--", *EAGER)

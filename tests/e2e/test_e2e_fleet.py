@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -59,30 +58,6 @@ def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None
         fleet.wait_until(lambda s: sorted(one["free_bytes"] for one in s["servers"]) == [[30], [40]])
 
 
-@pytest.mark.nightly
-@pytest.mark.skipif(os.geteuid() != 0, reason="a full disk is mounted, which needs root")
-def test_node_with_full_disk_serves_and_new_models_start_elsewhere(tmp_path: Path) -> None:
-    def place(pid: int) -> str:
-        return psutil.Process(pid).environ()["XDG_RUNTIME_DIR"]
-
-    with two_node_fleet(tmp_path) as fleet:
-        fleet.deploy("a", most=1)
-        first = fleet.ask("a")["pid"]
-        # The fuller server also gets the next model.
-        (directory,) = Path(place(first), "coldstart").glob("host-*")
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=1", "full", directory], check=True)
-        try:
-            fleet.deploy("b", most=1)
-            with Asking(fleet, "a") as asking:
-                second = fleet.ask("b")["pid"]
-            (group,) = fleet.groups(fleet.status(), "b")
-            assert group["name"] == "b#2" and place(second) != place(first)
-            assert not asking.failed and {answer["pid"] for answer in asking.answers} == {first}
-        finally:
-            subprocess.run(["umount", "-l", directory], check=True)
-        assert "cannot start a server: No space left on device" in (tmp_path / "recording").read_text()
-
-
 def test_servers_of_a_cluster_survive_the_fleets_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,17 +97,6 @@ def test_killed_server_loses_no_request_that_has_not_begun(fleet: Fleet) -> None
     assert not asking.failed
     assert len({answer["pid"] for answer in asking.answers}) == 2
     assert fleet.status()["gateway"]["readmitted"] >= 1
-
-
-@pytest.mark.nightly  # the pipeline's streams continue elsewhere in the same way
-def test_killed_server_breaks_no_resumable_stream(fleet: Fleet) -> None:
-    fleet.deploy("s", batch=20)
-    server = fleet.ask("s")["pid"]
-    before = fleet.status()["gateway"]["resumed"]
-    with Streaming(fleet, "s", 10, 150) as streaming:
-        wait_until(streaming.is_streaming)
-        os.kill(server, signal.SIGKILL)
-    assert fleet.status()["gateway"]["resumed"] == before + 10
 
 
 def test_killed_actor_ends_its_servers_and_restarts(fleet: Fleet) -> None:

@@ -21,12 +21,12 @@ from coldstart.contract import handover
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.handover import Pull
 from coldstart.host.live.continuation import COMPLETIONS, Continuation
-from coldstart.vllm.handover.arguments import handover_arguments
+from coldstart.vllm.handover import handover_arguments
 
 pytestmark = pytest.mark.vllm
 
 KEYS = {"source": "5" * 64, "target": "7" * 64}
-BLOCK_TOKENS, MOVED_AFTER, TOKENS = 32, 20, 400
+BLOCK_TOKENS, MOVED_AFTER, TOKENS = 32, 20, 200
 """A stream that moves must still run after the first copy of its KV, on a busy machine too."""
 SMALL = ("--dtype", "bfloat16", "--max-model-len", "1024", "--block-size", str(BLOCK_TOKENS))
 SMALL = (*SMALL, "--kv-cache-memory-bytes", str(1 << 26))
@@ -101,7 +101,7 @@ def _loads(served: Served) -> int:
     return served.log.read_text(errors="replace").count("KV of a request: ")
 
 
-@pytest.mark.parametrize("length", [5, 100, 400])
+@pytest.mark.parametrize("length", [*(pytest.param(n, marks=pytest.mark.nightly) for n in (5, 100)), 400])
 def test_a_moved_request_has_the_tokens_of_one_that_stays(pair: Pair, length: int) -> None:
     prompt = pair.prompt(length)
     stays = _finish(*_begin(pair, prompt, secrets.token_hex(8)))
@@ -126,10 +126,26 @@ def _continue(pair: Pair, stream: Continuation, kv: dict[str, str]) -> list[int]
     return _finish(stream, _post(pair.target, stream.request(COMPLETIONS)[1]))
 
 
-@pytest.mark.parametrize("fault", ["signature", "identity", "unreachable", "lease"])
-def test_kv_that_cannot_be_loaded_is_computed(pair: Pair, fault: str) -> None:
-    prompt, request, loads = pair.prompt(100), secrets.token_hex(8), _loads(pair.target)
-    stays = _finish(*_begin(pair, prompt, secrets.token_hex(8)))
+@pytest.fixture(scope="module")
+def stayed(pair: Pair) -> tuple[list[int], list[int]]:
+    """A prompt, and the tokens of a request with it that is not moved."""
+    prompt = pair.prompt(100)
+    return prompt, _finish(*_begin(pair, prompt, secrets.token_hex(8)))
+
+
+# unit/fleet/live/test_kv_transfer.py has the other faults without vLLM.
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "unreachable",
+        *(pytest.param(one, marks=pytest.mark.nightly) for one in ("signature", "identity", "lease")),
+    ],
+)
+def test_kv_that_cannot_be_loaded_is_computed(
+    pair: Pair, stayed: tuple[list[int], list[int]], fault: str
+) -> None:
+    prompt, stays = stayed
+    request, loads = secrets.token_hex(8), _loads(pair.target)
     stream, response = _begin(pair, prompt, request)
     pull = pair.hold(stream, request)
     assert pull is not None

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
-from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens, remaining
-
-from coldstart.validate import process_tree
+from support.families import find_family, remaining
+from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
 
 pytestmark = pytest.mark.vllm
 BIG = 3 << 29
@@ -28,14 +28,13 @@ class Hosted:
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self.process, self.url = process, url
         self.client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=READY_S)
-        self.family: list[process_tree.ProcessSample] = []
+        self.family: list[psutil.Process] = []
 
     def status(self) -> dict[str, Any]:
-        processes = process_tree.snapshot()
         with urllib.request.urlopen(self.url + "/status", timeout=60) as answer:
             said = dict(json.loads(answer.read()))
         pids = [model["pid"] for model in said["models"] if model["pid"]]
-        self.family += [processes[pid] for pid in process_tree.tree(processes, [self.process.pid, *pids])]
+        self.family += find_family(self.process.pid, *pids)
         return said
 
 
@@ -58,15 +57,14 @@ def _hosted(machine: Machine, file: Path) -> Iterator[Hosted]:
 def test_two_models_in_memory_for_one(
     machine: Machine, engine_template: None, reference: Tokens, tmp_path: Path
 ) -> None:
-    machine.run("materialize", "tiny-qwen2", "-q", "--", *EAGER)
     file = tmp_path / "host.toml"
     models = "\n".join(
         f'[models.{name}]\nargs = {json.dumps(args)}\nmemory = {BIG}\naliases = ["{name}-alias"]\nmode = "{mode}"'
-        # The host's runtime template has the arguments of a model that can be forked from it.
+        # The host's runtime template has the arguments of a model that can be forked from it, which needs no bundle.
         for name, args, mode in (("tiny-llama", VLLM, "template-engine"), ("tiny-qwen2", EAGER, "auto"))
     )
     # Memory for one model and the host's runtime template, and too little for two even once they are measured.
-    file.write_text(f"memory = {BIG + (3 << 28)}\n{models}\n")
+    file.write_text(f'memory = {BIG + (3 << 28)}\non_miss = "warn"\n{models}\n')
     with _hosted(machine, file) as host:
         assert [model.id for model in host.client.models.list()][::2] == ["tiny-llama", "tiny-qwen2"]
         tokens = [_tokens(host, "tiny-llama", prompt) for prompt in PROMPTS]

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from tools.machine import EAGER, READY_S, Machine, remaining
-
-from coldstart.validate import process_tree
+from support.families import find_family, remaining
+from tools.machine import EAGER, READY_S, Machine
 
 pytestmark = pytest.mark.vllm
 
@@ -28,7 +28,7 @@ def test_materialize_succeeds_after_a_killed_run(machine: Machine, bundle: Any) 
         assert len(family) >= 2 and remaining(family) == []
         assert machine.run("list", "--format", "json") == before
         machine.run("validate", bundle.ref)
-    _answers_its_canary(machine, "tiny-opt", EAGER, {"mode": True})
+    _materialized(machine, "tiny-opt", EAGER)
     assert list((machine.cache / "work").rglob("*")) == []
 
 
@@ -66,15 +66,14 @@ def test_server_with_a_wrong_canary_answers_no_client(machine: Machine) -> None:
         store.prune(keep=None, drop=[forged])
 
 
-def _killed_in_the_middle(machine: Machine) -> list[process_tree.ProcessSample]:
+def _killed_in_the_middle(machine: Machine) -> list[psutil.Process]:
     """Kill `materialize` after its engine has imported vLLM; return all its processes."""
     process = machine.start("materialize", "tiny-opt", "--", *EAGER, stderr=subprocess.DEVNULL)
     deadline_s = time.monotonic() + READY_S
     while "import vllm" not in "".join(events.read_text() for events in _events(machine)):
         assert process.poll() is None and time.monotonic() < deadline_s
         time.sleep(0.05)
-    processes = process_tree.snapshot()
-    family = [processes[pid] for pid in process_tree.tree(processes, [process.pid])]
+    family = find_family(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
     return family
@@ -82,19 +81,6 @@ def _killed_in_the_middle(machine: Machine) -> list[process_tree.ProcessSample]:
 
 def _events(machine: Machine) -> list[Path]:
     return list((machine.cache / "work").glob("*/offline.events"))
-
-
-def _answers_its_canary(
-    machine: Machine, model: str, args: tuple[str, ...], fast_path: dict[str, bool]
-) -> None:
-    info: Any = _materialized(machine, model, args).json("modelinfo")
-    with machine.serving(model, "--mode", "fresh", vllm=args) as served:
-        assert served.report["fast_path"] == fast_path
-        missing = [] if "compile" in fast_path else ["compile"]
-        assert [one["section"] for one in served.report["fallbacks"]] == missing
-        assert served.report["canary"] is True
-        answer = served.client.complete(info["canary"]["prompt"], len(info["canary"]["tokens"]))
-        assert list(answer.tokens) == info["canary"]["tokens"]
 
 
 def _materialized(machine: Machine, model: str, args: tuple[str, ...]) -> Bundle:

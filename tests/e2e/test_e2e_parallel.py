@@ -9,7 +9,8 @@ import pytest
 from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, body, count_overtaken, counters, together
 from tools.machine import TRACED, Machine, Served
 
-pytestmark = pytest.mark.vllm
+# One rank is in test_e2e_scheduler.py, two with fakes are in property/test_parallel_scheduler.py.
+pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 HERE = {
     "VLLM_HOST_IP": "127.0.0.1",
@@ -43,7 +44,7 @@ def expected(machine: Machine) -> list[list[int]]:
         return together(stock, [body(n, tokens) for n, tokens in enumerate(LENGTHS)])
 
 
-@pytest.mark.parametrize("way", ["tensor", pytest.param("pipeline", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("way", ["tensor", "pipeline"])
 def test_swapping_on_two_ranks_answers_as_fcfs(machine: Machine, expected: list[list[int]], way: str) -> None:
     here, flags = Machine(machine.root, HERE), (*SMALL, str(POOL_BLOCKS * BLOCK_BYTES // RANKS), *WAYS[way])
     with here.serving("tiny-llama", "--on-miss", "warn", *SWAPPING, vllm=flags) as ours:

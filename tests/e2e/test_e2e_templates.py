@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from tools.machine import VLLM, Machine, Tokens
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture
-def runtime_template(machine: Machine, bundle: Any) -> Iterator[None]:
-    machine.run("template", "start", "tiny-llama", "--level", "runtime", "--", *VLLM)
-    yield
-    machine.run("template", "stop", "--level", "runtime", "--force")
-
-
-def test_a_runtime_template(machine: Machine, runtime_template: None, reference: Tokens) -> None:
-    with machine.serving("tiny-llama", "--mode", "template-runtime") as served:
-        assert served.report["mode"] == "template-runtime" and served.report["fallbacks"] == []
-        assert served.report["fast_path"] == {"mode": True, "compile": True}
-        assert served.tokens() == reference
 
 
 def test_two_servers_of_one_engine_template(

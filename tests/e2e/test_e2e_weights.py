@@ -81,32 +81,7 @@ def test_weights_from_http_answer_vllms_tokens(
     assert fetched["ts"] < spans["import vllm"]["ts"] + spans["import vllm"]["dur"]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["other-directory", "http", "own-directory"])
-def test_source_that_changed_with_its_size_kept_is_replaced_by_the_models_directory(
-    machine: Machine, model: Path, bundle: Any, reference: Tokens, tmp_path: Path, kind: str
-) -> None:
-    changed = Path(shutil.copytree(model, tmp_path / "tiny-llama"))
-    tensor = checkpoint.list_tensors(weights.plan(model))[-1]
-    with (changed / FILE).open("r+b") as file:
-        file.seek(tensor.offset)
-        file.write(bytes(tensor.size))
-    with serving(changed) as source:
-        address = source.url if kind == "http" else str(changed)
-        served_model = changed if kind == "own-directory" else model
-        with machine.serving(str(served_model), "--mode", "fresh", "--weights-from", address) as served:
-            (load,) = served.report["loads"]
-            assert load["way"] == "files"
-            reasons = [step["reason"] for step in served.report["fallbacks"]]
-            assert any(tensor.name in reason for reason in reasons), reasons
-            if kind != "own-directory":
-                assert served.tokens() == reference
-            else:
-                # A file that no longer has the bundle's tokens, as vLLM reads it.
-                assert served.report["canary"] is None
-                assert any("the model's own directory is read" in reason for reason in reasons)
-
-
+@pytest.mark.nightly  # test_e2e_fleet_fetch.py shows the fetches of two ranks
 def test_two_nodes_fetch_their_own_layers(machine: Machine, bare: Path, model: Path) -> None:
     plan = weights.plan(model)
     names = [tensor.name for tensor in checkpoint.list_tensors(plan)]

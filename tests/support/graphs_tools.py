@@ -8,7 +8,6 @@ from pathlib import Path
 
 from coldstart.graphs import tables as stored
 from coldstart.graphs.api import Captured
-from coldstart.graphs.errors import GraphError
 from coldstart.graphs.link import combine
 from coldstart.graphs.prove import prove, write
 from coldstart.graphs.record import Snapshot, take
@@ -72,17 +71,6 @@ def seal(bundle: Path, target: Path, tables: Tables) -> Path:
         tables, target, {digest: stored.read_by_digest(bundle / "kernels", digest) for digest in digests}
     )
     return target
-
-
-def is_wrong(directory: Path, key: str, seed: int = 21) -> bool:
-    """Return whether restored and captured outputs differ or the replay faults."""
-    model = SimModel(SMALL, seed)
-    graph = restored(linked(directory, model), key)
-    try:
-        got = outputs(model, graph.executable, key)
-    except GraphError:
-        return True
-    return got != outputs(model, model.capture(key).executable, key)
 
 
 def outputs(model: SimModel, executable: int, key: str, seed: int = 9) -> bytes:

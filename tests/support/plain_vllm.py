@@ -3,7 +3,7 @@
 The processes are forks of one that has imported vLLM, because the import takes most of the time. As a program this module
 reads requests as JSON lines:
 
-    {"args": [...], "prompts": [...], "tokens": n or null, "adapter": directory or null, "to": file, "log": file}
+    {"args": [...], "prompts": [...], "tokens": n or null, "to": file, "log": file}
 
 It writes n greedy tokens of each prompt, or its embedding, to the file. If vLLM refuses, the log has the reason, and the file
 is not written.
@@ -58,7 +58,6 @@ class PlainVllm:
 def _answer(request: dict[str, Any]) -> list[list[float]]:
     from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.lora.request import LoRARequest
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     # Arguments of vLLM's HTTP server (--lora-modules) are unknown to its engine.
@@ -67,8 +66,7 @@ def _answer(request: dict[str, Any]) -> list[list[float]]:
     if request["tokens"] is None:
         return [llm.embed(prompt)[0].outputs.embedding for prompt in request["prompts"]]
     params = SamplingParams(max_tokens=request["tokens"], temperature=0.0, ignore_eos=True)
-    lora = LoRARequest("styled", 1, request["adapter"]) if request["adapter"] else None
-    found = [llm.generate(prompt, params, lora_request=lora)[0] for prompt in request["prompts"]]
+    found = [llm.generate(prompt, params)[0] for prompt in request["prompts"]]
     return [list(output.outputs[0].token_ids) for output in found]
 
 

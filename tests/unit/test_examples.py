@@ -77,15 +77,6 @@ def test_unit_is_complete_and_its_commands_parse(unit: Path) -> None:
         assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("coldstart/%i", "yes")
 
 
-def test_the_command_for_bundles_sets_every_directory_of_the_service() -> None:
-    unit = (EXAMPLES / "systemd" / "coldstart-host.service").read_text()
-    own = {entry for line in re.findall(r"^Environment=(.+)", unit, re.MULTILINE) for entry in line.split()}
-    command = next(line for line in unit.splitlines() if "systemd-run" in line)
-    names = ("COLDSTART_CACHE_DIR", "XDG_STATE_HOME")
-    directories = {entry for entry in own if entry.partition("=")[0] in names}
-    assert len(directories) == 2 and directories <= set(re.findall(r"--setenv=(\S+)", command))
-
-
 @pytest.mark.skipif(
     not shutil.which("systemd-analyze"), reason="no systemd here: the units were not verified"
 )

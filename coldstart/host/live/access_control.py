@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
@@ -72,20 +73,6 @@ def _show(value: bytes) -> str:
     return repr(value[:200].decode("ascii", errors="replace"))
 
 
-def _strip_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].removesuffix(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 def _proves_consent(headers: Mapping[bytes, bytes]) -> bool:
     """Return whether a request has a content type or a header that a foreign page cannot send."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -108,7 +95,8 @@ class AccessControl:
     def find_refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Return status and reason for a request that the client may not send; None for any other."""
         path, given = scope["path"], dict(scope["headers"])
-        key = _find_key(given)
+        # OpenAI's clients send the first header, Anthropic's (/v1/messages) the second.
+        key = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
         # A foreign page does not know a key, so a request with a key needs no other check.
         is_own = self._key is not None and hmac.compare_digest(key, self._key)
         if path == HEALTH or path in self._keyed or is_own:
@@ -116,7 +104,7 @@ class AccessControl:
         keys = self.endpoint.client_keys
         if keys is not None and (client := keys.find(key)) is not None:
             scope[CLIENT] = client
-            if client.admin or path in OPEN or _is_for_models(scope):
+            if client.admin or path in (*OPEN, *PASSED, *READS, MODELS) or path.startswith(f"{MODELS}/"):
                 return None
             return 403, f"the client {client.name} may use models only"
         if self.endpoint.requires_key and path not in OPEN:
@@ -139,8 +127,13 @@ class AccessControl:
 
         An IP address is accepted: a foreign page can rebind only a name to the gateway's address.
         """
-        name = _strip_port(host.decode("latin-1").lower())
-        return name in self._names or "*" in self._names or _is_address(name)
+        text = host.decode("latin-1").lower()
+        bracketed = text.startswith("[")
+        name = text[1:].partition("]")[0] if bracketed else text.partition(":")[0].removesuffix(".")
+        with suppress(ValueError):
+            ip_address(name)
+            return True
+        return name in self._names or "*" in self._names
 
     def refresh_keys(self) -> None:
         """Read the clients' keys again if their files have changed."""
@@ -170,14 +163,3 @@ class AccessControl:
         for note in keys.describe_unknown_models(self.front.catalogue):
             log.write("client keys name no model", reason=note)
         return None
-
-
-def _is_for_models(scope: Scope) -> bool:
-    """Return whether a request asks for tokens, for the list of models, or for a read of a model's server."""
-    path: str = scope["path"]
-    return path in (*PASSED, *READS, MODELS) or path.startswith(f"{MODELS}/")
-
-
-def _find_key(given: Mapping[bytes, bytes]) -> bytes:
-    """Return the key of a request: OpenAI's clients send the first header, Anthropic's (/v1/messages) the second."""
-    return given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")

@@ -1,141 +1,108 @@
-"""Kernels whose name is ambiguous, and graphs that must be refused."""
+"""Graphs that must be refused, and the reasons that a user reads."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from support.graphs_tools import SMALL, offline
+from support.graphs_tools import offline
 
 from coldstart.graphs.api import NodeKind
 from coldstart.graphs.link import combine
-from coldstart.graphs.restore import Restorer
-from coldstart.graphs.tables import Kernel, Tables, save
-from tests.support.graphs.driver import Library, Node, SimDriver
+from coldstart.graphs.record import drop_aliases, keep
+from coldstart.graphs.tables import SymbolRegion
 from tests.support.graphs.images import cubin
-from tests.support.graphs.kernels import ROUTINES
-from tests.support.graphs.model import Shape, SimModel, libraries
+from tests.support.graphs.model import IMAGE, OTHER, Shape, SimModel, layout
 
-# --- kernels ---
-
-
-def _run(driver: SimDriver, function: int) -> float:
-    x, out = driver.allocate(512), driver.allocate(512)
-    driver.memory.array(x, np.float32, 1)[:] = 1
-    payload = ROUTINES["scale"].fields.pack(x, out, 1)
-    driver.submit(Node(NodeKind.KERNEL, payload, function))
-    return float(driver.memory.array(out, np.float32, 1)[0])
+TWICE = ("k_scale", layout("k_scale"))
 
 
-def _resolve(
-    tmp_path: Path, source: SimDriver, kernels: list[Kernel]
-) -> tuple[SimDriver, list[int], dict[int, str]]:
-    """Return another process's driver with its functions for these kernels, from a bundle."""
-    model = SimModel(SMALL, 2)
-    save(Tables(kernels=kernels), tmp_path, {k.binary: source.binary(k.binary) for k in kernels if k.binary})
-    restorer = Restorer(tmp_path, model.driver, model)
-    assert restorer.link(), restorer.fallbacks
-    return model.driver, *restorer._find_kernels(kernels)
+def _add(kind: NodeKind) -> Callable[[SimModel, int], Any]:
+    return lambda model, graph: model.fake.fake_add_node(graph, kind)
 
 
-def test_two_binaries_with_one_kernel_name_are_two_kernels(tmp_path: Path) -> None:
-    source = SimDriver(1, libraries())
-    kernels = [source.kernel(source.function(library, "twin")) for library in ("twin", "other")]
-    driver, functions, missing = _resolve(tmp_path, source, kernels)
-    assert missing == {} and [_run(driver, function) for function in functions] == [2, 3]
+def _copy_from_the_host(model: SimModel, graph: int) -> None:
+    model.fake.fake_pin(host := model.allocate(512))
+    model.copy(graph, host, model.at("static:out"), 16)
 
 
-def test_function_attributes_are_set_again(tmp_path: Path) -> None:
-    source = SimDriver(1, libraries())
-    handle = source.function("framework", "fw_embed")
-    source.set_function_attributes(handle, [(8, 100 << 10)])
-    driver, (function,), _ = _resolve(tmp_path, source, [source.kernel(handle)])
-    assert driver.kernel(function).attributes == ((8, 100 << 10),)
+def _scale(name: str, *, pinned: bool = False) -> Callable[[SimModel, int], None]:
+    def add(model: SimModel, graph: int) -> None:
+        source = model.allocate(512) if pinned else model.at("param:norm")
+        if pinned:
+            model.fake.fake_pin(source)
+        model.launch(graph, name, struct.pack("<QQI", source, model.at("static:out"), 1), library=2)
 
-
-# --- refusals ---
-
-
-def _refusal(spoil: Callable[[SimModel], None], driver: SimDriver | None = None) -> str:
-    """Return the reported reason for a graph to which `spoil` added a node."""
-    model = SimModel(Shape("one", 1, sizes=(8,)), 5, driver=driver)
-    real = model.forward
-
-    def forward(size: int, layers: int | None = None) -> None:
-        real(size, layers)
-        if model.driver.capturing is not None:
-            spoil(model)
-
-    model.forward = forward  # type: ignore[method-assign]
-    half = offline(5, model=model)
-    return half.snapshot.tables.refused.get("decode:8", "")
+    return add
 
 
 @pytest.mark.parametrize(
-    "kind", [NodeKind.HOST, NodeKind.CONDITIONAL, NodeKind.ALLOC, NodeKind.FREE, NodeKind.CHILD]
-)
-def test_unsupported_nodes_are_refused_by_name(kind: NodeKind) -> None:
-    assert kind.name.lower() in _refusal(lambda m: m.driver.submit(Node(kind)))
-
-
-def test_copies_from_host_memory_are_refused() -> None:
-    def spoil(m: SimModel) -> None:
-        m._copy(m.driver.memory.allocate(512, host=True), m._at("static:out"), 16)
-
-    assert "host memory" in _refusal(spoil)
-
-
-def test_pinned_host_pointers_are_refused() -> None:
-    def call(m: SimModel) -> None:
-        function = m.driver.function("twin", "twin")
-        host = m.driver.memory.allocate(512, host=True)
-        m.driver.submit(
-            Node(NodeKind.KERNEL, ROUTINES["scale"].fields.pack(host, m._at("static:out"), 1), function)
-        )
-
-    assert "pinned host pointer" in _refusal(call)
-
-
-@pytest.mark.parametrize(
-    ("name", "variables", "reason"),
-    [("ncclDevKernel_AllReduce", (), "collective"), ("k", ("counter",), "mutable globals")],
-)
-def test_kernels_whose_state_cannot_be_copied_are_refused(
-    name: str, variables: tuple[str, ...], reason: str
+    ("spoil", "reason"),
+    [
+        *((_add(kind), kind.name.lower()) for kind in (NodeKind.HOST, NodeKind.CHILD, NodeKind.CONDITIONAL, NodeKind.ALLOC)),
+        (_copy_from_the_host, "host memory"),
+        (_scale("k_scale", pinned=True), "pinned host pointer"),
+        (_scale("k_counts"), "mutable globals"),
+        (_scale("ncclDevKernel_AllReduce"), "collective"),
+    ],
+)  # fmt: skip
+def test_graph_that_cannot_be_moved_is_refused_with_the_reason(
+    spoil: Callable[[SimModel, int], Any], reason: str
 ) -> None:
-    image = cubin({name: ("scale", ROUTINES["scale"].layout)}, globals_=variables)
-    driver = SimDriver(5, (*libraries(), Library("stateful", image)))
+    class Spoilt(SimModel):
+        def build(self, size: int) -> int:
+            spoil(self, graph := super().build(size))
+            return graph
 
-    def call(m: SimModel) -> None:
-        at = m._at("static:out")
-        payload = ROUTINES["scale"].fields.pack(at, at, 1)
-        m.driver.submit(Node(NodeKind.KERNEL, payload, m.driver.function("stateful", name)))
-
-    assert reason in _refusal(call, driver)
-
-
-def test_a_kernel_whose_binary_no_process_knows_is_refused() -> None:
-    a, b = (offline(seed).snapshot for seed in (11, 12))
-    for half in (a, b):
-        half.tables.kernels[:] = [
-            replace(k, binary=None) if k.name == "blas_gemm_split" else k for k in half.tables.kernels
-        ]
-    tables = combine(a, b)
-    assert sorted(tables.graphs) == ["decode:256", "decode:64"]
-    assert "blas_gemm_split cannot be restored: its binary is unknown" in tables.refused["decode:1"]
+    state = cubin({"k_counts": TWICE}, globals_=("counter",)) if reason == "mutable globals" else cubin(
+        {"ncclDevKernel_AllReduce": TWICE, "k_scale": TWICE}
+    )  # fmt: skip
+    half = offline(5, model=Spoilt(Shape("one", 1, sizes=(8,)), 5, (IMAGE, OTHER, state)))
+    assert reason in half.snapshot.tables.refused.get("decode:8", "")
 
 
-def test_a_kernel_whose_binary_only_the_second_process_knows_is_recorded() -> None:
-    """A process that compiles several candidates may not tell which of them it launches; the proof decides."""
+def test_a_kernel_is_refused_when_the_second_process_does_not_know_its_binary() -> None:
+    """The first may not: a process that compiles several candidates cannot tell which it launches; the proof decides."""
     a, b = (offline(seed).snapshot for seed in (11, 12))
     a.tables.kernels[:] = [replace(k, binary=None) for k in a.tables.kernels]
     assert combine(a, b).refused == {}
+    b.tables.kernels[:] = [replace(k, binary=None) if k.name == "k_split" else k for k in b.tables.kernels]
+    tables = combine(a, b)
+    assert sorted(tables.graphs) == ["decode:256", "decode:64"]
+    assert "k_split cannot be restored: its binary is unknown" in tables.refused["decode:1"]
 
 
-def test_random_number_graphs_are_refused_by_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimModel, "refusals", {"decode:8": "the graph consumes random numbers"})
-    tables = offline(7).snapshot.tables
-    assert tables.refused == {"decode:8": "the graph consumes random numbers"} and len(tables.graphs) == 3
+def test_graphs_that_differ_between_two_processes_are_refused() -> None:
+    a, b = (offline(seed).snapshot for seed in (11, 12))
+    b.tables.graphs["decode:8"].nodes["grid"][1] = 9
+    tables = combine(a, keep(b, ["decode:8", "decode:256"]))
+    assert list(tables.graphs) == ["decode:256"]
+    assert "differ" in tables.refused["decode:8"] and "one process only" in tables.refused["decode:1"]
+
+
+def test_a_refusal_names_kernel_byte_addresses_and_memory() -> None:
+    a, b = (offline(seed).snapshot for seed in (11, 12))
+    graph = b.tables.graphs["decode:8"]
+    at = int(graph.nodes["payload"][1]) + 8  # the second parameter of `k_gather`, a weight
+    graph.payload = graph.payload.copy()
+    (weight,), (kv,) = (
+        [r for r in s.regions if r.symbol == name] for s, name in ((a, "param:embed"), (b, "kv:0"))
+    )
+    graph.payload[at : at + 8] = np.frombuffer((kv.base + 64).to_bytes(8, "little"), np.uint8)
+    assert combine(a, b).refused == {
+        "decode:8": "k_gather, parameter byte 8: a word points into live memory, but to different places in the two captures: "
+        f"{weight.base:#x} (param:embed+0) and {kv.base + 64:#x} (kv:0+64)"
+    }
+
+
+def test_views_of_one_storage_are_one_region() -> None:
+    views = [
+        SymbolRegion("param:tied", 64, 512),
+        SymbolRegion("param:embed", 64, 512),
+        SymbolRegion("buffer:part", 8, 520),
+    ]
+    assert [r.symbol for r in drop_aliases(views)] == ["param:embed"]

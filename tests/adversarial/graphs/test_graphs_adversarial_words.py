@@ -33,46 +33,6 @@ def _right(program: Program, tables: Tables, bases: list[int] | None = None) -> 
     return found.corrupted == found.missed == 0
 
 
-def _address(program: Program, seed: int, memory: int, offset: int) -> bytes:
-    return (place(program, seed).bases[memory] + offset).to_bytes(8, "little")
-
-
-def test_a_constant_equal_to_a_live_address_stays_a_constant() -> None:
-    program = _program(size=16)
-    fields = [Field("constant", 0, 8, value=_address(program, 1, 1, 64)), Field("pointer", 8, 8, 0, 16)]
-    program.nodes = [(0, fields)]
-    tables = _combine(program)
-    assert _right(program, tables) and len(tables.graphs[KEY].relocations) == 1
-
-
-def test_stale_padding_with_an_address_prefix_is_noise() -> None:
-    program = _program(Field("pointer", 0, 8, 1, 8), Field("stale", 8, 8), size=16)
-    tables = _combine(program)
-    assert _right(program, tables) and len(tables.graphs[KEY].relocations) == 1
-    assert tables.report["noise_bytes"] > 0 and not tables.refused
-
-
-@pytest.mark.parametrize("at", [0, 4, 8, 12])
-def test_interior_and_unaligned_pointers(at: int) -> None:
-    fields = [Field("constant", 0, at, value=b"\x7f" * at)] if at else []
-    program = _program(*fields, Field("pointer", at, 8, 1, 4099), size=at + 8)
-    assert _right(program, _combine(program))
-
-
-@pytest.mark.parametrize("at", [1, 3, 6])
-def test_pointers_in_packed_structs(at: int) -> None:
-    program = _program(
-        Field("constant", 0, at, value=b"\x01" * at), Field("pointer", at, 8, 0, 32), size=at + 8
-    )
-    assert _right(program, _combine(program))
-
-
-def test_one_past_the_end() -> None:
-    program = _program(Field("pointer", 0, 8, 1, SIZES[1]), size=8)
-    tables = _combine(program)
-    assert tables.graphs[KEY].relocations["offset"].tolist() == [SIZES[1]] and _right(program, tables)
-
-
 def test_equal_bases_prove_nothing_and_are_refused() -> None:
     program = _program(Field("pointer", 0, 8, 1, 8), size=8)
     bases = place(program, 1).bases

@@ -1,5 +1,5 @@
-"""A driver and a framework in Python whose addresses and handles differ in every process.
+"""A framework and a model over the engine's own driver, whose libcuda is a double in C with host memory.
 
-It executes real kernels on host memory, so a wrong pointer, a lost edge or a missing byte gives a wrong
-output or a fault.  It says nothing about a GPU's timings or about undocumented driver behaviour.
+Addresses and handles differ between two models, as between two processes. Kernels run, so a wrong pointer, a lost edge or
+a missing byte gives a wrong output or an error. It says nothing about a GPU's timings.
 """

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -262,31 +261,6 @@ def test_a_read_only_store_is_read_and_refuses_writes_by_name(read_only: Store, 
         read_only.prune()
     with pytest.raises(ReadOnlyStoreError):
         bundle.extract("compile", read_only.root / "out", trust=anyone)
-
-
-def test_reading_attempts_no_write(store: Store, tmp_path: Path) -> None:
-    publish(store, tmp_path)
-
-    def work() -> None:
-        attempts: list[object] = []
-        writing = {"os.mkdir", "os.rename", "os.remove", "os.link", "os.symlink", "os.chmod", "os.truncate"}
-
-        def watch(event: str, args: tuple[object, ...]) -> None:
-            inside = any(str(store.root) in str(arg) for arg in args)
-            opened = (
-                event == "open" and isinstance(args[2], int) and bool(args[2] & (os.O_WRONLY | os.O_RDWR))
-            )
-            if inside and (opened or event in writing):
-                attempts.append((event, args))
-
-        sys.addaudithook(watch)
-        bundle = store.find(key())
-        check(bundle)
-        bundle.extract("compile", tmp_path / "out", trust=anyone)
-        store.get(bundle.ref)
-        assert not attempts
-
-    assert _status(_child(work)) == 0
 
 
 def test_a_bundle_pruned_under_a_reader_is_a_named_error(store: Store, tmp_path: Path) -> None:

@@ -1,96 +1,57 @@
-"""The cuda-bindings backend in separate processes with the fake driver. This does not test a GPU."""
+"""The driver calls over cuda-bindings, on a double of libcuda, and the binaries of functions as CUPTI shows them."""
 
 from __future__ import annotations
 
 import ctypes
 import re
 import sysconfig
-from ctypes.util import find_library
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fake_cuda.build import available, build, run
+from support.graphs_tools import SMALL
 
 from coldstart.graphs.cuda import driver, modules
-from coldstart.graphs.cuda.driver import CudaDriver
 from coldstart.graphs.cuda.modules import ModuleLog, ModuleWatch
 from coldstart.graphs.elf import read_cubin
 from coldstart.graphs.errors import AlteredTableError, DriverError
+from coldstart.graphs.record import take
 from tests.support.graphs.images import cubin
+from tests.support.graphs.model import SimModel
 
 LAYOUT = ((0, 8),)
 CUPTI_HEADER = Path(sysconfig.get_paths()["purelib"]) / "nvidia/cu13/include/cupti_driver_cbid.h"
-needs_fake = pytest.mark.skipif(available() is not None, reason=str(available()))
 
 
-@pytest.fixture(scope="module")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("libcuda"))
+def test_launch_attributes_and_flags_of_captured_graphs() -> None:
+    """The attributes are read through the driver's structures; the flags of an instantiation are those of PyTorch."""
+    model = SimModel(SMALL, 5)
+    captured = {key: model.capture(key) for key in model.sizes()}
+    assert model.fake.fake_last_flags() == 1 | 8
 
+    def refused() -> dict[str, str]:
+        return take(model.driver, model, captured).tables.refused
 
-@pytest.fixture(scope="module")
-def bundle_directory(fake: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("cuda")
-    run(fake, "snapshot", 1, root / "a")
-    done = run(fake, "bundle", 2, root / "a", root / "b")
-    assert done["refused"] == {} and done["report"]["pointers"] == 42, done
-    return root / "b"
-
-
-@needs_fake
-def test_capture_to_proof_in_three_processes(fake: Path, bundle_directory: Path) -> None:
-    done = run(fake, "prove", 3, bundle_directory)
-    assert done["proven"] == ["decode:4", "decode:16", "decode:64"] and done["failed"] == {}
-    assert done["edge_data"] == [[1, 1], [2, 1]]
-    assert done["attributes"] == [[6, "01"], [8, "02"]]
-
-
-@pytest.mark.slow
-@needs_fake
-def test_every_driver_call_fails_in_turn(fake: Path, bundle_directory: Path) -> None:
-    done = run(fake, "faults", 4, bundle_directory)
-    assert done["calls"] >= 40 and done["restored"] > 0 and done["refused"] > 0
-    assert done["wrong"] == 0 and done["crashed"] == 0, done["stderr"]
-
-
-@needs_fake
-def test_launch_attributes_and_flags(fake: Path) -> None:
-    """Read the attributes through the driver's structures; the instantiation flags are those of PyTorch."""
-    done = run(fake, "readings", 5)
-    assert done["flags"] == 1 | 8
-    assert done["invalid"] == done["unsupported"] == done["properties"] == {}
-    assert set(done["unknown"]) == {"decode:4", "decode:16", "decode:64"}
-    assert all("CUDA_ERROR_UNKNOWN" in reason for reason in done["unknown"].values())
-    assert done["window"] == {"decode:4": "a node has an access-policy window"}
-
-
-@needs_fake
-def test_a_driver_that_lists_no_functions_records_every_graph(fake: Path) -> None:
-    done = run(fake, "unlisted", 5)
-    assert done["refused"] == {} and len(done["keys"]) == 3
+    for error, unreadable in ((1, False), (801, False), (999, True)):
+        model.fake.fake_attribute_error(8, error)
+        assert [*refused()] == list(captured) * unreadable
+        assert all("CUDA_ERROR_UNKNOWN" in reason for reason in refused().values())
+    model.fake.fake_attribute_error(-1, 0)
+    d = model.driver.d
+    kernel = next(n for n in model.driver.nodes(captured["decode:8"].graph) if model.driver.kind(n) == 0)
+    value = d.CUkernelNodeAttrValue()
+    policy = value.accessPolicyWindow
+    policy.num_bytes = 4096
+    value.accessPolicyWindow = policy
+    d.cuGraphKernelNodeSetAttribute(d.CUgraphNode(kernel), d.CUlaunchAttributeID(1), value)
+    assert refused() == {"decode:8": "a node has an access-policy window"}
 
 
 def _twins() -> tuple[bytes, bytes]:
     """Return two binaries that define one function, as an autotuner compiles them."""
     one, other = (cubin({"k": ("scale", LAYOUT)}, salt=salt) for salt in ("4 warps", "8 warps"))
     return one, other
-
-
-def test_a_function_is_known_by_its_binary() -> None:
-    log = ModuleLog()
-    one, other = (
-        cubin({"k": ("scale", LAYOUT), "a": ("scale", LAYOUT)}),
-        cubin({"k": ("scale_other", LAYOUT)}),
-    )
-    first = log.see(one)
-    assert first is not None and log.digest(1, "k", LAYOUT, set) == first and log.images[first] == one
-    log.see(other)
-    assert log.digest(1, "k", LAYOUT, set) is None
-    assert log.digest(1, "k", LAYOUT, lambda: {"k", "a"}) == first
-    assert log.digest(1, "k", ((0, 4),), set) is None
-    assert log.see(b"no cubin") is None
 
 
 class Cupti:
@@ -133,7 +94,11 @@ def test_a_function_is_known_by_the_module_that_it_was_loaded_from(monkeypatch: 
     cupti.load(678, 0x300, cubin({"lazy": ("scale", LAYOUT)}))
     found = [log.digest(module, "k", LAYOUT, lambda: {"k"}) for module in (0x100, 0x200, 0x300)]
     assert [log.images[digest] if digest else None for digest in found] == [one, other, None]
-    assert log.digest(0x300, "lazy", LAYOUT, set) is not None
+    assert (
+        log.digest(0x300, "lazy", LAYOUT, set) is not None
+        and log.digest(0x300, "lazy", ((0, 4),), set) is None
+    )
+    assert log.see(b"no cubin") is None
     cupti.load(20, 0x100, other)
     assert log.digest(0x100, "k", LAYOUT, set) == found[1]
     del watch
@@ -144,13 +109,6 @@ def test_numbers_of_the_driver_calls_are_those_of_cupti() -> None:
     defined = dict(re.findall(r"CUPTI_DRIVER_TRACE_CBID_(\w+)\s*=\s*(\d+)", CUPTI_HEADER.read_text()))
     names = ("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary")
     assert tuple(int(defined[name]) for name in names) == modules.MODULE_LOADS
-
-
-@pytest.mark.skipif(find_library("cuda") is not None, reason="a driver is installed")
-def test_backend_reports_a_missing_driver() -> None:
-    pytest.importorskip("cuda.bindings")
-    with pytest.raises(DriverError, match="cuInit"):
-        CudaDriver()
 
 
 def test_old_bindings_are_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,12 +30,6 @@ def test_round_trip(bundle_directory: Path, tmp_path: Path) -> None:
     assert stored.read_manifest(tmp_path / "copy").seal == stored.read_manifest(bundle_directory).seal
 
 
-def test_graphs_can_be_left_out(bundle_directory: Path, tmp_path: Path) -> None:
-    part = stored.load(bundle_directory).without({"decode:8": "slow"})
-    again = stored.load(seal(bundle_directory, tmp_path / "part", part))
-    assert "decode:8" not in again.graphs and again.refused == {"decode:8": "slow"} and len(again.graphs) == 3
-
-
 @pytest.mark.slow
 def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Path, tmp_path: Path) -> None:
     """Each file with every n-th byte; the benchmark alters all bytes."""

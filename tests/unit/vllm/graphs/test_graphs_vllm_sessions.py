@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.graphs_worker import INPUTS, OUT, SHAPE, Graph, Runner, start
+from support.graphs_worker import KEYS, SHAPE, Graph, Runner, start
 
 from coldstart.graphs import offline
 from coldstart.graphs import prove as gate
@@ -44,11 +43,7 @@ def _equal(runner: Runner) -> dict[int, bool]:
 
 def test_recorded_and_proved_inside_the_worker(bundle_directory: Path) -> None:
     tables, proof = stored.load(bundle_directory), gate.read_proof(bundle_directory)
-    assert len(proof.proven) == 4
-    assert proof.proven[0] == "FULL:num_tokens=1" and set(proof.hashes) == set(tables.graphs)
-    held = tables.report["workload"]
-    assert held["outputs"]["FULL:num_tokens=8"] == [[OUT, 0, 8 * 8 * 4]] and len(held["kv"]) == 2
-    assert set(held["static"]["FULL:num_tokens=1"]) == {f"static:{n}" for n in INPUTS}
+    assert proof.proven == KEYS == list(reversed(tables.graphs)) and proof.failed == {}
 
 
 def test_a_start_captures_nothing(here: dict[str, SimModel], bundle_directory: Path) -> None:
@@ -58,46 +53,24 @@ def test_a_start_captures_nothing(here: dict[str, SimModel], bundle_directory: P
     assert all(rows for rows in runner.cudagraph_manager._candidates.values())
 
 
-def test_every_graph_can_be_a_canary(here: dict[str, SimModel], bundle_directory: Path) -> None:
-    assert start(here, bundle_directory, canary="all")[0].fallbacks == {}
-
-
-def test_a_wrong_canary_drops_everything_before_the_first_answer(
+def test_one_graph_that_cannot_be_built_is_captured_and_named(
     here: dict[str, SimModel], bundle_directory: Path
 ) -> None:
-    proof = json.loads((bundle_directory / gate.PROOF).read_text())
-    proof["hashes"]["FULL:num_tokens=1"] = "0" * 64
-    (bundle_directory / gate.PROOF).write_text(json.dumps(proof))
-    session, runner = start(here, bundle_directory)
-    assert "canary" in session.fallbacks["*"] and runner.cudagraph_manager.captured == [256, 64, 8, 1]
-    assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
-    assert not here["model"].reserved
+    def break_the_largest(model: SimModel) -> None:
+        real, built = model.driver.instantiate, list[int]()
 
+        def instantiate(graph: int) -> int:
+            built.append(graph)
+            if len(built) == len(SHAPE.sizes):
+                raise DriverError("cuGraphInstantiate", "OUT_OF_MEMORY")
+            return real(graph)
 
-def test_one_graph_that_cannot_be_built_is_captured_and_named(
-    here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = SimModel(SHAPE, 0).driver.__class__.instantiate
+        model.driver.instantiate = instantiate  # type: ignore[method-assign]
 
-    def broken(self: Any, graph: int) -> int:
-        if len(self._get(graph, type(self.objects[graph]), "x").nodes) == small and not self.capturing_done:
-            raise DriverError("cuGraphInstantiate", "OUT_OF_MEMORY")
-        return real(self, graph)
-
-    tables = stored.load(bundle_directory)
-    small = len(tables.graphs["FULL:num_tokens=256"].nodes)
-    monkeypatch.setattr(SimModel(SHAPE, 0).driver.__class__, "capturing_done", False, raising=False)
-    monkeypatch.setattr(SimModel(SHAPE, 0).driver.__class__, "instantiate", broken)
-    own = Runner.own
-
-    def captures(self: Runner) -> str:
-        monkeypatch.setattr(self.model.driver, "capturing_done", True, raising=False)
-        return own(self)
-
-    monkeypatch.setattr(Runner, "own", captures)
-    session, runner = start(here, bundle_directory)
+    session, runner = start(here, bundle_directory, before=break_the_largest)
+    assert list(session.fallbacks) == ["FULL:num_tokens=256"]
     assert "OUT_OF_MEMORY" in session.fallbacks["FULL:num_tokens=256"]
-    assert 256 in runner.cudagraph_manager.captured and _equal(runner)[256]
+    assert runner.cudagraph_manager.captured == [256] and _equal(runner)[256]
 
 
 def test_another_driver_of_the_same_branch_captures(

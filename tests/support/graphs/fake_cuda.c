@@ -22,7 +22,7 @@
  *   Unified Addressing             cuPointerGetAttributes: zeros, and success, for an address that it does not know.
  *   cuMemAlloc                     contents are undefined: 0xFF here. Addresses are host addresses.
  * Not modelled: streams (all work is done at the call), contexts, asynchronous errors, alignment of allocations beyond
- * 512 bytes, real binaries (an image is searched for the names of four kernels).
+ * 512 bytes, real binaries (an image is searched for the names of the kernels below).
  */
 #define _GNU_SOURCE
 #include "fake_cuda.h"
@@ -47,18 +47,20 @@ static int attribute_error = INVALID_VALUE, unreadable = -1;
 static unsigned long long last_flags;
 /* Reading this launch attribute of any node answers with this error. */
 API void fake_attribute_error(int which, int error) { unreadable = which; attribute_error = error; }
-static int enumeration_error = OK;
-API void fake_enumeration_error(int error) { enumeration_error = error; }
 API unsigned long long fake_last_flags(void) { return last_flags; }
 
 /* --- device memory: a list of live allocations ------------------------------------------------------ */
-typedef struct Block { uint64_t base; size_t size; struct Block *next; } Block;
+typedef struct Block { uint64_t base; size_t size; int pinned; struct Block *next; } Block;
 static Block *blocks;
 static Block *holder(uint64_t address) {
     for (Block *b = blocks; b; b = b->next)
         if (address >= b->base && address < b->base + b->size) return b;
     return NULL;
 }
+
+/* Number of live allocations, and pinned host memory in place of device memory. */
+API long fake_live(void) { long n = 0; for (Block *b = blocks; b; b = b->next) n++; return n; }
+API void fake_pin(uint64_t address) { holder(address)->pinned = 1; }
 
 static int mapped(uint64_t address, size_t size) {
     Block *b = holder(address);
@@ -71,6 +73,7 @@ API Result cuMemAlloc_v2(uint64_t *out, size_t size) {
     if (posix_memalign((void **)&b->base, 512, size + 512)) return UNKNOWN;
     memset((void *)b->base, 0xFF, size);
     b->size = size;
+    b->pinned = 0;
     b->next = blocks;
     blocks = b;
     *out = b->base;
@@ -116,7 +119,7 @@ API Result cuPointerGetAttributes(unsigned n, const int *which, void **data, uin
     COUNT();
     Block *b = holder(address);
     for (unsigned i = 0; i < n; i++) {
-        if (which[i] == 2) *(uint32_t *)data[i] = b ? 2 : 0;
+        if (which[i] == 2) *(uint32_t *)data[i] = b ? 2 - b->pinned : 0;
         else if (which[i] == 11) *(uint64_t *)data[i] = b ? b->base : 0;
         else if (which[i] == 12) *(size_t *)data[i] = b ? b->size : 0;
         else return INVALID_VALUE;
@@ -124,8 +127,12 @@ API Result cuPointerGetAttributes(unsigned n, const int *which, void **data, uin
     return OK;
 }
 
-/* --- kernels: four bodies, reached through modules whose images hold their names ------------------- */
-typedef struct { const char *name; int count; size_t spans[6][2]; int (*run)(void **); } Body;
+/* --- kernels: bodies that are reached through modules whose images hold their names ------------------- */
+/* Of several kernels with one name, `text` is what the image's code has. */
+typedef struct { const char *name, *text; int count; size_t spans[6][2]; int (*run)(void **); } Body;
+#define U64(i) (*(uint64_t *)p[i])
+#define U32(i) (*(uint32_t *)p[i])
+#define REQUIRE(condition) do { if (!(condition)) return UNKNOWN; } while (0)
 
 static int run_scale(void **p) {
     uint64_t x = *(uint64_t *)p[0], out = *(uint64_t *)p[1];
@@ -173,11 +180,97 @@ static int run_tiles(void **p) {
     return OK;
 }
 
+static int run_triple(void **p) {
+    if (run_scale(p)) return UNKNOWN;
+    for (uint32_t i = 0; i < U32(2); i++) ((float *)U64(1))[i] *= 1.5f;
+    return OK;
+}
+
+/* out[i] = table[ids[i]], rows of d floats */
+static int run_gather(void **p) {
+    uint32_t n = U32(3), d = U32(4);
+    REQUIRE(mapped(U64(0), 4u * n) && mapped(U64(2), 4u * n * d));
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t row = U64(1) + 4ull * d * ((uint32_t *)U64(0))[i];
+        REQUIRE(mapped(row, 4u * d));
+        memcpy((float *)U64(2) + i * d, (void *)row, 4u * d);
+    }
+    return OK;
+}
+
+/* out += w through a library's workspace, whose semaphore must start at 0x5AFE */
+static int run_split(void **p) {
+    uint32_t n = U32(4);
+    REQUIRE(mapped(U64(0), 4u * n) && mapped(U64(1), 4u * n) && mapped(U64(2), 4u * n) && mapped(U64(3), 4));
+    memcpy((void *)U64(2), (void *)U64(0), 4u * n);
+    uint32_t noise = *(uint32_t *)U64(3) ^ 0x5AFE;
+    for (uint32_t i = 0; i < n; i++) ((float *)U64(1))[i] += ((float *)U64(2))[i] + (float)noise;
+    return OK;
+}
+
+/* x[i] += table[positions[i]]; `end` is one past the end of the table */
+static int run_turn(void **p) {
+    uint32_t n = U32(3), d = U32(4), rows = (uint32_t)((U64(5) - U64(2)) / (4ull * d));
+    REQUIRE(U64(5) > U64(2) && mapped(U64(2), U64(5) - U64(2)) && mapped(U64(0), 4u * n * d) && mapped(U64(1), 4u * n));
+    for (uint32_t i = 0; i < n * d; i++)
+        ((float *)U64(0))[i] += ((float *)U64(2))[((uint32_t *)U64(1))[i / d] % rows * d + i % d];
+    return OK;
+}
+
+/* cache[slots[i]] = x[i] */
+static int run_store(void **p) {
+    uint32_t n = U32(3), d = U32(4);
+    REQUIRE(mapped(U64(0), 4u * n * d) && mapped(U64(2), 4u * n));
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t row = U64(1) + 4ull * d * ((uint32_t *)U64(2))[i];
+        REQUIRE(mapped(row, 4u * d));
+        memcpy((void *)row, (float *)U64(0) + i * d, 4u * d);
+    }
+    return OK;
+}
+
+/* out[i] += the last of the lengths[i] rows in block i of 4 rows */
+static int run_read(void **p) {
+    uint32_t n = U32(3), d = U32(4);
+    REQUIRE(mapped(U64(1), 4u * n) && mapped(U64(2), 4u * n * d));
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t row = U64(0) + 4ull * d * (4 * i + ((uint32_t *)U64(1))[i] - 1);
+        REQUIRE(mapped(row, 4u * d));
+        for (uint32_t j = 0; j < d; j++) ((float *)U64(2))[i * d + j] += ((float *)row)[j];
+    }
+    return OK;
+}
+
+/* out = sum of arrays whose addresses are in device memory */
+static int run_sum(void **p) {
+    uint32_t count = U32(2), n = U32(3);
+    REQUIRE(mapped(U64(0), 8u * count) && mapped(U64(1), 4u * n));
+    memset((void *)U64(1), 0, 4u * n);
+    for (uint32_t k = 0; k < count; k++) {
+        uint64_t x = ((uint64_t *)U64(0))[k];
+        REQUIRE(mapped(x, 4u * n));
+        for (uint32_t i = 0; i < n; i++) ((float *)U64(1))[i] += ((float *)x)[i];
+    }
+    return OK;
+}
+
+#define THREE 3, {{0, 8}, {8, 8}, {16, 4}}
+#define ROWS 5, {{0, 8}, {8, 8}, {16, 8}, {24, 4}, {28, 4}}
 static Body bodies[] = {
-    {"k_scale", 3, {{0, 8}, {8, 8}, {16, 4}}, run_scale},
-    {"k_add", 1, {{0, 32}}, run_add},
-    {"k_mapped", 3, {{0, 128}, {128, 8}, {136, 4}}, run_mapped},
-    {"k_tiles", 1, {{112, 640}}, run_tiles},
+    {"k_scale", "", THREE, run_scale},
+    {"k_twin", "double", THREE, run_scale},
+    {"k_twin", "triple", THREE, run_triple},
+    {"k_counts", "", THREE, run_scale},
+    {"ncclDevKernel_AllReduce", "", THREE, run_scale},
+    {"k_add", "", 1, {{0, 32}}, run_add},
+    {"k_mapped", "", 3, {{0, 128}, {128, 8}, {136, 4}}, run_mapped},
+    {"k_tiles", "", 1, {{112, 640}}, run_tiles},
+    {"k_gather", "", ROWS, run_gather},
+    {"k_split", "", 5, {{0, 8}, {8, 8}, {16, 8}, {24, 8}, {32, 4}}, run_split},
+    {"k_turn", "", 6, {{0, 8}, {8, 8}, {16, 8}, {24, 4}, {28, 4}, {32, 8}}, run_turn},
+    {"k_store", "", ROWS, run_store},
+    {"k_read", "", ROWS, run_read},
+    {"k_sum", "", 4, {{0, 8}, {8, 8}, {16, 4}, {20, 4}}, run_sum},
 };
 enum { BODIES = sizeof bodies / sizeof *bodies };
 typedef struct Module Module;
@@ -197,7 +290,8 @@ API Result cuLibraryLoadData(void **out, const void *image, void *a, void *b, un
     for (int i = 0; i < BODIES; i++) {
         char section[64];
         int length = snprintf(section, sizeof section, ".text.%s", bodies[i].name) + 1;
-        if (memmem(image, size, section, length)) {
+        const char *text = bodies[i].text;
+        if (memmem(image, size, section, length) && memmem(image, size, text, strlen(text))) {
             m->functions[m->count].body = &bodies[i];
             m->functions[m->count++].module = m;
         }
@@ -221,7 +315,6 @@ API Result cuModuleGetFunctionCount(unsigned *out, Module *m) { COUNT(); *out = 
 
 API Result cuModuleEnumerateFunctions(void **out, unsigned n, Module *m) {
     COUNT();
-    if (enumeration_error) return enumeration_error;
     for (unsigned i = 0; i < n && i < (unsigned)m->count; i++) out[i] = &m->functions[i];
     return OK;
 }
@@ -322,8 +415,9 @@ API Result cuGraphAddMemcpyNode(Node **out, Graph *g, Node **deps, size_t n, con
     return OK;
 }
 
+/* A node of a kind that the tests only need to be refused. */
+API void fake_add_node(Graph *g, int kind) { append(g, kind); }
 API Result cuGraphAddEmptyNode(Node **out, Graph *g, Node **deps, size_t n) { COUNT(); *out = append(g, EMPTY); return OK; }
-API Result cuGraphAddHostNode(Node **out, Graph *g, Node **deps, size_t n, const void *p) { COUNT(); *out = append(g, HOST); return OK; }
 
 API Result cuGraphAddDependencies_v2(Graph *g, Node **from, Node **to, const EdgeData *data, size_t n) {
     COUNT();
@@ -427,7 +521,7 @@ API Result cuGraphLaunch(Graph *g, void *stream) {
 API Result cuInit(unsigned flags) { initialised = 1; return OK; }
 API Result cuDriverGetVersion(int *out) { *out = 13000; return OK; }
 API Result cuDeviceGet(int *out, int ordinal) { *out = ordinal; return OK; }
-API Result cuDeviceGetCount(int *out) { *out = 1; return OK; }
+API Result cuDeviceGetCount(int *out) { *out = 0; return OK; } /* PyTorch finds no device. */
 API Result cuDevicePrimaryCtxRetain(void **out, int device) { COUNT(); *out = &initialised; return OK; }
 API Result cuCtxSetCurrent(void *context) { COUNT(); return OK; }
 API Result cuCtxGetCurrent(void **out) { *out = &initialised; return OK; }

@@ -1,0 +1,46 @@
+"""Build the double of libcuda.so.1 once and load it into this process, where cuda-bindings then finds it by its name."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import zlib
+from ctypes.util import find_library
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).with_name("fake_cuda.c")
+PLACE = Path(__file__).parents[3] / ".cache/tests"
+
+
+@cache
+def fake_cuda() -> ctypes.CDLL:
+    """Return the library. Skips the test where it cannot be built, or where a real driver would be hidden."""
+    if shutil.which("cc") is None or find_spec("cuda") is None or find_library("cuda") is not None:
+        pytest.skip("needs a C compiler and cuda-bindings, and no NVIDIA driver")
+    digest = zlib.crc32(SOURCE.read_bytes() + SOURCE.with_suffix(".h").read_bytes())
+    built = PLACE / f"libcuda-{digest:08x}.so"
+    if not built.exists():
+        PLACE.mkdir(parents=True, exist_ok=True)
+        staged = built.with_suffix(f".{os.getpid()}")
+        command = [
+            "cc",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libcuda.so.1",
+            "-o",
+            str(staged),
+            str(SOURCE),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+        staged.rename(built)
+    library = ctypes.CDLL(str(built), ctypes.RTLD_GLOBAL)
+    library.fake_pin.argtypes = (ctypes.c_uint64,)
+    library.fake_add_node.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    return library
