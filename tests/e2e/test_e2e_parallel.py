@@ -1,4 +1,4 @@
-"""Skip-join MLFQ on two ranks whose KV pool holds a fraction of the requests: the answers are those of FCFS on one rank.
+"""Schedulers on two ranks whose KV pool holds a fraction of the requests: the answers are those of FCFS on one rank.
 
 Invariant: a rank keeps its own heads' or layers' share of what is evicted, and nothing runs before every rank has it back.
 """
@@ -6,7 +6,7 @@ Invariant: a rank keeps its own heads' or layers' share of what is evicted, and 
 from __future__ import annotations
 
 import pytest
-from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, body, counters, together
+from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, body, count_overtaken, counters, together
 from tools.machine import TRACED, Machine, Served
 
 # One rank is in test_e2e_scheduler.py, two with fakes are in property/test_parallel_scheduler.py.
@@ -31,6 +31,8 @@ SMALL = (
 )
 HOST = ("--kv-host-memory", str(1 << 27))
 SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", *HOST)
+DEADLINES = ("--scheduler", "deadline", "--batch", "4", "--deadline-factor", "1e6")
+"""With this factor the longer prompt has the later deadline, however late the shorter one arrives."""
 LENGTHS = [20 + (37 * number) % 150 for number in range(20)]
 
 
@@ -50,6 +52,18 @@ def test_swapping_on_two_ranks_answers_as_fcfs(machine: Machine, expected: list[
         assert together(ours, [body(n, tokens) for n, tokens in enumerate(LENGTHS)]) == expected
         moved = counters(ours)
         assert all(moved[name] > 0 for name in ("demotions", "parks", "evictions", "loads")), moved
+
+
+@pytest.mark.parametrize("way", ["pipeline", pytest.param("tensor", marks=pytest.mark.nightly)])
+def test_deadlines_order_the_requests_of_two_ranks(
+    machine: Machine, expected: list[list[int]], way: str
+) -> None:
+    here, flags = Machine(machine.root, HERE), (*SMALL, str(POOL_BLOCKS * BLOCK_BYTES // RANKS), *WAYS[way])
+    with here.serving("tiny-llama", "--on-miss", "warn", *DEADLINES, vllm=flags) as ours:
+        check_fallbacks(ours)
+        assert together(ours, [body(n, tokens) for n, tokens in enumerate(LENGTHS)]) == expected
+        long = [body(number, 20, prompt_tokens=200) for number in range(12)]
+        assert count_overtaken(ours, long, body(12, 20, prompt_tokens=4)) >= 6
 
 
 def check_fallbacks(served: Served) -> None:

@@ -5,14 +5,10 @@ Invariant: the order of requests never changes an answer, also when requests are
 
 from __future__ import annotations
 
-import time
-import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
-from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, answer, body, counters, together
+from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, body, count_overtaken, counters, metrics, together
 from tools.machine import Machine, Served
 
 pytestmark = pytest.mark.vllm
@@ -85,36 +81,7 @@ def loaded_bytes(served: Served) -> float:
 
 def check_that_an_urgent_request_overtakes(served: Served, tokens: int = URGENT_TOKENS) -> None:
     """Send a request last with a negative priority, which keeps it first."""
-    sent = [body(number) for number in range(REQUESTS)]
-    urgent = body(REQUESTS, tokens) | {"priority": -1}
-    with ThreadPoolExecutor(REQUESTS + 1) as pool:
-        others = [pool.submit(completion_time, served, one) for one in sent]
-        wait_for_waiting(served)
-        first = pool.submit(completion_time, served, urgent).result()
-        late = sum(other.result() > first for other in others)
+    late = count_overtaken(
+        served, list(map(body, range(REQUESTS))), body(REQUESTS, tokens) | {"priority": -1}
+    )
     assert late >= REQUESTS // 2, f"{REQUESTS - late} of {REQUESTS} ended before the urgent one"
-
-
-def completion_time(served: Served, given: dict[str, Any]) -> float:
-    """Send a request and return the time of its completion."""
-    answer(served, given)
-    return time.monotonic()
-
-
-def wait_for_waiting(served: Served) -> None:
-    """Wait until the engine has every request."""
-    deadline = time.monotonic() + 30
-    while (live := count_live(served)) < REQUESTS:
-        assert time.monotonic() < deadline, f"{live} of {REQUESTS} requests arrived"
-
-
-def count_live(served: Served) -> float:
-    """Return the number of requests that run or wait, as vLLM counts them."""
-    names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
-    return sum(float(line.rsplit(" ", 1)[1]) for line in metrics(served) if line.startswith(names))
-
-
-def metrics(served: Served) -> list[str]:
-    with urllib.request.urlopen(f"{served.report['url']}/metrics", timeout=30) as response:
-        lines: list[str] = response.read().decode().splitlines()
-    return lines

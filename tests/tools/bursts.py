@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,9 @@ BLOCK_BYTES = 2 * 8 * 2 * 64 * 4 * BLOCK_TOKENS
 PROMPT_TOKENS, TOKENS = 40, 110
 
 
-def body(number: int, tokens: int = TOKENS) -> dict[str, Any]:
+def body(number: int, tokens: int = TOKENS, prompt_tokens: int = PROMPT_TOKENS) -> dict[str, Any]:
     """Return a greedy request with a unique prompt."""
-    prompt = [10 + (7919 * (number + 1) + 31 * position) % 1900 for position in range(PROMPT_TOKENS)]
+    prompt = [10 + (7919 * (number + 1) + 31 * position) % 1900 for position in range(prompt_tokens)]
     wanted = {"max_tokens": tokens, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
     return {"prompt": prompt, **wanted}
 
@@ -37,16 +38,42 @@ def answer(served: Served, given: dict[str, Any]) -> list[int]:
         return list(json.load(response)["choices"][0]["token_ids"])
 
 
+def count_overtaken(served: Served, sent: Sequence[dict[str, Any]], last: dict[str, Any]) -> int:
+    """Send `last` once the engine has all requests that were sent before; return how many of them end after it."""
+
+    def end(given: dict[str, Any]) -> float:
+        answer(served, given)
+        return time.monotonic()
+
+    with ThreadPoolExecutor(len(sent) + 1) as pool:
+        others = [pool.submit(end, one) for one in sent]
+        deadline = time.monotonic() + 30
+        while (live := _count_live(served)) < len(sent):
+            assert time.monotonic() < deadline, f"{live} of {len(sent)} requests arrived"
+        ended = pool.submit(end, last).result()
+        return sum(other.result() > ended for other in others)
+
+
+def _count_live(served: Served) -> float:
+    """Return the number of requests that run or wait, as vLLM counts them."""
+    names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
+    return sum(float(line.rsplit(" ", 1)[1]) for line in metrics(served) if line.startswith(names))
+
+
 def counters(served: Served) -> dict[str, float]:
     return {name: value for name, value in exported(served) if "{" not in name}
 
 
 def exported(served: Served) -> list[tuple[str, float]]:
-    with urllib.request.urlopen(f"{served.report['url']}/metrics", timeout=30) as response:
-        lines = response.read().decode().splitlines()
     prefix = "coldstart_scheduler_"
-    found = [line.removeprefix(prefix).rsplit(" ", 1) for line in lines if line.startswith(prefix)]
+    found = [line.removeprefix(prefix).rsplit(" ", 1) for line in metrics(served) if line.startswith(prefix)]
     return [(name, float(value)) for name, value in found]
+
+
+def metrics(served: Served) -> list[str]:
+    with urllib.request.urlopen(f"{served.report['url']}/metrics", timeout=30) as response:
+        lines: list[str] = response.read().decode().splitlines()
+    return lines
 
 
 def _request(served: Served, given: dict[str, Any]) -> urllib.request.Request:
