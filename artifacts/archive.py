@@ -14,7 +14,6 @@ from typing import IO, BinaryIO, cast
 
 from coldstart.artifacts import blobs, files, oci, trees
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import is_bundle, list_signatures, payloads
 from coldstart.artifacts.errors import (
     AmbiguousReferenceError,
     BundleError,
@@ -27,6 +26,7 @@ from coldstart.artifacts.errors import (
     named_os_errors,
 )
 from coldstart.artifacts.limits import LIMITS
+from coldstart.artifacts.oci_layout import is_bundle, list_signatures, payloads
 from coldstart.artifacts.store import Store
 
 _BLOBS = "blobs/sha256/"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coldstart.artifacts import blobs, canonical, manifest, oci
-from coldstart.artifacts.bundle_source import small
 from coldstart.artifacts.errors import (
     BundleError,
     IndexMismatchError,
@@ -22,7 +21,8 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, SectionEntry, supported
+from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, supported
+from coldstart.artifacts.oci_layout import small
 
 if TYPE_CHECKING:
     from coldstart.artifacts.oci_layout import OciLayout
@@ -70,7 +70,7 @@ class Bundle:
     @property
     def version(self) -> int:
         """Return the version of the model's name in this store; 0 if another tool wrote the index entry."""
-        return self.descriptor.version
+        return self.descriptor.listed_version
 
     @property
     def digest(self) -> str:
@@ -146,7 +146,7 @@ class Bundle:
         entry = self.manifest.section(name)
         return entry is not None and supported(entry)
 
-    def entry(self, name: str) -> SectionEntry:
+    def entry(self, name: str) -> oci.Descriptor:
         """Return the entry of a readable section. Raises SectionMissingError or SectionUnsupportedError."""
         if not supported(entry := self._stored(name)):
             raise SectionUnsupportedError(
@@ -190,7 +190,7 @@ class Bundle:
         entry = self._stored(name)
         return blobs.open_verified(self.layout.root, entry.digest, entry.size)
 
-    def _stored(self, name: str) -> SectionEntry:
+    def _stored(self, name: str) -> oci.Descriptor:
         entry = self.manifest.section(name)
         if entry is None:
             raise SectionMissingError(f"{self.name} v{self.version} has no section {name}")

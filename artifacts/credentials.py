@@ -49,9 +49,13 @@ def stored(host: str, environment: Mapping[str, str] = os.environ) -> Login | No
     """Return the login for HOST[:PORT], or None. Raises RemoteDeniedError if a helper fails."""
     config = _config(environment)
     key = HUB_KEY if host in HUB_HOSTS else host
-    helper = _helper(config, key)
-    login = _from_helper(helper, key) if helper else None
-    return login or _in_file(config, key)
+    helper = _members(config, "credHelpers").get(key) or config.get("credsStore")
+    if isinstance(helper, str) and _HELPER.fullmatch(helper) and (login := _from_helper(helper, key)):
+        return login
+    for name, entry in _members(config, "auths").items():
+        if isinstance(entry, dict) and key in (name, _host(name)) and (login := _entry(entry)):
+            return login
+    return None
 
 
 def _config(environment: Mapping[str, str]) -> Mapping[str, Any]:
@@ -68,11 +72,6 @@ def _config(environment: Mapping[str, str]) -> Mapping[str, Any]:
 def _members(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     member = config.get(name)
     return member if isinstance(member, dict) else {}
-
-
-def _helper(config: Mapping[str, Any], key: str) -> str | None:
-    name = _members(config, "credHelpers").get(key) or config.get("credsStore")
-    return name if isinstance(name, str) and _HELPER.fullmatch(name) else None
 
 
 def _from_helper(helper: str, key: str) -> Login | None:
@@ -99,13 +98,6 @@ def _from_helper(helper: str, key: str) -> Login | None:
     except (ValueError, TypeError, KeyError) as error:
         raise RemoteDeniedError(f"{program} returned no credentials") from error
     return Login(identity=secret) if user == _TOKEN_USER else Login(user, secret)
-
-
-def _in_file(config: Mapping[str, Any], key: str) -> Login | None:
-    for name, entry in _members(config, "auths").items():
-        if isinstance(entry, dict) and key in (name, _host(name)) and (login := _entry(entry)):
-            return login
-    return None
 
 
 def _entry(entry: Mapping[str, Any]) -> Login | None:

@@ -128,12 +128,12 @@ def read_text(path: str | Path) -> str:
 
 
 @contextmanager
-def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold an advisory lock on `path`. The kernel drops it when the process dies, so locks cannot be stale."""
     with named_os_errors(f"locking {path.name}"):
         handle = _open_lock(path)
     try:
-        _flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, path)
+        _flock(handle, fcntl.LOCK_EX, path)
         yield
     finally:
         os.close(handle)

@@ -26,9 +26,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
 Encoding = Literal["json", "tar.zst"]
 _SUFFIX: Mapping[Encoding, str] = {"json": "+json", "tar.zst": ".tar+zstd"}
-_SECTION = re.compile(
-    r"application/vnd\.coldstart\.section\.(?P<type>[a-z][a-z0-9-]{0,63})\.v(?P<version>[1-9]\d{0,4})[.+a-z]+"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,28 +80,12 @@ class Provenance:
         return dict(msgspec.to_builtins(self))
 
 
-class SectionEntry(oci.Descriptor, frozen=True, omit_defaults=True, rename="camel"):
-    """Layer of one section; `size` in bytes as stored."""
-
-    @property
-    def type(self) -> str:
-        """Return the name of the type, or the media type of a layer that is not a section."""
-        matched = _SECTION.fullmatch(self.media_type)
-        return matched["type"] if matched else self.media_type
-
-    @property
-    def version(self) -> int:
-        """Return the version of the type, 0 for a layer that is not a section."""
-        matched = _SECTION.fullmatch(self.media_type)
-        return int(matched["version"]) if matched else 0
-
-
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """Data of a bundle that is known without opening a section. A bundle has at most one section of each type."""
 
     key: Key
-    sections: tuple[SectionEntry, ...]
+    sections: tuple[oci.Descriptor, ...]
     provenance: Provenance
     format_version: str = FORMAT_VERSION
 
@@ -131,7 +112,7 @@ class Manifest:
             },
         )
 
-    def section(self, name: str) -> SectionEntry | None:
+    def section(self, name: str) -> oci.Descriptor | None:
         """Return the section of that type, or None."""
         return next((entry for entry in self.sections if entry.type == name), None)
 
@@ -150,24 +131,14 @@ def parse(config: bytes, image: oci.ImageManifest) -> Manifest:
 
     Raises InvalidManifestError, SectionTableError, FormatTooNewError, InvalidKeyError, TooLargeError, InvalidJsonError.
     """
-    _check_version(canonical.decode(config, _Version, cap=LIMITS.config, what="config").format_version)
-    read = canonical.decode(config, _Config, cap=LIMITS.config, what="config")
-    sections = tuple(SectionEntry(*msgspec.structs.astuple(layer)) for layer in image.layers)
-    manifest = Manifest(Key(read.key), sections, read.provenance, read.format_version)
-    _check(manifest, image)
-    return manifest
-
-
-def _check_version(version: str) -> None:
-    matched = _VERSION.fullmatch(version)
-    major = FORMAT_VERSION.partition(".")[0]
+    version = canonical.decode(config, _Version, cap=LIMITS.config, what="config").format_version
+    matched, major = _VERSION.fullmatch(version), FORMAT_VERSION.partition(".")[0]
     if not matched or int(matched[1]) < int(major):
         raise InvalidManifestError(f"format_version {version!r} is not {major}.MINOR")
     if matched[1] != major:
         raise FormatTooNewError(f"format {version} is newer than {FORMAT_VERSION}")
-
-
-def _check(manifest: Manifest, image: oci.ImageManifest) -> None:
+    read = canonical.decode(config, _Config, cap=LIMITS.config, what="config")
+    manifest = Manifest(Key(read.key), image.layers, read.provenance, read.format_version)
     if image.artifact_type != oci.BUNDLE_TYPE or image.config.media_type != oci.CONFIG_TYPE:
         raise InvalidManifestError(f"{image.artifact_type} is not a coldstart bundle")
     names = [section.type for section in manifest.sections]
@@ -175,9 +146,10 @@ def _check(manifest: Manifest, image: oci.ImageManifest) -> None:
         raise SectionTableError("a section type appears twice")
     if image.annotations.get(oci.KEY, manifest.key.digest) != manifest.key.digest:
         raise InvalidManifestError("the manifest's key annotation is not the digest of the key")
+    return manifest
 
 
-def supported(entry: SectionEntry) -> bool:
+def supported(entry: oci.Descriptor) -> bool:
     """Return whether this release reads the section: known type and version, and their media type."""
     known = SECTION_TYPES.get(entry.type)
     if known is None or not 1 <= entry.version <= known.version:

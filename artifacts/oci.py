@@ -5,6 +5,7 @@ A bundle is one image manifest: its config blob contains key, provenance and sec
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -28,6 +29,9 @@ NAME = "dev.coldstart.name"
 KEY = "dev.coldstart.key"
 VERSION = "dev.coldstart.version"
 SUBJECT = "dev.coldstart.subject"
+_SECTION = re.compile(
+    r"application/vnd\.coldstart\.section\.(?P<type>[a-z][a-z0-9-]{0,63})\.v(?P<version>[1-9]\d{0,4})[.+a-z]+"
+)
 
 
 Text = Annotated[str, msgspec.Meta(max_length=LIMITS.text)]
@@ -46,10 +50,22 @@ class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"
     artifact_type: Text | None = None
 
     @property
-    def version(self) -> int:
+    def listed_version(self) -> int:
         """Return the version that an entry of an index names; 0 if another tool wrote the entry without one."""
         text = self.annotations.get(VERSION, "")
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+    @property
+    def type(self) -> str:
+        """Return the type of a section, or the media type of what is no section."""
+        matched = _SECTION.fullmatch(self.media_type)
+        return matched["type"] if matched else self.media_type
+
+    @property
+    def version(self) -> int:
+        """Return the version of a section's type, 0 for what is no section."""
+        matched = _SECTION.fullmatch(self.media_type)
+        return int(matched["version"]) if matched else 0
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object of this descriptor."""

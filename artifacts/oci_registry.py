@@ -13,12 +13,11 @@ from urllib.parse import urlsplit
 
 from coldstart.artifacts import blobs, canonical, oci
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import MAX_SIGNATURES, list_signatures, payloads
 from coldstart.artifacts.errors import InvalidReferenceError, MissingBlobError, RemoteFailedError
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.net.http_client import Answer, redirected
+from coldstart.artifacts.oci_layout import MAX_SIGNATURES, list_signatures, payloads
 from coldstart.artifacts.registry_auth import RegistrySession
-from coldstart.artifacts.trees import Readable
 
 _REFERENCE = re.compile(
     r"(?P<host>[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9a-f:]+\](:\d{1,5})?)/"
@@ -75,7 +74,10 @@ class Repository:
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
         """Return the payloads of the signatures that refer to `subject`."""
-        return payloads(self, self._referrers(subject.digest), subject, MAX_SIGNATURES)
+        listed = self._index(self.url("referrers", subject.digest))
+        if listed is None:
+            listed = self._tagged(subject.digest)
+        return payloads(self, listed, subject, MAX_SIGNATURES)
 
     def push(self, bundle: Bundle) -> oci.Descriptor:
         """Upload missing blobs, then the manifest under its tag, then signatures."""
@@ -90,24 +92,17 @@ class Repository:
         return bundle.descriptor
 
     def _upload(self, bundle: Bundle, blob: oci.Descriptor) -> None:
-        if not self._has(blob):
-            with blobs.open_verified(bundle.layout.root, blob.digest, blob.size) as file:
-                self._send(blob, file)
-
-    def _has(self, blob: oci.Descriptor) -> bool:
         with self.session.ask("HEAD", self.url("blobs", blob.digest)) as known:
-            return known.status == 200
-
-    def _send(self, blob: oci.Descriptor, file: Readable) -> None:
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size)}
-        _expect(self.session.ask("PUT", self._place(blob), headers=headers, body=file), 201).close()
-
-    def _place(self, blob: oci.Descriptor) -> str:
-        """Return the upload address. A registry with TLS may not name one without it; another host receives no login."""
+            if known.status == 200:
+                return
         with self.session.ask("POST", self.url("blobs", "uploads/")) as answer:
             _expect(answer, 202)
+            # A registry with TLS may not name an address without it; another host receives no login.
             place = redirected(answer.url, answer.headers.get("Location", ""))
-        return f"{place}{'&' if '?' in place else '?'}digest={blob.digest}"
+        url = f"{place}{'&' if '?' in place else '?'}digest={blob.digest}"
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(blob.size)}
+        with blobs.open_verified(bundle.layout.root, blob.digest, blob.size) as file:
+            _expect(self.session.ask("PUT", url, headers=headers, body=file), 201).close()
 
     def _put(self, reference: str, data: bytes, media_type: str = oci.MANIFEST_TYPE) -> str:
         """Upload a manifest and return the digest of the subject that the registry recognized, "" if none."""
@@ -120,10 +115,6 @@ class Repository:
             return
         listed = {item.digest: item for item in [*self._tagged(subject.digest), entry]}
         self._put(_fallback(subject.digest), oci.index_document(list(listed.values())), oci.INDEX_TYPE)
-
-    def _referrers(self, digest: str) -> list[oci.Descriptor]:
-        found = self._index(self.url("referrers", digest))
-        return self._tagged(digest) if found is None else found
 
     def _tagged(self, digest: str) -> list[oci.Descriptor]:
         return self._index(self.url("manifests", _fallback(digest))) or []
@@ -151,8 +142,8 @@ def _fallback(digest: str) -> str:
     return canonical.check_digest(digest).replace(":", "-")
 
 
-def _expect(answer: Answer, *statuses: int) -> Answer:
-    if answer.status in statuses:
+def _expect(answer: Answer, status: int) -> Answer:
+    if answer.status == status:
         return answer
     where = urlsplit(answer.url).path
     body = answer.read_up_to(_SAID).decode(errors="replace")

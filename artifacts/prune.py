@@ -13,10 +13,9 @@ from pathlib import Path
 
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle, Trust, superseded
-from coldstart.artifacts.bundle_source import is_bundle, small
 from coldstart.artifacts.errors import BundleError, NoSpaceError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.oci_layout import OciLayout
+from coldstart.artifacts.oci_layout import OciLayout, is_bundle, small
 from coldstart.artifacts.writer import abandoned
 
 _Images = Mapping[str, oci.ImageManifest | BundleError]

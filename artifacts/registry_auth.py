@@ -15,11 +15,7 @@ from coldstart.artifacts import canonical, credentials
 from coldstart.artifacts.credentials import Login
 from coldstart.artifacts.errors import BundleError, RemoteDeniedError, RemoteFailedError
 from coldstart.artifacts.net import origin
-from coldstart.artifacts.net.http_client import (
-    Answer,
-    HttpClient,
-    Secret,
-)
+from coldstart.artifacts.net.http_client import Answer, HttpClient, Secret
 
 REALMS_VARIABLE = "COLDSTART_TOKEN_REALMS"
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
@@ -76,10 +72,20 @@ class RegistrySession:
         raise RemoteDeniedError(f"{self._host} requires credentials, and none are stored")
 
     def _token(self, challenge: Mapping[str, str], login: Login | None, actions: str) -> str:
-        realm = self._realm(challenge.get("realm", ""))
+        address = challenge.get("realm", "")
+        realm = self._realm(address)
         scope = {"service": challenge.get("service", ""), "scope": f"repository:{self._name}:{actions}"}
         try:
-            answer = self._ask_realm(challenge["realm"], realm, scope, login)
+            if login and login.identity:
+                form = {"grant_type": "refresh_token", "client_id": "coldstart"}
+                form |= {"refresh_token": login.identity} | scope
+                headers = {"Content-Type": "application/x-www-form-urlencoded"}
+                body = urlencode(form).encode()
+                answer = self._client.ask("POST", address, headers=headers, body=body)
+            else:
+                secret = Secret(realm, {"Authorization": login.basic}) if login and login.basic else None
+                address += f"{'&' if '?' in address else '?'}{urlencode(scope)}"
+                answer = self._client.ask("GET", address, secret=secret, redirects=False)
             status, data = answer.status, answer.read_up_to(_TOKEN_CAP + 1)
         except RemoteFailedError as error:
             raise RemoteDeniedError(f"{realm} returned no token for {self._name}: {error.message}") from error
@@ -101,19 +107,6 @@ class RegistrySession:
                 f"{self._host} names the token realm {realm}, which is not its own", hint=hint
             )
         return realm
-
-    def _ask_realm(
-        self, address: str, realm: origin.Origin, scope: Mapping[str, str], login: Login | None
-    ) -> Answer:
-        if login and login.identity:
-            form = {"grant_type": "refresh_token", "client_id": "coldstart", "refresh_token": login.identity}
-            headers = {"Content-Type": "application/x-www-form-urlencoded"}
-            return self._client.ask(
-                "POST", address, headers=headers, body=urlencode({**form, **scope}).encode()
-            )
-        secret = Secret(realm, {"Authorization": login.basic}) if login and login.basic else None
-        mark = "&" if "?" in address else "?"
-        return self._client.ask("GET", f"{address}{mark}{urlencode(scope)}", secret=secret, redirects=False)
 
 
 def _token_in(data: bytes, realm: str) -> str:

@@ -9,6 +9,8 @@ import os
 import re
 import shlex
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from coldstart.artifacts.oci_registry import Repository
 
 OCI, HUB = "oci://", "hf://"
+_HUB_REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 # As docker: a first component with a dot or a port, or localhost, is a registry. A directory seldom ends with a tag.
 _REGISTRY = re.compile(
@@ -42,12 +45,17 @@ def push(bundle: Bundle, address: str) -> str:
     """
     if address.startswith(OCI):
         place = _repository(address)
-        descriptor = place.push(bundle)
-        return f"{OCI}{place.host}/{place.name}@{descriptor.digest}"
+        return f"{OCI}{place.host}/{place.name}@{place.push(bundle).digest}"
     if address.startswith(HUB):
-        pass
-
-        return HUB + _push_to_hub(bundle, address.removeprefix(HUB))
+        with _hub(address) as (api, repo, tag, scratch):
+            Store(scratch).receive(bundle.layout, bundle.descriptor)
+            with _named_errors(repo):
+                api.create_repo(repo, exist_ok=True)
+                private = ".coldstart/**"
+                api.upload_folder(
+                    repo_id=repo, folder_path=str(scratch), path_in_repo=tag, ignore_patterns=private
+                )
+            return f"{HUB}{repo}:{tag}"
     target = Store(_directory(address))
     return f"{target.root}@{target.receive(bundle.layout, bundle.descriptor).digest}"
 
@@ -55,28 +63,28 @@ def push(bundle: Bundle, address: str) -> str:
 def pull(store: Store, address: str) -> Bundle:
     """Fetch a bundle with its signatures. From a directory, DIR@sha256:... selects one of several.
 
-    Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, NotALayoutError, AmbiguousReferenceError and the errors
-    of Store.receive.
+    Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, NotALayoutError, AmbiguousReferenceError,
+    InvalidReferenceError and the errors of Store.receive.
     """
     try:
-        return _pull(store, address)
+        if address.startswith(OCI):
+            place = _repository(address)
+            return store.receive(place, place.resolve())
+        if address.startswith(HUB):
+            with _hub(address) as (api, repo, tag, scratch):
+                with _named_errors(repo):
+                    api.snapshot_download(repo, allow_patterns=[f"{tag}/*"], local_dir=str(scratch))
+                if not (scratch / tag).is_dir():
+                    hint = f"list the files of {repo} on the hub"
+                    raise MissingBlobError(f"{repo} has no bundle {tag}", hint=hint)
+                return pull_directory(store, scratch / tag)
+        path, _, digest = address.partition("@sha256:")
+        return pull_directory(store, _directory(path), f"sha256:{digest}" if digest else None)
     except (DigestMismatchError, MissingBlobError) as error:
         if error.hint == error.default_hint:  # which repairs a stored bundle
             hint = "pull it from another source, or push it again from where it is whole: coldstart push REF ADDRESS"
             error.hint = hint
         raise
-
-
-def _pull(store: Store, address: str) -> Bundle:
-    if address.startswith(OCI):
-        place = _repository(address)
-        return store.receive(place, place.resolve())
-    if address.startswith(HUB):
-        pass
-
-        return _pull_from_hub(store, address.removeprefix(HUB))
-    path, _, digest = address.partition("@sha256:")
-    return pull_directory(store, _directory(path), f"sha256:{digest}" if digest else None)
 
 
 def is_address(archive: Path) -> bool:
@@ -85,23 +93,20 @@ def is_address(archive: Path) -> bool:
 
 
 def _directory(address: str) -> Path:
-    if not os.path.lexists(address):
-        _check_path(address)
-    return Path(address)
-
-
-def _check_path(path: str) -> None:
-    """Raise InvalidReferenceError for what is probably no path: a registry, or a scheme."""
-    exact = f"for a directory of this name: {shlex.quote(f'./{path}')}"
-    if _REGISTRY.fullmatch(path):
+    """Return the directory of an address. Raises InvalidReferenceError for what is probably none: a registry, or a scheme."""
+    if os.path.lexists(address):
+        return Path(address)
+    exact = f"for a directory of this name: {shlex.quote(f'./{address}')}"
+    if _REGISTRY.fullmatch(address):
         raise InvalidReferenceError(
-            f"the address {path} names a registry, and has no scheme", hint=f"{OCI}{path}; {exact}"
+            f"the address {address} names a registry, and has no scheme", hint=f"{OCI}{address}; {exact}"
         )
-    if scheme := _SCHEME.match(path.strip()):
+    if scheme := _SCHEME.match(address.strip()):
         raise InvalidReferenceError(
-            f"unknown scheme {scheme[0]} in the address {path}",
+            f"unknown scheme {scheme[0]} in the address {address}",
             hint=f"write {OCI}HOST/NAME[:TAG] or {HUB}ORG/REPO[:TAG]; {exact}",
         )
+    return Path(address)
 
 
 def _repository(address: str) -> Repository:
@@ -110,59 +115,29 @@ def _repository(address: str) -> Repository:
     return repository(address.removeprefix(OCI))
 
 
-_REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?")
-_DENIED = frozenset({401, 403})
+@contextmanager
+def _hub(address: str) -> Iterator[tuple[Any, str, str, Path]]:
+    """Yield a client of the hub, the repository and the tag of hf://ORG/REPO[:TAG], and an empty directory.
 
-
-def _push_to_hub(bundle: Bundle, reference: str) -> str:
-    """Upload to ORG/REPO[:TAG] of the hub and return the full reference.
-
-    Raises RemoteDeniedError, RemoteFailedError, InvalidReferenceError.
+    Raises InvalidReferenceError.
     """
-    repo, tag = _parse(reference)
-    with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
-        Store(Path(scratch)).receive(bundle.layout, bundle.descriptor)
-        try:
-            api = _hub()
-            api.create_repo(repo, exist_ok=True)
-            private = ".coldstart/**"
-            api.upload_folder(repo_id=repo, folder_path=scratch, path_in_repo=tag, ignore_patterns=private)
-        except Exception as error:
-            raise _named(error, repo) from error
-    return f"{repo}:{tag}"
-
-
-def _pull_from_hub(store: Store, reference: str) -> Bundle:
-    """Download ORG/REPO[:TAG].
-
-    Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, InvalidReferenceError and the errors of Store.receive.
-    """
-    repo, tag = _parse(reference)
-    with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
-        try:
-            api = _hub()
-            api.snapshot_download(repo, allow_patterns=[f"{tag}/*"], local_dir=scratch)
-        except Exception as error:
-            raise _named(error, repo) from error
-        if not (Path(scratch) / tag).is_dir():
-            raise MissingBlobError(f"{repo} has no bundle {tag}", hint=f"list the files of {repo} on the hub")
-        return pull_directory(store, Path(scratch) / tag)
-
-
-def _parse(reference: str) -> tuple[str, str]:
-    matched = _REFERENCE.fullmatch(reference)
-    if not matched:
-        raise InvalidReferenceError(f"{reference!r} is not a hub repository", hint="write ORG/REPO[:TAG]")
-    return matched["repo"], matched["tag"] or "latest"
-
-
-def _named(error: Exception, repo: str) -> RemoteFailedError:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    kind = RemoteDeniedError if status in _DENIED else RemoteFailedError
-    return kind(f"the hub request for {repo} failed: {type(error).__name__}: {str(error)[:200]}")
-
-
-def _hub() -> Any:
     from huggingface_hub import HfApi
 
-    return HfApi()
+    reference = address.removeprefix(HUB)
+    if not (matched := _HUB_REFERENCE.fullmatch(reference)):
+        raise InvalidReferenceError(f"{reference!r} is not a hub repository", hint="write ORG/REPO[:TAG]")
+    with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
+        yield HfApi(), matched["repo"], matched["tag"] or "latest", Path(scratch)
+
+
+@contextmanager
+def _named_errors(repo: str) -> Iterator[None]:
+    """Raise an error of the hub's client as RemoteDeniedError or RemoteFailedError."""
+    try:
+        yield
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        kind = RemoteDeniedError if status in (401, 403) else RemoteFailedError
+        raise kind(
+            f"the hub request for {repo} failed: {type(error).__name__}: {str(error)[:200]}"
+        ) from error

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +23,6 @@ import msgspec
 from coldstart.artifacts import canonical, files
 from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.errors import (
-    BundleError,
     ExposedKeyError,
     InvalidNameError,
     InvalidSignatureError,
@@ -38,9 +37,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 ALGORITHM = "ed25519"
+MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://sigstore.dev/cosign/sign/v1"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _FINGERPRINT = re.compile(rf"{ALGORITHM}:[0-9a-f]{{32}}")
-_PEM = serialization.Encoding.PEM
+_UNSIGNED = TrustResult(False, None, "the bundle is not signed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +57,52 @@ class HostKey:
         """Return ed25519:<32 hex digits> of the public key."""
         return fingerprint(self.private.public_key())
 
+    @property
+    def public_pem(self) -> bytes:
+        """Return the public key (PEM)."""
+        return self.private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
     def sign(self, digest: str) -> bytes:
-        """Return the signature document over a manifest's digest, which cosign and other tools verify with `public_pem`."""
-        return make(digest, self.private.public_key(), self.fingerprint, self.private.sign)
+        """Return the sigstore bundle over a manifest's digest, which cosign and other tools verify with `public_pem`."""
+        body = statement(digest, self.fingerprint)
+        # cosign's identifier of a key: the digest of its SubjectPublicKeyInfo.
+        info = self.private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        document = {
+            "mediaType": MEDIA_TYPE,
+            "verificationMaterial": {
+                "publicKey": {"hint": _b64(sha256(info).digest())},
+                "tlogEntries": [],
+            },
+            "dsseEnvelope": {
+                "payload": _b64(body),
+                "payloadType": PAYLOAD_TYPE,
+                "signatures": [{"sig": _b64(self.private.sign(pae(body)))}],
+            },
+        }
+        return canonical.dumps(document)
 
 
 def fingerprint(public: Ed25519PublicKey) -> str:
     """Return ed25519:<first 32 hex digits of the sha256 of the raw public key>."""
     return f"{ALGORITHM}:{sha256(public.public_bytes_raw()).hexdigest()[:32]}"
+
+
+def statement(digest: str, signer: str | None = None) -> bytes:
+    """Return the in-toto statement about the manifest `digest` (sha256:<hex>). `signer` names the key to readers without it."""
+    return canonical.dumps(
+        {
+            "_type": STATEMENT_TYPE,
+            "subject": [{"digest": {"sha256": digest.removeprefix("sha256:")}}],
+            "predicateType": PREDICATE_TYPE,
+            "predicate": {"signer": signer} if signer else {},
+        }
+    )
+
+
+def pae(payload: bytes) -> bytes:
+    """Return DSSE's pre-authentication encoding, the signed bytes."""
+    kind = PAYLOAD_TYPE.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
 def host_key(state_dir: Path) -> HostKey:
@@ -75,27 +116,23 @@ def host_key(state_dir: Path) -> HostKey:
         "creating the signing key", f"let this user write to {state_dir}, or set XDG_STATE_HOME"
     ):
         if not path.exists():
-            _create_private(path)
+            pem = Ed25519PrivateKey.generate().private_bytes(
+                Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+            files.make_private(path.parent)
+            files.create_once(path, pem, 0o600)
     require_unexposed(path, state_dir)
-    key = read_key(path)
-    trust(trust_dir(state_dir), _public_pem(key), name="host")
-    return key
-
-
-def read_key(path: Path) -> HostKey:
-    """Return the private key in a PEM file.
-
-    Raises OSError, ExposedKeyError for a file that others can read, and InvalidSignatureError for another kind of key.
-    """
     if path.stat().st_mode & 0o077:
         raise ExposedKeyError(f"{path} can be read by others", hint=f"chmod 600 {shlex.quote(str(path))}")
     try:
-        key = serialization.load_pem_private_key(files.read_regular(path, LIMITS.signature), password=None)
+        private = serialization.load_pem_private_key(files.read_regular(path, LIMITS.signature), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidSignatureError(f"{path.name} is not a private key") from error
-    if not isinstance(key, Ed25519PrivateKey):
+    if not isinstance(private, Ed25519PrivateKey):
         raise InvalidSignatureError(f"{path.name} is not an ed25519 key")
-    return HostKey(key)
+    key = HostKey(private)
+    trust(trust_dir(state_dir), key.public_pem, name="host")
+    return key
 
 
 def trust_dir(state_dir: Path) -> Path:
@@ -105,7 +142,7 @@ def trust_dir(state_dir: Path) -> Path:
 
 def public_pem(state_dir: Path) -> bytes:
     """Return the host's public key, which other hosts add in order to trust this host's bundles."""
-    return _public_pem(host_key(state_dir))
+    return host_key(state_dir).public_pem
 
 
 def trust(directory: Path, pem: bytes, *, name: str, source: str | None = None) -> Path:
@@ -134,7 +171,16 @@ def read_trusted(path: Path, state_dir: Path) -> Ed25519PublicKey:
     return _load_public(files.read_regular(path, LIMITS.signature), path.name)
 
 
-_UNSIGNED = TrustResult(False, None, "the bundle is not signed")
+def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
+    try:
+        key = serialization.load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InvalidSignatureError(
+            f"{name} is not a public key in PEM", hint="remove or replace it"
+        ) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise InvalidSignatureError(f"{name} is not an ed25519 key", hint="remove or replace it")
+    return key
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,52 +204,7 @@ class TrustStore:
         trusted = [read_trusted(path, state) for path in sorted(self.directory.glob("*.pub"))]
         keys = {fingerprint(key): key for key in trusted}
         found = bundle.layout.signatures(bundle.descriptor)
-        return [_judge(payload, bundle.digest, keys) for payload in found]
-
-
-def _judge(payload: bytes, digest: str, keys: Mapping[str, Ed25519PublicKey]) -> TrustResult:
-    try:
-        signer, stated = verify(payload, digest, keys)
-    except BundleError as error:
-        return TrustResult(False, None, error.message)
-    if signer is not None:
-        return TrustResult(True, signer, f"signed by {signer}")
-    if stated in keys:
-        return TrustResult(False, stated, "the signature does not verify")
-    named = stated is not None and _FINGERPRINT.fullmatch(stated)
-    return TrustResult(
-        False, stated if named else None, f"its signer{f' {stated}' if named else ''} is not a trusted key"
-    )
-
-
-def _create_private(path: Path) -> None:
-    pem = Ed25519PrivateKey.generate().private_bytes(
-        _PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    files.make_private(path.parent)
-    files.create_once(path, pem, 0o600)
-
-
-def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
-    try:
-        key = serialization.load_pem_public_key(pem)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise InvalidSignatureError(
-            f"{name} is not a public key in PEM", hint="remove or replace it"
-        ) from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise InvalidSignatureError(f"{name} is not an ed25519 key", hint="remove or replace it")
-    return key
-
-
-def _public_pem(key: HostKey) -> bytes:
-    return key.private.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-
-
-MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
-STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
-PREDICATE_TYPE = "https://sigstore.dev/cosign/sign/v1"
+        return [verify(document, bundle.digest, keys) for document in found]
 
 
 class _Signature(msgspec.Struct):
@@ -236,72 +237,34 @@ class _Statement(msgspec.Struct, rename={"type": "_type", "predicate_type": "pre
     predicate: _Predicate | None = None
 
 
-def statement(digest: str, signer: str | None = None) -> bytes:
-    """Return the in-toto statement about the manifest `digest` (sha256:<hex>). `signer` names the key to readers without it."""
-    return canonical.dumps(
-        {
-            "_type": STATEMENT_TYPE,
-            "subject": [{"digest": {"sha256": digest.removeprefix("sha256:")}}],
-            "predicateType": PREDICATE_TYPE,
-            "predicate": {"signer": signer} if signer else {},
-        }
-    )
+def verify(document: bytes, digest: str, keys: Mapping[str, Ed25519PublicKey]) -> TrustResult:
+    """Return whether one of `keys` signed the document about the manifest `digest`.
 
-
-def pae(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
-    """Return DSSE's pre-authentication encoding, the signed bytes."""
-    kind = payload_type.encode()
-    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
-
-
-def make(digest: str, public: Ed25519PublicKey, name: str, sign: Callable[[bytes], bytes]) -> bytes:
-    """Return the sigstore bundle over a manifest's digest, in canonical JSON. `name` is the key's fingerprint."""
-    body = statement(digest, name)
-    envelope = {
-        "payload": _b64(body),
-        "payloadType": PAYLOAD_TYPE,
-        "signatures": [{"sig": _b64(sign(pae(body)))}],
-    }
-    material = {"publicKey": {"hint": _hint(public)}, "tlogEntries": []}
-    return canonical.dumps(
-        {"mediaType": MEDIA_TYPE, "verificationMaterial": material, "dsseEnvelope": envelope}
-    )
-
-
-def _hint(public: Ed25519PublicKey) -> str:
-    """Return cosign's identifier of a key: base64 of the sha256 of its SubjectPublicKeyInfo."""
-    return _b64(sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest())
-
-
-def verify(
-    document: bytes, digest: str, keys: Mapping[str, Ed25519PublicKey]
-) -> tuple[str | None, str | None]:
-    """Return the name of the key of `keys` that signed the document about `digest`, and the name that the document states.
-
-    The stated name proves nothing. Raises InvalidSignatureError if the document is malformed or about another bundle.
+    The name of the signer in a document that no key verifies proves nothing.
     """
     if len(document) > LIMITS.signature:
-        raise InvalidSignatureError(f"the signature has more than {LIMITS.signature} bytes")
+        return TrustResult(False, None, f"the signature has more than {LIMITS.signature} bytes")
     try:
         read = msgspec.json.decode(document, type=_Document)
         envelope = read.dsse_envelope
         if (read.media_type, envelope.payload_type) != (MEDIA_TYPE, PAYLOAD_TYPE):
-            raise InvalidSignatureError("the signature is not a sigstore bundle of an in-toto statement")
+            return TrustResult(False, None, "the signature is not a sigstore bundle of an in-toto statement")
         body = msgspec.json.decode(envelope.payload, type=_Statement)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidSignatureError(f"the signature is malformed: {error}") from error
-    signed = {"sha256": digest.removeprefix("sha256:")}
-    if (body.type, body.predicate_type) != (STATEMENT_TYPE, PREDICATE_TYPE) or body.subject[
-        0
-    ].digest != signed:
-        raise InvalidSignatureError("the signature is about another bundle")
-    data = pae(envelope.payload)
-    signers = (
-        name
-        for name, key in keys.items()
-        if any(_verifies(key, one.sig, data) for one in envelope.signatures)
-    )
-    return next(signers, None), body.predicate.signer if body.predicate else None
+        return TrustResult(False, None, f"the signature is malformed: {error}")
+    said = (body.type, body.predicate_type, body.subject[0].digest)
+    if said != (STATEMENT_TYPE, PREDICATE_TYPE, {"sha256": digest.removeprefix("sha256:")}):
+        return TrustResult(False, None, "the signature is about another bundle")
+    signed = pae(envelope.payload)
+    for name, key in keys.items():
+        if any(_verifies(key, one.sig, signed) for one in envelope.signatures):
+            return TrustResult(True, name, f"signed by {name}")
+    stated = body.predicate.signer if body.predicate else None
+    if stated in keys:
+        return TrustResult(False, stated, "the signature does not verify")
+    if stated is None or not _FINGERPRINT.fullmatch(stated):
+        return TrustResult(False, None, "its signer is not a trusted key")
+    return TrustResult(False, stated, f"its signer {stated} is not a trusted key")
 
 
 def _verifies(key: Ed25519PublicKey, signature: bytes, signed: bytes) -> bool:

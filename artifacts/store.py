@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from coldstart.artifacts import files, oci
 from coldstart.artifacts.bundle import Bundle, Trust, best_first
-from coldstart.artifacts.bundle_source import is_bundle
 from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
 from coldstart.artifacts.key import Key, Mismatch, diff
-from coldstart.artifacts.oci_layout import OciLayout
+from coldstart.artifacts.oci_layout import OciLayout, is_bundle
 
 if TYPE_CHECKING:
     # Modules of writers are imported in functions, because readers start servers and must be fast.
-    from coldstart.artifacts.bundle_source import BundleSource
+    from coldstart.artifacts.oci_layout import BundleSource
     from coldstart.artifacts.prune import PruneReport
     from coldstart.artifacts.writer import Draft
 Bundles = list[Bundle]
@@ -80,7 +79,7 @@ class Store:
         publish() does not need it. Raises ReadOnlyStoreError.
         """
         self.layout.create()
-        with files.locked(self.layout.key_lock(key.digest)):
+        with files.locked(self.layout.private / "locks" / f"{key.digest.removeprefix('sha256:')}.lock"):
             yield
 
     def list(self) -> Bundles:
@@ -123,7 +122,10 @@ class Store:
                 else None
             )
             archive = f"coldstart import {shlex.quote(ref)}" if files.is_file(ref) else None
-            raise BundleNotFoundError(_describe_miss(ref, bundles), hint=archive or known)
+            name = ref.partition("@")[0] if "@" in ref else ref.rpartition(":")[0]
+            versions = sorted({bundle.version for bundle in bundles if bundle.identity[0] == name})
+            existing = f": {name} has {', '.join(f'v{one}' for one in versions)}" if versions else ""
+            raise BundleNotFoundError(f"no bundle matches {ref!r}{existing}", hint=archive or known)
         if len(matches) > 1 and not _newest_wins(ref, matches, one_key):
             lines = [f"{ref!r} names {len(matches)} bundles", *map(_choice, matches)]
             raise AmbiguousReferenceError(lines)
@@ -167,25 +169,15 @@ class Store:
         return []
 
     def _nearest(self, key: Key, name: str | None, trust: Trust | None) -> tuple[Bundle, Mismatches] | None:
-        same = (b for b in self._readable() if _same_model(key, name, b) and b.key_digest != key.digest)
-        candidates = [(b, diff(key, b.key)) for b in same if trust is None or trust(b).ok]
-        return min(candidates, key=lambda pair: len(pair[1]), default=None)
-
-    def _readable(self) -> Iterator[Bundle]:
+        candidates = []
         for bundle in self.list():
             try:
-                _ = bundle.manifest
+                found = bundle.key
             except BundleError:
                 continue  # validate reports a damaged bundle
-            yield bundle
-
-
-def _describe_miss(ref: str, bundles: Sequence[Bundle]) -> str:
-    """Return why `ref` names no bundle, with the versions that exist where only the version differs."""
-    name = ref.partition("@")[0] if "@" in ref else ref.rpartition(":")[0]
-    versions = sorted({bundle.version for bundle in bundles if bundle.identity[0] == name})
-    existing = f": {name} has {', '.join(f'v{one}' for one in versions)}" if versions else ""
-    return f"no bundle matches {ref!r}{existing}"
+            if found != key and _same_model(key, name, bundle) and (trust is None or trust(bundle).ok):
+                candidates.append((bundle, diff(key, found)))
+        return min(candidates, key=lambda pair: len(pair[1]), default=None)
 
 
 def _newest_wins(ref: str, matches: Sequence[Bundle], one_key: bool) -> bool:

@@ -32,7 +32,7 @@ from coldstart.artifacts.errors import (
     named_os_errors,
 )
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import SectionEntry
+from coldstart.artifacts.oci import Descriptor
 
 END = b"\0" * (2 * tarfile.BLOCKSIZE)
 _LEVEL, _WINDOW = 10, 1 << 27
@@ -152,12 +152,12 @@ class _Bounded:
             yield data
 
 
-def scan(reader: VerifiedReader, entry: SectionEntry) -> list[Member]:
+def scan(reader: VerifiedReader, entry: Descriptor) -> list[Member]:
     """Read a tree to its end without writing and return its members. Raises the errors of `extract`."""
     return _read(reader, entry, None)
 
 
-def extract(reader: VerifiedReader, entry: SectionEntry, dest: Path) -> int:
+def extract(reader: VerifiedReader, entry: Descriptor, dest: Path) -> int:
     """Unpack to the new directory `dest` and return the number of members.
 
     Raises DestinationExistsError, DigestMismatchError, ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError,
@@ -176,7 +176,7 @@ def extract(reader: VerifiedReader, entry: SectionEntry, dest: Path) -> int:
     return len(members)
 
 
-def _read(reader: VerifiedReader, entry: SectionEntry, target: Path | None) -> list[Member]:
+def _read(reader: VerifiedReader, entry: Descriptor, target: Path | None) -> list[Member]:
     budget = min(LIMITS.tree, max(LIMITS.ratio_floor, LIMITS.tree_ratio * entry.size))
     decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
     stream = decompressor.stream_reader(cast("IO[bytes]", reader), read_across_frames=True, closefd=False)

@@ -12,7 +12,7 @@ import dataclasses
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -21,10 +21,9 @@ from typing import BinaryIO, Protocol, cast
 from uuid import uuid4
 
 from coldstart.artifacts import blobs, canonical, files, manifest, oci, trees
+from coldstart.artifacts.blobs import VerifiedReader
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import BundleSource, small
 from coldstart.artifacts.errors import (
-    DigestMismatchError,
     MissingBlobError,
     SectionTableError,
     SectionUnsupportedError,
@@ -38,11 +37,10 @@ from coldstart.artifacts.manifest import (
     Encoding,
     Manifest,
     Provenance,
-    SectionEntry,
     SectionType,
     parse,
 )
-from coldstart.artifacts.oci_layout import OciLayout
+from coldstart.artifacts.oci_layout import BundleSource, OciLayout, small
 from msgspec.structs import replace
 
 _LOCK = "lock"
@@ -92,6 +90,12 @@ class Staging:
             file.write(data)
         return oci.Descriptor(media_type, file.digest, file.size)
 
+    def copy(self, reader: VerifiedReader) -> None:
+        """Stage a blob from elsewhere. Raises DigestMismatchError, NoSpaceError and the errors of its source."""
+        with reader, self.file() as file:
+            while data := reader.read(1 << 20):
+                file.write(data)
+
     @contextmanager
     def file(self, cap: int = LIMITS.blob) -> Iterator[HashingFile]:
         """Stage a blob by writing to it.
@@ -113,13 +117,13 @@ class Staging:
     def publish(
         self,
         descriptor: oci.Descriptor,
-        identity: Mapping[str, str],
+        described: Manifest,
         signatures: Sequence[bytes],
         stored: Sequence[oci.Descriptor] = (),
     ) -> Bundle:
         """Publish the bundle whose manifest is `descriptor`, together with signature documents about it.
 
-        `identity` holds the NAME and KEY annotations. Blobs in `stored` are not staged, because the store has them. A bundle
+        `described` is that manifest. Blobs in `stored` are not staged, because the store has them. A bundle
         that the index lists already keeps its version. Raises NoSpaceError, ReadOnlyStoreError, MissingBlobError.
         """
         signed = [self._stage_signature(descriptor, payload) for payload in signatures]
@@ -130,7 +134,7 @@ class Staging:
                     raise MissingBlobError(f"blob {blob.digest} was pruned meanwhile", hint="try again")
             entries = self.layout.entries()
             known = next((entry for entry in entries if entry.digest == descriptor.digest), None)
-            entry = known or _entry(descriptor, identity, entries)
+            entry = known or _entry(descriptor, described, entries)
             staged = sorted(self.blobs.items())
             self.layout.place(item for item in staged if item[0] not in last)
             self.layout.place(item for item in staged if item[0] in last)
@@ -150,15 +154,15 @@ class Staging:
 
 
 def _entry(
-    descriptor: oci.Descriptor, identity: Mapping[str, str], entries: Sequence[oci.Descriptor]
+    descriptor: oci.Descriptor, described: Manifest, entries: Sequence[oci.Descriptor]
 ) -> oci.Descriptor:
     """Return the index entry with the next version of the model's name, whatever its key, and the ref name for OCI clients."""
-    name, key = identity[oci.NAME], identity[oci.KEY]
-    versions = (entry.version for entry in entries if entry.annotations.get(oci.NAME) == name)
+    name, key = described.provenance.model_name, described.key
+    versions = (entry.listed_version for entry in entries if entry.annotations.get(oci.NAME) == name)
     version = 1 + max(versions, default=0)
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:96]
-    tag = f"{slug}-{key.removeprefix('sha256:')[:12]}-v{version}"
-    annotations = {**identity, oci.REF_NAME: tag, oci.VERSION: str(version)}
+    identity = {oci.NAME: name, oci.KEY: key.digest}
+    annotations = {**identity, oci.REF_NAME: f"{slug}-{key.short}-v{version}", oci.VERSION: str(version)}
     return replace(descriptor, artifact_type=oci.BUNDLE_TYPE, annotations=annotations)
 
 
@@ -181,18 +185,15 @@ def staging(layout: OciLayout) -> Iterator[Staging]:
 
 def abandoned(layout: OciLayout) -> list[Path]:
     """Return the staging directories whose writer is dead. Call under the index lock."""
-    return [path for path in sorted(layout.staging.iterdir()) if _is_dead(path)]
-
-
-def _is_dead(directory: Path) -> bool:
-    # A writer creates its lock together with the directory, under the index lock: without a lock it is dead.
-    if not (directory / _LOCK).is_file():
-        return True
-    handle = files.try_lock(directory / _LOCK)
-    if handle is None:
-        return False
-    os.close(handle)
-    return True
+    dead = []
+    for directory in sorted(layout.staging.iterdir()):
+        # A writer creates its lock together with the directory, under the index lock: without a lock it is dead.
+        if (directory / _LOCK).is_file():
+            if (handle := files.try_lock(directory / _LOCK)) is None:
+                continue
+            os.close(handle)
+        dead.append(directory)
+    return dead
 
 
 def receive(layout: OciLayout, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
@@ -216,23 +217,13 @@ def receive(layout: OciLayout, source: BundleSource, descriptor: oci.Descriptor)
         faults = {blob.digest: blobs.fault(layout.root, blob.digest, blob.size) for blob in every}
         for layer in image.blobs[1:]:
             if faults[layer.digest]:
-                _fetch(place, source, layer)
+                place.copy(VerifiedReader(source.open(layer), layer.digest, layer.size))
         place.put(config, image.config.media_type)
         place.put(data, oci.MANIFEST_TYPE)
-        identity = {oci.NAME: parsed.provenance.model_name, oci.KEY: parsed.key.digest}
         stored = [blob for blob in every if blob.digest not in place.blobs]
-        bundle = place.publish(bare, identity, source.signatures(bare), stored)
+        bundle = place.publish(bare, parsed, source.signatures(bare), stored)
     damaged = [one for one in faults.values() if one and not isinstance(one, MissingBlobError)]
     return dataclasses.replace(bundle, replaced=len(damaged))
-
-
-def _fetch(place: Staging, source: BundleSource, blob: oci.Descriptor) -> None:
-    """Stream one blob into staging. Raises DigestMismatchError, MissingBlobError, RemoteFailedError, NoSpaceError."""
-    with source.open(blob) as file, place.file(cap=blob.size + 1) as target:
-        while target.size <= blob.size and (data := file.read(1 << 20)):
-            target.write(data[: blob.size + 1 - target.size])
-        if target.size != blob.size or target.digest != blob.digest:
-            raise DigestMismatchError(f"blob {blob.digest} of {blob.size} bytes arrived as {target.digest}")
 
 
 class Signer(Protocol):
@@ -247,9 +238,9 @@ class Draft:
 
     key: Key
     staging: Staging
-    sections: dict[str, SectionEntry] = field(default_factory=dict)
+    sections: dict[str, oci.Descriptor] = field(default_factory=dict)
 
-    def add_json(self, name: str, value: object) -> SectionEntry:
+    def add_json(self, name: str, value: object) -> oci.Descriptor:
         """Add a JSON section.
 
         Raises SectionTableError, SectionUnsupportedError, InvalidJsonError, TooLargeError or NoSpaceError.
@@ -258,11 +249,10 @@ class Draft:
         data = canonical.dumps(value)
         if len(data) > LIMITS.json_section:
             raise TooLargeError(f"section {name} is {len(data)} bytes, the cap is {LIMITS.json_section}")
-        with self.staging.file() as file:
-            file.write(data)
-        return self._enter(declared, file)
+        self.sections[name] = entry = self.staging.put(data, declared.media_type)
+        return entry
 
-    def add_tree(self, name: str, directory: Path) -> SectionEntry:
+    def add_tree(self, name: str, directory: Path) -> oci.Descriptor:
         """Add a directory as one tar.zst.
 
         Raises SectionTableError, SectionUnsupportedError, NoSpaceError and the errors of trees.pack.
@@ -270,18 +260,17 @@ class Draft:
         declared = self._declared(name, "tar.zst")
         with self.staging.file() as file:
             trees.pack(directory, cast("BinaryIO", file))
-        return self._enter(declared, file)
+        self.sections[name] = entry = oci.Descriptor(declared.media_type, file.digest, file.size)
+        return entry
 
-    def keep(self, bundle: Bundle, name: str) -> SectionEntry:
+    def keep(self, bundle: Bundle, name: str) -> oci.Descriptor:
         """Copy a section of an earlier bundle unchanged.
 
         Raises DigestMismatchError, SectionMissingError, NoSpaceError.
         """
         entry = bundle.entry(name)
         self._declared(name, SECTION_TYPES[name].encoding)
-        with bundle.open_blob(name) as reader, self.staging.file() as file:
-            while data := reader.read(1 << 20):
-                file.write(data)
+        self.staging.copy(bundle.open_blob(name))
         self.sections[name] = entry
         return entry
 
@@ -298,13 +287,7 @@ class Draft:
         self.staging.put(manifest.config(), oci.CONFIG_TYPE)
         descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
         signatures = [signer.sign(descriptor.digest)] if signer else []
-        identity = {name: image.annotations[name] for name in (oci.NAME, oci.KEY)}
-        return self.staging.publish(descriptor, identity, signatures)
-
-    def _enter(self, declared: SectionType, file: HashingFile) -> SectionEntry:
-        entry = SectionEntry(declared.media_type, file.digest, file.size)
-        self.sections[declared.name] = entry
-        return entry
+        return self.staging.publish(descriptor, manifest, signatures)
 
     def _declared(self, name: str, encoding: Encoding) -> SectionType:
         declared = SECTION_TYPES.get(name)

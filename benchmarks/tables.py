@@ -6,7 +6,7 @@ a result file, and the blocks between the marks. No figure in a page is typed by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as replace_field
 from importlib import import_module
@@ -24,24 +24,17 @@ QUOTED = {
         ("model-cache-simulated", "verdict"),
     ),
 }
-CLAIMS = ("papers", "start", "host", "fleet")
+CLAIMS = ("papers", "start", "scheduling", "host", "fleet")
 Cell = str | Callable[[Any], object]
 """A format string over a mapping, such as "{gap[worst_s]:.2f} s", or a function of it."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A Markdown table: its rows in the result, by key path or function, and a cell for each column title."""
+    """A Markdown table: the rows in a result, and a cell for each column title."""
 
-    rows: str | Callable[[Any], Iterable[Any]]
+    rows: Callable[[Any], Iterable[Any]]
     columns: Mapping[str, Cell]
-
-    def lines(self, result: Any) -> Iterator[str]:
-        rows = self.rows(result) if callable(self.rows) else find(result, self.rows)
-        yield f"| {' | '.join(self.columns)} |"
-        yield "|---" * len(self.columns) + "|"
-        for row in rows:
-            yield f"| {' | '.join(fill(cell, row) for cell in self.columns.values())} |"
 
 
 Block = Table | Cell
@@ -62,24 +55,17 @@ class Part:
         result = load(self.result, results)
         if result is None:
             return f"Not measured yet: `python -m benchmarks {self.benchmark}`."
-        return "\n\n".join(block(each, result) for each in self.blocks)
+        return "\n\n".join(fill(block, result) for block in self.blocks)
 
 
-def block(wanted: Block, result: Any) -> str:
-    """Return one block as Markdown."""
-    return "\n".join(wanted.lines(result)) if isinstance(wanted, Table) else fill(wanted, result)
-
-
-def fill(cell: Cell, row: Any) -> str:
-    """Return one cell as text."""
-    return str(cell(row)) if callable(cell) else cell.format_map(row)
-
-
-def find(result: Any, path: str) -> Any:
-    """Return the value at a path of keys separated by dots."""
-    for key in path.split("."):
-        result = result[key]
-    return result
+def fill(block: Block, result: Any) -> str:
+    """Return a block, or a cell, as Markdown."""
+    if not isinstance(block, Table):
+        return str(block(result)) if callable(block) else block.format_map(result)
+    lines = [f"| {' | '.join(block.columns)} |", "|---" * len(block.columns) + "|"]
+    for row in block.rows(result):
+        lines.append(f"| {' | '.join(fill(cell, row) for cell in block.columns.values())} |")
+    return "\n".join(lines)
 
 
 def met(holds: bool) -> str:
@@ -95,11 +81,8 @@ def listed(values: Iterable[object]) -> str:
 def replace(text: str, mark: str, content: str) -> str:
     """Return `text` with the part between the marks replaced. Raises ValueError without the marks."""
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
-    head, _, rest = text.partition(begin)
-    _, found, tail = rest.partition(end)
-    if not found:
-        raise ValueError(f"no {begin} ... {end}")
-    return f"{head}{begin}\n{content}\n{end}{tail}"
+    head, tail = text.index(begin), text.index(end)
+    return f"{text[:head]}{begin}\n{content}\n{text[tail:]}"
 
 
 def parts() -> list[Part]:

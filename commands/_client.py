@@ -1,15 +1,24 @@
 """Requests of the command line to a running host or fleet.
 
 A key goes to the origin that the user named: no redirect is followed, no proxy receives a key in clear text, and
-no netrc is read. Bodies and times are bounded. This module does not interpret answers.
+no netrc is read. Bodies and times are bounded.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import urljoin
 
-from coldstart.artifacts.net.http_client import Answer, Bounds, HttpClient, find_proxy
+from coldstart.artifacts.net.http_client import (
+    Answer,
+    Bounds,
+    HttpClient,
+    RemoteUnreachableError,
+    find_proxy,
+)
 from coldstart.artifacts.net.origin import Origin, parse_origin, redact_url
 from coldstart.commands._output import Output, human_bytes
 
@@ -21,15 +30,20 @@ _WINDOW_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """Status and complete body of one response."""
+class Service:
+    """What a client calls: its name, the command that starts it, and the option with the key of its operator."""
 
-    status: int
-    body: bytes
+    name: str
+    start: str
+    key_option: str
+
+
+HOST = Service("host", "coldstart host MODEL..., or --url URL", "--api-key-file FILE")
+FLEET = Service("fleet", "coldstart fleet up --memory 60GiB", "--admin-key-file FILE")
 
 
 class ServerClient:
-    """Client of one server. `key` holds the headers that carry a key; they go to the origin of `url` alone."""
+    """Client of one host or fleet. `key` holds the headers that carry a key; they go to the origin of `url` alone."""
 
     def __init__(
         self,
@@ -39,6 +53,7 @@ class ServerClient:
         *,
         wait_s: float,
         silent_s: float = _WINDOW_S,
+        service: Service = HOST,
     ) -> None:
         """Check the address and the key.
 
@@ -48,55 +63,97 @@ class ServerClient:
             out: Receives a warning where the key is not encrypted on the way.
             wait_s: Time until the status and headers of a response, in seconds.
             silent_s: Time in seconds that a body may take at its start, and MAX_BYTES take at most.
+            service: What answers at the address.
 
         Raises:
             UsageError: `url` is not http or https, the key cannot be a header, or a proxy would read it.
         """
-        self._url = url.rstrip("/")
-        self._key = dict(key)
+        self._url, self._key, self._service = url.rstrip("/"), dict(key), service
         origin = _parse(url)
         if key:
             _check_key(origin, key, out)
         bounds = Bounds(connect_s=10, head_s=wait_s, window_s=silent_s, floor=MAX_BYTES / silent_s)
         self._http = HttpClient(bounds)
 
-    @property
-    def has_key(self) -> bool:
-        """Return whether requests carry a key."""
-        return bool(self._key)
+    def responds(self) -> bool:
+        """Return whether the server responds at all."""
+        try:
+            return bool(self._complete("GET", "/health")[0])
+        except RemoteUnreachableError:
+            return False
 
-    def get(self, path: str) -> Reply:
-        """Return the response to a GET. Raises the errors of `post`."""
-        return self._request("GET", path, None)
+    def read(self, path: str) -> bytes:
+        """Return the body of a successful response to a GET. Raises CommandFailedError for any other."""
+        with self._explaining():
+            status, body = self._complete("GET", path)
+            self._require_success(status, body)
+        return body
 
-    def post(self, path: str, body: bytes = b"") -> Reply:
-        """Return the response to a POST.
+    def call(self, path: str, order: object = None, members: Collection[str] = ()) -> dict[str, Any]:
+        """Return the document of a successful response to a GET, or to a POST of `order`, which has these members.
 
         Raises:
-            RemoteUnreachableError: no response, or a broken or slow one.
-            CommandFailedError: the response is a redirect or too large.
+            CommandFailedError: No server responds in time, another one does, or it refuses, with its reason and hint.
         """
-        return self._request("POST", path, body)
+        body = None if order is None else json.dumps(order).encode()
+        with self._explaining():
+            status, answer = self._complete("GET" if body is None else "POST", path, body)
+            found = self._require_success(status, answer)
+        if not found.keys() >= set(members):
+            raise self._find_other(status)
+        return found
 
-    def follow(self, path: str) -> Iterator[Reply]:
-        """Yield the chunks of a streamed response to a GET as they arrive, or one complete error.
-
-        Raises the errors of `post`.
-        """
-        with self._ask("GET", path, None) as answer:
+    def follow(self, path: str) -> Iterator[bytes]:
+        """Yield the chunks of a streamed response to a GET as they arrive. Raises the errors of `call`."""
+        with self._explaining(), self._ask("GET", path, None) as answer:
             if answer.status != HTTPStatus.OK:
-                yield Reply(answer.status, answer.read_up_to(MAX_BYTES))
-                return
+                self._require_success(answer.status, answer.read_up_to(MAX_BYTES))
             while part := answer.read(MAX_BYTES):
-                yield Reply(answer.status, part)
+                yield part
 
-    def _request(self, method: str, path: str, body: bytes | None) -> Reply:
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except RemoteUnreachableError as error:
+            raise CommandFailedError(
+                f"no {self._service.name} responds at {self._url}: {error.message}", hint=self._service.start
+            ) from error
+
+    def _require_success(self, status: int, body: bytes) -> dict[str, Any]:
+        """Return the document of a successful response; empty if it is not a JSON object."""
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            found = {}
+        found = found if isinstance(found, dict) else {}
+        name, option = self._service.name, self._service.key_option
+        if status in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
+            return found
+        if status == HTTPStatus.UNAUTHORIZED:
+            raise CommandFailedError(f"{self._url} refuses the key, or requires one", hint=option)
+        error = found.get("error")
+        if not isinstance(error, dict) or "message" not in error:
+            raise self._find_other(status)
+        hint = error.get("hint") or f"coldstart {name} status --url {self._url}" + f" {option}" * bool(
+            self._key
+        )
+        if status == HTTPStatus.FORBIDDEN:  # the key is that of a client, and the status would be refused too
+            hint = f"{option} with the operator's key, or set admin = true for the client"
+        raise CommandFailedError(f"the {name} refuses: {error['message']}", hint=hint)
+
+    def _find_other(self, status: int) -> CommandFailedError:
+        return CommandFailedError(
+            f"{self._url} is not a {self._service.name} (HTTP status {status})", hint="--url URL"
+        )
+
+    def _complete(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         answer = self._ask(method, path, body)
         content = answer.read_up_to(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             url = redact_url(self._url + path)
             raise CommandFailedError(f"{url} sends more than {human_bytes(MAX_BYTES)}")
-        return Reply(answer.status, content)
+        return answer.status, content
 
     def _ask(self, method: str, path: str, body: bytes | None) -> Answer:
         url = self._url + path

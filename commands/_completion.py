@@ -44,4 +44,4 @@ def _list_references(ctx: typer.Context) -> Iterator[str]:
 
     for entry in OciLayout(Cache.at(ctx.params.get("cache_dir")).bundles).entries():
         if entry.artifact_type == oci.BUNDLE_TYPE and (name := entry.annotations.get(oci.NAME)):
-            yield f"{name}:v{entry.version}"
+            yield f"{name}:v{entry.listed_version}"

@@ -33,7 +33,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "host logs": ("coldstart host logs tiny-llama", "coldstart host logs tiny-llama --follow"),
     "host reload": ("coldstart host reload", "coldstart host reload --url http://127.0.0.1:8001"),
     "host stop": ("coldstart host stop", "coldstart host stop --url https://gpu.example --api-key-file key"),
-    "host status": ("coldstart host status --watch 1", "coldstart host status --format json"),
+    "host status": ("coldstart host status", "coldstart host status --format json"),
     "template start": (
         f"coldstart template start tiny-llama -- {_TINY}",
         "coldstart template start tiny-llama --level runtime",
@@ -84,7 +84,6 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "coldstart trace-replay trace.jsonl --simulate --profile tiny-llama --slo ttft=2,tpot=0.1",
         "coldstart trace-replay trace.jsonl --simulate --profile tiny-llama --scheduler fcfs --scheduler deadline",
     ),
-    "fleet plan": ("coldstart fleet plan fleet.toml", "coldstart fleet plan fleet.toml --model llama2-7b"),
     "fleet up": (
         "coldstart fleet up",
         "coldstart fleet up --host 0.0.0.0 --api-key-file key --devices 4 --memory 60GiB",

@@ -12,7 +12,7 @@ from pathlib import Path
 from coldstart.artifacts.files import replacing
 from coldstart.commands._output import Output, Verbatim, table
 
-from coldstart.bench.report.report import FORMS, Report, Shown
+from coldstart.bench.report import FORMS, Report
 from coldstart.errors import UsageError
 
 
@@ -60,29 +60,23 @@ class Exports:
 
 
 def give(
-    out: Output, exports: Exports, report: Report, text: str | Callable[[], str], *, brief: str | None = None
+    out: Output, exports: Exports, report: Report, text: str | Callable[[], str] | None = None
 ) -> list[str]:
-    """Write the exported files, show the result in its usual or its exported form, and return the files' names."""
-    files = exports.write(report)
+    """Write the exported files, show the result in its usual or its exported form, and return the files' names.
+
+    Without `text` the report's tables and notes are shown, and its JSON is one line: the last line of a log is the result.
+    """
+    files, plain = exports.write(report), replace(out, format="text")
     if exports.form is not None:
-        replace(out, format="text").result(report.document, Verbatim(report.render(exports.form)))
+        plain.result(report.document, Verbatim(report.render(exports.form)))
+    elif text is not None:
+        out.result(report.document, text)
+    elif out.format == "json":
+        plain.result(report.document, Verbatim(json.dumps(report.document, default=str)))
     else:
-        out.result(report.document, text, brief=brief)
+        tables = "\n\n".join(table(*shown) for shown in report.tables)
+        out.result(report.document, "\n".join([tables, "", *report.notes]))
     return files
-
-
-def give_measurement(out: Output, exports: Exports, report: Report) -> list[str]:
-    """Do the same with the report's tables and notes. Its JSON is one line: the last line of a log is the whole result."""
-    if out.format == "json":
-        return give(
-            replace(out, format="text"), exports, report, Verbatim(json.dumps(report.document, default=str))
-        )
-    return give(out, exports, report, lambda: format_report(report.tables(), report.notes))
-
-
-def format_report(tables: Sequence[Shown], notes: Sequence[str]) -> str:
-    """Return tables and the notes below them as text."""
-    return "\n".join(["\n\n".join(table(*shown) for shown in tables), "", *notes])
 
 
 def _check(form: str, file: str) -> None:

@@ -13,7 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -66,24 +66,18 @@ class _Phase:
             lines = {"begin": f"{self.name} ...", "step": f"  {self.step}", "running": f"  {self.describe()}"}
             _err(lines[event])
 
-    @contextmanager
-    def show(self) -> Iterator[None]:
-        """Show the phase in the last line of the terminal until the block ends."""
-        from rich.console import Console
-        from rich.progress import Progress as Display
-        from rich.progress import ProgressColumn, SpinnerColumn, Task
+    def __rich__(self) -> Any:
         from rich.text import Text
 
-        class State(ProgressColumn):
-            def render(_, task: Task) -> Text:
-                text = Text(one_line(secrets.text(self.describe())), no_wrap=True)
-                text.truncate(max(1, console.width - 3), overflow="ellipsis")
-                return text
+        return Text(one_line(secrets.text(self.describe())), no_wrap=True, overflow="ellipsis")
 
-        console = Console(stderr=True)
-        with Display(SpinnerColumn(), State(), console=console, transient=True) as display:
-            display.add_task("")
-            yield
+    def show(self) -> AbstractContextManager[object]:
+        """Show the phase in the last line of the terminal until the block ends."""
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        return Live(Spinner("dots", self), console=Console(stderr=True), transient=True)
 
     @contextmanager
     def repeat(self) -> Iterator[None]:

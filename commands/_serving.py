@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.commands._options import Common
+from coldstart.commands._output import table
 
 from coldstart.contract import environment
 from coldstart.contract.fallback import Fallback, decode
@@ -91,11 +93,10 @@ def run(
 ) -> int:
     """Start the server, pass the report of its start and its phases to `announce`, wait until it ends, return the exit code.
 
-    The phases are bars of text. `up --detach`, if it started this process, receives the progress and the report, too.
+    The phases are a table. `up --detach`, if it started this process, receives the progress and the report, too.
     """
     from coldstart.launch import driver
     from coldstart.system import start_progress
-    from coldstart.system.recording import draw
 
     pipe = int(os.environ.pop(READY_FD_ENV, "-1"))
 
@@ -103,7 +104,7 @@ def run(
         hide.close()
         report = server.document() | {"longest_phase": recorded.find_longest(server.began)}
         with common.out.gather():
-            announce(report, draw(recorded))
+            announce(report, _list_phases(recorded))
             advise(common, request, plan, report)
         if pipe >= 0:
             os.set_blocking(pipe, True)
@@ -117,6 +118,13 @@ def run(
         else:
             request = replace(request, on_progress=hide.enter_context(show_start(common)))
         return driver.run(request, plan, announce_report, timeline)
+
+
+def _list_phases(recorded: "Timeline") -> str:
+    """Return a table of the phases of a start, in seconds since its first one."""
+    spans = sorted(recorded.describe_spans(), key=itemgetter("start_s"))
+    rows = [(one["track"], one["name"], f"{one['start_s']:.3f}", f"{one['end_s']:.3f}") for one in spans]
+    return table(("process", "phase", "begins", "ends (s)"), rows)
 
 
 @contextmanager

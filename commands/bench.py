@@ -6,12 +6,12 @@ shows a regression. The files of --export are written after each run. Arguments 
 
 from typing import Any
 
-from coldstart.commands._export import Exports, give_measurement
+from coldstart.commands._export import Exports, give
 from coldstart.commands._options import Common, Model
 from coldstart.commands._options import command as declare
 
+from coldstart.bench import starts
 from coldstart.bench.benchmark import run
-from coldstart.bench.report import starts
 from coldstart.bench.run_order import BenchRequest
 from coldstart.errors import CommandFailedError
 
@@ -22,7 +22,7 @@ def command(common: Common, exports: Exports, settings: dict[str, Any], model: M
     request = BenchRequest(model, common.vllm_args, offline=common.offline, cache=common.cache, **settings)
     with common.out.phase("measure cold starts") as step:
         document = run(request, step, lambda document: exports.keep(starts.report(document)))
-    files = give_measurement(common.out, exports, starts.report(document))
+    files = give(common.out, exports, starts.report(document))
     if document["failures"]:
         raise CommandFailedError("; ".join(document["failures"]), hint="coldstart doctor")
     where = ", ".join(files) or None

@@ -2,8 +2,9 @@
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from coldstart.artifacts import oci, remote
@@ -18,7 +19,6 @@ from coldstart.commands._output import count, human_bytes, one_line, table
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.launch import pruning
 from coldstart.models import inspection, resolver
-from coldstart.system.trust import trust_cache
 from coldstart.validate import checks
 
 
@@ -27,66 +27,50 @@ def list_bundles(common: Common) -> None:
     """List the bundles in the store, in order of publication."""
     store = common.store()
     bundles = store.list()
-    listed = [_data(bundle) for bundle in bundles]
+    listed = [_describe(bundle) for bundle in bundles]
     brief = "\n".join(f"{data['name']}@{data['digest']}" for data in listed if data["name"])
-    common.out.result({"store": str(store.root), "bundles": listed}, lambda: _text(listed), brief=brief)
+    headers = ("bundle", "key", "size", "created", "digest", "trusted", "arguments")
+    common.out.result(
+        {"store": str(store.root), "bundles": listed},
+        lambda: table(headers, [*map(_row, listed)]),
+        brief=brief,
+    )
     if not bundles:
         common.out.note(f"No bundle in {store.root}. Next: coldstart materialize tiny-llama")
 
 
-def _data(bundle: Bundle) -> dict[str, object]:
-    known: dict[str, object] = {
-        "version": bundle.version,
-        "digest": bundle.digest,
-    }
+def _describe(bundle: Bundle) -> dict[str, Any]:
+    says, known = bundle.descriptor.annotations, {"version": bundle.version, "digest": bundle.digest}
     try:
-        return {
-            "name": bundle.name,
-            **known,
-            "trusted": _is_trusted(bundle),
-            "key": bundle.key_digest,
-            "size": bundle.size,
-            "created": bundle.manifest.provenance.created,
-            "arguments": list(bundle.manifest.provenance.arguments),
-        }
+        provenance = bundle.manifest.provenance
     except (
         BundleError
-    ) as error:  # A damaged bundle, or one of a newer release, does not prevent listing the others.
-        annotations = bundle.descriptor.annotations
-        problem = f"{error.message} [{error.code}]"
-        return {
-            "name": annotations.get(oci.NAME),
-            **known,
-            "trusted": False,
-            "key": annotations.get(oci.KEY),
-            "problem": problem,
-        }
+    ) as error:  # A damaged bundle, or one of a newer release, prevents no listing of the others.
+        problem = {"trusted": False, "problem": f"{error.message} [{error.code}]"}
+        return {"name": says.get(oci.NAME), **known, "key": says.get(oci.KEY), **problem}
+    trusted = False
+    with suppress(BundleError):  # Neither does a damaged key file in the trust directory.
+        trusted = inspection.trust(bundle).ok
+    return {
+        "name": bundle.name,
+        **known,
+        "trusted": trusted,
+        "key": bundle.key_digest,
+        "size": bundle.size,
+        "created": provenance.created,
+        "arguments": list(provenance.arguments),
+    }
 
 
-def _is_trusted(bundle: Bundle) -> bool:
-    try:
-        return trust_cache.judge(bundle).ok
-    except BundleError:  # A damaged key file in the trust directory does not prevent listing the bundles.
-        return False
-
-
-def _row(data: dict[str, object]) -> tuple[str, ...]:
-    size = data.get("size")
+def _row(data: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"{data['name'] or '?'}:v{data['version']}",
         str(data["key"] or "?").removeprefix("sha256:")[:12],
-        human_bytes(size) if isinstance(size, int) else "-",
-        str(data.get("created") or data.get("problem")),
-        str(data["digest"]).removeprefix("sha256:")[:12],
+        human_bytes(data["size"]) if "size" in data else "-",
+        data.get("created") or data["problem"],
+        data["digest"].removeprefix("sha256:")[:12],
         "yes" if data["trusted"] else "no",
-        shlex.join(arguments) if isinstance(arguments := data.get("arguments"), list) else "",
-    )
-
-
-def _text(listed: list[dict[str, object]]) -> str:
-    return table(
-        ("bundle", "key", "size", "created", "digest", "trusted", "arguments"),
-        [_row(data) for data in listed],
+        shlex.join(data.get("arguments", ())),
     )
 
 

@@ -181,10 +181,10 @@ def run(
 
 def _require_model(word: str) -> None:
     """Raise UsageError for a word that names no model, such as a mistyped command; the hub is not asked."""
-    from coldstart.models import inspection, resolution
+    from coldstart.models import resolver
     from coldstart.models.aliases import NAMES
 
-    if inspection.names_model(word) or resolution.is_repo_id(word):
+    if resolver.names_model(word):
         return
     commands = list(typer.main.get_group(app).commands)
     near = difflib.get_close_matches(word.lower(), (*commands, *NAMES), n=1, cutoff=0.75)

@@ -4,9 +4,7 @@ REF is a bundle (NAME, NAME:vN, NAME@sha256:..., or a digest prefix) or a model.
 part of a model's key.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +17,7 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, one_line, table
 
 from coldstart.errors import UsageError
-from coldstart.models import inspection, resolver
+from coldstart.models import inspection, resolution, resolver
 from coldstart.models.inspection import Lookup
 
 
@@ -42,44 +40,46 @@ def command(
     if sum((tree, key, diff is not None)) > 1:
         raise UsageError("--tree, --key and --diff exclude each other")
     given = common.vllm_args
-    if key and (given or revision or inspection.names_model(ref)):
+    if key and (given or revision or resolution.names_model(ref)):
         lookup = common.look_up(ref, revision)
         if lookup.bundle is None:  # The bundle is only displayed, so it need not be trusted.
             lookup = common.look_up(ref, revision, anyone)
-        return _show(common, view_key(lookup.key, lookup))
+        _show_key(common, lookup.key, lookup)
+        return
     bundle = resolver.find_bundle(
         ref, given, cache=common.cache, offline=common.offline, revision=revision, asks_hub=True
     )
     if not given and revision is None:
         common.note_version(ref, bundle.ref)
     if key:
-        return _show(common, view_key(bundle.key))
-    if tree:
-        return _show(common, view_files(bundle))
-    if diff is not None:
-        return _show(common, view_difference(bundle, common.get_bundle(diff)))
-    return _show(common, view_bundle(bundle))
+        _show_key(common, bundle.key)
+    elif tree:
+        show_files(common, bundle)
+    elif diff is not None:
+        _show_difference(common, bundle, common.get_bundle(diff))
+    else:
+        show_bundle(common, bundle)
 
 
-def _show(common: Common, view: "BundleView") -> None:
-    common.out.result(view.data, view.text, brief=view.brief)
-
-
-@dataclass(frozen=True)
-class BundleView:
-    """One result of `inspect`; `brief` replaces the text under -q."""
-
-    data: Mapping[str, object]
-    text: Callable[[], str]
-    brief: str | None = None
-
-
-def view_bundle(bundle: Bundle) -> BundleView:
+def show_bundle(common: Common, bundle: Bundle) -> None:
     """Show everything that the manifest declares, and the CUDA graphs."""
-    graphs = _summarize_graphs(bundle)
+    graphs = None
+    if bundle.has("graphs"):
+        from coldstart.graphs import prove  # numpy
+
+        graphs = prove.summarize(bundle)
     data = describe_bundle(bundle) | ({"graphs": graphs} if graphs else {})
     data["not_made"] = inspection.list_missing_sections(bundle)
-    return BundleView(data, partial(_render_bundle, bundle, graphs), bundle.digest)
+
+    def render() -> str:
+        manifest = bundle.manifest
+        facts = "\n".join(one_line(f"{name:<10} {value}") for name, value in _list_facts(bundle))
+        sections = [(s.type, s.version, human_bytes(s.size), s.digest) for s in manifest.sections]
+        listed = table(("section", "version", "size", "digest"), sections)
+        shown = [_render_graphs(graphs)] if graphs else []
+        return "\n\n".join([facts, listed, _render_fields(manifest.key), *shown])
+
+    common.out.result(data, render, brief=bundle.digest)
 
 
 def describe_bundle(bundle: Bundle) -> dict[str, object]:
@@ -101,28 +101,15 @@ def describe_bundle(bundle: Bundle) -> dict[str, object]:
     }
 
 
-def _summarize_graphs(bundle: Bundle) -> Mapping[str, Any] | None:
-    if not bundle.has("graphs"):
-        return None
-    from coldstart.graphs import prove  # numpy
-
-    return prove.summarize(bundle)
-
-
-def _render_bundle(bundle: Bundle, graphs: Mapping[str, Any] | None) -> str:
-    manifest = bundle.manifest
-    facts = "\n".join(one_line(f"{name:<10} {value}") for name, value in _list_facts(bundle))
-    sections = [(s.type, s.version, human_bytes(s.size), s.digest) for s in manifest.sections]
-    listed = table(("section", "version", "size", "digest"), sections)
-    shown = [_graphs_text(graphs)] if graphs else []
-    return "\n\n".join([facts, listed, _render_fields(manifest.key), *shown])
-
-
 def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
     manifest, judged = bundle.manifest, inspection.trust(bundle)
     provenance = manifest.provenance
     tools = ", ".join(f"{name} {version}" for name, version in sorted(provenance.tool.items()))
     phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in provenance.seconds.items())
+    proved = "not recorded"
+    if (proof := inspection.read_proof(bundle)) is not None:
+        device = f", and {human_bytes(proof.device_bytes)} on the device" if proof.device_bytes else ""
+        proved = f"ready in {proof.ready_s:.1f} s with {human_bytes(proof.memory_bytes)} of memory{device}"
     return [
         ("bundle", f"{bundle.name}:v{bundle.version}"),
         ("digest", bundle.digest),
@@ -132,21 +119,13 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
         ("made", f"{provenance.created} with {tools}"),
         ("arguments", " ".join(provenance.arguments) or "none"),
         ("phases", phases or "none"),
-        ("proof", _describe_proof(bundle)),
+        ("proof", proved),
         ("trusted", f"{'yes' if judged.ok else 'no'}: {judged.reason}"),
         *((f"no {section}", reason) for section, reason in inspection.list_missing_sections(bundle).items()),
     ]
 
 
-def _describe_proof(bundle: Bundle) -> str:
-    """Describe the start that verified the bundle; a host reserves its memory, or on a GPU that of the device."""
-    if (proof := inspection.read_proof(bundle)) is None:
-        return "not recorded"
-    device = f", and {human_bytes(proof.device_bytes)} on the device" if proof.device_bytes else ""
-    return f"ready in {proof.ready_s:.1f} s with {human_bytes(proof.memory_bytes)} of memory{device}"
-
-
-def view_key(key: Key, lookup: Lookup | None = None) -> BundleView:
+def _show_key(common: Common, key: Key, lookup: Lookup | None = None) -> None:
     """Show the fields of a key and, for the key of a model, the bundle that the store has for it."""
     data: dict[str, object] = {"digest": key.digest, "fields": dict(key.fields)}
     lines = [_render_fields(key), "", f"key {key.digest}"]
@@ -161,43 +140,35 @@ def view_key(key: Key, lookup: Lookup | None = None) -> BundleView:
         else:
             listed = _render_mismatches(lookup.mismatches, "wanted", "found")
             lines += [f"no bundle; the most similar is {lookup.nearest.ref}", "", listed]
-    return BundleView(data, lambda: "\n".join(lines), key.digest)
+    common.out.result(data, "\n".join(lines), brief=key.digest)
 
 
 def _render_fields(key: Key) -> str:
     return table(("field", "value"), [(name, _plain(value)) for name, value in key.fields.items()])
 
 
-def view_files(bundle: Bundle) -> BundleView:
+def show_files(common: Common, bundle: Bundle) -> None:
     """Show the files of each section that is a tree. Every blob that is read is verified."""
-    sections = bundle.manifest.sections
-    trees = {
-        entry.type: _list_files(bundle, entry.type) for entry in sections if _is_tree(bundle, entry.type)
-    }
-    lines = [f"{bundle.name}:v{bundle.version}"]
-    for entry in sections:
-        lines.append(f"  {entry.type} ({human_bytes(entry.size)})")
-        lines += [
-            f"    {one_line(file['path'])}  {human_bytes(file['size'])}" for file in trees.get(entry.type, ())
-        ]
-    return BundleView({"ref": bundle.ref, "sections": trees}, lambda: "\n".join(lines))
-
-
-def _is_tree(bundle: Bundle, section: str) -> bool:
-    return bundle.has(section) and SECTION_TYPES[section].encoding == "tar.zst"
-
-
-def _list_files(bundle: Bundle, section: str) -> list[dict[str, Any]]:
     from coldstart.artifacts import trees
 
-    with bundle.open_blob(section) as reader:
-        members = trees.scan(reader, bundle.entry(section))
-    return [{"path": one.name, "size": one.size} for one in members if not one.is_directory]
+    found: dict[str, list[dict[str, Any]]] = {}
+    lines = [f"{bundle.name}:v{bundle.version}"]
+    for entry in bundle.manifest.sections:
+        lines.append(f"  {entry.type} ({human_bytes(entry.size)})")
+        if bundle.has(entry.type) and SECTION_TYPES[entry.type].encoding == "tar.zst":
+            with bundle.open_blob(entry.type) as reader:
+                members = [one for one in trees.scan(reader, entry) if not one.is_directory]
+            found[entry.type] = [{"path": one.name, "size": one.size} for one in members]
+            lines += [f"    {one_line(one.name)}  {human_bytes(one.size)}" for one in members]
+    common.out.result({"ref": bundle.ref, "sections": found}, "\n".join(lines))
 
 
-def view_difference(left: Bundle, right: Bundle) -> BundleView:
-    """Show the fields of the key and the sections in which two bundles differ."""
-    fields, sections = diff(left.key, right.key), _compare_sections(left, right)
+def _show_difference(common: Common, left: Bundle, right: Bundle) -> None:
+    """Show the fields of the key and the sections in which two bundles differ, whatever the order of the sections."""
+    fields = diff(left.key, right.key)
+    mine, theirs = ({one.type: one.digest for one in bundle.manifest.sections} for bundle in (left, right))
+    pairs = (Mismatch(name, mine.get(name), theirs.get(name)) for name in sorted({*mine, *theirs}))
+    sections = [pair for pair in pairs if pair.wanted != pair.found]
     data: dict[str, object] = {
         "left": left.ref,
         "right": right.ref,
@@ -206,15 +177,7 @@ def view_difference(left: Bundle, right: Bundle) -> BundleView:
         "sections": [{"section": m.field, "left": m.wanted, "right": m.found} for m in sections],
     }
     both = [*fields, *sections]
-    text = _render_mismatches(both, left.ref, right.ref) if both else "no difference"
-    return BundleView(data, lambda: text)
-
-
-def _compare_sections(left: Bundle, right: Bundle) -> list[Mismatch]:
-    """Return the sections whose content differs, independent of their order."""
-    mine, theirs = ({one.type: one.digest for one in bundle.manifest.sections} for bundle in (left, right))
-    pairs = [Mismatch(name, mine.get(name), theirs.get(name)) for name in sorted({*mine, *theirs})]
-    return [pair for pair in pairs if pair.wanted != pair.found]
+    common.out.result(data, _render_mismatches(both, left.ref, right.ref) if both else "no difference")
 
 
 def _render_mismatches(mismatches: Sequence[Mismatch], left: str, right: str) -> str:
@@ -226,7 +189,7 @@ def _plain(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _graphs_text(summary: Mapping[str, Any]) -> str:
+def _render_graphs(summary: Mapping[str, Any]) -> str:
     """Return the text of `inspect` for a graphs section."""
     if "error" in summary:
         return f"CUDA graphs: cannot be read: {summary['error']}"

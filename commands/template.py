@@ -1,6 +1,7 @@
 """Manage warm processes that fork servers, the frozen runtime, and engines in sleep mode."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import asdict
+from typing import Annotated, Literal
 
 import typer
 from coldstart.commands import _serving
@@ -9,9 +10,6 @@ from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
 
 from coldstart.errors import CommandFailedError
-
-if TYPE_CHECKING:
-    from coldstart.system.snapshot import runtime_image
 
 app = group(__doc__)
 Level = Literal["runtime", "engine", "asleep-1", "asleep-2"]
@@ -70,7 +68,7 @@ def freeze(
         with common.out.phase("freeze the imported runtime"):
             there = process_snapshot.freeze_runtime(common.cache, ready_timeout)
     image = runtime_image.described(there)
-    data = {**_image(image), "made_now": is_new}
+    data = {**asdict(image), "made_now": is_new}
     common.out.result(data, f"{image.directory}  {human_bytes(image.size)}")
     verb = "Froze" if is_new else "Found"
     common.out.success(
@@ -93,11 +91,6 @@ def discard(common: Common) -> None:
     common.out.result({"discarded": len(images), "freed_bytes": freed}, f"discarded {len(images)}")
 
 
-def _image(image: "runtime_image.Image") -> dict[str, object]:
-    about = {"directory": str(image.directory), "python": image.python, "vllm": image.vllm}
-    return {**about, "made": image.made, "size": image.size, "obstacle": image.obstacle}
-
-
 @app.command(help="List templates and frozen runtimes. Includes the servers forked from a template.")
 @declare()
 def status(common: Common) -> None:
@@ -116,7 +109,7 @@ def status(common: Common) -> None:
         rows.append(("frozen", f"every model, {human_bytes(image.size)}", "-", "-", ready, 0))
     data = {
         "templates": [{name: getattr(w, name) for name in _SHOWN} for w in templates],
-        "frozen": [_image(image) for image in images],
+        "frozen": [asdict(image) for image in images],
     }
     common.out.result(data, lambda: table(_SHOWN, rows))
 

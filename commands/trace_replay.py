@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from coldstart.artifacts import canonical
 from coldstart.commands._completion import complete_reference
-from coldstart.commands._export import Exports, give_measurement
+from coldstart.commands._export import Exports, give
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
@@ -26,7 +26,9 @@ from coldstart.lab.live import Target, replay
 from coldstart.lab.plan import TracePlan, time_requests
 from coldstart.lab.records import Replay
 from coldstart.lab.traces import TraceReport, TraceRequest
-from coldstart.scheduling import IterationProfile, ProfileError, SchedulerSettings, settings
+from coldstart.scheduling import settings
+from coldstart.scheduling.profile import IterationProfile, ProfileError
+from coldstart.scheduling.settings import SchedulerSettings
 
 INTERRUPTED = 130
 LIVE, ENGINE, HOST, FLEET = "live", "simulated", "simulated host", "simulated fleet"
@@ -135,12 +137,10 @@ def command(
         systems = _list_servers(target or [], model, key, by_row, timeout)
     else:
         times = None if profile is None and kind == FLEET else _profile(profile, common)
-        if kind == HOST:
-            systems = _list_hosts(host or [], times)
-        elif kind == FLEET:
-            systems = _list_fleets(fleet or [], times)
-        else:
+        if kind == ENGINE:
             systems = {one.policy: partial(_on_engine, times, one, kv_blocks) for one in choices}
+        else:
+            systems = _list_simulations(kind, host or fleet or [], times)
     given = {LIVE: target, HOST: host, FLEET: fleet, ENGINE: choices}[kind] or ()
     if len(systems) < len(given):
         flag = "--scheduler" if kind == ENGINE else FLAGS[kind]
@@ -158,29 +158,25 @@ def _list_servers(urls: Iterable[str], *options: Any) -> dict[str, Serve]:
         raise UsageError(str(problem)) from problem
 
 
-def _list_hosts(paths: Iterable[Path], times: IterationProfile | None) -> dict[str, Serve]:
-    from coldstart.host.configuration import load
-    from coldstart.lab.host import simulate
+def _list_simulations(kind: str, paths: Sequence[Path], times: IterationProfile | None) -> dict[str, Serve]:
+    """Return the simulation of each file of a host or a fleet."""
+    from coldstart.fleet import specification
+    from coldstart.host import configuration
+    from coldstart.lab import fleet, host
 
-    def serve(path: Path, plan: TracePlan, trace: Trace) -> Replay:
-        rows = plan.over([model.name for model in files[path].models], path).arrange(trace)
-        return simulate(time_requests(rows, times, {}), files[path].models, files[path].settings)
-
-    files = {path: load(path) for path in paths}
-    return {str(path): partial(serve, path) for path in files}
-
-
-def _list_fleets(paths: Iterable[Path], times: IterationProfile | None) -> dict[str, Serve]:
-    from coldstart.fleet.specification import load
-    from coldstart.lab.fleet import simulate
+    files: dict[Path, Any] = {
+        path: (configuration if kind == HOST else specification).load(path) for path in paths
+    }
 
     def serve(path: Path, plan: TracePlan, trace: Trace) -> Replay:
         file = files[path]
-        costs = {model.name: model.costs for model in file.models}
-        rows = plan.over([*costs], path).arrange(trace)
-        return simulate(time_requests(rows, times, costs), file.servers, file.models, file.settings)
+        rows = plan.over([model.name for model in file.models], path).arrange(trace)
+        costs = {model.name: model.costs for model in file.models} if kind == FLEET else {}
+        requests = time_requests(rows, times, costs)
+        if kind == HOST:
+            return host.simulate(requests, file.models, file.settings)
+        return fleet.simulate(requests, file.servers, file.models, file.settings)
 
-    files = {path: load(path) for path in paths}
     return {str(path): partial(serve, path) for path in files}
 
 
@@ -214,36 +210,23 @@ def _check_target(kind: str, file: Path, target: list[str] | None, profile: str 
 
 def _check_effect(kind: str, typed: frozenset[str], plan: TracePlan, profile: str | None) -> None:
     """Raise UsageError for a typed option without effect in this kind of replay, or without another option."""
-    is_random = kind == LIVE or plan.rate is not None or plan.mapping == "zipf"
-    draws_nothing = (
-        f"in a {KINDS[kind]} without random arrivals or models",
-        "add --rate or --model-mapping zipf",
-    )
-    elsewhere = {
-        name: (
-            kind not in kinds,
-            f"in a {KINDS[kind]}",
-            f"use it in a {', or a '.join(KINDS[one] for one in kinds)}",
-        )
-        for name, kinds in sorted(EFFECTS.items())
-    }
-    without = {
-        **elsewhere,
-        "cv": (plan.rate is None, "without --rate", "add --rate"),
-        "model_mapping": (kind in (LIVE, ENGINE) and not plan.models, "without --models", "add --models"),
-        "model": elsewhere["model"]
-        if kind != LIVE
-        else (bool(plan.models), "with --models", "omit one of them"),
-        "seed": (not is_random, *draws_nothing),
-        "rounds": (not is_random, *draws_nothing),
-        "max_prompt": (
-            kind == FLEET and profile is None,
-            f"in a {KINDS[FLEET]} without --profile",
-            "add --profile",
-        ),
-    }
-    for name, (useless, circumstance, hint) in without.items():
-        if name in typed and useless:
+    where = f"in a {KINDS[kind]}"
+    is_drawn = kind == LIVE or plan.rate is not None or plan.mapping == "zipf"
+    drawn = not is_drawn, f"{where} without random arrivals or models", "add --rate or --model-mapping zipf"
+    useless = [
+        (name, kind not in kinds, where, f"use it in a {', or a '.join(KINDS[one] for one in kinds)}")
+        for name, kinds in EFFECTS.items()
+    ]
+    useless += [
+        ("cv", plan.rate is None, "without --rate", "add --rate"),
+        ("model_mapping", kind in (LIVE, ENGINE) and not plan.models, "without --models", "add --models"),
+        ("model", bool(plan.models), "with --models", "omit one of them"),
+        ("seed", *drawn),
+        ("rounds", *drawn),
+        ("max_prompt", kind == FLEET and profile is None, f"{where} without --profile", "add --profile"),
+    ]
+    for name, is_useless, circumstance, hint in useless:
+        if name in typed and is_useless:
             flag = f"--{name.replace('_', '-')}"
             raise UsageError(f"{flag} has no effect {circumstance}", hint=f"omit it, or {hint}")
 
@@ -291,7 +274,7 @@ def _replay(
         runs.append(Run.of(name, plan.rate if is_sweep else None, number, done, limits))
         if done.ended != "complete":
             break
-    give_measurement(common.out, exports, report(kind, runs, asdict(rows), compares=compares))
+    give(common.out, exports, report(kind, runs, asdict(rows), compares=compares))
     for row in rows.bad_rows[:5]:
         common.out.warn(f"line {row.line} skipped: {row.reason}")
     if rows.skipped > 5:
@@ -321,16 +304,16 @@ def _profile(given: str | None, common: Common) -> IterationProfile:
 
 def _end(runs: Sequence[Any], trace_format: str, kind: str, common: Common) -> None:
     """Print the causes of failed requests; raise an error if a replay was cut off, or one had no successful request."""
-    done, requests = runs[-1].replay, sum(run.document["requests"] for run in runs)
+    ended, requests = runs[-1].document["ended"], sum(run.document["requests"] for run in runs)
     causes = Counter[str]()
     for run in runs:
         causes.update({cause["error"]: cause["requests"] for cause in run.document["causes"]})
     for error, count in causes.items():
         common.out.warn(f"{count} of {requests} requests failed: {error}")
-    if done.ended == "interrupted":
+    if ended == "interrupted":
         common.out.warn("interrupted: the result covers what was measured until then")
         raise SystemExit(INTERRUPTED)
-    if done.ended == "target dead":
+    if ended == "target dead":
         raise CommandFailedError(
             f"the target does not respond ({next(iter(causes), None)})",
             hint="start a server: coldstart serve MODEL",

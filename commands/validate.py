@@ -9,7 +9,6 @@ after --, as serve does. A reference starts with the arguments of its bundle. Ex
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +21,7 @@ from coldstart.commands._output import count, public
 
 from coldstart import api
 from coldstart.api import Source, ValidationReport, ValidationRequest
-from coldstart.bench.report.report import Report
+from coldstart.bench.report import Report
 from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.validate import renderers
 from coldstart.validate.checks import FailLevel, Level
@@ -117,7 +116,7 @@ def command(
 
 def _show(common: Common, exports: Exports, reports: list[ValidationReport], fail_level: FailLevel) -> None:
     form, document = str(common.out.format), public(renderers.document(reports, fail_level))
-    report = Report("Validation", document, renderers.COLUMNS, partial(renderers.rows, document))
+    report = Report("Validation", document, renderers.rows(document))
     out = common.out if form == "json" else replace(common.out, format="text")
     give(out, exports, report, lambda: RENDERERS[form](reports, fail_level))
 

@@ -97,8 +97,8 @@ class _TlsSocket(_Timed, ssl.SSLSocket):
 class _Exchange:
     """Connection mixin with timed sockets: status and headers of a response have one deadline."""
 
-    bounds = Bounds()
     sock: Any
+    timeout: Any
 
     def connect(self) -> None:
         super().connect()  # type: ignore[misc]
@@ -108,22 +108,29 @@ class _Exchange:
             self.sock.settimeout(timeout)
 
     def getresponse(self) -> Any:
-        sock, self.sock.deadline = self.sock, monotonic() + self.bounds.head_s
+        sock, self.sock.deadline = self.sock, monotonic() + self.timeout
         try:
             response = super().getresponse()  # type: ignore[misc]
         except TimeoutError as error:
-            raise SlowServerError(f"no response within {self.bounds.head_s:.0f} s") from error
-        response.timed, response.bounds = sock, self.bounds
+            raise SlowServerError(f"no response within {self.timeout:.0f} s") from error
+        response.timed = sock
         return response
 
 
-def _pools(bounds: Bounds) -> dict[str, Any]:
-    plain = type("_Connection", (_Exchange, HTTPConnection), {"bounds": bounds})
-    secure = type("_TlsConnection", (_Exchange, HTTPSConnection), {"bounds": bounds})
-    return {
-        "http": type("_Pool", (urllib3.HTTPConnectionPool,), {"ConnectionCls": plain}),
-        "https": type("_TlsPool", (urllib3.HTTPSConnectionPool,), {"ConnectionCls": secure}),
-    }
+class _Connection(_Exchange, HTTPConnection):
+    pass
+
+
+class _TlsConnection(_Exchange, HTTPSConnection):
+    pass
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TlsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
 
 
 def tls_context() -> ssl.SSLContext:
@@ -143,10 +150,8 @@ def tls_context() -> ssl.SSLContext:
 class Answer:
     """Response with a streamed body; the caller closes it."""
 
-    def __init__(self, response: Any, url: str, redirected: bool) -> None:
-        self._response = response
-        self._bounds: Bounds = response.bounds
-        self._patience_s = self._bounds.window_s
+    def __init__(self, response: Any, url: str, redirected: bool, bounds: Bounds) -> None:
+        self._response, self._bounds, self._patience_s = response, bounds, bounds.window_s
         self.url, self.redirected = url, redirected
         self.status: int = response.status
         self.reason = str(response.reason or "")[:80]
@@ -222,7 +227,8 @@ class HttpClient:
         """
         follow, first = redirects and method in ("GET", "HEAD"), url
         for _ in range(_MAX_REDIRECTS):
-            answer = self._once(method, url, headers or {}, secret, body, redirected=url != first)
+            response = self._once(method, url, headers or {}, secret, body)
+            answer = Answer(response, url, url != first, self._bounds)
             location = answer.headers.get("Location")
             if not follow or answer.status not in REDIRECTS or not location:
                 return answer
@@ -236,40 +242,41 @@ class HttpClient:
             self._managers.popitem()[1].clear()
 
     def _once(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        secret: Secret | None,
-        body: object,
-        redirected: bool,
-    ) -> Answer:
+        self, method: str, url: str, headers: Mapping[str, str], secret: Secret | None, body: object
+    ) -> Any:
+        timeout = urllib3.Timeout(connect=self._bounds.connect_s, read=self._bounds.head_s)
+        given: dict[str, Any] = {"body": body, "timeout": timeout, "redirect": False, "retries": False}
+        given |= {"preload_content": False, "decode_content": False}
         try:
-            sent = {"Accept-Encoding": "identity", **headers, **_own(secret, url)}
-            response = self._send(method, url, sent, body)
+            given["headers"] = {"Accept-Encoding": "identity", **headers, **_own(secret, url)}
+            manager = self._choose_manager(parse_origin(url))
+            try:
+                return manager.urlopen(method, url, **given)
+            except urllib3.exceptions.ProtocolError as error:
+                # A server may have closed a pooled connection; a request without a body is safe to repeat.
+                if body is not None or not isinstance(error.args[-1], http.client.RemoteDisconnected):
+                    raise
+                return manager.urlopen(method, url, **given)
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
             raise RemoteUnreachableError(_reason(error)) from error
-        return Answer(response, url, redirected)
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str], body: object) -> Any:
-        manager = self._manager(url)
-        timeout = urllib3.Timeout(connect=self._bounds.connect_s, read=self._bounds.head_s)
-        given: dict[str, Any] = {"headers": headers, "body": body, "timeout": timeout}
-        given |= {"redirect": False, "retries": False, "preload_content": False, "decode_content": False}
-        try:
-            return manager.urlopen(method, url, **given)
-        except urllib3.exceptions.ProtocolError as error:
-            # A server may have closed a pooled connection; a request without a body is safe to repeat.
-            if body is not None or not isinstance(error.args[-1], http.client.RemoteDisconnected):
-                raise
-            return manager.urlopen(method, url, **given)
-
-    def _manager(self, url: str) -> urllib3.PoolManager:
-        origin = parse_origin(url)
-        way = (origin.scheme, find_proxy(origin))
-        if way not in self._managers:
-            self._managers[way] = _manager(*way, self._bounds)
-        return self._managers[way]
+    def _choose_manager(self, origin: Origin) -> urllib3.PoolManager:
+        """Return the connection pools of a scheme and a proxy."""
+        proxy = find_proxy(origin)
+        if (manager := self._managers.get((origin.scheme, proxy))) is not None:
+            return manager
+        given: dict[str, Any] = {"maxsize": 2, "blocksize": _BLOCK}
+        if origin.scheme == "https" or (proxy or "").startswith("https:"):
+            given["ssl_context"] = tls_context()
+        if proxy is None:
+            manager = urllib3.PoolManager(**given)
+        else:
+            login = urllib3.util.parse_url(proxy).auth
+            named = urllib3.make_headers(proxy_basic_auth=login) if login else None
+            manager = urllib3.ProxyManager(proxy, proxy_headers=named, **given)
+        manager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
+        self._managers[origin.scheme, proxy] = manager
+        return manager
 
 
 def redirected(url: str, location: str) -> str:
@@ -316,17 +323,3 @@ def find_proxy(origin: Origin) -> str | None:
         return None
     proxies = getproxies()
     return proxies.get(origin.scheme) or proxies.get("all")
-
-
-def _manager(scheme: str, proxy: str | None, bounds: Bounds) -> urllib3.PoolManager:
-    given: dict[str, Any] = {"maxsize": 2, "blocksize": _BLOCK}
-    if scheme == "https" or (proxy or "").startswith("https:"):
-        given["ssl_context"] = tls_context()
-    if proxy is None:
-        manager = urllib3.PoolManager(**given)
-    else:
-        login = urllib3.util.parse_url(proxy).auth
-        named = urllib3.make_headers(proxy_basic_auth=login) if login else None
-        manager = urllib3.ProxyManager(proxy, proxy_headers=named, **given)
-    manager.pool_classes_by_scheme = _pools(bounds)
-    return manager

@@ -15,23 +15,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks import llama
 from benchmarks.common import ROOT, about, parser
-from coldstart.bench import stages
-from coldstart.system.ipc.addresses import free_port
-from coldstart.system.timeline import Timeline
-from coldstart.validate.completions import CompletionClient, NoAnswerError
-from coldstart.validate.launch import HOST
-from coldstart.vllm.stock import ENTRY_POINT
+from coldstart.bench import measure
+from coldstart.bench.run_order import VLLM_FREE, VLLM_WARM
+from coldstart.system.proc import exits
+from coldstart.validate import process_tree
+from coldstart.validate.launch import Launcher, serving
+from coldstart.validate.launchers import FULL_ONLY, ServeLauncher, Subject, VllmLauncher
 
 VLLM_ARGS = ["--max-model-len", "4096", "--gpu-memory-utilization", "0.8", "--served-model-name", "m"]
 # Eager, because a rehearsal shows that the steps run, and compilation on two cores would take most of its time.
@@ -41,31 +40,32 @@ SLEEP = ["--enable-sleep-mode"]
 PROFILE = ["--profile-seconds", "120"]
 PROMPT, TOKENS = "Once upon a time there was a server that waited for its first request", 16
 REHEARSED = "rehearsal of a tiny model on vLLM's CPU build: it shows that the steps run, and its times say nothing about a GPU"
-TAIL, END_S, LEAST_S = 4000, 20.0, 15.0
-FULL_ONLY = '{"cudagraph_mode":"FULL_DECODE_ONLY"}'
+TAIL, END_S, LEAST_S, START_S = 4000, 10.0, 15.0, 120.0
+REPORTED = ("mode", "fallbacks", "canary", "skipped", "phases", "ready_s")
 
 
 class Part:
     """One part: its time limit, its working directory and its report, which is written after each change."""
 
-    def __init__(self, name: str, work: Path, out: Path, seconds: float) -> None:
+    def __init__(self, name: str, shape: str, work: Path, out: Path, seconds: float) -> None:
         rehearsed = "--rehearse" in sys.argv
-        self.work, self.out, self.end = work, out, time.monotonic() + seconds
+        self.shape, self.work, self.end = shape, work, time.monotonic() + seconds
+        self.model, self.logs = str(work / "model"), work / "logs"
         self.report: dict[str, Any] = {
             **about(), "kind": REHEARSED if rehearsed else "measured", "seconds": seconds, "answers": {},
         }  # fmt: skip
         self.place = out / f"{'rehearsal' if rehearsed else 'plan'}-{name}.json"
-        (work / "logs").mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
 
     def left(self) -> float:
-        """Return the seconds that are left."""
-        return self.end - time.monotonic()
+        """Return the seconds that are left for a step."""
+        return self.end - time.monotonic() - END_S
 
     def answer(self, name: str, work: Callable[[], Any]) -> Any:
         """Record what `work` returns, or why it failed, and its seconds; None after a failure or without time."""
         start, row = time.monotonic(), dict[str, Any]()
-        if self.left() < LEAST_S:
+        if self.left() + END_S < LEAST_S:
             row["error"] = "no time was left"
         else:
             try:
@@ -77,109 +77,78 @@ class Part:
         part = self.place.with_suffix(".part")
         part.write_text(json.dumps(self.report, indent=1) + "\n")
         part.replace(self.place)
+        found, brief = row.get("found"), ("first_token_s", "gpu", "report")
         short = {
             "answer": name,
             "s": row["seconds"],
             "left": round(self.left()),
             "error": row.get("error", "")[-700:],
         }
-        print(json.dumps(short | _brief(row.get("found"))), flush=True)
-        return row.get("found")
+        short |= {key: found[key] for key in brief if key in found} if isinstance(found, dict) else {}
+        print(json.dumps(short), flush=True)
+        return found
 
-    def run(self, name: str, *command: str, limit: float = 600.0, **env: str) -> str:
+    def run(self, name: str, *command: str) -> str:
         """Run a command and return its standard output. Raises RuntimeError with the end of its log."""
-        log = self.work / "logs" / f"{name}.log"
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment(self.work) | env,
-                start_new_session=True,
-            )
-            try:
-                output, _ = process.communicate(timeout=max(1.0, min(limit, self.left() - END_S / 2)))
-            except subprocess.TimeoutExpired:
-                end(process)
-                raise RuntimeError(f"did not end in time: {tail(log)}") from None
-        if process.returncode:
-            raise RuntimeError(f"exit code {process.returncode}: {output.decode()[-TAIL:]}\n{tail(log)}")
-        return output.decode()
-
-    @contextmanager
-    def server(self, name: str, *command: str, limit: float = 120.0, **env: str) -> Iterator[dict[str, Any]]:
-        """Start a server, measure it until it has answered, and end it after the block."""
-        port, log, events = (
-            free_port(HOST),
-            self.work / "logs" / f"{name}.log",
-            self.work / "logs" / f"{name}.events",
-        )
-        events.unlink(missing_ok=True)
-        own = {"COLDSTART_TIMELINE_EVENTS": str(events)}
-        began, start = time.time(), time.monotonic()
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [word.replace("{port}", str(port)) for word in command],
-                stdout=output, stderr=output, env=environment(self.work) | own | env, start_new_session=True,
-            )  # fmt: skip
+        log, before = self.logs / f"{name}.log", process_tree.snapshot()
         try:
-            found = measure(process, port, start, min(limit, self.left() - END_S / 2))
-            found |= {"began": began, "gpu": gpu_memory()}
-            with suppress(OSError, ValueError):
-                timeline = Timeline.read(events)
-                found["spans"] = timeline.phases()
-                found["stages"] = stages.measure(timeline.spans, start, start + found["first_token_s"])
-            yield found
-        except (NoAnswerError, RuntimeError) as error:
-            raise RuntimeError(f"{error}: {tail(log)}") from error
-        finally:
-            end(process)
+            with log.open("wb") as errors:
+                done = subprocess.run(
+                    command, stdout=subprocess.PIPE, stderr=errors, timeout=max(1.0, self.left()), check=False
+                )
+        except subprocess.TimeoutExpired:
+            process_tree.end_strays(before)
+            raise RuntimeError(f"did not end in time: {exits.read_end(log)}") from None
+        if done.returncode:
+            raise RuntimeError(
+                f"exit code {done.returncode}: {done.stdout.decode()[-TAIL:]}\n{exits.read_end(log)}"
+            )
+        return done.stdout.decode()
 
+    def coldstart(self, name: str, *words: str) -> str:
+        """Run a command of this interpreter's coldstart."""
+        return self.run(name, sys.executable, "-m", "coldstart.commands.cli", *words)
 
-def measure(process: subprocess.Popen[bytes], port: int, start: float, limit: float) -> dict[str, Any]:
-    """Return the seconds until a server that starts listens and until its first token, and its greedy tokens.
+    def script(self, name: str, text: str, *words: str) -> Any:
+        """Run a Python text and return the JSON of its last line."""
+        return json.loads(self.run(name, sys.executable, "-c", text, *words).splitlines()[-1])
 
-    Raises RuntimeError if the server ended, and NoAnswerError at the limit.
-    """
+    def start(self, name: str, launcher: Launcher) -> dict[str, Any]:
+        """Start a server, measure it until it has answered, and end it."""
+        settings = measure.RunSettings((PROMPT,), TOKENS, min(START_S, self.left()), steady=False)
+        shutil.rmtree(self.logs / name, ignore_errors=True)
+        with serving(launcher, self.logs / name) as server:
+            run = measure.measure(launcher, server, settings, 0)
+            return {
+                "first_token_s": round(run.first_token_s, 3), "tokens": run.answers[0][0], "gpu": gpu_memory(),
+                "phases": run.phases, "stages": run.stages, "report": {one: run.readiness.get(one) for one in REPORTED},
+            }  # fmt: skip
 
-    def check() -> None:
-        if process.poll() is not None:
-            raise RuntimeError(f"the server ended with exit code {process.returncode}")
+    def serve(self, mode: str, number: int, *more: str, capture: str = "all") -> dict[str, Any]:
+        """Measure `coldstart serve` in one start mode."""
+        options = ("--capture", capture, "--on-miss", "warn")
+        subject = Subject(self.model, self.model, (*VLLM_ARGS, *SLEEP, *more), options)
+        return self.start(f"{mode}-{number}", ServeLauncher(subject, mode, self.work / "run"))
 
-    client = CompletionClient(HOST, port)
-    first = client.first_token(PROMPT, deadline_s=start + limit, check=check)
-    answer = client.complete(PROMPT, TOKENS)
-    return {
-        "listening_s": round(first.listening_s - start, 3), "first_token_s": round(first.token_s - start, 3),
-        "tokens": list(answer.tokens), "answer_s": round(answer.seconds, 4),
-    }  # fmt: skip
+    def plain(self, mode: str, number: int, *more: str) -> dict[str, Any]:
+        """Measure plain vLLM; its first start fills its own caches."""
+        subject = Subject(self.model, self.model, (*VLLM_ARGS, *more))
+        return self.start(f"{mode}-{number}", VllmLauncher(subject, self.work / "plain", mode))
 
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its group: first in order, then by force."""
-    with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def tail(log: Path) -> str:
-    """Return the end of a log."""
-    return log.read_text(errors="replace")[-TAIL:] if log.exists() else ""
+    def sleep(self) -> None:
+        """Build an engine that sleeps."""
+        words = ("--level", "asleep-1", self.model, "--", *VLLM_ARGS, *SLEEP)
+        self.answer("sleeping engine", lambda: self.coldstart("asleep", "template", "start", *words))
 
 
 def environment(work: Path) -> dict[str, str]:
     """Return the variables of all processes: one set of caches below `work`, no network."""
-    caches = work / "plain"
-    own = {
+    return {
         "COLDSTART_CACHE_DIR": str(work / "cache"), "XDG_STATE_HOME": str(work / "state"), "XDG_RUNTIME_DIR": str(work / "run"),
-        "VLLM_CACHE_ROOT": str(caches / "vllm"), "TRITON_CACHE_DIR": str(caches / "triton"), "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1",
-        "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
+        "VLLM_CACHE_ROOT": str(work / "plain" / "vllm"), "TRITON_CACHE_DIR": str(work / "plain" / "triton"),
+        "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
-    return dict(os.environ) | own
 
 
 def gpu_memory(query: str = "memory.used,memory.total") -> str | None:
@@ -190,30 +159,15 @@ def gpu_memory(query: str = "memory.used,memory.total") -> str | None:
     return None
 
 
-def coldstart(*words: str) -> list[str]:
-    """Return the command line of this interpreter's coldstart."""
-    return [sys.executable, "-m", "coldstart.commands.cli", *words]
-
-
-def model_of(work: Path) -> str:
-    """Return the directory of the model."""
-    return str(work / "model")
-
-
-def probe(part: Part, shape: str) -> None:
+def probe(part: Part) -> None:
     """Describe the machine, build the model, and measure imports."""
     part.answer("device", lambda: gpu_memory("name,driver_version,memory.total"))
-    part.answer("model", lambda: llama.build(shape, Path(model_of(part.work))))
-    part.answer("doctor", lambda: json.loads(part.run("doctor", *coldstart("doctor", "--format", "json"))))
-    part.answer("template imports", lambda: _script(part, "fork", FORK, model_of(part.work)))
+    part.answer("model", lambda: llama.build(part.shape, Path(part.model)))
+    part.answer("doctor", lambda: json.loads(part.coldstart("doctor", "doctor", "--format", "json")))
+    part.answer("template imports", lambda: part.script("fork", FORK, part.model))
     part.answer(
-        "imports", lambda: {name: _script(part, "import", IMPORT, off) for name, off in IMPORTS.items()}
+        "imports", lambda: {name: part.script("import", IMPORT, off) for name, off in IMPORTS.items()}
     )
-
-
-def _script(part: Part, name: str, text: str, *words: str) -> Any:
-    """Run a Python text and return the JSON of its last line."""
-    return json.loads(part.run(name, sys.executable, "-c", text, *words).splitlines()[-1])
 
 
 IMPORTS = {"first": "collect", "collecting": "collect", "not collecting": "disable"}
@@ -259,120 +213,57 @@ print(json.dumps(found))
 """
 
 
-def materialize(part: Part, shape: str) -> None:
+def materialize(part: Part) -> None:
     """Make and prove the bundle, and start once from it."""
-    words = (model_of(part.work), "--format", "json", "--", *VLLM_ARGS, *SLEEP)
-    for name, command in (("materialize", "materialize"), ("kv plan", "inspect")):
-        line = coldstart(command, *(PROFILE if name == "materialize" else ()), *words)
-        part.answer(name, lambda line=line, command=command: json.loads(part.run(command, *line)))
-    part.answer("fresh", lambda: _started(part, "fresh", 0))
-
-
-def _serve(part: Part, mode: str, number: int, *more: str, capture: str = "all") -> tuple[str, ...]:
-    ready = part.work / "logs" / f"{mode}-{number}.ready.json"
-    own = (
-        "serve",
-        model_of(part.work),
-        "--mode",
-        mode,
-        "--capture",
-        capture,
-        "--port",
-        "{port}",
-        "--ready-file",
-        str(ready),
-        "--on-miss",
-        "warn",
-    )
-    return tuple(coldstart(*own, "--", *VLLM_ARGS, *SLEEP, *more))
-
-
-def _plain(part: Part, *more: str) -> tuple[str, ...]:
-    # vLLM's console script fails where the distribution is not called vllm, as that of the CPU build.
-    return (
-        sys.executable,
-        "-m",
-        ENTRY_POINT,
-        "--model",
-        model_of(part.work),
-        *VLLM_ARGS,
-        "--port",
-        "{port}",
-        *more,
-    )
-
-
-def _started(part: Part, mode: str, number: int, *more: str, capture: str = "all") -> dict[str, Any]:
-    with part.server(f"{mode}-{number}", *_serve(part, mode, number, *more, capture=capture)) as found:
-        with suppress(OSError, ValueError):
-            report = json.loads((part.work / "logs" / f"{mode}-{number}.ready.json").read_text())
-            found["report"] = {
-                name: report.get(name)
-                for name in ("mode", "fallbacks", "canary", "skipped", "phases", "ready_s")
-            }
-        return found
-
-
-def _started_plain(part: Part, name: str, number: int, *more: str, **env: str) -> dict[str, Any]:
-    with part.server(f"{name}-{number}", *_plain(part, *more), **env) as found:
-        return found
-
-
-FILLED, ROUNDS = ("plain", "plain-free"), 3
-FREE = {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_ENABLE_STARTUP_PLAN": "1"}
-
-
-def compare(part: Part, shape: str) -> None:
-    """Start plain vLLM and each mode in turn, in rotated order."""
-    words = (model_of(part.work), "--", *VLLM_ARGS, *SLEEP)
+    words = (part.model, "--format", "json", "--", *VLLM_ARGS, *SLEEP)
     part.answer(
-        "template",
-        lambda: part.run("template", *coldstart("template", "start", "--level", "runtime", *words)),
+        "materialize", lambda: json.loads(part.coldstart("materialize", "materialize", *PROFILE, *words))
     )
-    part.answer(
-        "sleeping engine",
-        lambda: part.run("asleep", *coldstart("template", "start", "--level", "asleep-1", *words)),
-    )
+    part.answer("kv plan", lambda: json.loads(part.coldstart("inspect", "inspect", *words)))
+    part.answer("fresh", lambda: part.serve("fresh", 0))
+
+
+ROUNDS = 3
+# The short ones first, so that a part that is cut off has them.
+STARTS: dict[str, Callable[[Part, int], Any]] = {
+    "standby": lambda part, n: part.serve("standby", n),
+    "template-runtime": lambda part, n: part.serve("template-runtime", n),
+    "fresh": lambda part, n: part.serve("fresh", n),
+    "plain": lambda part, n: part.plain(VLLM_WARM, n),
+    "plain-free": lambda part, n: part.plain(VLLM_FREE, n),
+}
+
+
+def compare(part: Part) -> None:
+    """Start plain vLLM and each mode in turn, in rotated order, after one start of plain vLLM that fills the caches."""
+    words = ("--level", "runtime", part.model, "--", *VLLM_ARGS, *SLEEP)
+    part.answer("template", lambda: part.coldstart("template", "template", "start", *words))
+    part.sleep()
     part.answer("memory asleep", gpu_memory)
-    # The short ones first, so that a part that is cut off has them; the first plain start fills vLLM's own caches.
-    starts: dict[str, Callable[[int], Any]] = {
-        "standby": lambda n: _started(part, "standby", n),
-        "template-runtime": lambda n: _started(part, "template-runtime", n),
-        "fresh": lambda n: _started(part, "fresh", n),
-        "plain": lambda n: _started_plain(part, "plain", n),
-        "plain-free": lambda n: _started_plain(part, "plain-free", n, "-cc", FULL_ONLY, **FREE),
-    }
-    order = list(starts)
-    for number in range(ROUNDS + 1):
-        for name in order:
-            if number > 0 or name in FILLED:
-                part.answer(f"{name}-{number}", lambda name=name, number=number: starts[name](number))
-        order = order[1:] + order[:1] if number else order
+    for name in ("plain", "plain-free"):
+        part.answer(f"{name}-0", lambda name=name: STARTS[name](part, 0))
+    for number in range(ROUNDS):
+        for name in (*list(STARTS)[number:], *list(STARTS)[:number]):
+            part.answer(f"{name}-{number + 1}", lambda name=name, n=number + 1: STARTS[name](part, n))
 
 
-def rest(part: Part, shape: str) -> None:
-    """Park a sleeping engine, try single options, and start from a bundle with CUDA graphs."""
-    asleep = (model_of(part.work), "--", *VLLM_ARGS, *SLEEP)
-    part.answer(
-        "sleeping engine",
-        lambda: part.run("asleep", *coldstart("template", "start", "--level", "asleep-1", *asleep)),
-    )
-    part.answer("standby before", lambda: _started(part, "standby", 10))
+def rest(part: Part) -> None:
+    """Park a sleeping engine, start from a bundle with CUDA graphs, and try single options."""
+    part.sleep()
+    part.answer("standby before", lambda: part.serve("standby", 10))
     part.answer("park", lambda: _park(part))
-    part.answer("standby after", lambda: _started(part, "standby", 11))
-    part.answer("fresh, capture deferred", lambda: _started(part, "fresh", 13, capture="deferred"))
-    path = {"PYTHONPATH": f"{os.environ.get('PLAN_OPTIONAL', '')}:{os.environ.get('PYTHONPATH', '')}"}
-    part.answer(
-        "instanttensor",
-        lambda: _started_plain(part, "instanttensor", 1, "--load-format", "instanttensor", **path),
-    )
-    part.answer("instanttensor, free options", lambda: _started_plain(
-        part, "instanttensor", 2, "--load-format", "instanttensor", "-cc", FULL_ONLY, **FREE, **path))  # fmt: skip
+    part.answer("standby after", lambda: part.serve("standby", 11))
+    part.answer("fresh, capture deferred", lambda: part.serve("fresh", 13, capture="deferred"))
     # vLLM captures each of these graphs as FULL, so a bundle may restore all of them; `plain-free` is the comparison.
-    words = ("--graphs", "--format", "json", "--", *VLLM_ARGS, *SLEEP, "-cc", FULL_ONLY)
-    part.answer("materialize with graphs", lambda: json.loads(
-        part.run("graphs", *coldstart("materialize", model_of(part.work), *words))))  # fmt: skip
-    part.answer("fresh with graphs", lambda: _started(part, "fresh", 12, "-cc", FULL_ONLY))
+    words = ("--graphs", "--format", "json", part.model, "--", *VLLM_ARGS, *SLEEP, "-cc", FULL_ONLY)
+    part.answer(
+        "materialize with graphs", lambda: json.loads(part.coldstart("graphs", "materialize", *words))
+    )
+    part.answer("fresh with graphs", lambda: part.serve("fresh", 12, "-cc", FULL_ONLY))
+    # Last, because every process after this line finds the package.
+    os.environ["PYTHONPATH"] = f"{os.environ.get('PLAN_OPTIONAL', '')}:{os.environ['PYTHONPATH']}"
+    for name, mode in (("instanttensor", VLLM_WARM), ("instanttensor, free options", VLLM_FREE)):
+        part.answer(name, lambda mode=mode: part.plain(mode, 20, "--load-format", "instanttensor"))
 
 
 PARK = """
@@ -399,8 +290,7 @@ def _park(part: Part) -> list[dict[str, Any]]:
     listed = part.run("apps", *query).strip()
     pids = [int(line.split(",")[0]) for line in listed.splitlines() if line.strip()] or _engine_pids()
     found: list[dict[str, Any]] = [{"listed": listed, "pids": pids, "before": gpu_memory()}]
-    found += [{"pid": pid, "steps": _script(part, "park", PARK, str(pid))} for pid in pids]
-    return found
+    return found + [{"pid": pid, "steps": part.script("park", PARK, str(pid))} for pid in pids]
 
 
 def _engine_pids() -> list[int]:
@@ -413,12 +303,7 @@ def _engine_pids() -> list[int]:
     return [pid for pid in pids if pid != os.getpid()]
 
 
-def _brief(found: Any) -> dict[str, Any]:
-    names = ("listening_s", "first_token_s", "gpu", "report")
-    return {name: found[name] for name in names if name in found} if isinstance(found, dict) else {}
-
-
-PARTS: dict[str, Callable[[Part, str], None]] = {
+PARTS: dict[str, Callable[[Part], None]] = {
     "probe": probe, "materialize": materialize, "compare": compare, "rest": rest,
 }  # fmt: skip
 
@@ -438,27 +323,26 @@ def main() -> None:
         options.shape, VLLM_ARGS[:] = "tiny", REHEARSAL
         SLEEP.clear()
         PROFILE[1] = "5"
+    work, out = options.work.resolve(), options.out.resolve()
+    os.environ |= environment(work)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    (work / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in options.parts or PARTS:
-        run_part(name, options.work.resolve(), options.out.resolve(), options.seconds, options.shape)
+        run_part(name, Part(name, options.shape, work, out, options.seconds))
 
 
-def run_part(name: str, work: Path, out: Path, seconds: float, shape: str) -> None:
+def run_part(name: str, part: Part) -> None:
     """Run one part and pack its logs; templates end with it."""
-    part = Part(name, work, out, seconds)
-    (part.work / "run").mkdir(mode=0o700, exist_ok=True)
-    try:
-        PARTS[name](part, shape)
-    finally:
-        subprocess.run(
-            coldstart("template", "stop", "--force"), env=environment(part.work), check=False, timeout=60
-        )
-    for log in (part.work / "logs").glob("*.log"):
-        with suppress(OSError):
-            (part.out / "logs").mkdir(exist_ok=True)
-            (part.out / "logs" / log.name).write_text(log.read_text(errors="replace")[-200_000:])
-    shutil.make_archive(str(part.out / f"logs-{name}"), "xztar", part.out / "logs")
-    shutil.rmtree(part.out / "logs")
+    with process_tree.adopting_orphans():
+        before = process_tree.snapshot()
+        try:
+            PARTS[name](part)
+        finally:
+            part.end = time.monotonic() + 60 + END_S
+            with suppress(RuntimeError):
+                part.coldstart("stop", "template", "stop", "--force")
+            process_tree.end_strays(before)
+    shutil.make_archive(str(part.place.parent / f"logs-{name}"), "xztar", part.logs)
 
 
 if __name__ == "__main__":

@@ -27,72 +27,52 @@ ASSUMED = "assumed"
 
 @dataclass(frozen=True)
 class Term:
-    """Seconds of one step for each model, and where they come from: a result file, a publication, or an assumption."""
+    """Seconds of one step for each model of MODELS, and where they come from: a result, a publication, or an assumption."""
 
     step: str
-    seconds: Mapping[str, float]
+    seconds: tuple[float, ...]
     source: str
-
-
-def each(step: str, seconds: Iterable[float], source: str) -> Term:
-    """Return a term with one value for each model, in the order of MODELS."""
-    return Term(step, dict(zip(MODELS, seconds, strict=True)), source)
 
 
 def divided(step: str, rates: Mapping[int, float], source: str) -> Term:
     """Return a term of the bytes of each GPU divided by its rate in GB/s, which depends on the number of GPUs."""
-    return Term(step, {name: size / gpus / rates[gpus] for name, (size, gpus) in MODELS.items()}, source)
+    return Term(step, tuple(size / gpus / rates[gpus] for size, gpus in MODELS.values()), source)
 
 
-IMPORT = each("import vLLM", (11.2, 11.4, 11.4, 11.4), f"{SMALL}, {H100}: import_s")
-IMPORT_UNCOLLECTED = each(
-    "import vLLM, collector off", (9, 9, 9, 9), f"{ASSUMED}: 2 s of {H100}'s import are collections"
+# fmt: off
+RESTORED = (
+    Term("worker's imports, device and model", (1.2, 1.2, 1.2, 1.2), f"{ASSUMED}: {H100}'s without collections"),
+    WEIGHTS := divided("load the weights", {1: 4.8, 8: 3.75}, f"{ASSUMED}: 4.8 GB/s, 8 ranks 30 GB/s in all"),
+    PLANNED := Term("load compiled code, memory from the plan", (1.5, 1.5, 1.5, 1.5), ASSUMED),
+    CAPTURE := Term("capture all graphs", (3, 4.4, 4.6, 10), f"{ASSUMED}: 102 graphs, of which 35 take 2.1 s in {H100}"),
+    NCCL := Term("connect the ranks", (0, 0, 0, 3), ASSUMED),
+    Term("other work, first token", (0.5, 0.5, 0.5, 0.5), ASSUMED),
 )
-SPAWNED = each(
-    "import vLLM again in the spawned engine", (10.5, 10.5, 10.5, 20), f"{ASSUMED}: the import once more"
-)
-BUILD = each(
-    "device and model",
-    (2.7, 2.9, 2.9, 2.9),
-    f"{SMALL}, {H100}: init_device_s, load_model_s of random weights",
-)
-PLANNED = each(
-    "worker's imports, device and model", (1.2, 1.2, 1.2, 1.2), f"{ASSUMED}: {H100}'s without collections"
-)
-WEIGHTS = divided("load the weights", {1: 4.8, 8: 3.75}, f"{ASSUMED}: 4.8 GB/s, 8 ranks 30 GB/s in all")
-PROFILE = each("profile the memory, load compiled code", (6, 7.5, 7.5, 9), f"7B {LOGS}; others {ASSUMED}")
-PROFILE_PLANNED = each("load compiled code, memory from the plan", (1.5, 1.5, 1.5, 1.5), ASSUMED)
-CAPTURE = each(
-    "capture all graphs", (3, 4.4, 4.6, 10), f"{ASSUMED}: 102 graphs, of which 35 take 2.1 s in {H100}"
-)
-CAPTURE_FULL = each(
-    "capture FULL graphs only", (1.8, 2.1, 2.1, 4), f"{SMALL}, {H100}: capture_s; 8B and TP 8 {ASSUMED}"
-)
-WARM = each("warm up kernels", (1.5, 1.5, 1.5, 1.5), ASSUMED)
-NCCL = each("connect the ranks", (0, 0, 0, 3), ASSUMED)
-REST = each("application, first token", (1.5, 2, 2, 2), ASSUMED)
-READY = each("other work, first token", (0.5, 0.5, 0.5, 0.5), ASSUMED)
-RESTORED = (PLANNED, WEIGHTS, PROFILE_PLANNED, CAPTURE, NCCL, READY)
-
+IMPORT = Term("import vLLM", (11.2, 11.4, 11.4, 11.4), f"{SMALL}, {H100}: import_s")
+BUILD = Term("device and model", (2.7, 2.9, 2.9, 2.9), f"{SMALL}, {H100}: init_device_s, load_model_s of random weights")
+WARM = Term("warm up kernels", (1.5, 1.5, 1.5, 1.5), ASSUMED)
+REST = Term("application, first token", (1.5, 2, 2, 2), ASSUMED)
 MODES: dict[str, tuple[Term, ...]] = {
-    "plain": (IMPORT, SPAWNED, BUILD, WEIGHTS, PROFILE, CAPTURE, WARM, NCCL, REST),
-    "plain-free": (IMPORT, BUILD, WEIGHTS, PROFILE_PLANNED, CAPTURE_FULL, WARM, NCCL, REST),
-    "fresh": (IMPORT_UNCOLLECTED, *RESTORED),
-    "template-runtime": (each("fork, open a context", (0.36, 0.36, 0.36, 0.36), f"{FORK}, H200"), *RESTORED),
+    "plain": (
+        IMPORT, Term("import vLLM again in the spawned engine", (10.5, 10.5, 10.5, 20), f"{ASSUMED}: the import once more"),
+        BUILD, WEIGHTS, Term("profile the memory, load compiled code", (6, 7.5, 7.5, 9), f"7B {LOGS}; others {ASSUMED}"),
+        CAPTURE, WARM, NCCL, REST,
+    ),
+    "plain-free": (
+        IMPORT, BUILD, WEIGHTS, PLANNED,
+        Term("capture FULL graphs only", (1.8, 2.1, 2.1, 4), f"{SMALL}, {H100}: capture_s; 8B and TP 8 {ASSUMED}"),
+        WARM, NCCL, REST,
+    ),
+    "fresh": (
+        Term("import vLLM, collector off", (9, 9, 9, 9), f"{ASSUMED}: 2 s of {H100}'s import are collections"), *RESTORED,
+    ),
+    "template-runtime": (Term("fork, open a context", (0.36, 0.36, 0.36, 0.36), f"{FORK}, H200"), *RESTORED),
     "standby": (
-        divided(
-            "wake the weights",
-            {1: 23.0, 8: 11.5},
-            f"llm-d on vLLM's sleep mode: 64 GiB in 3 s; 8 ranks {ASSUMED}",
-        ),
-        each("checks, first token", (0.3, 0.3, 0.3, 0.5), ASSUMED),
+        divided("wake the weights", {1: 23.0, 8: 11.5}, f"llm-d on vLLM's sleep mode: 64 GiB in 3 s; 8 ranks {ASSUMED}"),
+        Term("checks, first token", (0.3, 0.3, 0.3, 0.5), ASSUMED),
     ),
 }
-
-
-def predict(mode: str, model: str) -> float:
-    """Return the predicted seconds to the first token."""
-    return sum(term.seconds[model] for term in MODES[mode])
+# fmt: on
 
 
 def find_measured() -> dict[str, list[float]]:
@@ -106,19 +86,21 @@ def find_measured() -> dict[str, list[float]]:
     return found
 
 
+def row(first: str, seconds: Iterable[float], places: int, last: str) -> str:
+    """Return a row of a Markdown table."""
+    return f"| {first} | {' | '.join(f'{value:.{places}f}' for value in seconds)} | {last} |"
+
+
 def main() -> None:
-    measured = find_measured()
-    sums = {mode: {model: round(predict(mode, model), 2) for model in MODELS} for mode in MODES}
-    print(f"| predicted s | {' | '.join(MODELS)} | measured, 7B on an H200 |\n{'|---' * (len(MODELS) + 2)}|")
-    for mode, row in sums.items():
-        times = ", ".join(f"{value:.1f}" for value in measured.get(mode, [])) or "not measured"
-        print(f"| {mode} | {' | '.join(f'{value:.1f}' for value in row.values())} | {times} |")
+    measured, rule = find_measured(), "|---" * (len(MODELS) + 2)
+    print(f"| predicted s | {' | '.join(MODELS)} | measured, 7B on an H200 |\n{rule}|")
     for mode, terms in MODES.items():
-        print(f"\n| {mode} | {' | '.join(MODELS)} | source |\n{'|---' * (len(MODELS) + 2)}|")
+        times = ", ".join(f"{value:.1f}" for value in measured.get(mode, [])) or "not measured"
+        print(row(mode, map(sum, zip(*(term.seconds for term in terms), strict=True)), 1, times))
+    for mode, terms in MODES.items():
+        print(f"\n| {mode} | {' | '.join(MODELS)} | source |\n{rule}|")
         for term in terms:
-            print(
-                f"| {term.step} | {' | '.join(f'{value:.2f}' for value in term.seconds.values())} | {term.source} |"
-            )
+            print(row(term.step, term.seconds, 2, term.source))
 
 
 if __name__ == "__main__":

@@ -10,16 +10,16 @@ Result: model-cache-simulated.json
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from random import Random
 from statistics import geometric_mean
+from typing import Any
+
+from pandas import DataFrame
 
 from benchmarks.common import finish
 from benchmarks.host.baselines import GDSF, NAMES, LibCache, ShadowCache, cache
 from benchmarks.host.families import HELD_OUT, TUNED, Arrivals, capacity, trace
-from benchmarks.host.offline import solve
 from coldstart.host.policies import POLICIES, ModelCost
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.lab.host import simulate
@@ -31,35 +31,29 @@ OURS, AGAINST = "predictive", "gdsf"
 HOST = ("lru", "gdsf", "iam", "predictive")
 ASKED = {"geometric_mean": 0.88, "percentile_90": 1.08, "worst": 1.3}
 SERVICE_S = 2.0
+DIGITS = {"cost_s": 1, "hit_ratio": 4, "host_cost_s": 1}
 
 Costs = dict[str, ModelCost]
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One trace with one cache size; costs in seconds by policy, on the bare cache and on the host."""
-
-    family: str
-    seed: int
-    share: float
-    metadata: dict[str, float]
-    hit_ratio: dict[str, float]
-    host: dict[str, float]
-
-
-def cells(family: str) -> list[Cell]:
+def cells(family: str) -> list[Row]:
+    """Return one row for each trace and cache size: costs in seconds by policy, on the bare cache and on the host."""
     return [_cell(family, seed, share) for seed in SEEDS for share in SHARES]
 
 
-def _cell(family: str, seed: int, share: float) -> Cell:
+def _cell(family: str, seed: int, share: float) -> Row:
     arrivals, costs = trace(family, seed)
     size = capacity(costs, share)
     bare = {name: _replay(name, arrivals, costs, size) for name in NAMES}
-    offline = solve([model for _, model in arrivals], costs, size)
-    metadata = {name: one.cost_s for name, one in bare.items()}
-    metadata |= {"offline plan": offline.plan_s, "bound": offline.bound_s}
-    hits = {name: one.hits / one.requests for name, one in bare.items()}
-    return Cell(family, seed, share, metadata, hits, _on_host(arrivals, costs, size, seed))
+    return {
+        "family": family,
+        "seed": seed,
+        "share": share,
+        "cost_s": {name: one.cost_s for name, one in bare.items()},
+        "hit_ratio": {name: one.hits / one.requests for name, one in bare.items()},
+        "host_cost_s": _on_host(arrivals, costs, size, seed),
+    }
 
 
 def _replay(name: str, arrivals: Arrivals, costs: Costs, size: int) -> ShadowCache | LibCache:
@@ -79,37 +73,26 @@ def _on_host(arrivals: Arrivals, costs: Costs, size: int, seed: int) -> dict[str
     return {name: simulate(asked, specs, settings).counts["start_s"] for name, settings in hosts.items()}
 
 
-def table(found: Sequence[Cell], costs: str) -> dict[str, dict[str, float]]:
-    """Return the geometric mean of each policy's cost over that of GDSF, by group of families and for all cells."""
-    names = getattr(found[0], costs)
-    return {name: _row([(cell.family, _ratio(cell, costs, name)) for cell in found]) for name in names}
-
-
-def _ratio(cell: Cell, costs: str, name: str) -> float:
-    by_policy: dict[str, float] = getattr(cell, costs)
-    return by_policy[name] / by_policy[AGAINST]
-
-
-def _row(ratios: list[tuple[str, float]]) -> dict[str, float]:
-    families = list(dict.fromkeys(family for family, _ in ratios))
-    groups = {"tuned": list(TUNED), "held out": list(HELD_OUT), "all": families}
-    row = {f: geometric_mean(r for g, r in ratios if g == f) for f in families}
-    row |= {name: geometric_mean(r for f, r in ratios if f in group) for name, group in groups.items()}
-    for name, group in groups.items():
-        row |= {f"{name}, {k}": v for k, v in _tail([r for f, r in ratios if f in group])}
-    return {key: round(value, 3) for key, value in row.items()}
-
-
-def _tail(ratios: list[float]) -> Iterator[tuple[str, float]]:
-    ordered = sorted(ratios)
-    yield "percentile 90", ordered[int(0.9 * (len(ordered) - 1))]
-    yield "worst", ordered[-1]
+def table(rows: list[Row], costs: str) -> dict[str, dict[str, float]]:
+    """Return the geometric mean of each policy's cost over that of GDSF, by family and for groups of families."""
+    ratios = DataFrame([row[costs] for row in rows], index=[row["family"] for row in rows])
+    ratios = ratios.div(ratios[AGAINST], axis=0)
+    families = list(ratios.index.unique())
+    groups = {"tuned": [*TUNED], "held out": [*HELD_OUT], "all": families}
+    found = {}
+    for name, of in ratios.items():
+        row = {family: geometric_mean(of[[family]]) for family in families}
+        row |= {group: geometric_mean(of[members]) for group, members in groups.items()}
+        for group, members in groups.items():
+            row[f"{group}, percentile 90"] = of[members].quantile(0.9, interpolation="lower")
+            row[f"{group}, worst"] = of[members].max()
+        found[str(name)] = {key: round(float(value), 3) for key, value in row.items()}
+    return found
 
 
 def main() -> None:
     with ProcessPoolExecutor(2) as pool:
-        found = [cell for part in pool.map(cells, [*TUNED, *HELD_OUT]) for cell in part]
-    metadata, host = table(found, "metadata"), table(found, "host")
+        rows = [row for part in pool.map(cells, [*TUNED, *HELD_OUT]) for row in part]
     result = {
         "kind": "simulated",
         "against": AGAINST,
@@ -119,21 +102,19 @@ def main() -> None:
         "seeds": SEEDS,
         "tuned_on": list(TUNED),
         "held_out": list(HELD_OUT),
-        "cells": len(found),
-        "cost_over_gdsf": metadata,
-        "cost_over_gdsf_on_host": host,
+        "cells": len(rows),
+        "cost_over_gdsf": table(rows, "cost_s"),
+        "cost_over_gdsf_on_host": table(rows, "host_cost_s"),
         "rows": [
-            {"family": c.family, "seed": c.seed, "share": c.share}
-            | {"cost_s": _rounded(c.metadata, 1), "hit_ratio": _rounded(c.hit_ratio, 4)}
-            | {"host_cost_s": _rounded(c.host, 1)}
-            for c in found
+            row
+            | {
+                key: {name: round(one, places) for name, one in row[key].items()}
+                for key, places in DIGITS.items()
+            }
+            for row in rows
         ],
     }
     finish("model-cache-simulated", result)
-
-
-def _rounded(values: dict[str, float], digits: int) -> dict[str, float]:
-    return {name: round(value, digits) for name, value in values.items()}
 
 
 if __name__ == "__main__":

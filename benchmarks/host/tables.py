@@ -3,75 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from benchmarks.tables import Part, Table, listed, met
 
-PAGE, LIVE = "benchmarks/MODEL_CACHE.md", "docs/reference/host-measurements.md"
+PAGE, LIVE, CACHE = (
+    "benchmarks/MODEL_CACHE.md", "docs/reference/host-measurements.md", "model-cache-simulated"
+)  # fmt: skip
 # Target of the throughput through the gateway over direct.
 THROUGHPUT = 0.97
 GROUPS = ("tuned", "held out", "all", "all, percentile 90", "all, worst")
-FAMILY_POLICIES = ("lru", "lfu", "iam", "predictive", "offline plan", "bound")
+SHOWN = ("lru", "lfu", "iam", "predictive", "offline plan", "bound")
+TARGETS = {"geometric mean": "all", "percentile 90": "all, percentile 90", "worst": "all, worst"}
 Row = Mapping[str, Any]
-
-
-def items(path: str, result: Row) -> Iterator[Row]:
-    """Yield the members of a mapping with their names."""
-    for name, row in result[path].items():
-        yield {"name": name, **row}
 
 
 def verdicts(result: Row) -> str:
     """Return our policy against its targets."""
-    row = result["cost_over_gdsf"][result["ours"]]
-    keys = {"geometric_mean": "all", "percentile_90": "all, percentile 90", "worst": "all, worst"}
+    costs = result["cost_over_gdsf"][result["ours"]]
+    rows = ((name, costs[key], result["asked"][name.replace(" ", "_")]) for name, key in TARGETS.items())
     return "\n".join(
-        f"- {name.replace('_', ' ')}: {row[key]:.3f}, target at most {result['asked'][name]}: "
-        f"{met(row[key] <= result['asked'][name])}."
-        for name, key in keys.items()
+        f"- {name}: {cost:.3f}, target at most {most}: {met(cost <= most)}." for name, cost, most in rows
     )
 
 
 def families(result: Row) -> Iterator[Row]:
-    """Yield the cost of some policies for each family of traces."""
-    for kind, names in (("tuned on", result["tuned_on"]), ("held out", result["held_out"])):
-        for family in names:
-            costs = {policy: result["cost_over_gdsf"][policy][family] for policy in FAMILY_POLICIES}
+    """Yield the cost of each policy for each family of traces."""
+    for kind, key in (("tuned on", "tuned_on"), ("held out", "held_out")):
+        for family in result[key]:
+            costs = {policy: of[family] for policy, of in result["cost_over_gdsf"].items()}
             yield {"name": family, "kind": kind, **costs}
 
 
-def live_rows(result: Row) -> Iterator[Row]:
-    """Yield the lines of the live host."""
-    cold, runs, later = (
-        result["cold"],
-        result["overhead"]["throughput"],
-        result["overhead"]["ttft_s"]["over_direct"],
-    )
-    yield {
-        "part": "`cold`: {requests} requests to a stopped model".format_map(cold),
-        "result": "{starts} start ({start[seconds]:.1f} s until ready, `{start[mode]}`), {answered} answered, {seen_by_server}"
+def live_rows(result: Row) -> Iterator[tuple[str, str]]:
+    """Yield what was asked of the live host, and the answer."""
+    cold, runs = result["cold"], result["overhead"]["throughput"]
+    later = result["overhead"]["ttft_s"]["over_direct"]
+    yield (
+        f"`cold`: {cold['requests']} requests to a stopped model",
+        "{starts} start ({start[seconds]:.1f} s until ready, `{start[mode]}`), {answered} answered, {seen_by_server}"
         " received by vLLM, {out_of_order_at_server} out of order".format_map(cold),
-    }
-    yield {
-        "part": f"`overhead`: first token of a running model through the gateway and directly ({later['n']} pairs)",
-        "result": f"{later['p50'] * 1e3:.1f} ms later at the median (quartiles {later['p25'] * 1e3:.1f} and"
+    )
+    yield (
+        f"`overhead`: first token of a running model through the gateway and directly ({later['n']} pairs)",
+        f"{later['p50'] * 1e3:.1f} ms later at the median (quartiles {later['p25'] * 1e3:.1f} and"
         f" {later['p75'] * 1e3:.1f} ms)",
-    }
+    )
     shown = "{p50:.2f}x (quartiles {p25:.2f} and {p75:.2f})"
     ratios = listed(f"{clients} clients {shown.format_map(one['ratio'])}" for clients, one in runs.items())
     cost = " and ".join(f"{one['gateway_cpu_s_per_token'] * 1e6:.0f}" for one in runs.values())
     holds = met(all(one["ratio"]["p50"] >= THROUGHPUT for one in runs.values()))
-    yield {
-        "part": "`overhead`: output tokens per second over direct, both on"
-        f" {result['overhead']['about']['cores']} shared cores",
-        "result": f"{ratios}; target {THROUGHPUT}: {holds}; the gateway uses {cost} µs of CPU for each token",
-    }
-
-
-def loads(result: Row) -> str:
-    """Return the load average before each part."""
-    return listed(f"{result[part]['about']['load_before']:.1f} in `{part}`" for part in ("cold", "overhead"))
+    yield (
+        f"`overhead`: output tokens per second over direct, both on {result['overhead']['about']['cores']} shared cores",
+        f"{ratios}; target {THROUGHPUT}: {holds}; the gateway uses {cost} µs of CPU for each token",
+    )
 
 
 def when(result: Row) -> str:
@@ -88,12 +73,14 @@ def when(result: Row) -> str:
 def policies(path: str) -> Table:
     """Return a table of the cost of each policy over that of GDSF."""
     columns = {group: f"{{{group}:.2f}}" for group in GROUPS}
-    return Table(partial(items, path), {"policy": "{name}", **columns})
+    return Table(
+        lambda result: ({"name": name, **row} for name, row in result[path].items()),
+        {"policy": "{name}", **columns},
+    )
 
 
-CACHE = "model-cache-simulated"
 SHORT = Table(
-    "rows",
+    lambda result: result["rows"],
     {
         "estimates": "{estimates}",
         "trace": "{trace}",
@@ -102,8 +89,8 @@ SHORT = Table(
         "standard deviation of predictive over LRU": "{deviation:.2f}",
     },
 )
-POLICIES = Table(
-    "totals",
+TOTALS = Table(
+    lambda result: result["totals"],
     {
         "policy": "{policy}",
         "starts": "{starts}",
@@ -115,30 +102,21 @@ POLICIES = Table(
         "mean latency": "{mean_latency_s:.2f} s",
     },
 )
+FAMILIES = Table(families, {"family": "{name}", "set": "{kind}", **{one: f"{{{one}:.2f}}" for one in SHOWN}})
+LOADS = "{cold[about][load_before]:.1f} in `cold`, {overhead[about][load_before]:.1f} in `overhead`"
 PARTS = [
-    Part(LIVE, "live-policies", "host-policies-live-cpu", (POLICIES, when), "host/live_policies"),
+    Part(LIVE, "live-policies", "host-policies-live-cpu", (TOTALS, when), "host/live_policies"),
     Part(LIVE, "short-traces", "host-short-traces", (SHORT,), "host/short_traces"),
-    Part(LIVE, "host-load", "host-live-cpu", (loads,), "host/live"),
+    Part(LIVE, "host-load", "host-live-cpu", (LOADS,), "host/live"),
     Part(
         LIVE,
         "host",
         "host-live-cpu",
-        (Table(live_rows, {"part": "{part}", "result": "{result}"}),),
+        (Table(live_rows, {"part": lambda row: row[0], "result": lambda row: row[1]}),),
         "host/live",
     ),
     Part(PAGE, "policies", CACHE, (policies("cost_over_gdsf"),), "host/policies"),
     Part(PAGE, "verdict", CACHE, (verdicts,), "host/policies"),
     Part(PAGE, "host", CACHE, (policies("cost_over_gdsf_on_host"),), "host/policies"),
-    Part(
-        PAGE,
-        "families",
-        CACHE,
-        (
-            Table(
-                families,
-                {"family": "{name}", "set": "{kind}", **{p: f"{{{p}:.2f}}" for p in FAMILY_POLICIES}},
-            ),
-        ),
-        "host/policies",
-    ),
+    Part(PAGE, "families", CACHE, (FAMILIES,), "host/policies"),
 ]

@@ -11,14 +11,16 @@ limit (0.3 s) over ten.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
 
 from benchmarks.papers.lengths import Sizes
-from coldstart.scheduling import IterationProfile, Job, Policy, SchedulerSettings, SkipJoinMlfq
+from coldstart.scheduling.job import Job
+from coldstart.scheduling.mlfq import SkipJoinMlfq
+from coldstart.scheduling.profile import IterationProfile
+from coldstart.scheduling.settings import SchedulerSettings
 
 BANDWIDTH, FLOPS = 1.555e12 * 0.6, 312e12 * 0.5
 OVERHEAD_S = 2e-3
@@ -60,41 +62,35 @@ OPT_66B = Model("OPT-66B", 66e9, 64, 9216, 4)
 OPT_175B = Model("OPT-175B", 175e9, 96, 12288, 16)
 
 
-class Ranked(Policy):
-    """Live jobs in order of a key, which changes only when the job is served; equal keys are in order of arrival."""
+class Ranked:
+    """Live jobs in order of a key; equal keys are in order of arrival."""
 
     def __init__(self, key: Callable[[Job], float]) -> None:
         self._key = key
-        self._order: list[tuple[float, int, Job]] = []
-        self._places: dict[str, tuple[float, int]] = {}
-        self._arrived = 0
+        self._jobs: dict[str, Job] = {}
 
     def add(self, job: Job, now: float) -> None:
-        self._arrived += 1
-        self._insert(job, self._arrived)
+        self._jobs[job.id] = job
 
     def remove(self, job: Job) -> None:
-        self._take_out(job)
+        del self._jobs[job.id]
 
     def __iter__(self) -> Iterator[Job]:
-        return (job for _, _, job in self._order)
+        return iter(sorted(self._jobs.values(), key=self._key))
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._jobs)
 
     def add_service(self, job: Job, seconds: float, now: float) -> None:
-        super().add_service(job, seconds, now)
-        if self._places[job.id][0] != self._key(job):
-            self._insert(job, self._take_out(job))
+        job.attained_s += seconds
 
-    def _insert(self, job: Job, number: int) -> None:
-        self._places[job.id] = (self._key(job), number)
-        insort(self._order, (*self._places[job.id], job))
+    def tick(self, now: float, batch: int) -> None:
+        """Do nothing: the order has no clock."""
 
-    def _take_out(self, job: Job) -> int:
-        place = self._places.pop(job.id)
-        del self._order[bisect_left(self._order, place, key=lambda entry: entry[:2])]
-        return place[1]
+    def enst(self, now: float, batch: int) -> Callable[[Job], float]:
+        """Return the rank of a job over B."""
+        ranks = {id(job): rank for rank, job in enumerate(self)}
+        return lambda job: ranks[id(job)] / batch
 
 
 class NaiveMlfq(SkipJoinMlfq):
@@ -103,8 +99,8 @@ class NaiveMlfq(SkipJoinMlfq):
     def first_level(self, job: Job) -> int:
         return 0
 
-    def next_level(self, job: Job) -> int:
-        return min(job.level + 1, len(self.quanta) - 1)
+
+Policy = Ranked | SkipJoinMlfq
 
 
 def fcfs(profile: IterationProfile) -> Policy:

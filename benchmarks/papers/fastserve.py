@@ -23,6 +23,7 @@ from benchmarks.papers.engine import (
     Engine,
     Model,
     NaiveMlfq,
+    Policy,
     Ranked,
     Served,
     capacity,
@@ -32,17 +33,19 @@ from benchmarks.papers.engine import (
 )
 from benchmarks.papers.lengths import Sizes, alpaca, arrive, sharegpt
 from benchmarks.papers.workloads import check
-from coldstart.scheduling import IterationProfile, Job, Policy, SchedulerSettings, SkipJoinMlfq
+from coldstart.scheduling.job import Job
+from coldstart.scheduling.mlfq import SkipJoinMlfq
+from coldstart.scheduling.profile import IterationProfile
+from coldstart.scheduling.settings import SchedulerSettings
 
 BATCH, SLO_S, COUNT, MANY = 16, 0.3, 160, 1000
 WORKLOADS = 10_000
 Found = tuple[Rows, Mapping[str, Any]]
+FORMS = {"FastServe": mlfq(), "FastServe, alpha 60 s": mlfq(60.0), "tempered": mlfq(form="tempered")}
 SYSTEMS: dict[str, dict[str, Any]] = {
     "FasterTransformer": {"order": fcfs, "whole": True},
     "FCFS": {"order": fcfs},
-    "FastServe": {"order": mlfq()},
-    "FastServe, alpha 60 s": {"order": mlfq(60.0)},
-    "tempered": {"order": mlfq(form="tempered")},
+    **{form: {"order": order} for form, order in FORMS.items()},
 }
 
 
@@ -80,8 +83,7 @@ def rates(model: Model, sizes: Sizes, judge: Callable[[Sequence[Served]], float]
 
 def over(found: Mapping[str, float], base: str) -> str:
     """Return the gain of each form of the queues over a system."""
-    ours = [name for name in SYSTEMS if name not in ("FasterTransformer", "FCFS")]
-    shown = (f"{name} {found[name] / found[base]:.2f}x" if found[base] else f"{name} > 0" for name in ours)
+    shown = (f"{name} {found[name] / found[base]:.2f}x" if found[base] else f"{name} > 0" for name in FORMS)
     return ", ".join(shown)
 
 
@@ -187,18 +189,21 @@ def figure7() -> Found:
 
 def figure8() -> Found:
     """Peak KV memory of the queues over FCFS; answers of at most 20 tokens, five seconds."""
-    ratios = {}
+    ratios: dict[str, dict[str, float]] = {form: {} for form in FORMS}
     for batch, seed in product((16, 32, 64), range(3)):
         short = [(prompt, min(20, output)) for prompt, output in sharegpt(600, seed)]
         requests = [one for one in arrive(short, 64, 4, seed) if one[0] <= 5.0]
-        peaks = []
-        for order in (mlfq(), fcfs):
+        peaks = {}
+        for name, order in {"FCFS": fcfs, **FORMS}.items():
             engine = Engine(OPT_2_7B, order, batch, kv_tokens=float("inf"))
             engine.run(requests)
-            peaks.append(engine.peak)
-        ratios[f"batch {batch}, seed {seed}"] = peaks[0] / peaks[1]
-    shown = f"{min(ratios.values()):.1f}x to {max(ratios.values()):.1f}x"
-    return [("peak KV memory of skip-join MLFQ over FCFS", "up to 7x", shown)], {"ratios": ratios}
+            peaks[name] = engine.peak
+        for form in FORMS:
+            ratios[form][f"batch {batch}, seed {seed}"] = peaks[form] / peaks["FCFS"]
+    return [
+        (f"peak KV memory of {form} over FCFS", "up to 7x", f"{min(of.values()):.1f}x to {max(of.values()):.1f}x")
+        for form, of in ratios.items()
+    ], {"ratios": ratios}  # fmt: skip
 
 
 def figure11() -> Found:
@@ -258,8 +263,7 @@ def figure14() -> Found:
     drawn = sharegpt(COUNT)
     inputs, outputs = (fmean(size[i] for size in drawn) for i in (0, 1))
     ratios: dict[str, dict[str, dict[str, float]]] = {}
-    forms = {"alpha 60 s": mlfq(60.0), "alpha 0.3 s": mlfq()}
-    for (form, ours), load in product(forms.items(), (1.1, 2.0)):
+    for (form, ours), load in product(FORMS.items(), (1.1, 2.0)):
         for ratio in (0.25, 1, 4, 16, 64, 256):
             more = (inputs + outputs) * ratio / (1 + ratio) / inputs
             less = (inputs + outputs) / (1 + ratio) / outputs
@@ -275,7 +279,7 @@ def figure14() -> Found:
             cell = ratios.setdefault(f"{form}, load {load:g}", {})
             cell[str(ratio)] = {name: latency(order) / base for name, order in orders.items()}
     rows = [
-        (f"{name} over skip-join MLFQ ({form}), largest and least", f"{paper[name]}x, above 1",
+        (f"{name} over {form}, largest and least", f"{paper[name]}x, above 1",
          f"{max(c[name] for c in cells.values()):.2f}x, {min(c[name] for c in cells.values()):.2f}x")
         for form, cells in ratios.items() for name in orders
     ]  # fmt: skip
@@ -285,33 +289,26 @@ def figure14() -> Found:
 def figure15() -> Found:
     """Three ways of keeping KV, OPT-13B on 40 GB, over arrival rates."""
     sizes = sharegpt(COUNT)
-    top, cells = capacity(OPT_13B, sizes, BATCH), {}
-    for alpha, load in product((0.3, 60.0), (0.8, 1.2, 2.0)):
+    top, rows, cells = capacity(OPT_13B, sizes, BATCH), [], {}
+    for (form, order), load in product(FORMS.items(), (0.8, 1.2, 2.0)):
+        requests = arrive(sizes, load * top)
         done = {
-            strategy: Engine(OPT_13B, mlfq(alpha), BATCH, strategy=strategy, kv_tokens=OPT_13B.kv_tokens).run(
-                arrive(sizes, load * top)
-            )
+            strategy: Engine(OPT_13B, order, BATCH, strategy=strategy).run(requests)
             for strategy in ("proactive", "reactive", "recompute")
         }
-        total = sum(one.latency_s for one in done["proactive"])
-        cells[f"alpha {alpha:g} s, load {load:g}"] = {
-            **{name: mean(of) for name, of in done.items()},
-            **{f"evictions, {name}": sum(one.evictions for one in of) / COUNT for name, of in done.items()},
-            "swapping_percent": 100 * sum(one.swapping_s for one in done["proactive"]) / total,
+        cell = {name: mean(of) for name, of in done.items()}
+        cells[f"{form}, load {load:g}"] = cell | {
+            f"evictions, {name}": sum(one.evictions for one in of) / COUNT for name, of in done.items()
         }
-    rows = []
-    for name, cell in cells.items():
-        rows.append(
-            (
-                f"proactive over recompute, {name}",
-                "up to 2.7x",
-                f"{cell['recompute'] / cell['proactive']:.2f}x",
-            )
+        swapping, total = (
+            sum(getattr(one, field) for one in done["proactive"]) for field in ("swapping_s", "latency_s")
         )
-        rows.append(
-            (f"proactive over reactive, {name}", "up to 1.7x", f"{cell['reactive'] / cell['proactive']:.2f}x")
-        )
-        rows.append((f"swapping in the latency, {name}", "below 5 %", f"{cell['swapping_percent']:.1f} %"))  # fmt: skip
+        for what, paper, ours in (
+            ("proactive over recompute", "up to 2.7x", f"{cell['recompute'] / cell['proactive']:.2f}x"),
+            ("proactive over reactive", "up to 1.7x", f"{cell['reactive'] / cell['proactive']:.2f}x"),
+            ("swapping in the latency", "below 5 %", f"{100 * swapping / total:.1f} %"),
+        ):
+            rows.append((f"{what}, {form}, load {load:g}", paper, ours))
     return rows, {"s_per_token": cells}
 
 

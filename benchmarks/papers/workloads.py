@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.papers.engine import OPT_2_7B, Engine, Served, mlfq
-from coldstart.scheduling import Job
+from coldstart.scheduling.job import Job
 
 Requests = Sequence[tuple[float, int, int]]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from coldstart.bench.report.starts import seconds
+from coldstart.bench.starts import seconds
 
 FILE = "docs/images/cold-start.svg"
 RESULT = "cold-start-cpu"

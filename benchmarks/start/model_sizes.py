@@ -18,7 +18,6 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -90,30 +89,21 @@ def measured(size: str, runs: int, place: Path) -> Row:
     subject = Subject(str(model), str(model), VLLM_ARGS, common)
     try:
         weights = llama.build(size, model)
-        command = [
-            *console(),
-            "materialize",
-            str(model),
-            "--snapshot",
-            *common,
-            "--format",
-            "json",
-            "--",
-            *VLLM_ARGS,
-        ]
+        options = ("--snapshot", *common, "--format", "json", "--", *VLLM_ARGS)
+        command = [*console(), "materialize", str(model), *options]
         built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
         document = bench(create_launchers(subject, MODES, place), runs, place)
-        cold = ColdFiles(subject, run_order.FRESH, place / "run")
-        modes = {**document["modes"], COLD_FILES: bench([cold], runs, place)["modes"][run_order.FRESH]}
+        cold = bench([ColdFiles(subject, run_order.FRESH, place / "run")], runs, place)
+        modes = {**document["modes"], COLD_FILES: cold["modes"][run_order.FRESH]}
+        for found in modes.values():
+            found.pop("timeline", None)
         return {
-            "parameters": sum(map(prod, llama.tensors(size).values())),
-            "dtype": llama.CONFIG["torch_dtype"],
+            "parameters": weights // 2,  # in bfloat16, beside some kilobytes of headers
+            "dtype": "bfloat16",
             "weights_bytes": weights,
             "materialize": {"stages": json.loads(built)["seconds"]},
             "disk_bytes": disk(model, cache),
-            "modes": {
-                mode: {k: v for k, v in held.items() if k != "timeline"} for mode, held in modes.items()
-            },
+            "modes": modes,
             **{
                 name: document[name]
                 for name in ("date", "machine", "versions", "tokens_identical", "failures")
@@ -124,7 +114,7 @@ def measured(size: str, runs: int, place: Path) -> Row:
 
 
 def bench(modes: Sequence[Launcher], runs: int, place: Path) -> Row:
-    """The bench's document of interleaved rounds, one uncounted start of each mode before them."""
+    """Return the bench's document of interleaved rounds, one uncounted start of each mode before them."""
     rounds = Bench(modes, SETTINGS, place, lambda said: print(said, flush=True), measure_floor=False)
     return result.document(rounds.measure(runs, 1), model="", vllm_args=VLLM_ARGS, command_line=())
 

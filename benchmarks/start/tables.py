@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.tables import Part, Table
-from coldstart.bench.report import starts
+from coldstart.bench import starts
 
 Row = Mapping[str, Any]
 

@@ -54,7 +54,6 @@ class Run:
     first_token_s: float
     cpu_s: float
     pss_bytes: int
-    rss_bytes: int
     phases: Mapping[str, float]
     stages: Mapping[str, float]
     spans: Sequence[Mapping[str, object]]
@@ -71,16 +70,16 @@ def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) 
         CommandFailedError: It returned no token in time, or did not answer a request.
     """
     with serving(launcher, directory) as server:
-        return _measure(launcher, server, settings, index)
+        return measure(launcher, server, settings, index)
 
 
-def _measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, index: int) -> Run:
+def measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, index: int) -> Run:
+    """Measure a server that was just launched. Raises the errors of `run`, and NoAnswerError."""
     client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
     deadline_s = server.launched_s + settings.ready_timeout_s
     first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
     after = process_tree.snapshot()
-    memory = {process.pid: processes.rss_bytes(process.pid) for process in server.processes()}
-    pss = processes.pss_bytes(memory)
+    pss = processes.pss_bytes([process.pid for process in server.processes()])
     readiness = server.read_readiness()
     listening = Span(LISTENING, server.launched_s, first.listening_s, HARNESS)
     harness = Timeline([listening, Span(ANSWERING, first.listening_s, first.token_s, HARNESS)])
@@ -91,7 +90,6 @@ def _measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, 
         first_token_s=first.token_s - server.launched_s,
         cpu_s=cpu_between(server.before, after, readiness.get("pid")),
         pss_bytes=pss,
-        rss_bytes=max(memory.values(), default=0),
         phases=harness.phases() | reported.phases(),
         stages=stages.measure(reported.spans, server.launched_s, first.token_s),
         spans=Timeline([*harness.spans, *reported.spans]).describe_spans(server.launched_s),

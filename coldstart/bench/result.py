@@ -83,7 +83,7 @@ def measure_floor(measured: BenchRuns) -> dict[str, Summary | None]:
     served = (measured.steady(mode).values() for mode in (run_order.REFERENCE, *measured.runs))
     service = next((summarize([one.one_token_s for one in found]) for found in served if found), None)
     imports = summarize(measured.imports_s) if measured.imports_s else None
-    return {"imports_s": imports, "fork_s": measured.fork, "service_s": service}
+    return {"imports_s": imports, "service_s": service}
 
 
 def _mode(mode: str, measured: BenchRuns, floors: Mapping[str, Summary | None]) -> Document:
@@ -93,7 +93,7 @@ def _mode(mode: str, measured: BenchRuns, floors: Mapping[str, Summary | None]) 
     reference = measured.runs.get(run_order.REFERENCE, [])
     first_token = summarize([run.first_token_s for run in runs])
     ratio = paired_ratio(*({run.round: run.first_token_s for run in of} for of in (reference, runs)))
-    least = floors["imports_s" if run_order.is_process_of_its_own(mode) else "fork_s"]
+    least = floors["imports_s"] if run_order.is_process_of_its_own(mode) else None
     service = floors["service_s"]
     floor_s = least["median"] + service["median"] if least and service else None
     return {

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from coldstart.bench import floor, run_order
 from coldstart.bench.measure import Run, RunSettings, Steady, run
-from coldstart.bench.stats import Summary, summarize
 from coldstart.contract import fallback
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailedError, NoBundleError
 from coldstart.validate import process_tree
@@ -32,7 +31,6 @@ class BenchRuns:
     failed: set[str] = field(default_factory=set)
     imports_s: list[float] = field(default_factory=list)
     no_floor: str | None = None
-    fork: Summary | None = None
 
     def drop(self, mode: str, reason: str) -> None:
         """Drop a mode and its earlier measurements, which would be an incomplete result."""
@@ -82,7 +80,6 @@ class Bench:
             finally:
                 self._close()
                 process_tree.end_strays(before)
-        self._fork_floor(measured)
         return measured
 
     def _prepare(self, launcher: Launcher, measured: BenchRuns) -> None:
@@ -142,12 +139,6 @@ class Bench:
             measured.imports_s.append(floor.imports_s())
         except ModeUnavailableError as error:
             measured.no_floor = str(error)
-
-    def _fork_floor(self, measured: BenchRuns) -> None:
-        forked = [runs for mode, runs in measured.runs.items() if not run_order.is_process_of_its_own(mode)]
-        resident = [run.rss_bytes for runs in forked for run in runs]
-        if self.measure_floor and resident:
-            measured.fork = floor.fork_s(int(summarize(resident)["median"]))
 
     def _close(self) -> None:
         for launcher in self.launchers:

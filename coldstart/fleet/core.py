@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from coldstart.fleet import events
-from coldstart.fleet.events import Action, Event, Refuse, Send
+from coldstart.fleet.events import Action, Dispatch, Event, Refuse
 from coldstart.fleet.groups import HOLD, Agenda, Deployment, FleetWorker
 from coldstart.fleet.lives import IDLE, RETRY, GroupLives
 from coldstart.fleet.roster import Roster
@@ -180,12 +180,15 @@ class FleetCore:
             request, group = found
             self._agenda.send(request, group.name)
             self._lives.assign(request, group)
-            yield Send(request, group.name)
+            yield Dispatch(request, group.name)
 
     def _grow(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
         spec, name = model.spec, model.spec.name
         while need := model.wanted(now):
-            if self._scale_up(model):
+            # One more worker of a starting pipeline serves sooner than a new start.
+            if self.settings.consolidate and any(
+                self._lives.keeps_more(one, spec) for one in model.groups.values()
+            ):
                 continue
             waited_s = now - next(iter(model.waiting.values()), now)
             fits = room is None or spec.part(self.settings.most_ranks) <= room
@@ -212,15 +215,6 @@ class FleetCore:
             yield from orders
         self._agenda.unblock(name)
         self._reclaimed.pop(name, None)
-
-    def _scale_up(self, model: Deployment) -> bool:
-        """Let a starting pipeline serve more with one more of its workers; return whether one could.
-
-        This is faster than a new start.
-        """
-        return self.settings.consolidate and any(
-            self._lives.keeps_more(one, model.spec) for one in model.groups.values()
-        )
 
     def _reclaim(self, model: Deployment, now: float, avoided: Collection[str]) -> Iterator[Action]:
         """Stop the longest idle group whose device then fits the model; at most one at a time per model."""

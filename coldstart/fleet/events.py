@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from coldstart.fleet.specification import FleetModel, ServerSpec
 from coldstart.host.events import Arrived as Arrived
+from coldstart.host.events import Dispatch as Dispatch
 from coldstart.host.events import Ended as Ended
 from coldstart.host.events import Refuse as Refuse
 from coldstart.host.events import Tick as Tick
@@ -190,14 +191,6 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """Send the request to that group now; one that began elsewhere continues after its last token."""
-
-    request: str
-    group: str
-
-
-@dataclass(frozen=True, slots=True)
 class Move:
     """Move the stream from one group to another. `Moved` follows, unless the stream ends first."""
 
@@ -206,4 +199,4 @@ class Move:
     target: str
 
 
-Action = LaunchRank | Share | Stop | Send | Move | Refuse
+Action = LaunchRank | Share | Stop | Dispatch | Move | Refuse

@@ -150,7 +150,7 @@ class FleetModel:
 class FleetSettings:
     """Settings of the fleet's decisions.
 
-    A server that makes no progress for `hang_timeout_s` is killed (`host.live.hang` has the rule).
+    A server that makes no progress for `hang_timeout_s` is killed (`host.live.servers.find_hang` has the rule).
 
     `beside` counts the device memory of an engine that loads beside its rank (required by vLLM); without it the
     worker grows in place, as in the paper. `reclaim` stops idle workers early when another model finds no room.

@@ -35,7 +35,7 @@ from typing import Annotated, Any
 
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
-from coldstart.host.launches import FAIL, FORKED, Catalogue, Launch
+from coldstart.host.launches import FORKED, Catalogue, Launch
 from coldstart.host.policies import make
 from coldstart.host.specification import AWAKE, HostSettings, ModelSpec, Tier, stopped
 from coldstart.host.tables import (
@@ -171,19 +171,14 @@ def load(
     Raises:
         UsageError: The file cannot be read or is not a valid host configuration.
     """
-    table = read_toml(path, "host")
-    try:
-        return parse(merge(table, typed or {}), profiles, adopt)
-    except UsageError as error:
-        raise UsageError(f"host file {path}: {error.message}", hint=error.hint) from error
-
-
-def merge(table: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `table` with its keys and models replaced by those of `typed`."""
+    table, typed = read_toml(path, "host"), typed or {}
     models = table.get("models", {})
     if isinstance(models, dict):
         models = {**models, **typed.get("models", {})}
-    return {**table, **typed, "models": models}
+    try:
+        return parse({**table, **typed, "models": models}, profiles, adopt)
+    except UsageError as error:
+        raise UsageError(f"host file {path}: {error.message}", hint=error.hint) from error
 
 
 def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Adopt | None = None) -> HostFile:
@@ -193,18 +188,25 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
         UsageError: The content is not a valid host configuration. `profiles` and `adopt` may raise other errors.
     """
     top = dict(table)
-    models, idle_s = _model_tables(top.pop("models", {})), top.pop("idle_s", None)
-    on_miss = top.pop("on_miss", FAIL)
+    models, defaults = top.pop("models", None), {key: top.pop(key) for key in DEFAULTS if key in top}
+    if not isinstance(models, dict) or not models:
+        raise UsageError(
+            "no model: the table [models.NAME] is missing",
+            hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0',
+        )
     settings = decode(HostSettings, top)
     parse_at("policy", lambda _: make(settings.policy, {}, settings.memory), settings.policy)
-    defaults = {"on_miss": on_miss} | ({} if idle_s is None else {"idle_s": idle_s})
-    launches = {
-        name: decode(
-            ModelTable, {"model": name, **defaults, **given}, f"models.{name}", name=name, weights_from=None
+    launches = {}
+    for name, given in models.items():
+        place = f"models.{name}"
+        content = {"model": name, **defaults, **expect_table(given, place)}
+        launches[name] = decode(ModelTable, content, place, name=name, weights_from=None)
+    missing = [name for name, launch in launches.items() if not launch.devices]
+    if missing and len(missing) < len(launches):  # the others would take memory of an unknown device
+        raise UsageError(
+            f"models.{missing[0]}: missing key devices, which other models have",
+            hint="set devices = [0], or the devices of its tensor-parallel ranks",
         )
-        for name, given in models.items()
-    }
-    _check_devices(launches)
     if all(launch.mode not in FORKED for launch in launches.values()):
         settings = replace(settings, runtime_template=False)
     lenders = {}
@@ -212,48 +214,25 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
         if adopt is not None and "args" not in given:
             arguments, lenders[name] = adopt(launches[name])
             launches[name] = replace(launches[name], args=arguments)
-    known = {name: _find_profile(launch, profiles) for name, launch in launches.items()}
     catalogue = Catalogue(launches.values(), settings.default_model)
-    specs = tuple(
-        _specify(launch, known[name], shares=settings.runtime_template) for name, launch in launches.items()
-    )
+    specs = tuple(_specify(one, profiles, settings.runtime_template) for one in launches.values())
     return HostFile(settings, specs, catalogue, lenders=lenders)
 
 
-def _model_tables(given: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(given, dict) or not given:
-        raise UsageError(
-            "no model: the table [models.NAME] is missing",
-            hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0',
-        )
-    return {name: expect_table(one, f"models.{name}") for name, one in given.items()}
+def _specify(model: ModelTable, profiles: Profiles | None, shares: bool) -> ModelSpec:
+    """Return the specification of a model, with the figures of its profile that the file does not set.
 
-
-def _check_devices(launches: Mapping[str, Launch]) -> None:
-    """Raise UsageError unless all models have devices or none has: the others would take memory of an unknown device."""
-    missing = [name for name, launch in launches.items() if not launch.devices]
-    if missing and len(missing) < len(launches):
-        raise UsageError(
-            f"models.{missing[0]}: missing key devices, which other models have",
-            hint="set devices = [0], or the devices of its tensor-parallel ranks",
-        )
-
-
-def _find_profile(model: ModelTable, profiles: Profiles | None) -> Profile:
-    """Return the model's profile, with the figures that the file sets."""
+    With `shares` its server does not count what it shares with a template.
+    """
     given: dict[str, Any] = {
         key: one for key in ("memory", "start_s") if (one := getattr(model, key)) is not None
     }
     if profiles is None or len(given) == 2:
         require_keys(given, ("memory", "start_s"), f"models.{model.name}")
-        return Profile(source="file", **given)
-    if model.memory is not None:
-        given |= {"source": "file", "shared": 0}
-    return replace(profiles(model), **given)
-
-
-def _specify(model: ModelTable, known: Profile, *, shares: bool) -> ModelSpec:
-    """Return the specification of a model; with `shares` its server does not count what it shares with a template."""
+        known = Profile(source="file", **given)
+    else:
+        given |= {} if model.memory is None else {"source": "file", "shared": 0}
+        known = replace(profiles(model), **given)
     memory = known.memory - (known.shared if shares else 0)
     return ModelSpec(
         model.name,
@@ -266,6 +245,8 @@ def _specify(model: ModelTable, known: Profile, *, shares: bool) -> ModelSpec:
     )
 
 
+DEFAULTS = ("idle_s", "on_miss")
+"""Keys at the top of a host file that are defaults of its models."""
 KINDS = ("added", "removed", "changed", "settings")
 """Members of the changes of a host file, each a list of names."""
 

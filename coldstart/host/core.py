@@ -209,7 +209,7 @@ class Core:
 
     def _ordered(self) -> Iterator[Action]:
         """Order each draining model without requests in flight into its target tier, once."""
-        for model in self.residents.list_draining():
+        for model in self.residents.draining():
             if model.leave() and model.target is not None:
                 self.departures += 1
                 yield events.Leave(model.spec.name, model.target, model.why, model.evicted_for)

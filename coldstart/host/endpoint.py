@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coldstart.errors import UsageError
-from coldstart.host.tables import decode, expect_table, read_toml, require_settings
+from coldstart.host.tables import decode, read_toml, require_settings
 from coldstart.scheduling.declaration import setting
 from coldstart.system.file_state import FileState, find_state
 from coldstart.system.secrets import describe_exposure, read_key
@@ -83,7 +83,7 @@ class ClientKeys:
 
     def describe_exposed_files(self) -> Iterator[str]:
         """Yield a warning for each key file that other users can read."""
-        notes = (describe_exposure(_locate(self.file, client.key_file)) for client in self.clients)
+        notes = (describe_exposure(self.file.parent / client.key_file) for client in self.clients)
         yield from filter(None, notes)
 
     def have_changed(self) -> bool:
@@ -94,46 +94,25 @@ class ClientKeys:
         """Read the files again. After an error the former clients remain.
 
         Raises:
-            UsageError: the files cannot be used.
+            UsageError: A file cannot be read, an entry is unknown, or two clients have the same key.
         """
         # Record the state of each file before it is read, and also where it cannot be: a later change is then seen.
         self._states = {self.file: find_state(self.file)}
-        tables = read_toml(self.file, "client key")
-        self._states |= {path: find_state(path) for path in _list_key_files(self.file, tables)}
+        tables, clients = read_toml(self.file, "client key"), dict[bytes, ClientKey]()
         try:
-            self.clients = parse_clients(self.file, tables)
+            for name, table in tables.items():
+                client = decode(ClientKey, table, name, name=name, key=b"")
+                path = self.file.parent / client.key_file
+                self._states[path] = find_state(path)
+                client = replace(client, key=read_key(path).encode())
+                if (other := clients.setdefault(client.key, client)) is not client:
+                    raise UsageError(
+                        f"{other.name} and {name} have the same key",
+                        hint="generate another key: openssl rand -hex 32",
+                    )
         except UsageError as error:
             raise UsageError(f"client key file {self.file}: {error.message}", hint=error.hint) from error
-
-
-def parse_clients(file: Path, tables: Mapping[str, object]) -> tuple[ClientKey, ...]:
-    """Return the clients of the content of a file, with the keys of their key files.
-
-    Raises:
-        UsageError: a key file cannot be read, an entry is unknown, or two clients have the same key.
-    """
-    clients: dict[bytes, ClientKey] = {}
-    for name, given in tables.items():
-        table = expect_table(given, name)
-        path = table.get("key_file")
-        key = read_key(_locate(file, path)).encode() if isinstance(path, str) else b""
-        client = decode(ClientKey, table, name, name=name, key=key)
-        if (other := clients.setdefault(key, client)) is not client:
-            raise UsageError(
-                f"{other.name} and {name} have the same key",
-                hint="generate another key: openssl rand -hex 32",
-            )
-    return tuple(clients.values())
-
-
-def _list_key_files(file: Path, tables: Mapping[str, object]) -> list[Path]:
-    """Return the key files that the content of a client key file names, existing or not."""
-    named = [table.get("key_file") for table in tables.values() if isinstance(table, dict)]
-    return [_locate(file, one) for one in named if isinstance(one, str)]
-
-
-def _locate(file: Path, key_file: str) -> Path:
-    return file.parent / key_file
+        self.clients = tuple(clients.values())
 
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -143,26 +122,17 @@ KIB, MIB = 1 << 10, 1 << 20
 class GatewayLimits:
     """Limits for one connection, and for all connections together.
 
-    A request's line and headers have at most `head_bytes` and arrive within `head_s` seconds; there are at most `headers`. A
-    client that does not read is disconnected after `write_s` seconds.
+    A request's line and headers have at most `head_bytes` and arrive within `head_s` seconds, a body within `body_s`. All
+    waiting bodies together have at most `buffered_bytes`. A client that does not read is disconnected after `write_s`.
     """
 
     head_bytes: int = 32 * KIB
-    headers: int = 128
     head_s: float = 10.0
+    body_s: float = 120.0
     write_s: float = 30.0
+    buffered_bytes: int = 256 * MIB
     body_bytes: int = setting(
         64 * MIB, "Maximum size of a request body.", "--max-body-bytes", "BYTES", least=1 * KIB
-    )
-    body_s: float = setting(
-        120.0, "Time in which a request body must arrive.", "--body-timeout", "SECONDS", above=0
-    )
-    buffered_bytes: int = setting(
-        256 * MIB,
-        "Maximum size of all waiting request bodies together.",
-        "--max-buffered-bytes",
-        "BYTES",
-        least=1 * KIB,
     )
     idle_s: float = setting(
         60.0,
@@ -198,7 +168,7 @@ class GatewayEndpoint:
     """
 
     host: str = setting("127.0.0.1", "Address to listen on.", "--host", "ADDRESS")
-    port: int = setting(8000, "Port to listen on; 0 selects a free port.", "--port", "N")
+    port: int = setting(8000, "Port to listen on; 0 selects a free port.", "--port", "N", least=0, most=65535)
     api_key: str | None = setting(
         None, "API key that every client must send; default: none.", "--api-key", "KEY"
     )
@@ -238,11 +208,7 @@ class GatewayEndpoint:
 
     def check(self) -> None:
         """Raise UsageError for values that no gateway can use, or that open it to everyone by accident."""
-        if not 0 <= self.port <= 65535:  # getaddrinfo uses the lower 16 bits
-            raise UsageError(
-                f"cannot listen at {self.host}:{self.port}: the port is not from 0 to 65535",
-                hint="--port NUMBER",
-            )
+        require_settings(self)
         for name in self.allow_hosts:
             if not _NAME.fullmatch(name.lower()):
                 raise UsageError(

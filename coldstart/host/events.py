@@ -136,10 +136,10 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send the request to its model now."""
+    """Send the request to its target now: a model of the host, or a group of a fleet. A stream that has begun continues."""
 
     request: str
-    model: str
+    target: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def free_memory_for(residents: Residents, model: Model, now: float, evict_busy: 
         return True
     shortages = residents.find_shortages(model)
     needs = {place: need - residents.leaving(place) for place, need in shortages.items()}
-    surplus = _surplus(residents) - residents.draining()
+    surplus = _surplus(residents) - len(residents.draining())
     if max(needs.values()) <= 0 and surplus <= 0:
         return False
     for busy in (False, True)[: 1 + evict_busy]:
@@ -44,10 +44,10 @@ def _explain(residents: Residents, model: Model, shortages: dict[Place, int]) ->
     evicted = f"evicted for {model.spec.name}"
     if shortages[place] <= 0:
         return f"{evicted}: max_residents is {residents.settings.max_residents}"
-    account = residents.device.account(place)
     where = "" if place is None else f" of device {place}"
-    free, needed = account.free(), shortages[place] + account.free()
-    there = f"{format_memory(free)} of {format_memory(account.capacity)} are free"
+    free = residents.device.free(place)
+    needed, limit = shortages[place] + free, residents.device.limit(place)
+    there = f"{format_memory(free)} of {format_memory(limit)} are free"
     why = f"{evicted}, which needs {format_memory(needed)}{where}: {there}"
     template = residents.template_memory() if place is None else 0
     return f"{why}, and the runtime template has {format_memory(template)}" if template else why
@@ -69,8 +69,7 @@ def _choose(
 def _ask(residents: Residents, candidates: list[str], place: Place, need: int, now: float) -> list[str]:
     """Return the policy's victims that free `need` bytes in a place. The policy knows only the total of each model."""
     if place is not None:
-        held = residents.device.account(place).reserved
-        candidates = [name for name in candidates if held(name)]
+        candidates = [name for name in candidates if residents.device.reserved(name, place)]
         spread = max((len(residents.device.devices(name)) for name in candidates), default=1)
         # A share is rounded up to a byte.
         need = (need + len(candidates)) * spread
@@ -102,7 +101,7 @@ def _evict(
 def evict_excess(residents: Residents, now: float) -> None:
     """Evict what can be evicted after measurements exceeded the capacity, even if that does not free enough."""
     for place in residents.device.list_places():
-        excess = -residents.device.account(place).free() - residents.leaving(place)
+        excess = -residents.device.free(place) - residents.leaving(place)
         if excess > 0:
             victims = _ask(residents, residents.may_leave(), place, excess, now)
             why = "the memory of the models is above the limit"

@@ -47,8 +47,8 @@ class PendingRequests:
     def add(self, request: str, model: str, now: float) -> None:
         self._all[request] = PendingRequest(request, model, now)
 
-    def drop(self, request: str) -> bool:
-        return self._all.pop(request, None) is not None
+    def drop(self, request: str) -> None:
+        self._all.pop(request, None)
 
     def oldest(self) -> PendingRequest | None:
         return next(iter(self._all.values()), None)

@@ -16,28 +16,6 @@ from coldstart.host.model_state import Model, State
 from coldstart.host.policies import ModelCost, make
 from coldstart.host.specification import HostSettings, ModelSpec, Tier
 
-
-class MemoryAccount:
-    """Bytes reserved by each model, against one capacity."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity, self.used = capacity, 0
-        self._reserved: dict[str, int] = {}
-
-    def reserved(self, model: str) -> int:
-        return self._reserved.get(model, 0)
-
-    def free(self) -> int:
-        """Return the free bytes; negative if measurements exceed the capacity."""
-        return self.capacity - self.used
-
-    def record(self, model: str, size: int) -> None:
-        """Set the bytes of `model`, whether they fit or not."""
-        self.used += size - self._reserved.pop(model, 0)
-        if size:
-            self._reserved[model] = size
-
-
 Place = int | None
 """A device, or None: all devices together."""
 
@@ -49,23 +27,34 @@ def share(size: int, devices: tuple[int, ...], place: Place) -> int:
     return -(-size // len(devices)) if place in devices else 0
 
 
-class DeviceMemory(MemoryAccount):
-    """Bytes of each model on all devices together, and its share of them on each device that it is placed on.
+class Memory:
+    """Bytes reserved by each model on all devices together, and so on each device that it is placed on.
 
-    All devices together hold `capacity` bytes, and each of them `each`.
+    All devices together hold `capacity` bytes, and each of them `each`. Host memory has no devices.
     """
 
-    def __init__(self, capacity: int, each: int) -> None:
-        super().__init__(capacity)
-        self.each = each
+    def __init__(self, capacity: int, each: int = 0) -> None:
+        self.capacity, self.each, self.used = capacity, each, 0
+        self._reserved: dict[str, int] = {}
         self._devices: dict[str, tuple[int, ...]] = {}
-        self._accounts: dict[int, MemoryAccount] = {}
 
-    def resize(self, capacity: int, each: int) -> None:
-        """Set other capacities in bytes."""
-        self.capacity, self.each = capacity, each
-        for account in self._accounts.values():
-            account.capacity = each
+    def record(self, model: str, size: int) -> None:
+        """Set the bytes of `model`, whether they fit or not."""
+        self.used += size - self._reserved.get(model, 0)
+        self._reserved[model] = size
+
+    def reserved(self, model: str, place: Place = None) -> int:
+        return share(self._reserved.get(model, 0), self.devices(model), place)
+
+    def limit(self, place: Place) -> int:
+        """Return the bytes that all models may hold in a place."""
+        return self.capacity if place is None else self.each
+
+    def free(self, place: Place = None) -> int:
+        """Return the free bytes; negative if measurements exceed the capacity."""
+        if place is None:
+            return self.capacity - self.used
+        return self.each - sum(self.reserved(model, place) for model in self._devices)
 
     def place(self, model: str, devices: tuple[int, ...]) -> None:
         """Set the devices of a model, which remain as they are while it holds memory."""
@@ -75,25 +64,9 @@ class DeviceMemory(MemoryAccount):
     def devices(self, model: str) -> tuple[int, ...]:
         return self._devices.get(model, ())
 
-    def account(self, place: Place) -> MemoryAccount:
-        """Return the account of one place."""
-        if place is None:
-            return self
-        return self._accounts.setdefault(place, MemoryAccount(self.each))
-
     def list_places(self) -> list[Place]:
         """Return all places on which a model was placed."""
-        return [None, *self._accounts]
-
-    def share(self, model: str, size: int, place: Place) -> int:
-        """Return the bytes of `size` that the model takes in a place."""
-        return share(size, self.devices(model), place)
-
-    def record(self, model: str, size: int) -> None:
-        """Set the bytes of `model`, whether they fit or not."""
-        super().record(model, size)
-        for number in self.devices(model):
-            self.account(number).record(model, self.share(model, size, number))
+        return [None, *dict.fromkeys(number for devices in self._devices.values() for number in devices)]
 
 
 # Account name of the host's own memory; no model has this name.
@@ -101,20 +74,19 @@ _OWN = ""
 
 
 class Residents:
-    """Models by name, two memory accounts and the policy."""
+    """Models by name, two accounts of memory and the policy."""
 
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings, template_bytes: int = 0) -> None:
         self.settings, self._template_bytes, specs = settings, template_bytes, tuple(specs)
         _check(specs, settings)
         self.models = {spec.name: Model(spec) for spec in specs}
-        self.device = DeviceMemory(settings.memory, settings.each_device)
-        self.beside = MemoryAccount(settings.host_memory)
+        self.device = Memory(settings.memory, settings.each_device)
+        self.beside = Memory(settings.host_memory)
         self.costs: dict[str, ModelCost] = {}
         self.policy = make(settings.policy, self.costs, settings.memory)
         self.pinned: list[str] = []
         self._retiring = False
         self._draining: dict[str, Model] = {}
-        self._starting: set[str] = set()
         self._reserve_template()
         self._reprice()
 
@@ -153,7 +125,7 @@ class Residents:
         A changed policy or capacity begins with a new policy object and the models that are resident now.
         """
         before, self.settings = self.settings, settings
-        self.device.resize(settings.memory, settings.each_device)
+        self.device.capacity, self.device.each = settings.memory, settings.each_device
         self.beside.capacity = settings.host_memory
         self._reserve_template()
         if (before.policy, before.memory) == (settings.policy, settings.memory):
@@ -166,7 +138,7 @@ class Residents:
 
     def unsettled(self) -> bool:
         """Return whether reserved memory exceeds the capacity, or a retired model has not stopped yet."""
-        overfull = any(self.device.account(place).free() < 0 for place in self.device.list_places())
+        overfull = any(self.device.free(place) < 0 for place in self.device.list_places())
         return overfull or self._retiring
 
     def forget_retired(self) -> None:
@@ -190,12 +162,9 @@ class Residents:
         return sum(model.resident for model in self.models.values())
 
     def starting(self) -> int:
-        return len(self._starting)
+        return sum(model.state is State.STARTING for model in self.models.values())
 
-    def draining(self) -> int:
-        return len(self._draining)
-
-    def list_draining(self) -> list[Model]:
+    def draining(self) -> list[Model]:
         return list(self._draining.values())
 
     def max_memory(self, model: Model) -> int:
@@ -223,11 +192,11 @@ class Residents:
         """Return the bytes that serving the model takes beyond the free ones: on each of its devices, and together."""
         name, memory = model.spec.name, model.observed.memory
         self.device.place(name, model.spec.devices)
-        found = {}
-        for place in (*self.device.devices(name), None):
-            account = self.device.account(place)
-            found[place] = self.device.share(name, memory, place) - account.reserved(name) - account.free()
-        return found
+        devices, device = self.device.devices(name), self.device
+        return {
+            place: share(memory, devices, place) - device.reserved(name, place) - device.free(place)
+            for place in (*devices, None)
+        }
 
     def leaving(self, place: Place = None) -> int:
         """Return the device bytes that draining models will free in a place."""
@@ -244,8 +213,7 @@ class Residents:
 
     def _freed(self, model: Model, target: Tier, place: Place) -> int:
         name, rest = model.spec.name, model.observed.memory_in(target)
-        held = self.device.account(place).reserved(name)
-        return max(0, held - self.device.share(name, rest, place))
+        return max(0, self.device.reserved(name, place) - share(rest, self.device.devices(name), place))
 
     def price(self, model: Model) -> None:
         """Update the model's cost for the policy: the bytes that the next lower tier frees, and the added start time."""
@@ -280,7 +248,6 @@ class Residents:
         known = self.device.reserved(model.spec.name) > 0
         self.device.record(model.spec.name, model.observed.memory)
         model.start(now)
-        self._starting.add(model.spec.name)
         self.price(model)
         if not known:
             self.policy.loaded(model.spec.name, now)
@@ -310,7 +277,6 @@ class Residents:
 
     def ready(self, model: Model, now: float, seconds: float) -> None:
         model.ready(now, seconds)
-        self._starting.discard(model.spec.name)
         self._book_beside(model, 0)
         self.device.record(model.spec.name, model.observed.memory)
         self.price(model)
@@ -327,7 +293,6 @@ class Residents:
         model.fail(reason, now, self.settings.backoff_s, self.settings.backoff_max_s, external=external)
         model.in_flight.clear()
         self._draining.pop(model.spec.name, None)
-        self._starting.discard(model.spec.name)
         self.device.record(model.spec.name, 0)
         self._book_beside(model, 0)
         self.price(model)

@@ -88,7 +88,7 @@ class HostSettings:
     `when_full` decides about a request whose model cannot evict another one: it waits, or is rejected. A request that
     waits longer than `patience_s` makes busy models drain: they finish their requests, accept no new ones, and are
     evicted. With `runtime_template` a live host retains a process with the runtime imported, from which starts are
-    forked. A server that makes no progress for `hang_timeout_s` is killed (`live.hang` has the rule). With
+    forked. A server that makes no progress for `hang_timeout_s` is killed (`live.servers.find_hang` has the rule). With
     `resume_streams` a stream whose server died continues, once, at the next server of its model. `default_model`
     answers requests that name no model. It has no idle time, and starts again when memory is free.
     """

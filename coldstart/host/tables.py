@@ -6,7 +6,6 @@ Invariant: every error names the key and what was found there.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -49,17 +48,9 @@ def read_toml(path: Path, kind: str) -> dict[str, Any]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"the {kind} file {path} is not TOML: {describe(error)}", hint=_describe_fix(path, error)
+            f"the {kind} file {path} is not TOML: {describe(error)}",
+            hint=f"save {path} in UTF-8, with lines such as [TABLE] and KEY = VALUE, and text in quotes",
         ) from error
-
-
-def _describe_fix(path: Path, error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return f"save {path} as text in UTF-8"
-    line = re.search(r"line \d+", str(error))
-    return (
-        f"fix {line[0] if line else 'the end'} of {path}: write [TABLE] or KEY = VALUE, with text in quotes"
-    )
 
 
 def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
@@ -76,8 +67,11 @@ def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
     """
     content = expect_table(table, place)
     own = [field for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
+    known = sorted(one.name for one in own)
+    if unknown := sorted(content.keys() - set(known)):
+        message = f"unknown key {', '.join(unknown)}"
+        raise UsageError(_named(place, message), hint=f"known settings: {', '.join(known)}")
     needed = [one.name for one in own if one.default is MISSING and one.default_factory is MISSING]
-    reject_unknown_keys(content, [one.name for one in own], place)
     require_keys(content, needed, place)
     types = get_type_hints(kind, include_extras=True)
     found = {
@@ -103,13 +97,6 @@ def expect_table(given: object, place: str) -> dict[str, Any]:
             f"{place}: expected a table, found {given!r}", hint=f"add the table [{place}] with its settings"
         )
     return given
-
-
-def reject_unknown_keys(table: Mapping[str, Any], known: Collection[str], place: str) -> None:
-    """Raise UsageError if the table has keys other than those `known`."""
-    if unknown := sorted(table.keys() - set(known)):
-        message = f"unknown key {', '.join(unknown)}"
-        raise UsageError(_named(place, message), hint=f"known settings: {', '.join(sorted(known))}")
 
 
 def require_keys(table: Mapping[str, Any], needed: Collection[str], place: str) -> None:

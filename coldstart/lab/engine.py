@@ -12,7 +12,8 @@ from coldstart.lab.loop import Call, Loop, Timer
 from coldstart.lab.plan import prompt_tokens
 from coldstart.lab.records import Replay, RequestRecord
 from coldstart.lab.traces import TraceRequest
-from coldstart.scheduling import IterationProfile, SchedulerSettings
+from coldstart.scheduling.profile import IterationProfile
+from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine
 
 VOCABULARY = 1 << 31

@@ -175,7 +175,7 @@ class _Fleet:
                 process.stopping = True
                 self._release(process)
                 self._loop.plan(now + self.stop_s, partial(self._stopped, worker))
-            case events.Send(request, group):
+            case events.Dispatch(request, group):
                 self._send(request, group)
             case events.Move(request, _, target):
                 self._move(request, target)

@@ -16,8 +16,8 @@ from coldstart.errors import UsageError
 from coldstart.fleet.specification import Costs
 from coldstart.lab.records import ModelRequest
 from coldstart.lab.traces import Columns, TraceReport, TraceRequest, read_trace
-from coldstart.scheduling import IterationProfile
 from coldstart.scheduling.declaration import list_settings, setting
+from coldstart.scheduling.profile import IterationProfile
 
 HASH_TOKENS = 512
 """Number of tokens for each hash id of a Mooncake trace."""

@@ -112,7 +112,7 @@ def tabulate(records: Iterable[RequestRecord]) -> DataFrame:
     """
     from pandas import DataFrame
 
-    names = ["ok", "ttft_s", "latency_s", *(one.name for one in fields(RequestRecord))]
+    names = [*(one.name for one in fields(RequestRecord)), "ok", "ttft_s", "latency_s"]
     frame = DataFrame([[getattr(one, name) for name in names] for one in records], columns=names)
     times = [name for name in names if name.endswith("_s")]
     frame = frame.astype(dict.fromkeys(times, float) | {"ok": bool, "output_tokens": int})

@@ -28,7 +28,6 @@ VARIABLES = {
     "DG_JIT_CACHE_DIR": "deep_gemm",
 }
 AOT = "aot"
-_GATE = ".drafts.lock"
 # ELF64 (elf(5)): the section headers lie at the file's end, and the file's head is written after them.
 _HEAD, _MAGIC = struct.Struct("<16s24xQ10xHH2x"), b"\x7fELF"
 
@@ -57,7 +56,7 @@ def lay(section: Path, root: Path) -> Path:
         OSError: The copy failed. A partial copy is removed; that of a killed start by the next one of the section, or `sweep`.
     """
     if not root.is_dir():
-        with scratch.owned(root.parent, root.parent / _GATE, f"{root.name}.") as draft:
+        with scratch.owned(root.parent, f"{root.name}.") as draft:
             part = draft / "part"
             try:
                 shutil.copytree(section, part)
@@ -71,7 +70,7 @@ def lay(section: Path, root: Path) -> Path:
 
 def sweep(place: Path) -> None:
     """Remove the partial copies below `place` of killed starts. Raises OSError."""
-    scratch.sweep_below(place, place / _GATE, "?" * 64 + ".")
+    scratch.sweep_below(place, "?" * 64 + ".")
 
 
 def _relocate_groups(triton: Path, final: Path) -> None:

@@ -42,7 +42,7 @@ from coldstart.system.snapshot import criu, criu_memory, runtime_image
 from coldstart.system.trust.unpacked import unpacked
 
 ABOUT = runtime_image.ABOUT
-_PREFIX, _GATE = "thawed-", "thawed.lock"
+_PREFIX = "thawed-"
 _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap", "-v1"]
 # A private mount gives every thawed template its own socket directory under the frozen path.
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
@@ -79,7 +79,12 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
         )
     read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
     _, vllm = runtime.vllm_distribution() or ("", "")
-    about = {"criu": criu.version(), "environment": read, "meeting": str(meeting), "vllm": vllm}
+    about = {
+        "criu": criu.read_version(*criu.command()),
+        "environment": read,
+        "meeting": str(meeting),
+        "vllm": vllm,
+    }
     about |= {"python": sys.executable, "made": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
     (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
     try:
@@ -202,7 +207,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
     base, stack = paths.runtime_dir(), ExitStack()
-    own = stack.enter_context(scratch.owned(base, base / _GATE, _PREFIX))
+    own = stack.enter_context(scratch.owned(base, _PREFIX))
     if (images / criu_memory.MEMORY).exists():
         (own / criu_memory.MEMORY).symlink_to(images.absolute() / criu_memory.MEMORY)
     os.mkfifo(own / "resumed")
@@ -228,7 +233,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
 def sweep() -> None:
     """Remove the directories of thawed templates whose supervisor was killed. Raises OSError."""
     base = paths.runtime_dir()
-    scratch.sweep_below(base, base / _GATE, _PREFIX)
+    scratch.sweep_below(base, _PREFIX)
 
 
 def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:

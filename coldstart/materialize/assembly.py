@@ -214,7 +214,7 @@ class Assembly:
                     running = server_process.acknowledged(process, reader, began, None, self._show)
                 sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
                 require_fast_path(running.report, sections, canary="canary" in info)
-                memory = processes.memory_bytes(process.pid)
+                memory = processes.pss_bytes(processes.tree(process.pid))
             except CommandFailedError as error:
                 tail = exits.read_end(self.work / "proof.log").splitlines()
                 lines = [f"{error.message}; the end of its log:", *tail]

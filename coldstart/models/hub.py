@@ -20,7 +20,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from coldstart.artifacts.files import replacing
 from coldstart.errors import AuthRequiredError, ColdstartError, UsageError
@@ -47,6 +47,8 @@ _REASONS = {
     "RepositoryNotFoundError": "it has no such repository, or a private one",
 }
 
+Part = Literal["configuration", "tokenizer", "all"]
+"""config.json, or all files but the weights, or all files."""
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 
 
@@ -66,74 +68,65 @@ class _HubFailure(Exception):
         self.cause = cause
 
 
-def config_dir(repo_id: str, revision: str | None, offline: bool) -> Path:
-    """Return the local snapshot directory that holds config.json.
+def fetch(repo_id: str, revision: str | None, offline: bool, part: Part) -> Path:
+    """Return the local directory of a part of the repository at `revision`, downloading what is missing.
 
     Raises:
         ModelNotFoundError: the hub has no such repository or revision, and it is not cached.
-        AuthRequiredError: the repository is not cached, and the hub denies access or the network is off.
-        HubUnreachableError: the repository is not cached, and the hub gives no usable answer.
-    """
-    from huggingface_hub import errors, hf_hub_download
-
-    try:
-        cached = _find_cached(repo_id, revision)
-        if cached is not None and (offline or _is_offline() or (revision and _COMMIT.fullmatch(revision))):
-            return cached
-        if offline or _is_offline():
-            raise _not_cached(repo_id, _NO_COPY)
-        commit = str(_ask(repo_id, revision).sha)
-        if cached is not None and cached.name == commit:
-            return cached
-        # Ask for the commit: for a branch, huggingface_hub would hide an error and return the last copy.
-        with _failures():
-            file = hf_hub_download(repo_id, "config.json", revision=commit, etag_timeout=_TIMEOUT_S)
-    except errors.HFValidationError as error:
-        raise ModelNotFoundError(str(error)) from error
-    except _HubFailure as failure:
-        if cached is not None:
-            return _use(cached, repo_id, failure)
-        if _is_missing(failure.cause):
-            raise ModelNotFoundError(_describe(failure.cause)) from failure.cause
-        raise _convert(repo_id, failure, _NO_COPY) from failure.cause
-    _record(Path(file).parent, revision)
-    return Path(file).parent
-
-
-def snapshot(repo_id: str, revision: str | None, offline: bool, *, weights: bool = True) -> Path:
-    """Return the local directory of the repository (or all but its `weights`) at `revision`, downloading what is missing.
-
-    Raises:
         AuthRequiredError: the copy in the local cache is incomplete, and the hub denies access or the network is off.
         HubUnreachableError: the copy in the local cache is incomplete, and the hub gives no usable answer.
     """
+    from huggingface_hub import constants, errors
+
+    try:
+        cached = _find_cached(repo_id, revision)
+    except errors.HFValidationError as error:
+        raise ModelNotFoundError(str(error)) from error
+    # A configuration at a commit cannot have changed.
+    is_known = part == "configuration" and cached is not None and _COMMIT.fullmatch(revision or "")
     failure = None
-    if not (offline or _is_offline()):
+    if not (offline or constants.HF_HUB_OFFLINE or is_dry_run() or is_known):
         try:
-            return _download(repo_id, _ask(repo_id, revision), weights)
+            directory = _download(repo_id, _ask(repo_id, revision), part)
         except _HubFailure as error:
             failure = error
-    directory = _find_cached(repo_id, revision)
-    missing = [] if directory is None else list_missing(directory, weights=weights)
-    if directory is not None and (not missing or is_dry_run()):
-        return directory if failure is None else _use(directory, repo_id, failure)
+        else:
+            if directory != cached:
+                _record(directory, revision)
+            return directory
+    missing = [] if cached is None or part == "configuration" else list_missing(cached, weights=part == "all")
+    if cached is not None and (not missing or is_dry_run()):
+        if failure is not None:
+            copy = f"the copy of {repo_id} in the local cache is used (commit {cached.name})"
+            _warn(f"{_describe(failure.cause)}: {copy}")
+        return cached
     lacks = f"its copy in the local hub cache lacks {', '.join(missing)}" if missing else _NO_COPY
     if failure is None:
         raise _not_cached(repo_id, lacks)
+    cause, named = failure.cause, (errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError)
+    is_absent = _status(cause) == 404 and not isinstance(cause, errors.GatedRepoError)
+    if part == "configuration" and cached is None and (is_absent or isinstance(cause, named)):
+        raise ModelNotFoundError(_describe(cause)) from cause
     raise _convert(repo_id, failure, lacks) from failure.cause
 
 
-def _download(repo_id: str, info: ModelInfo, weights: bool) -> Path:
-    """Return the directory of a commit with all its files, after the download of missing ones. Raises _HubFailure."""
-    from huggingface_hub import snapshot_download
+def _download(repo_id: str, info: ModelInfo, part: Part) -> Path:
+    """Return the directory of a commit with all files of a part, after the download of missing ones. Raises _HubFailure."""
+    from huggingface_hub import hf_hub_download, snapshot_download
 
+    directory = _find_cached(repo_id, info.sha)
     with _failures():
+        if part == "configuration":
+            if directory is not None:
+                return directory
+            # Ask for the commit: for a branch, huggingface_hub would hide an error and return the last copy.
+            file = hf_hub_download(repo_id, "config.json", revision=info.sha, etag_timeout=_TIMEOUT_S)
+            return Path(file).parent
         files = [file.rfilename for file in info.siblings or ()]
-        ignore = [*_IGNORE, *(() if weights else WEIGHT_PATTERNS)]
-        if weights and any(file.endswith(".safetensors") for file in files):
+        ignore = [*_IGNORE, *(() if part == "all" else WEIGHT_PATTERNS)]
+        if part == "all" and any(file.endswith(".safetensors") for file in files):
             ignore += ["*.bin", "*.pt", "*.pth"]
         wanted = [file for file in files if not any(fnmatch(file, pattern) for pattern in ignore)]
-        directory = _find_cached(repo_id, info.sha)
         if directory is None or not all((directory / name).exists() for name in wanted):
             directory = Path(snapshot_download(repo_id, revision=info.sha, ignore_patterns=ignore))
             # huggingface_hub returns a part of the files if it cannot ask for their names.
@@ -223,12 +216,6 @@ def _failures() -> Iterator[None]:
         raise _HubFailure(cause if isinstance(cause, Exception) else error) from error
 
 
-def _is_offline() -> bool:
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE) or is_dry_run()
-
-
 @lru_cache(maxsize=64)
 def _warn(message: str) -> None:
     # Once: a start asks for the configuration and for the weights.
@@ -237,24 +224,10 @@ def _warn(message: str) -> None:
     logging.getLogger("coldstart").warning("%s", secrets.text(message))
 
 
-def _use(directory: Path, repo_id: str, failure: _HubFailure) -> Path:
-    _warn(
-        f"{_describe(failure.cause)}: the copy of {repo_id} in the local cache is used (commit {directory.name})"
-    )
-    return directory
-
-
 def _status(cause: Exception) -> int:
     from huggingface_hub.errors import HfHubHTTPError
 
     return cause.response.status_code if isinstance(cause, HfHubHTTPError) else 0
-
-
-def _is_missing(cause: Exception) -> bool:
-    from huggingface_hub import errors
-
-    named = isinstance(cause, (errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError))
-    return named or (_status(cause) == 404 and not isinstance(cause, errors.GatedRepoError))
 
 
 def _describe(cause: Exception) -> str:

@@ -8,25 +8,29 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, TypeVar
+
+import msgspec
 
 from coldstart.artifacts import oci
-from coldstart.artifacts.bundle import Bundle, Trust, TrustResult
+from coldstart.artifacts.bundle import Bundle, Trust
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, Mismatch
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError, NoBundleError
 from coldstart.models import keys, resolution
-from coldstart.models.aliases import NAMES
 from coldstart.models.resolution import ResolvedModel
-from coldstart.system import paths, secrets
+from coldstart.system import secrets
 from coldstart.system.paths import Cache
+from coldstart.system.trust import trusted_keys
 
+trust = trusted_keys.judge
 # Member of the section `stages`: sections that a materialization could not create, with reasons.
 NOT_MADE = "not_made"
 # With this the reason of a section begins that may be made by another attempt.
 PROOF_FAILED = "the verification run failed with it"
+_Section = TypeVar("_Section")
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,7 @@ class Lookup:
 
     def format_materialize(self, *options: str) -> str:
         """Return the command line that builds the bundle of this key, with `options` of the command."""
-        return self._format_command("materialize", *options)
-
-    def format_serve_untrusted(self) -> str:
-        """Return the command line that starts a server from the bundle of this key that is not trusted."""
-        return self._format_command("serve", "--untrusted")
+        return self.format_command("materialize", *options)
 
     def format_template(self, level: str) -> str:
         """Return the command line that starts a template for starts of this lookup.
@@ -71,13 +71,14 @@ class Lookup:
         It names the version of the bundle whose arguments the lookup has, since the newest bundle may have others.
         """
         if self.lender is None or self.model.argument != self.lender.name:  # a directory has no versions
-            return self._format_command("template start", "--level", level)
+            return self.format_command("template start", "--level", level)
         reference = f"{self.lender.name}:v{self.lender.version}"
         return shlex.join(["coldstart", "template", "start", reference, "--level", level])
 
-    def _format_command(self, name: str, *options: str) -> str:
-        words = [*name.split(), self.model.argument, *options]
-        return shlex.join(["coldstart", *words, *_after(self.vllm_args)])
+    def format_command(self, name: str, *options: str) -> str:
+        """Return the command line of a command with this model and these arguments."""
+        words = ["coldstart", *name.split(), self.model.argument, *options]
+        return shlex.join([*words, "--", *secrets.arguments(self.vllm_args)] if self.vllm_args else words)
 
     def refresh(self) -> Lookup:
         """Look the same key up once more: another process may have published the bundle meanwhile."""
@@ -117,11 +118,6 @@ class Lookup:
     @property
     def _differing(self) -> set[str]:
         return {one.field for one in self.mismatches}
-
-
-def names_model(word: str) -> bool:
-    """Return whether ``word`` is a model that is known without the hub: built in, an alias, or a directory."""
-    return word.lower() in NAMES or paths.expand(word).is_dir()
 
 
 def look_up(
@@ -177,25 +173,25 @@ def miss(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBun
         one = lookup.untrusted
         # One that was found without arguments has others, which are not shown: they can name code to load.
         same = one.key == lookup.key
-        take = f"take it as it is: {lookup.format_serve_untrusted()}; or " if same else ""
+        take = f"take it as it is: {lookup.format_command('serve', '--untrusted')}; or " if same else ""
         create = create if same else f"build one, with arguments of your own after --: {create}"
         return NoBundleError(
             f"the only bundle for {lookup.model.name} with key {one.key.short}, {one.ref}, is not trusted: "
             f"{trust(one).reason}",
             hint=f"coldstart trust add FILE, with its publisher's public key; or {take}{create}",
         )
-    if lookup.nearest is None:
-        create += "; or fetch a bundle: coldstart pull ADDRESS"
-        detail = "and none for this model under another key"
-        differences: list[str] = []
-    else:
-        detail = f"the nearest, {lookup.nearest.name}:v{lookup.nearest.version}, differs in"
-        differences = [_difference(one) for one in lookup.mismatches]
-    summary = f"no bundle for {lookup.model.name} with key {lookup.key.short} in the store; {detail}"
-    return NoBundleError(
-        [summary, *differences],
-        hint=f"{_use_nearest(lookup, use)}{create}",
-    )
+    summary = f"no bundle for {lookup.model.name} with key {lookup.key.short} in the store"
+    if (nearest := lookup.nearest) is None:
+        return NoBundleError(
+            f"{summary}; and none for this model under another key",
+            hint=f"{create}; or fetch a bundle: coldstart pull ADDRESS",
+        )
+    if differ_in_arguments(lookup.mismatches) and (recorded := read_arguments(nearest)) is not None:
+        serve = ["coldstart", "serve", lookup.model.argument, "--", *recorded]
+        create = f"{shlex.join(serve) if use is None else use(recorded)}, or {create}"
+    differences = map(_difference, lookup.mismatches)
+    detail = f"the nearest, {nearest.name}:v{nearest.version}, differs in"
+    return NoBundleError([f"{summary}; {detail}", *differences], hint=create)
 
 
 def _difference(one: Mismatch) -> str:
@@ -209,17 +205,6 @@ def _difference(one: Mismatch) -> str:
 def differ_in_arguments(mismatches: Iterable[Mismatch]) -> bool:
     """Return whether no field but vLLM's arguments differs."""
     return all(one.field.startswith(keys.ENGINE) for one in mismatches)
-
-
-def _use_nearest(lookup: Lookup, use: Callable[[Arguments], str] | None) -> str:
-    """Return how to start a server from the nearest bundle, with " or ", where only arguments differ."""
-    nearest = lookup.nearest
-    if nearest is None or not differ_in_arguments(lookup.mismatches):
-        return ""
-    if (recorded := read_arguments(nearest)) is None:
-        return ""
-    serve = ["coldstart", "serve", lookup.model.argument, "--", *recorded]
-    return (shlex.join(serve) if use is None else use(recorded)) + ", or "
 
 
 def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> str:
@@ -241,17 +226,6 @@ def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> 
     return ""
 
 
-def _after(vllm_args: Sequence[str]) -> list[str]:
-    return ["--", *secrets.arguments(vllm_args)] if vllm_args else []
-
-
-def trust(bundle: Bundle) -> TrustResult:
-    """Return whether a key that this user trusts signed ``bundle``."""
-    from coldstart.system.trust import trust_cache
-
-    return trust_cache.judge(bundle)
-
-
 def read_arguments(bundle: Bundle) -> Arguments | None:
     """Return the arguments of the materialization, None for those of an untrusted bundle or with a hidden secret."""
     if not trust(bundle).ok:
@@ -260,46 +234,44 @@ def read_arguments(bundle: Bundle) -> Arguments | None:
     return None if any(secrets.HIDDEN in word for word in recorded) else recorded
 
 
-def list_missing_sections(bundle: Bundle) -> dict[str, str]:
-    """Return the sections that the materialization could not create, with the reasons."""
-    try:
-        phases = bundle.json("stages") if bundle.has("stages") else {}
-    except BundleError:
-        return {}
-    reasons = phases.get(NOT_MADE) if isinstance(phases, dict) else None
-    return {str(k): str(v) for k, v in reasons.items()} if isinstance(reasons, dict) else {}
-
-
-class ProofStart(NamedTuple):
+class ProofStart(msgspec.Struct, frozen=True):
     """What a bundle records of the start that verified it: seconds to ready, and bytes of memory.
 
     `device_bytes` is the peak on all devices, None for vLLM's CPU build or where no driver reported it.
     """
 
-    ready_s: float
-    memory_bytes: int
-    device_bytes: int | None = None
+    ready_s: Annotated[float, msgspec.Meta(ge=0)]
+    memory_bytes: Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
+    device_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] | None = None
+
+
+class _Stages(msgspec.Struct):
+    not_made: dict[str, str] = {}
+
+
+class _Iterations(msgspec.Struct):
+    left_out: dict[str, list[int]] = {}
+
+
+def _read_section(bundle: Bundle, section: str, kind: type[_Section]) -> _Section | None:
+    """Return a JSON section as a `kind`, None if the bundle has none or it has another form."""
+    try:
+        return msgspec.convert(bundle.json(section), kind)
+    except (BundleError, msgspec.ValidationError):
+        return None
+
+
+def list_missing_sections(bundle: Bundle) -> dict[str, str]:
+    """Return the sections that the materialization could not create, with the reasons."""
+    return (_read_section(bundle, "stages", _Stages) or _Stages()).not_made
 
 
 def read_proof(bundle: Bundle) -> ProofStart | None:
     """Return the start that verified the bundle; None if the bundle does not contain it."""
-    try:
-        phases: Any = bundle.json("stages")
-        device = phases.get("device_bytes")
-        proof = ProofStart(
-            float(phases["ready_s"]), int(phases["memory_bytes"]), None if device is None else int(device)
-        )
-    except (BundleError, AttributeError, KeyError, TypeError, ValueError):
-        return None
-    return proof if proof.memory_bytes > 0 and proof.ready_s >= 0 else None
+    return _read_section(bundle, "stages", ProofStart)
 
 
 def list_unprofiled_sizes(bundle: Bundle) -> dict[str, list[int]]:
     """Return the sizes that the iteration profile lacks because its time was over, by curve."""
-    try:
-        profile = bundle.json("iterations") if bundle.has("iterations") else {}
-    except BundleError:
-        return {}
-    left = profile.get("left_out") if isinstance(profile, dict) else None
-    curves = left.items() if isinstance(left, dict) else ()
-    return {str(curve): list(sizes) for curve, sizes in curves if isinstance(sizes, list) and sizes}
+    left = (_read_section(bundle, "iterations", _Iterations) or _Iterations()).left_out
+    return {curve: sizes for curve, sizes in left.items() if sizes}

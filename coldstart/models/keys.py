@@ -12,7 +12,7 @@ weights are downloaded.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -96,29 +96,25 @@ def model_fields(model: ResolvedModel) -> dict[str, Scalar]:
     local = model.path if model.revision is None else None
     return {
         "architecture": ",".join(model.config.get("architectures") or []) or None,
-        "config": config_digest(model.config),
+        "config": _digest({name: value for name, value in model.config.items() if name not in _INCIDENTAL}),
         "revision": model.revision,
         "weights": layout_digest(local) if local else None,
-        "tokenizer": files_digest(local) if local else None,
+        "tokenizer": _digest(_hash_files(local, _TOKENIZER_FILES)) if local else None,
         **(_extra(local) if local else {}),
     }
 
 
 def _extra(directory: Path) -> dict[str, Scalar]:
     """Return digests of a model's own code, and of its processor and quantization settings, if it has any."""
-    code = sorted(path for path in directory.rglob("*.py") if path.is_file())
-    settings = [path for name in _PROCESSOR_FILES if os.path.lexists(path := directory / name)]
-    groups = {"code": code, "processor": settings}
-    return {name: _contents(directory, paths) for name, paths in groups.items() if paths}
+    code = sorted(str(path.relative_to(directory)) for path in directory.rglob("*.py") if path.is_file())
+    groups = {"code": _hash_files(directory, code), "processor": _hash_files(directory, _PROCESSOR_FILES)}
+    return {name: _digest(hashes) for name, hashes in groups.items() if hashes}
 
 
-def _contents(directory: Path, paths: list[Path]) -> str:
-    return _digest({str(p.relative_to(directory)): checkpoint_files.hash_file(p) for p in paths})
-
-
-def config_digest(config: Mapping[str, Any]) -> str:
-    """Return the digest of the configuration without incidental top-level members."""
-    return _digest({name: value for name, value in config.items() if name not in _INCIDENTAL})
+def _hash_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of each file that exists. Raises the errors of `checkpoint_files.open_file`."""
+    found = {name: directory / name for name in names if os.path.lexists(directory / name)}
+    return {name: checkpoint_files.hash_file(path) for name, path in found.items()}
 
 
 def layout_digest(directory: Path) -> str | None:
@@ -138,15 +134,6 @@ def layout_digest(directory: Path) -> str | None:
             {entry.name: (entry.dtype, entry.shape) for entry in checkpoint_files.list_entries(file, index)}
         )
     return _digest(layout)
-
-
-def files_digest(directory: Path) -> str:
-    """Return the digest of the tokenizer and generation files in the directory.
-
-    Raises the errors of `checkpoint_files.open_file`.
-    """
-    held = (directory / name for name in _TOKENIZER_FILES)
-    return _digest({f.name: checkpoint_files.hash_file(f) for f in held if os.path.lexists(f)})
 
 
 def _digest(value: object) -> str:

@@ -67,22 +67,32 @@ def resolve(
         UsageError: The model does not exist or its configuration is unreadable (exit code 2).
         AuthRequiredError: The hub denies access, or ``offline`` is set and the configuration is not cached (exit code 4).
     """
+    if revision is not None and is_local(model):
+        raise UsageError(f"cannot use --revision {revision}: the model {model} is local and has no revisions")
     if model in tiny.NAMES:
-        _refuse_revision(model, revision)
         return _local(model, tiny.build(model, (cache or Cache.at()).models))
     directory = paths.expand(model)
     if directory.is_dir():
-        _refuse_revision(model, revision)
         return _local(None, directory.resolve())
     repo_id = ALIASES.get(model.lower(), model)
     if not is_repo_id(repo_id):
         raise _unknown(model)
-    return _from_hub(model, repo_id, revision, offline)
+    try:
+        directory = hub.fetch(repo_id, revision, offline, "configuration")
+    except hub.ModelNotFoundError as error:
+        raise _unknown(model, error) from error
+    commit = directory.name if _COMMIT.fullmatch(directory.name) else None
+    return ResolvedModel(_name(repo_id), directory, repo_id, commit, _read_config(directory))
 
 
 def is_repo_id(word: str) -> bool:
     """Return whether ``word`` has the form of a repository's name, OWNER/NAME."""
     return bool(_REPO_ID.fullmatch(word)) and not word.startswith(("./", "../", "~", "/"))
+
+
+def names_model(word: str) -> bool:
+    """Return whether ``word`` is a model that is known without the hub: built in, an alias, or a directory."""
+    return word.lower() in NAMES or is_local(word)
 
 
 def is_local(word: str) -> bool:
@@ -98,7 +108,7 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
         UsageError: A directory contains no weights, or weights that cannot be loaded.
     """
     if model.repo_id is not None:
-        model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline))
+        model = replace(model, path=hub.fetch(model.repo_id, model.revision, offline, "all"))
         if is_dry_run():
             return model  # perhaps without files that a start downloads: `list_missing`
     if not model.weight_files:
@@ -120,7 +130,7 @@ def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> Resolved
         AuthRequiredError: As in ``resolve``.
     """
     if model.repo_id is not None:
-        model = replace(model, path=hub.snapshot(model.repo_id, model.revision, offline, weights=False))
+        model = replace(model, path=hub.fetch(model.repo_id, model.revision, offline, "tokenizer"))
     return model
 
 
@@ -157,11 +167,6 @@ def check_weights(model: ResolvedModel) -> None:
         checkpoint_files.check(model.path, model.weight_files)
 
 
-def _refuse_revision(model: str, revision: str | None) -> None:
-    if revision is not None:
-        raise UsageError(f"cannot use --revision {revision}: the model {model} is local and has no revisions")
-
-
 def _local(name: str | None, directory: Path) -> ResolvedModel:
     # A snapshot directory of the hub's cache names its repository and commit. The path and the repository's name are the
     # same model, so both must give the same key.
@@ -181,15 +186,6 @@ def _local(name: str | None, directory: Path) -> ResolvedModel:
 def _name(text: str) -> str:
     alias = next((alias for alias, repo_id in ALIASES.items() if repo_id == text), None)
     return alias or re.sub(r"[^A-Za-z0-9._/-]", "-", text).lstrip("._-") or "model"
-
-
-def _from_hub(name: str, repo_id: str, revision: str | None, offline: bool) -> ResolvedModel:
-    try:
-        directory = hub.config_dir(repo_id, revision, offline)
-    except hub.ModelNotFoundError as error:
-        raise _unknown(name, error) from error
-    commit = directory.name if _COMMIT.fullmatch(directory.name) else None
-    return ResolvedModel(_name(repo_id), directory, repo_id, commit, _read_config(directory))
 
 
 def _read_config(directory: Path) -> Mapping[str, Any]:

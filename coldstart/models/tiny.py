@@ -11,7 +11,6 @@ import random
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ GENERATION = 1
 NAMES = aliases.TINY
 
 # Drafts of models, and the lock of all of them.
-_DRAFT, _GATE = ".draft-", ".draft.lock"
+_DRAFT = ".draft-"
 _SEED = 20240607
 _VOCAB = 2048
 _HIDDEN = 256
@@ -60,7 +59,7 @@ def build(name: str, models: Path) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     with files.locked(final.with_name(f".{name}.lock")):
         if not final.is_dir():
-            with scratch.owned(final.parent, final.parent / _GATE, _DRAFT) as own:
+            with scratch.owned(final.parent, _DRAFT) as own:
                 draft = own / name
                 draft.mkdir()
                 _run_child(name, draft)
@@ -72,7 +71,7 @@ def sweep(models: Path) -> None:
     """Remove the drafts of builds that were killed."""
     for place in models.glob("tiny-v*"):
         with suppress(OSError):  # a cache may be read-only
-            scratch.sweep_below(place, place / _GATE, _DRAFT)
+            scratch.sweep_below(place, _DRAFT)
 
 
 def _run_child(name: str, draft: Path) -> None:
@@ -85,15 +84,6 @@ def _run_child(name: str, draft: Path) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ColdstartError(f"cannot build {name}: {reason}", hint="coldstart install cpu")
-
-
-def _sentences(count: int = 4000) -> Iterator[str]:
-    """Yield made-up words of a small syllable language, with enough structure for byte-pair merges and no copyright."""
-    rng = random.Random(_SEED)
-    syllables = [c + v + e for c in "bdfgklmnprstv" for v in "aeiou" for e in ("", "n", "r", "s")]
-    words = ["".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(1500)]
-    for _ in range(count):
-        yield " ".join(rng.choices(words, k=rng.randint(4, 12))).capitalize() + rng.choice(".?!")
 
 
 def make_tokenizer() -> Any:
@@ -109,7 +99,15 @@ def make_tokenizer() -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=_VOCAB, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(_sentences(), trainer)
+    # Made-up words of a small syllable language have enough structure for byte-pair merges, and no copyright.
+    rng = random.Random(_SEED)
+    syllables = [c + v + e for c in "bdfgklmnprstv" for v in "aeiou" for e in ("", "n", "r", "s")]
+    words = ["".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(1500)]
+    sentences = (
+        " ".join(rng.choices(words, k=rng.randint(4, 12))).capitalize() + rng.choice(".?!")
+        for _ in range(4000)
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", specials.index("<s>"))]
     )
@@ -143,15 +141,6 @@ def _make_config(name: str) -> Any:
     return kind(intermediate_size=704, num_key_value_heads=2, **common)
 
 
-def _deviation(name: str, shape: tuple[int, ...], *, unembedding: bool) -> float:
-    """Return the standard deviation of a weight: scaled by fan-in, wider where it determines the distance of logits."""
-    if len(shape) < 2:
-        return 0.1
-    if unembedding:
-        return 3.0 / math.sqrt(shape[-1])
-    return 1.0 if "embed" in name else 1.0 / math.sqrt(shape[-1])
-
-
 def fill(model: Any) -> None:
     """Give a transformers model its seeded weights, each by its name; norms keep their values."""
     import torch
@@ -161,9 +150,13 @@ def fill(model: Any) -> None:
         if "norm" in name:
             continue  # norms keep their ones and zeros
         generator = torch.Generator().manual_seed(_SEED ^ zlib.crc32(name.encode()))
-        wide = head is not None and weight is head.weight
+        # Scaled by fan-in, wider where it determines the distance of logits.
+        wide = 3.0 if head is not None and weight is head.weight else 1.0
+        deviation = 0.1 if weight.dim() < 2 else wide / math.sqrt(weight.shape[-1])
+        if "embed" in name and weight.dim() > 1 and wide == 1.0:
+            deviation = 1.0
         with torch.no_grad():
-            weight.normal_(0.0, _deviation(name, tuple(weight.shape), unembedding=wide), generator=generator)
+            weight.normal_(0.0, deviation, generator=generator)
     if head is not None:
         with torch.no_grad():
             # Special tokens score zero, far below the best other token, so a greedy run never stops early.

@@ -1,37 +1,51 @@
-"""Skip-join multi-level feedback queues (FastServe, section 4.1, Algorithm 1).
+"""Skip-join multi-level feedback queues (FastServe, sections 4.1 and 4.2, Algorithm 1).
 
-Invariants: a job joins the highest queue whose quantum covers its first iteration. A job is demoted only
-after it has used its quantum, by at least eta levels and to a level whose quantum covers its next iteration.
-A job without service for alpha seconds moves to the tail of Q1; in the tempered form, alpha doubles with each such
-promotion of the job. The chunks of one prompt are one iteration of the paper: they use the quantum together, and the job
-is not demoted between them.
+Invariants: a job is in exactly one queue, at level job.level, and joins the highest queue whose quantum covers its first
+iteration. A job is demoted only after it has used its quantum, by at least eta levels and to a level whose quantum covers its
+next iteration. A job without service for alpha seconds moves to the tail of Q1; in the tempered form, alpha doubles with each
+such promotion of the job. The chunks of one prompt are one iteration of the paper: they use the quantum together, and the
+job is not demoted between them.
+
+Equations: the quantum of a queue is twice that of the one above. ENST(i), the estimated next scheduled time of job i, is
+min(T_promote(i), T_execute(i)), and T_execute(i) = 1/B * sum over jobs j of higher priority of the quanta from j's level down
+to i's, exclusive. T_execute depends on the level alone, so one pass over the queues gives it for every job.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, count
 
-from coldstart.scheduling import enst, quanta
 from coldstart.scheduling.job import Job
-from coldstart.scheduling.policy import Policy
 from coldstart.scheduling.profile import IterationProfile
-from coldstart.scheduling.queues import LevelQueues
 from coldstart.scheduling.settings import SchedulerSettings
 
+DECODES_COVERED = 4096
+"""Number of tokens that a job can decode before it reaches the last queue, with the default number of levels."""
+# Measurements of one iteration differ in the last digits; equal times must get equal levels.
+_SLACK = 1 - 1e-9
 
-class SkipJoinMlfq(Policy):
-    """Queues Q1 to Qn of live jobs; `demotions` and `promotions` are counted since the start."""
+
+class SkipJoinMlfq:
+    """Queues Q1 to Qn of live jobs, with `quanta` in seconds; iterating yields every job, highest priority first.
+
+    The engine calls `add` on arrival, `add_service` after each iteration for each job that ran, `tick` before each choice, and
+    `remove` once at the end; B is the maximum batch size. Times are seconds on one clock. `moved` counts the changes of the
+    order since the start, without arrivals and removals.
+    """
 
     def __init__(self, profile: IterationProfile, settings: SchedulerSettings | None = None) -> None:
         self.profile = profile
         self.settings = s = settings or SchedulerSettings()
         first = s.first_quantum_s if s.first_quantum_s is not None else profile.shortest_s
-        levels = s.levels if s.levels is not None else quanta.count_levels(profile, first)
-        self.quanta = quanta.geometric(first, levels)
-        self._used = [quantum * (1 - 1e-9) for quantum in self.quanta]
-        self.queues = LevelQueues(levels)
-        self.demotions = self.promotions = 0
+        longest = max(profile.prefill.ys[-1], DECODES_COVERED * profile.decode.ys[0])
+        levels = s.levels or next(n for n in count(1) if first * 2.0 ** (n - 1) >= longest)
+        self.quanta = [first * 2.0**level for level in range(levels)]
+        self._used = [quantum * _SLACK for quantum in self.quanta]
+        self.queues = [OrderedDict[str, Job]() for _ in self.quanta]
+        self.demotions = self.promotions = self.moved = 0
         # By patience, each sorted by unserved_since: `_touch` sets it to now and moves the job to the end.
         self._unserved: dict[float, OrderedDict[str, Job]] = {}
         self._patience_growth = 2.0 if s.mlfq == "tempered" else 1.0
@@ -42,28 +56,28 @@ class SkipJoinMlfq(Policy):
 
     def first_level(self, job: Job) -> int:
         """Return the highest level whose quantum covers the job's first iteration (skip-join)."""
-        return quanta.join_level(self.quanta, job.next_s(self.profile))
+        return min(bisect_left(self.quanta, job.next_s(self.profile) * _SLACK), len(self.quanta) - 1)
 
     def next_level(self, job: Job) -> int:
         """Return the level of a job that has used its quantum."""
-        asked = quanta.join_level(self.quanta, job.next_s(self.profile))
-        return min(max(job.level + self.settings.eta, asked), len(self.quanta) - 1)
+        return min(max(job.level + self.settings.eta, self.first_level(job)), len(self.quanta) - 1)
 
     def add(self, job: Job, now: float) -> None:
         level = 0 if job.priority < 0 else max(self.first_level(job), job.priority)
-        self.queues.push(job, min(level, len(self.quanta) - 1))
+        self._push(job, min(level, len(self.quanta) - 1))
         job.attained_s = 0.0
         self._touch(job, now)
         self._note_prefill(job)
 
     def remove(self, job: Job) -> None:
-        self.queues.remove(job)
+        del self.queues[job.level][job.id]
         del self._unserved[self._patience(job)][job.id]
         self._promoted.discard(job.id)
         self._all_prefill_s -= self._prefill_s.pop(job.id, 0.0)
 
     def add_service(self, job: Job, seconds: float, now: float) -> None:
-        super().add_service(job, seconds, now)
+        """Add `seconds` of service that ended at `now`."""
+        job.attained_s += seconds
         self._touch(job, now)
         if job.id in self._prefill_s:
             self._note_prefill(job)
@@ -71,7 +85,7 @@ class SkipJoinMlfq(Policy):
             self._demote(job)
 
     def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
-        # Equivalent to add_service() for each job, in a third of the time.
+        """Add an iteration that generated one token for each job; equivalent to `add_service`, in a third of the time."""
         used, unserved, growth = self._used, self._unserved, self._patience_growth
         for job in jobs:
             job.generated += 1
@@ -83,6 +97,7 @@ class SkipJoinMlfq(Policy):
                 self._demote(job)
 
     def tick(self, now: float, batch: int) -> None:
+        """Promote the jobs that starve."""
         limit = self.alpha(batch)
         for patience, alike in sorted(self._unserved.items()):
             for _ in range(len(alike)):
@@ -109,8 +124,11 @@ class SkipJoinMlfq(Policy):
         return max(self.settings.alpha_s, self.settings.alpha_growth * load_s)
 
     def enst(self, now: float, batch: int) -> Callable[[Job], float]:
-        execute = enst.execute_times(self.queues.counts(), self.quanta, batch)
-        limit = self.alpha(batch)
+        """Return a function from a live job to its estimated next scheduled time, in seconds from now."""
+        execute, above, limit = [0.0], 0, self.alpha(batch)
+        for queue, quantum in zip(self.queues, self.quanta, strict=True):
+            above += len(queue)
+            execute.append(execute[-1] + quantum * above / batch)
 
         def soonest(job: Job) -> float:
             promoted, executed = job.unserved_since + limit * self._patience(job) - now, execute[job.level]
@@ -119,10 +137,19 @@ class SkipJoinMlfq(Policy):
         return soonest
 
     def __iter__(self) -> Iterator[Job]:
-        return iter(self.queues)
+        return chain.from_iterable(queue.values() for queue in self.queues)
 
     def __len__(self) -> int:
         return sum(map(len, self._unserved.values()))
+
+    def _push(self, job: Job, level: int) -> None:
+        job.level = level
+        self.queues[level][job.id] = job
+
+    def _move(self, job: Job, level: int) -> None:
+        del self.queues[job.level][job.id]
+        self._push(job, level)
+        self.moved += 1
 
     def _used_quantum(self, job: Job) -> bool:
         return job.attained_s >= self._used[job.level]
@@ -132,8 +159,7 @@ class SkipJoinMlfq(Policy):
         level = self.next_level(job)
         job.attained_s = 0.0
         if level != job.level:
-            self.queues.move(job, level)
-            self.moved += 1
+            self._move(job, level)
             job.demotions += 1
             self.demotions += 1
 
@@ -144,8 +170,7 @@ class SkipJoinMlfq(Policy):
             return True
         if len(self._promoted) + 1 > max(1.0, self.settings.promoted_share * batch):
             return False
-        self.queues.move(job, 0)
-        self.moved += 1
+        self._move(job, 0)
         self._promoted.add(job.id)
         job.attained_s = 0.0
         del self._unserved[self._patience(job)][job.id]
@@ -167,3 +192,28 @@ class SkipJoinMlfq(Policy):
         alike = self._unserved.setdefault(self._patience(job), OrderedDict())
         alike[job.id] = job
         alike.move_to_end(job.id)
+
+
+class Turns:
+    """Alternation of the policy's order with the order of arrival, which gets `share` of the time.
+
+    Invariant: |time of the order of arrival - share * all time| is at most one iteration, or one run of
+    iterations for which the order was retained. In its share of the time, each job makes at least the
+    progress of first come, first served. With enough KV memory and iterations of equal cost, each latency is
+    at most 1/share times that of first come, first served, plus two iterations. Prompts and batches of
+    unequal cost make this approximate.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share, self._oldest = share, False
+        self._oldest_s = self._all_s = 0.0
+
+    def add_time(self, seconds: float) -> None:
+        """Add the time of the latest iteration, in seconds."""
+        self._all_s += seconds
+        self._oldest_s += seconds * self._oldest
+
+    def use_arrival_order(self) -> bool:
+        """Return whether the next iteration serves in order of arrival."""
+        self._oldest = self.share > 0 and self._oldest_s <= self.share * self._all_s
+        return self._oldest

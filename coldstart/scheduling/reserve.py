@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from math import ceil
 
+FIRST_WINDOW_S = 0.05
 _WEIGHT = 0.2
 
 
 class ArrivalReserve:
-    """Recent arrivals. `window_s` is the latency of a load in seconds: the given one, then a moving average of measured ones.
+    """Recent arrivals. `window_s` is the latency of a load in seconds: FIRST_WINDOW_S, then a moving average of measured ones.
 
     `history` windows count, which end at the time of the question.
     """
 
-    def __init__(self, window_s: float, quantile: float = 0.9, history: int = 256) -> None:
-        if window_s <= 0 or not 0 <= quantile <= 1 or history <= 0:
-            raise ValueError("the reserve needs a positive window and history, and a quantile within 0 and 1")
+    def __init__(self, quantile: float = 0.9, window_s: float = FIRST_WINDOW_S, history: int = 256) -> None:
         self.window_s, self.quantile, self.history = window_s, quantile, history
         self._arrivals: deque[tuple[float, int]] = deque()
         self._began: float | None = None

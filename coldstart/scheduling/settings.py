@@ -132,9 +132,6 @@ class SchedulerSettings:
         most=1,
         unused_by=_STOCK,
     )
-    load_latency_s: float = setting(
-        0.05, "Time in seconds that a load from host memory takes, until one was measured.", above=0
-    )
     strategy: KvStrategy | None = setting(  # noqa: RUF009 - it returns a dataclass field
         None,
         "Handling of KV that does not fit in device memory: proactive swaps it ahead of need, reactive on demand, recompute"

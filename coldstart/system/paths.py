@@ -95,9 +95,7 @@ class Cache:
 
         A cache on a read-only volume or of another user provides its bundles. Starts neither write to it nor run code from it.
         """
-        if os.access(_find_nearest(self.root), os.W_OK | os.X_OK) and ownership.fault(self.root) is None:
-            return self.root
-        return replacement_dir() / "cache"
+        return choose_writable(self.root, "cache")
 
     @property
     def weights(self) -> Path:
@@ -171,11 +169,13 @@ def frozen_dir() -> Path:
     return place
 
 
-def replacement_dir() -> Path:
-    """Return the private directory that replaces a cache which other users could write to.
+def choose_writable(root: Path, name: str) -> Path:
+    """Return `root` if this user can write to it and no other user can, else the directory `name` in a private one.
 
     Raises UsageError if `runtime_dir` does."""
-    return _choose([_name_frozen_dir(), *_list_temporary()], 0)
+    if os.access(_find_nearest(root), os.W_OK | os.X_OK) and ownership.fault(root) is None:
+        return root
+    return _choose([_name_frozen_dir(), *_list_temporary()], 0) / name
 
 
 def _name_frozen_dir() -> Path:

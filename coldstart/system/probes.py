@@ -4,7 +4,6 @@ A probe does not raise if the machine lacks something; the result reports it.
 """
 
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,13 +80,13 @@ def criu() -> Probe:
     if (lacking := snapshots.missing()) is not None:
         return Probe("criu", "missing", lacking, snapshots.hint())
     try:
-        version = re.search(r"\d[\d.]*", snapshots.run("--version").stdout)
         checked = snapshots.run("check")
     except OSError as error:
         return Probe("criu", "missing", str(error), f"set {snapshots.VARIABLE} to another CRIU")
     last = ((checked.stdout + checked.stderr).strip().splitlines() or [""])[-1]
-    label = f"{version[0] if version else '?'}, check: {last}"
-    hint = f"{snapshots.command()[0]} check -v4" if checked.returncode else None
+    (program,) = snapshots.command()
+    label = f"{snapshots.read_version(program) or '?'}, check: {last}"
+    hint = f"{program} check -v4" if checked.returncode else None
     return Probe("criu", "missing" if hint else "ok", label, hint)
 
 

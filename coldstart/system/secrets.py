@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from coldstart.artifacts.files import read_regular
@@ -94,16 +94,14 @@ def document(value: object) -> object:
     """Return a JSON value with HIDDEN for its secret members, and with its texts cleaned of secrets."""
     if isinstance(value, Mapping):
         return {
-            key: HIDDEN if item and _is_secret(str(key), item) else document(item)
+            key: HIDDEN
+            if item and named(str(key)) and not (re.search(_FIGURES, str(key)) and _is_figure(item))
+            else document(item)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
         return [document(item) for item in value]
     return text(value) if isinstance(value, str) else value
-
-
-def _is_secret(name: str, value: object) -> bool:
-    return named(name) and not (re.search(_FIGURES, name) and _is_figure(value))
 
 
 def _is_figure(value: object) -> bool:
@@ -138,14 +136,13 @@ def url(address: str) -> str:
 
 def values(environment: Mapping[str, str]) -> list[str]:
     """Return the values of the secret variables, the longest first, because one may contain another."""
-    return sorted(set(_values(environment)), key=len, reverse=True)
-
-
-def _values(environment: Mapping[str, str]) -> Iterator[str]:
-    for name, value in environment.items():
-        # A path is the location of a secret, not the secret, and an error message needs it.
-        if len(value) >= _SHORTEST and named(name) and not value.startswith(("/", "~", "./")):
-            yield value
+    # A path is the location of a secret, not the secret, and an error message needs it.
+    found = {
+        value
+        for name, value in environment.items()
+        if len(value) >= _SHORTEST and named(name) and not value.startswith(("/", "~", "./"))
+    }
+    return sorted(found, key=len, reverse=True)
 
 
 def harmless(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

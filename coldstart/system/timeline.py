@@ -52,7 +52,7 @@ def append(path: str | Path, span: Span) -> None:
     """Append `span` to an events file as one line, atomically, up to MAX_BYTES. Raises OSError."""
     import json
 
-    line = json.dumps(span.build_event(), separators=(",", ":")) + "\n"
+    line = json.dumps({name: getattr(span, name) for name in Span.__slots__}, separators=(",", ":")) + "\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(descriptor).st_size + len(line) <= MAX_BYTES:
@@ -99,9 +99,6 @@ class Span:
     @property
     def duration_s(self) -> float:
         return self.end_s - self.start_s
-
-    def build_event(self) -> dict[str, object]:
-        return {field: getattr(self, field) for field in self.__slots__}
 
 
 class Timeline:
@@ -186,7 +183,12 @@ class Timeline:
                 for name, value in (("process_name", f"pid {span.pid}"), ("thread_name", span.track)):
                     args = {"name": value}
                     events.append({"name": name, "ph": "M", "pid": span.pid, "tid": number, "args": args})
-            events.append(_complete(span, number, self.origin_s))
+            times = {
+                "ts": round((span.start_s - self.origin_s) * 1e6, 3),
+                "dur": round(span.duration_s * 1e6, 3),
+            }
+            place = {"cat": span.track, "pid": span.pid, "tid": number}
+            events.append({"name": span.name, "ph": "X", **place, **times, "args": span.args})
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def save(self, path: str | Path) -> None:
@@ -205,16 +207,3 @@ def _nest(span: Span, ends: list[float]) -> bool:
         return False
     ends.append(span.end_s)
     return True
-
-
-def _complete(span: Span, tid: int, origin_s: float) -> dict[str, object]:
-    return {
-        "name": span.name,
-        "cat": span.track,
-        "ph": "X",
-        "ts": round((span.start_s - origin_s) * 1e6, 3),
-        "dur": round(span.duration_s * 1e6, 3),
-        "pid": span.pid,
-        "tid": tid,
-        "args": span.args,
-    }

@@ -17,7 +17,8 @@ from typing import Literal
 from coldstart.artifacts import trees
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.manifest import SECTION_TYPES, SectionEntry, supported
+from coldstart.artifacts.manifest import SECTION_TYPES, supported
+from coldstart.artifacts.oci import Descriptor
 
 Level = Literal["manifest", "checksum", "load", "replay"]
 FailLevel = Literal["error", "warning", "note"]
@@ -120,7 +121,7 @@ def check(bundle: Bundle, level: Level = "checksum") -> list[Finding]:
     return findings
 
 
-def _read(bundle: Bundle, entry: SectionEntry) -> None:
+def _read(bundle: Bundle, entry: Descriptor) -> None:
     if supported(entry) and SECTION_TYPES[entry.type].encoding == "json":
         bundle.json(entry.type)
         return
@@ -130,7 +131,7 @@ def _read(bundle: Bundle, entry: SectionEntry) -> None:
         reader.drain()
 
 
-def _unknown(entry: SectionEntry) -> Finding:
+def _unknown(entry: Descriptor) -> Finding:
     message = (
         f"section {entry.type} version {entry.version} cannot be read by this release; it is not checked"
     )

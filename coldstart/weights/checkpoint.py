@@ -20,10 +20,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
-from coldstart.models.checkpoint_files import MAX_DIMENSION, make_natural_key
+from coldstart.models.checkpoint_files import make_natural_key
 
 MAX_CHUNK = 256 << 20
 MAX_BYTES = 1 << 46
+MAX_DIMENSION = 1 << 46
 _Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)]
 
 

@@ -18,11 +18,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from tools import chromium  # noqa: E402 - the tests' tools are not installed
 
-from coldstart.bench.report import starts  # noqa: E402
+from coldstart.bench import starts  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 RESULT = ROOT / "benchmarks" / "results" / "cold-start-cpu.json"
-START = "[...document.querySelectorAll('section section')].find(one => one.innerText.startsWith('fresh'))"
+START = "[...document.querySelectorAll('section')].find(one => one.innerText.startsWith('Timeline of fresh'))"
 WIDTH, HEIGHT, MARGIN, SETTLE_S = 1000, 860, 12, 2.0
 
 

@@ -13,18 +13,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from coldstart.artifacts import canonical
+from coldstart.artifacts import canonical, oci
 from coldstart.artifacts.bundle import anyone
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key
-from coldstart.artifacts.manifest import SECTION_TYPES, SectionEntry
+from coldstart.artifacts.manifest import SECTION_TYPES
 from coldstart.artifacts.store import Store
 from coldstart.commands import bundles, inspect
+from coldstart.commands._options import Common
+from coldstart.commands._output import Format, Output
 from tools.bundles import config, plant, provenance
 
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import ColdstartError
 from coldstart.launch import planning
 from coldstart.launch.planning import ServeRequest
@@ -110,18 +113,22 @@ def write(store: Store, key: Key, target: str, chance: random.Random) -> None:
             with draft.staging.file() as file:
                 file.write(json.dumps(document).encode() if name == target else canonical.dumps(document))
             kind = SECTION_TYPES[name].media_type
-            draft.sections[name] = SectionEntry(kind, file.digest, file.size)
+            draft.sections[name] = oci.Descriptor(kind, file.digest, file.size)
         draft.publish(provenance())
 
 
 def read_list(store: Store, model: str) -> None:
-    bundles._text([bundles._data(bundle) for bundle in store.list()])
+    for bundle in store.list():
+        bundles._row(bundles._describe(bundle))
 
 
 def read_inspect(store: Store, model: str) -> None:
-    bundle = store.get("org/tiny")
-    view, files = inspect.view_bundle(bundle), inspect.view_files(bundle)
-    json.dumps([view.data, view.text(), files.data, files.text()])
+    bundle, forms = store.get("org/tiny"), get_args(Format)
+    for common in (
+        Common(Output(form), offline=True, cache=Cache.at(), vllm_args=Arguments()) for form in forms
+    ):
+        inspect.show_bundle(common, bundle)
+        inspect.show_files(common, bundle)
 
 
 def read_validate(store: Store, model: str) -> None:

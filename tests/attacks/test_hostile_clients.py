@@ -96,12 +96,12 @@ def test_endless_headers_are_refused_after_the_limit(tmp_path: Path, piece: byte
 
 def test_headers_over_the_limit_get_431(tmp_path: Path) -> None:
     async def work(stage: Stage) -> None:
-        for head in (b"a: " + b"x" * 2000 + b"\r\n", b"a: b\r\n" * 20):
+        for head in (b"a: " + b"x" * 2000 + b"\r\n", b"a: b\r\n" * 200):
             attacker = await Attacker.connect(stage)
             await attacker.send(GET + head + b"\r\n")
             assert await attacker.status() == 431
 
-    attack(tmp_path, work, head_bytes=1024, headers=10)
+    attack(tmp_path, work, head_bytes=1024)
 
 
 def test_endless_trailers_are_refused(tmp_path: Path) -> None:

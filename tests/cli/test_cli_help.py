@@ -17,10 +17,7 @@ PAGES = [
     (),
     *((name,) for name in COMMANDS),
     *(("trust", name) for name in ("list", "add", "remove", "show", "why")),
-    *(
-        ("fleet", name)
-        for name in ("plan", "up", "join", "deploy", "status", "scale", "drain", "remove", "down")
-    ),
+    *(("fleet", name) for name in ("up", "join", "deploy", "status", "scale", "drain", "remove", "down")),
     *((group, name) for group in ("prefetch", "template") for name in ("start", "status", "stop")),
     *(("template", name) for name in ("freeze", "discard")),
     *(("host", name) for name in ("run", "status", "load", "unload", "logs", "reload", "stop")),

@@ -20,7 +20,7 @@ ABSENT = {
     "--address", "--admin-key", "--api-key", "--baseline", "--columns", "--diff",
     "--fleet", "--host", "--host-file", "--kv-blocks", "--kv-host-memory", "--max",
     "--memory", "--min", "--model", "--models", "--name", "--profile", "--ready-file", "--slo",
-    "--state", "--sweep", "--timeline", "--watch", "--weights-from",
+    "--state", "--sweep", "--timeline", "--weights-from",
 }  # fmt: skip
 
 

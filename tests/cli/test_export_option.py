@@ -1,19 +1,17 @@
 """--export: one implementation for every command with a result, early errors, and complete files only."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from coldstart.commands._export import Exports
 from support import pages
 
-from coldstart.bench.report.report import FORMS, Report
+from coldstart.bench.report import FORMS, Report
 from coldstart.errors import UsageError
 
 ROWS = ({"name": "x | y", "size": 3}, {"name": "z", "size": None})
-RESULT = Report("A <title>", {"a": 1}, ("name", "size"), lambda: ROWS)
+RESULT = Report("A <title>", {"a": 1}, ROWS)
 
 
 def test_exports_write_every_form(tmp_path: Path) -> None:
@@ -42,13 +40,15 @@ def test_parse_refuses_invalid_exports(given: list[str], words: str) -> None:
         Exports.parse(given)
 
 
-def test_write_leaves_the_old_file_when_rendering_fails(tmp_path: Path) -> None:
-    def fails() -> Iterator[str]:
-        yield "half"
+class Broken(Report):
+    """Report that cannot be rendered."""
+
+    def render(self, form: str) -> str:
         raise RuntimeError("half")
 
+
+def test_write_leaves_the_old_file_when_rendering_fails(tmp_path: Path) -> None:
     (tmp_path / "x.html").write_text("old")
-    result = replace(RESULT, parts=fails)
     with pytest.raises(RuntimeError):
-        Exports.parse([f"html={tmp_path / 'x.html'}"]).write(result)
+        Exports.parse([f"html={tmp_path / 'x.html'}"]).write(Broken("", {}, ()))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.html", "old")]

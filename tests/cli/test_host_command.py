@@ -115,7 +115,6 @@ def test_status_as_json(run: Run, host: str) -> None:
             "ready_timeout_s: invalid time",
         ),
         (("host", "status", "--url", "http://127.0.0.1:9"), 1, "no host responds"),
-        (("host", "status", "--watch", "0"), 2, "--watch must be"),
     ],
 )
 def test_host_reports_invalid_arguments_before_it_starts(

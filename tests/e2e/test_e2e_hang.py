@@ -76,7 +76,7 @@ def test_stopped_server_is_replaced(machine: Machine, tmp_path: Path) -> None:
         first = _ask(url, 16)
         assert first[0] == 200, first
         text = first[1]["choices"][0]["text"]
-        for part, reason in (("engine", "the engine made no step"), ("api", "the API server did not answer")):
+        for part in ("engine", "api"):
             api = psutil.Process(_model(url)["pid"])
             answers: list[tuple[int, dict[str, Any]]] = []
             asking = threading.Thread(target=lambda to=answers: to.append(_ask(url, 400)))
@@ -86,7 +86,7 @@ def test_stopped_server_is_replaced(machine: Machine, tmp_path: Path) -> None:
             asking.join(READY_S)
             ((status, document),) = answers
             assert status == 502 and "hung and was killed" in document["error"]["message"], document
-            assert reason in (tmp_path / "log").read_text()
+            assert "one of its processes was stopped" in (tmp_path / "log").read_text()
             wait_until(partial(_is_gone, api.pid))
             again = _ask(url, 16)
             assert again[0] == 200 and again[1]["choices"][0]["text"] == text, again

@@ -11,7 +11,8 @@ from tools.examples import examples
 from coldstart.errors import UsageError
 from coldstart.lab.engine import EngineSimulator
 from coldstart.lab.traces import TraceRequest
-from coldstart.scheduling import STRATEGIES, IterationProfile, SchedulerSettings
+from coldstart.scheduling.profile import IterationProfile
+from coldstart.scheduling.settings import STRATEGIES, SchedulerSettings
 from coldstart.scheduling.shadow import Answered, QueueModel
 from coldstart.vllm.scheduling.virtual_engine import EngineResources
 

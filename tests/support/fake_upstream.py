@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 import uvicorn
+import uvloop
 from aiohttp import web
 from support import fake_model
 
@@ -28,7 +29,7 @@ from coldstart.host.launches import Launch
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.host_routes import host_routes
-from coldstart.host.live.http_server import GatewayServer, create_server, format_url, listen, loop_factory
+from coldstart.host.live.http_server import GatewayServer, create_server, format_url, listen
 from coldstart.host.live.profiles import Meter
 from coldstart.host.live.server_log import ServerLog
 from coldstart.host.live.servers import Ready, StartFailedError
@@ -91,8 +92,8 @@ class FakeServer:
 
     def _site(self, runner: web.AppRunner) -> web.BaseSite:
         if not self.listen:
-            return web.UnixSite(runner, str(self.socket), backlog=self.servers.backlog)
-        return web.TCPSite(runner, self.listen[1], int(self.listen[3]), backlog=self.servers.backlog)
+            return web.UnixSite(runner, str(self.socket), backlog=2048)
+        return web.TCPSite(runner, self.listen[1], int(self.listen[3]), backlog=2048)
 
     async def _observed(self, request: web.Request) -> web.Response:
         if self.hangs or self.launch.name in self.servers.hung:
@@ -205,9 +206,6 @@ class FakeServer:
     def is_stopped(self) -> bool:
         return self.stopped
 
-    def used_processor_s(self) -> float:
-        return self.servers.computes_s
-
     def retire(self) -> None:
         self.retired = True
 
@@ -248,7 +246,6 @@ class FakeServers:
     mode: str = "fake"
     hold: bool = False
     sleeps: bool = False
-    backlog: int = 2048
     full: bool = False
     failing: dict[str, str] = field(default_factory=dict)
     begun: list[FakeServer] = field(default_factory=list)
@@ -261,7 +258,6 @@ class FakeServers:
     last_s: float = 0.0
     metrics: str = ""
     hung: set[str] = field(default_factory=set)
-    computes_s: float = 0.0
     holds_kv: bool = False
 
     def begin(self, order: StartOrder) -> FakeServer | FakeTemplate:
@@ -292,7 +288,7 @@ class FakeServers:
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine on the gateway's event loop."""
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)
 
 

@@ -11,6 +11,7 @@ import json
 import re
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayLimits
 from coldstart.host.live import messages
 from coldstart.host.live.bounded_protocol import BoundedProtocol
+from coldstart.host.live.front import AdmissionRefusedError
 from coldstart.host.live.messages import ClientGoneError
 from coldstart.weights import checkpoint, weights_plan
 
@@ -135,11 +137,11 @@ async def _connect(data: bytes) -> None:
             content = await memory.read(receive)
             messages.parse_routing(content)
             messages.parse_routing(messages.replace_model(content, "other"))
-            messages.parse(content)
+            messages.decode(json.loads, content)
             status = 200
         except ClientGoneError:
             return
-        except (ValueError, messages.BodyMemoryFullError):
+        except AdmissionRefusedError:
             pass
         finally:
             memory.release(len(content))
@@ -151,7 +153,7 @@ async def _connect(data: bytes) -> None:
     with socket.socket() as client:
         transport = _Transport(client)
         state = uvicorn.server.ServerState()
-        protocol = BoundedProtocol(limits, 1, lambda _: None, config=config, server_state=state, app_state={})
+        protocol = BoundedProtocol(limits, 1, Counter(), config=config, server_state=state, app_state={})
         protocol.connection_made(transport)
         half = len(data) // 2
         for part in (data[:half], data[half:]):

@@ -46,10 +46,13 @@ def check(page: str) -> None:
 
 
 def plots(page: str) -> list[ElementTree.Element]:
-    """Return the drawings of a page."""
-    return [ElementTree.fromstring(text) for text in re.findall(r"<svg .*?</svg>", page, flags=re.S)]
+    """Return the plots of a page."""
+    found = re.findall(r"<figure>.*?</figure>", page, flags=re.S)
+    return [ElementTree.fromstring(text.replace("&quot;", "'")) for text in found]
 
 
-def axis_labels(plot: ElementTree.Element) -> set[str]:
-    """Return the axis labels: quantity and unit."""
-    return {str(one.text) for one in plot.iter("text") if "label" in one.attrib["class"].split() and one.text}
+def read_labels(plot: ElementTree.Element) -> set[str]:
+    """Return the labels of a plot: quantity and unit."""
+    return {
+        (one.text or "").strip() for one in plot.iter() if one.tag == "figcaption" or one.get("class") == "x"
+    }

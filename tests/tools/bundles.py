@@ -12,7 +12,7 @@ import zstandard
 from coldstart.artifacts import oci
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key
-from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, Provenance, SectionEntry
+from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, Provenance
 from coldstart.artifacts.store import Store
 from coldstart.artifacts.writer import Signer
 
@@ -74,7 +74,7 @@ def forge(
         with draft.staging.file() as file:
             file.write(blob)
         kind = media_type or SECTION_TYPES[section].media_type
-        entry = SectionEntry(kind, file.digest, file.size)
+        entry = oci.Descriptor(kind, file.digest, file.size)
         draft.sections[section] = entry
         return draft.publish(provenance())
 
@@ -85,8 +85,7 @@ def plant(store: Store, config: bytes, change: Callable[[bytes], bytes] = bytes)
         described = draft.staging.put(config, oci.CONFIG_TYPE)
         image = change(oci.ImageManifest(oci.BUNDLE_TYPE, described, ()).document())
         descriptor = draft.staging.put(image, oci.MANIFEST_TYPE)
-        identity = {oci.NAME: NAME, oci.KEY: key().digest}
-        return draft.staging.publish(descriptor, identity, ())
+        return draft.staging.publish(descriptor, Manifest(key(), (), provenance()), ())
 
 
 def config(**changes: object) -> dict[str, object]:

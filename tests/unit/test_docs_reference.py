@@ -84,7 +84,7 @@ def test_metrics_page_names_every_metric_of_a_fleet() -> None:
         **dict.fromkeys(("requests", "readmitted", "resumed", "migrated", "migrated_with_kv"), 0),
         "refused": {"429": 1},
     }
-    models = [{"name": "x", "groups": [], **dict.fromkeys(("waiting", "in_flight", "hung"), 0)}]
+    models = [{"name": "x", "groups": [], **dict.fromkeys(("waiting", "in_flight", "hung", "serving"), 0)}]
     status = {"gateway": gateway, "models": models}
     found = families(Metrics(lambda: status, PREFIX, FIGURES).text())
     assert rows(section(read("metrics.md"), "## Fleet")) == found

@@ -21,6 +21,7 @@ from coldstart.errors import ColdstartError
 from coldstart.fleet.live import state
 from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.state import ModelDeployment
+from coldstart.host.live import messages
 
 HEADER = "x-coldstart-admin-key"
 
@@ -58,30 +59,24 @@ class Drain(_Order):
 Order = Deploy | Scale | Remove | Drain
 
 
-def _carry_out(control: FleetControl, order: Order) -> None:
-    match order:
-        case Deploy(deployment):
-            control.deploy(deployment)
-        case Scale(model, least, most):
-            control.scale(model, least, most)
-        case Remove(model):
-            control.remove(model)
-        case Drain(server):
-            control.drain(server)
-
-
 def routes(control: FleetControl, key: str, down: Callable[[], Awaitable[None]]) -> list[Route]:
     """Return the routes; `down` ends the fleet and the gateway."""
+    methods: dict[type, Callable[..., None]] = {
+        Deploy: control.deploy,
+        Scale: control.scale,
+        Remove: control.remove,
+        Drain: control.drain,
+    }
 
     def guarded(work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             if not hmac.compare_digest(request.headers.get(HEADER, "").encode(), key.encode()):
-                return JSONResponse({"error": "the admin key is missing or wrong"}, status_code=401)
+                return messages.refuse(401, "the admin key is missing or wrong")
             try:
                 return JSONResponse(await work(request))
             except (ColdstartError, ValueError, RecursionError, OSError) as error:
-                said = {"error": str(error) or "the order is nested too deeply"}
-                return JSONResponse({**said, "hint": getattr(error, "hint", None)}, status_code=400)
+                reason, hint = str(error) or "the order is nested too deeply", getattr(error, "hint", None)
+                return messages.refuse(400, reason, hint=hint or "")
 
         return answer
 
@@ -89,8 +84,8 @@ def routes(control: FleetControl, key: str, down: Callable[[], Awaitable[None]])
         return control.status()
 
     async def order(request: Request) -> Any:
-        given = json.loads(await request.body())
-        _carry_out(control, state.decode(given, Order))
+        given = state.decode(json.loads(await request.body()), Order)
+        methods[type(given)](*msgspec.structs.astuple(given))
         return {}
 
     async def end(request: Request) -> Any:

@@ -108,24 +108,6 @@ class FleetControl(Front[FleetTicket]):
         """Return the progress of the model's start, for a waiting client."""
         return Progress(model, "starting")
 
-    def _send(self, request: str, group: str) -> None:
-        """Grant a waiting request its group.
-
-        A request whose group was lost still has it here until its connection breaks, and is then admitted again.
-        """
-        ticket, replica = self._tickets.get(request), self.replicas.get(group)
-        if ticket is None or replica is None or ticket.granted.done():
-            return
-        ticket.target = replica
-        self._grant(ticket, replica)
-
-    def _move(self, request: str, group: str) -> None:
-        ticket, replica = self._tickets.get(request), self.replicas.get(group)
-        if ticket is not None and replica is not None:
-            self.moves.order(ticket, replica)
-        else:
-            asyncio.get_running_loop().call_soon(self._move_ended, request, False)
-
     def _move_ended(self, request: str, moved: bool) -> None:
         self.emit(events.Moved(request, moved))
 
@@ -164,16 +146,29 @@ class FleetControl(Front[FleetTicket]):
 
     def _do(self, action: Action) -> None:
         match action:
-            case events.Send(request, group):
-                self._send(request, group)
+            case events.Dispatch(request, group) | events.Move(request, _, group):
+                self._route(request, group, moves=isinstance(action, events.Move))
             case events.Refuse(request, status, reason, retry_after_s):
                 self._refuse(request, AdmissionRefusedError(status, reason, retry_after_s))
-            case events.Move(request, _, target):
-                self._move(request, target)
             case events.Stop(worker):
                 self.workers.stop(worker)
             case events.Share(worker, rate):
                 self.workers.share(worker, rate)
+
+    def _route(self, request: str, group: str, *, moves: bool) -> None:
+        """Grant a waiting request its group, or move its stream there.
+
+        A request whose group was lost still has it here until its connection breaks, and is then admitted again.
+        """
+        ticket, replica = self._tickets.get(request), self.replicas.get(group)
+        if ticket is None or replica is None:
+            if moves:
+                asyncio.get_running_loop().call_soon(self._move_ended, request, False)
+        elif moves:
+            self.moves.order(ticket, replica)
+        elif not ticket.granted.done():
+            ticket.target = replica
+            self._grant(ticket, replica)
 
     # Servers
 
@@ -183,10 +178,9 @@ class FleetControl(Front[FleetTicket]):
         self.log.write("server joined", server=spec.name)
         self.workers.nodes[spec.name] = node
         self.emit(events.Joined(spec))
-        self._apply_speed(spec.name)
         if spec.name in self.state.drained:
             self.emit(events.Drained(spec.name))
-        self.tasks.spawn(self._time_hops(spec.name))
+        self._measure(spec.name)
 
     async def _time_hops(self, server: str) -> None:
         """Measure the hops between a server and those that joined before it."""
@@ -227,13 +221,13 @@ class FleetControl(Front[FleetTicket]):
         self.log.write("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
         self.emit(events.Rebuilt(tuple(servers), tuple(ranks), tuple(sorted(self.state.drained))))
         for spec in servers:
-            self._apply_speed(spec.name)
-            self.tasks.spawn(self._time_hops(spec.name))
+            self._measure(spec.name)
 
-    def _apply_speed(self, server: str) -> None:
-        """Tell the core the speed of the server's link that an earlier process has measured."""
+    def _measure(self, server: str) -> None:
+        """Tell the core the speed of the server's link that an earlier process has measured, and measure its hops."""
         if (known := self.state.links.get(server)) is not None:
             self.emit(events.Rate(server, known))
+        self.tasks.spawn(self._time_hops(server))
 
     # Operators
 

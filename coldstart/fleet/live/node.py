@@ -31,8 +31,7 @@ from coldstart.fleet.live.orders import (
 )
 from coldstart.host.launches import Launch
 from coldstart.host.live import messages
-from coldstart.host.live.hang import HangDetector
-from coldstart.host.live.servers import PATIENCE_S, ModelServer, Starter, StartFailedError
+from coldstart.host.live.servers import PATIENCE_S, ModelServer, Starter, StartFailedError, find_hang
 from coldstart.host.live.starter import StartOrder
 from coldstart.launch.scheduler import reserve_cores
 from coldstart.system.ipc.addresses import free_port
@@ -176,7 +175,7 @@ class NodeServers:
         """Kill the server if it hangs. Only the first rank of a pipeline has an API process."""
         order = process.order
         api = process.place if order.rank.rank == 0 else None
-        found = await HangDetector(process.server, api).find(lambda: order.hang_timeout_s)
+        found = await find_hang(process.server, api, lambda: order.hang_timeout_s)
         process.hung = f"the server hung and was killed: {found}"
         process.server.kill()
 

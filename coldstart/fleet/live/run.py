@@ -17,6 +17,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import uvloop
+
 from coldstart.errors import CommandFailedError
 from coldstart.fleet.live import admin, local_state
 from coldstart.fleet.live.control import FleetControl
@@ -26,7 +28,7 @@ from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import Gateway
-from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
+from coldstart.host.live.http_server import create_server, format_url, listen
 from coldstart.host.live.log import Log, capture_loggers
 from coldstart.system.paths import Cache
 
@@ -81,7 +83,7 @@ class FleetUp:
 
             self.end_servers, self.ray = membership.end_all, ray
             self.control = FleetControl(self.settings, state, log=self.log)
-            with membership.connected(address), asyncio.Runner(loop_factory=loop_factory()) as runner:
+            with membership.connected(address), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._main(sock, address, env.get("RAY_AUTH_TOKEN", "")))
             if self.ray_ended:
                 raise CommandFailedError(

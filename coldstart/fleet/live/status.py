@@ -14,7 +14,7 @@ from coldstart.fleet.core import FleetCore
 from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.roster import FleetServer
-from coldstart.host.live.metrics import IN_FLIGHT, Figure, by_model, refused
+from coldstart.host.live.metrics import IN_FLIGHT, Figure, refused
 
 SCHEMA_VERSION = 1
 
@@ -60,6 +60,7 @@ def _server(
 
 
 def _model(model: Deployment, workers: Workers) -> dict[str, Any]:
+    groups = [_group(group, workers) for group in model.groups.values()]
     return {
         "name": model.spec.name,
         "least": model.spec.least,
@@ -69,7 +70,8 @@ def _model(model: Deployment, workers: Workers) -> dict[str, Any]:
         "failures": model.failures,
         "error": model.error if model.failures else "",
         "hung": workers.hung[model.spec.name],
-        "groups": [_group(group, workers) for group in model.groups.values()],
+        "serving": sum(bool(one["url"]) and one["phase"] != GroupPhase.STARTING for one in groups),
+        "groups": groups,
     }
 
 
@@ -106,16 +108,7 @@ def _worker(worker: FleetWorker, workers: Workers) -> dict[str, Any]:
 
 
 def _count(name: str, about: str) -> Figure:
-    return Figure(name, about, lambda document: document["gateway"][name], counts=True)
-
-
-def _serving(document: Mapping[str, Any]) -> dict[tuple[str], int]:
-    return {
-        (model["name"],): sum(
-            bool(one["url"]) and one["phase"] != GroupPhase.STARTING for one in model["groups"]
-        )
-        for model in document["models"]
-    }
+    return Figure(name, about, f"gateway.{name}", counts=True)
 
 
 PREFIX = "coldstart_fleet_"
@@ -127,13 +120,9 @@ FIGURES = (
     _count("migrated_with_kv", "Number of streams migrated together with their KV."),
     refused("gateway"),
     Figure(
-        "servers_hung",
-        "Number of servers killed because they made no progress.",
-        lambda document: {(model["name"],): model["hung"] for model in document["models"]},
-        ("model",),
-        counts=True,
+        "servers_hung", "Number of servers killed because they made no progress.", "models.hung", counts=True
     ),
-    by_model("held", "Number of requests that wait for the model.", "waiting"),
+    Figure("model_held", "Number of requests that wait for the model.", "models.waiting"),
     IN_FLIGHT,
-    Figure("model_groups", "Number of groups that serve the model.", _serving, ("model",)),
+    Figure("model_groups", "Number of groups that serve the model.", "models.serving"),
 )

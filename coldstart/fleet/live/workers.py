@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from coldstart.fleet import events, sizing
 from coldstart.fleet.core import FleetCore
@@ -27,7 +28,6 @@ from coldstart.fleet.live.orders import (
     WorkerEvent,
 )
 from coldstart.fleet.live.state import FleetState
-from coldstart.host.launches import Launch
 from coldstart.host.live.log import Log, Tasks
 
 
@@ -96,33 +96,48 @@ class Workers:
             "launch", group=first.group, servers=servers, beside=first.beside or None, choice=choice
         )
         try:
-            master = await self.nodes[first.server].call("rendezvous") if len(ranks) > 1 else None
-        except (NodeLostError, KeyError) as lost:
+            master = await self._call(first.server, "rendezvous") if len(ranks) > 1 else None
+        except NodeLostError as lost:
             for rank in ranks:
                 self._unreached(rank.worker, first.server, lost)
             return
-        await asyncio.gather(*(self._launch_rank(rank, launch, master) for rank in ranks))
+        limits = self._core.settings
+        await asyncio.gather(
+            *(
+                self._order(
+                    rank,
+                    "launch",
+                    RankOrder(rank, launch, limits.hold_s, limits.hang_timeout_s, master, process.rate),
+                )
+                for rank in ranks
+                # The server of one without a process was lost.
+                if (process := self.processes.get(rank.worker)) is not None
+            )
+        )
+
+    async def _call(self, server: str, method: str, *args: Any) -> Any:
+        """Call a server. Raises NodeLostError, also for one that was lost."""
+        if (node := self.nodes.get(server)) is None:
+            raise NodeLostError("it was lost")
+        return await node.call(method, *args)
+
+    async def _order(self, rank: LaunchRank, method: str, order: RankOrder | str) -> None:
+        """Send an order to the server of a rank; if that cannot be reached, the worker has ended."""
+        try:
+            await self._call(rank.server, method, order)
+        except NodeLostError as lost:
+            self._unreached(rank.worker, rank.server, lost)
 
     def share(self, worker: str, rate: float | None) -> None:
         """Set the rate of a worker's fetch, in bytes/s; None: no limit."""
         if (process := self.processes.get(worker)) is not None:
             process.rate = rate
             # Its server ignores this before it knows the worker: the launch order has the rate then.
-            self._tasks.spawn(self._paced(process))
+            self._tasks.spawn(self._pace(process))
 
-    async def _paced(self, process: EngineProcess) -> None:
-        with suppress(NodeLostError, KeyError):  # its end is reported separately
-            await self.nodes[process.rank.server].call("pace", process.rank.worker, process.rate)
-
-    async def _launch_rank(self, rank: LaunchRank, launch: Launch, master: tuple[str, int] | None) -> None:
-        if (process := self.processes.get(rank.worker)) is None:  # its server was lost
-            return
-        limits = self._core.settings
-        order = RankOrder(rank, launch, limits.hold_s, limits.hang_timeout_s, master, process.rate)
-        try:
-            await self.nodes[rank.server].call("launch", order)
-        except (NodeLostError, KeyError) as lost:
-            self._unreached(rank.worker, rank.server, lost)
+    async def _pace(self, process: EngineProcess) -> None:
+        with suppress(NodeLostError):  # its end is reported separately
+            await self._call(process.rank.server, "pace", process.rank.worker, process.rate)
 
     def _unreached(self, worker: str, server: str, lost: Exception) -> None:
         self._ended(RankEnded(worker, f"server {server} cannot be reached: {lost}"), was_reached=False)
@@ -132,14 +147,8 @@ class Workers:
         process = self.processes.get(worker)
         if process is not None and not process.is_stopping:
             process.is_stopping = True
-            self._tasks.spawn(self._stopped(worker, process.rank))
-
-    async def _stopped(self, name: str, rank: LaunchRank) -> None:
-        self._log.write("stop", worker=name)
-        try:
-            await self.nodes[rank.server].call("stop", name)
-        except (NodeLostError, KeyError) as lost:
-            self._unreached(name, rank.server, lost)
+            self._log.write("stop", worker=worker)
+            self._tasks.spawn(self._order(process.rank, "stop", worker))
 
     def process_event(self, event: WorkerEvent) -> None:
         """Process an event of a worker's process."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
@@ -72,20 +73,6 @@ def _show(value: bytes) -> str:
     return repr(value[:200].decode("ascii", errors="replace"))
 
 
-def _strip_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].removesuffix(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
 def _proves_consent(headers: Mapping[bytes, bytes]) -> bool:
     """Return whether a request has a content type or a header that a foreign page cannot send."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -139,8 +126,13 @@ class AccessControl:
 
         An IP address is accepted: a foreign page can rebind only a name to the gateway's address.
         """
-        name = _strip_port(host.decode("latin-1").lower())
-        return name in self._names or "*" in self._names or _is_address(name)
+        text = host.decode("latin-1").lower()
+        bracketed = text.startswith("[")
+        name = text[1:].partition("]")[0] if bracketed else text.partition(":")[0].removesuffix(".")
+        with suppress(ValueError):
+            ip_address(name)
+            return True
+        return name in self._names or "*" in self._names
 
     def refresh_keys(self) -> None:
         """Read the clients' keys again if their files have changed."""

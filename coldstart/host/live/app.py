@@ -109,7 +109,7 @@ class Gateway:
         if scope["type"] != "http":
             await self._own(scope, receive, send)
         elif (refusal := self.access.find_refusal(scope)) is not None:
-            self.count_refusal(refusal[0])
+            self.front.facts.refused[refusal[0]] += 1
             await messages.refuse(*refusal)(scope, receive, send)
         elif scope["path"] in self._passed:
             # Bypass the router: every request for tokens takes this path.
@@ -121,11 +121,7 @@ class Gateway:
         elif any(route.matches(scope)[0].value for route in self._own.routes):
             await self._own(scope, receive, send)
         else:
-            await messages.not_found(f"unknown path {scope['path']}")(scope, receive, send)
-
-    def count_refusal(self, status: int) -> None:
-        """Count a request that is rejected before it reaches the front."""
-        self.front.facts.refused[status] += 1
+            await messages.refuse(404, f"unknown path {scope['path']}")(scope, receive, send)
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": self._cards(request)})
@@ -135,7 +131,7 @@ class Gateway:
         for card in self._cards(request):
             if card["id"] == name:
                 return JSONResponse(card)
-        return messages.not_found(f"The model `{name}` does not exist.")
+        return messages.refuse(404, f"The model `{name}` does not exist.")
 
     def _cards(self, request: Request) -> list[dict[str, Any]]:
         """Return model cards in vLLM's format, one for each name that the client may use.
@@ -147,11 +143,7 @@ class Gateway:
         for launch in self.front.catalogue.launches.values():
             if launch.unlisted or (client and not client.may_use(launch.name, self.front.catalogue)):
                 continue
-            seen = set()
-            for name, _ in launch.names():
-                if name in seen:
-                    continue
-                seen.add(name)
+            for name in dict(launch.names()):
                 card = {"id": name, "object": "model", "created": self._created, "owned_by": "coldstart"}
                 parent = launch.name if name in launch.adapters else None
                 cards.append({**card, "root": launch.name, "parent": parent, "permission": []})

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections import Counter
 from http import HTTPStatus
 from typing import Any
 
@@ -44,19 +44,19 @@ class _LimitExceededError(Exception):
 class BoundedProtocol(HttpToolsProtocol):
     """Connection of one client, of at most `connections` open ones. httptools calls the on_* methods.
 
-    `count_refusal` is called with the status of each answer that a limit causes.
+    `refused` counts its answers that are errors, by status.
     """
 
     def __init__(
-        self, limits: GatewayLimits, connections: int, count_refusal: Callable[[int], None], **uvicorns: Any
+        self, limits: GatewayLimits, connections: int, refused: Counter[int], **uvicorns: Any
     ) -> None:
         super().__init__(**uvicorns)
-        self._limits, self._most_connections, self._count_refusal = limits, connections, count_refusal
+        self._limits, self._most_connections, self._refused = limits, connections, refused
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal = (400, "the request is not valid HTTP")
         # Bytes that have arrived since the parser last completed headers, a part of a body or a message.
         self._unparsed = 0
-        self._head_bytes = self._body_bytes = 0
+        self._body_bytes = 0
         self._in_head = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -80,7 +80,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._parse(data)
         if self._unparsed > self._limits.head_bytes and not self.transport.is_closing():
-            self._end(*self._head_refusal())
+            self._end(431, self._describe_head_limit())
 
     def _parse(self, data: bytes) -> None:
         while data:
@@ -97,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 data = head + data[offer.args[0] :]
 
     def on_message_begin(self) -> None:
-        self._head_bytes = self._body_bytes = 0
+        self._body_bytes = 0
         self._in_head = True
         if self._deadline is None:
             self._expect("headers", self._limits.head_s)
@@ -105,20 +105,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(429, f"more than {MAX_PIPELINED} requests wait on one connection")
         super().on_message_begin()
 
-    def on_url(self, url: bytes) -> None:
-        self._add_to_head(len(url))
-        super().on_url(url)
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._add_to_head(len(name) + len(value) + 4)
-        if len(self.headers) >= self._limits.headers:
-            self._refuse(431, f"the request has more than {self._limits.headers} headers")
-        if self._in_head:
+        if self._in_head:  # not a trailer
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._unparsed = 0
         self._in_head = False
+        head_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if head_bytes > self._limits.head_bytes:
+            self._refuse(431, self._describe_head_limit())
         if (fault := self._find_fault()) is not None:
             self._refuse(400, fault)
         if self.parser.should_upgrade():
@@ -170,13 +166,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return "the gateway serves no other protocol by upgrade"
         return None
 
-    def _add_to_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self._limits.head_bytes:
-            self._refuse(*self._head_refusal())
-
-    def _head_refusal(self) -> tuple[int, str]:
-        return 431, f"the request's headers have more than {self._limits.head_bytes} bytes"
+    def _describe_head_limit(self) -> str:
+        return f"the request's headers have more than {self._limits.head_bytes} bytes"
 
     def _check_body(self, size: int) -> None:
         if size > self._limits.body_bytes:
@@ -213,8 +204,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_answering():
             self.transport.abort()
             return
-        if status != HTTPStatus.BAD_REQUEST:  # invalid HTTP, no limit
-            self._count_refusal(status)
+        self._refused[status] += 1
         body = messages.error(status, reason)
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"

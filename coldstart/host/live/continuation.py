@@ -30,23 +30,23 @@ _TEMPLATE = """messages add_special_tokens add_generation_prompt continue_final_
     documents max_completion_tokens"""
 _SAME = frozenset(_SAMPLING.split())
 _PROMPT = {COMPLETIONS: frozenset(("prompt", "add_special_tokens")), CHAT: frozenset(_TEMPLATE.split())}
-# Parameters without effect at these values.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "echo": (False,),
-    "use_beam_search": (False,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "stop": ([], ""),
-    "bad_words": ([],),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "response_format": ({"type": "text"},),
-    "logprob_token_ids": ([],),
-    "parallel_tool_calls": (True, False),
+# Parameters without effect at these values, as JSON: `0 == False`, and a list is not hashable.
+_NEUTRAL: Mapping[str, tuple[str, ...]] = {
+    "n": ("1",),
+    "best_of": ("1",),
+    "logprobs": ("false",),
+    "top_logprobs": ("0",),
+    "echo": ("false",),
+    "use_beam_search": ("false",),
+    "presence_penalty": ("0", "0.0"),
+    "frequency_penalty": ("0", "0.0"),
+    "stop": ("[]", '""'),
+    "bad_words": ("[]",),
+    "tools": ("[]",),
+    "tool_choice": ('"none"',),
+    "response_format": ('{"type": "text"}',),
+    "logprob_token_ids": ("[]",),
+    "parallel_tool_calls": ("true", "false"),
 }
 # Server arguments that turn a chat's text into more than text.
 _PARSERS = ("reasoning_parser", "tool_call_parser", "enable_auto_tool_choice")
@@ -64,11 +64,7 @@ def obstacle(path: str, document: Mapping[str, Any], arguments: Arguments) -> st
             continue
         if name == "seed" and document.get("temperature") == 0:
             continue
-        # Compare one by one: `0 == False`, and a list is not hashable.
-        if not any(
-            value == one and isinstance(value, bool) == isinstance(one, bool)
-            for one in _NEUTRAL.get(name, ())
-        ):
+        if name not in _NEUTRAL or json.dumps(value) not in _NEUTRAL[name]:
             return name
     if path == COMPLETIONS:
         prompt = document.get("prompt")
@@ -223,13 +219,8 @@ class Continuation:
             self.finished = self.finished or choice.get("finish_reason") is not None
         if self._shows_ids:
             return event + b"\n\n"
-        for holder, name in (
-            (chunk, "prompt_token_ids"),
-            (choice, "prompt_token_ids"),
-            (choice, "token_ids"),
-        ):
-            if name in holder:
-                holder[name] = None
+        for holder in (chunk, choice):
+            holder.update(dict.fromkeys(holder.keys() & {"prompt_token_ids", "token_ids"}))
         return _data(chunk)
 
     def _written(self, chunk: dict[str, Any]) -> bytes:
@@ -257,10 +248,8 @@ class Continuation:
         known = self.tokens[self._at : self._at + len(ids)]
         again = min(len(text), len(self._ahead))
         if known != ids[: len(known)] or text[:again] != self._ahead[:again]:
-            self._diverged, self.broken = (
-                True,
-                "another server generated different tokens for the same prompt",
-            )
+            self._diverged = True
+            self.broken = "another server generated different tokens for the same prompt"
             return [], ""
         self._at += len(ids)
         self.tokens += ids[len(known) :]

@@ -105,7 +105,6 @@ class Driver(Front[Ticket]):
             emit=self.emit,
             clock=clock,
             meter=meter or Meter(),
-            template_bytes=template_bytes,
         )
         self._crontabs = file.crontabs
         self.schedule = Schedule(self._prewarm, self.record.record_missed_prewarming)

@@ -20,7 +20,6 @@ from coldstart.host.live.continuation import Continuation
 from coldstart.host.live.front import AdmissionRefusedError, Front, Ticket
 from coldstart.host.live.messages import (
     BodyMemory,
-    BodyMemoryFullError,
     ClientGoneError,
     Headers,
     Receive,
@@ -65,9 +64,14 @@ class Exchange:
     async def run(self) -> None:
         """Answer the request."""
         try:
-            if await self._read():
-                with suppress(ClientGoneError):
-                    await run_while_connected(self.receive, self._answer)
+            self.body = await self.memory.read(self.receive)
+            self._held_bytes = len(self.body)
+            self.asked, self.streams = messages.parse_routing(self.body)
+            await run_while_connected(self.receive, self._answer)
+        except ClientGoneError:
+            pass
+        except AdmissionRefusedError as refused:
+            await self._refuse(refused)
         finally:
             self._release()
 
@@ -76,65 +80,37 @@ class Exchange:
         self.memory.release(self._held_bytes)
         self._held_bytes = 0
 
-    async def _read(self) -> bool:
-        """Read and parse the body; return whether the request can be answered."""
-        try:
-            self.body = await self.memory.read(self.receive)
-            self._held_bytes = len(self.body)
-            self.asked, self.streams = messages.parse_routing(self.body)
-            return True
-        except ClientGoneError:
-            pass
-        except BodyMemoryFullError:
-            self.front.facts.refused[503] += 1
-            await self._error(503, "waiting requests use all memory for request bodies", 1.0)
-        except ValueError as error:
-            await self._error(400, str(error))
-        return False
-
     async def _answer(self) -> None:
-        asked = self.asked
-        if self.client is not None and not self.client.may_use(asked, self.front.catalogue):
-            self.front.metrics.count_client(self.client.name, "other_model")
-            self.front.facts.refused[403] += 1
-            reason = f"the client {self.client.name} may not use the model `{asked}`"
-            await self._refused(AdmissionRefusedError(403, reason))
-            return
+        client, metrics = self.client, self.front.metrics
+        if client is not None and not client.may_use(self.asked, self.front.catalogue):
+            metrics.count_client(client.name, "other_model")
+            reason = f"the client {client.name} may not use the model `{self.asked}`"
+            raise AdmissionRefusedError(403, reason)
+        ticket = self.ticket = self.front.enter(self.asked)
+        if client is not None:
+            metrics.count_client(client.name, "admitted")
         try:
-            self.ticket = self.front.enter(asked)
+            await self._serve(ticket)
         except AdmissionRefusedError as refused:
-            await self._refused(refused)
-            return
-        if self.client is not None:
-            self.front.metrics.count_client(self.client.name, "admitted")
-        try:
-            await self._held(self.ticket)
+            await self._refuse(refused)
+        except RecursionError as error:  # a body that can be read but not written again
+            await self._refuse(AdmissionRefusedError(400, f"the request body is invalid: {error}"))
         except asyncio.CancelledError:
             self.status = self.status or 499
             raise
         finally:
             self.front.leave(self.ticket)
-            model, queued_s = self.ticket.route.model, self.ticket.queued_s
-            self.front.metrics.count_response(model, self.status, queued_s, self.first_s)
+            queued_s = self.ticket.queued_s
+            metrics.count_response(ticket.route.model, self.status, queued_s, self.first_s)
 
-    async def _held(self, ticket: Ticket) -> None:
-        try:
-            self._prepare(ticket)
-        except ValueError as error:
-            await self._error(400, str(error))
-            return
+    async def _serve(self, ticket: Ticket) -> None:
+        """Answer from the server that the request is granted, or from another one if that fails."""
+        self._prepare(ticket)
         while True:
             ticket.stream, ticket.request_id = self.stream, self.id.decode()
-            try:
-                replica = await self._granted(ticket)
-            except AdmissionRefusedError as refused:
-                await self._refused(refused)
-                return
+            replica = await self._granted(ticket)
             try:
                 await self._pass(replica, ticket)
-                return
-            except RecursionError as error:  # a body that can be read but not written again
-                await self._refused(AdmissionRefusedError(400, f"the request body is invalid: {error}"))
                 return
             except (StreamInterruptedError, OSError) as error:  # includes TimeoutError
                 if self.stream is not None and self.stream.finished:
@@ -147,20 +123,18 @@ class Exchange:
                 open_ = self.first_s is None or (self.stream is not None and self.stream.resumable)
                 again = await self.front.readmit(ticket, replica, error) if open_ else None
                 if again is None:
-                    await self._broken(replica, error)
+                    await self._break(replica, error)
                     return
                 self.ticket = ticket = again
 
     def _prepare(self, ticket: Ticket) -> None:
-        """Name the model as its server does, and record what another server needs to continue the stream.
-
-        Raises ValueError if the body is invalid.
-        """
+        """Name the model as its server does, and record what another server needs to continue the stream."""
         if ticket.route.served != self.asked:
             self.body = messages.replace_model(self.body, ticket.route.served)
         if self.front.resumes and self.streams:
             arguments = self.front.catalogue.launches[ticket.route.model].args
-            self.stream = Continuation.create(self._path(), messages.parse(self.body), arguments)
+            document = messages.decode(json.loads, self.body)
+            self.stream = Continuation.create(self._path(), document, arguments)
 
     def _path(self) -> str:
         return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
@@ -170,16 +144,12 @@ class Exchange:
         # All requests wait in the same way, so that they resume in the order in which they were granted.
         while not ticket.granted.done():
             limit_s = self.heartbeat_s if self.streams else None
-            done, _ = await asyncio.wait([ticket.granted], timeout=limit_s)
-            if not done:
-                await self._begin_events()
+            if not (await asyncio.wait([ticket.granted], timeout=limit_s))[0]:
+                if not self.status:
+                    await self._start(200, [*messages.build_for_stream(), (b"x-request-id", self.id)])
                 progress = self.front.progress(ticket.route.model)
                 await self._more(messages.comment(progress.encode()))
         return await ticket.granted
-
-    async def _begin_events(self) -> None:
-        if not self.status:
-            await self._start(200, [*messages.build_for_stream(), (b"x-request-id", self.id)])
 
     async def _pass(self, replica: Replica, ticket: Ticket) -> None:
         query = self.scope["query_string"].decode("ascii")
@@ -224,9 +194,8 @@ class Exchange:
             await self._more(messages.comment("coldstart " + timing))
             return
         passed = messages.forward_response(answer.headers, streams=self.streams)
-        await self._start(
-            answer.status, [*passed, *messages.build_for_response(self.id, replica.mode, timing)]
-        )
+        own = [(b"x-coldstart-mode", replica.mode.encode()), (b"server-timing", timing.encode())]
+        await self._start(answer.status, [*passed, (b"x-request-id", self.id), *own])
 
     async def _forward(self, answer: UpstreamAnswer, piece: bytes, model: str) -> None:
         """Pass the pieces on, those of a resumable stream as complete events, which are recorded.
@@ -247,46 +216,39 @@ class Exchange:
             raise DisconnectedError("the stream ended before its last event")
         await self._more(b"", last=True)
 
-    async def _broken(self, replica: Replica, error: Exception) -> None:
+    async def _break(self, replica: Replica, error: Exception) -> None:
         """Report the failure of the server or its connection in the form in which the answer began."""
-        reason = f"the server of {replica.name} {replica.fault or 'disconnected'}"
+        reason, detail = f"the server of {replica.name} {replica.fault or 'disconnected'}", str(error)
         self.front.log.write(
-            "broken",
-            model=replica.name,
-            request=self.id.decode(),
-            reason=str(error) or type(error).__name__,
+            "broken", model=replica.name, request=self.id.decode(), reason=detail or type(error).__name__
         )
-        if not self.status:
-            await self._error(502, reason)
-        elif self.streams:
-            await self._more(messages.event(messages.error(502, self._named(reason))), last=True)
-        else:
+        if self.status and not self.streams:
             # A partial answer must not look complete: close the connection without the last piece.
             raise RuntimeError(reason) from error
+        await self._fail(502, reason)
 
-    async def _refused(self, refused: AdmissionRefusedError) -> None:
+    async def _refuse(self, refused: AdmissionRefusedError) -> None:
+        self.front.facts.refused[refused.status] += 1
         if refused.detail:
             model = self.ticket.route.model if self.ticket else None
             self.front.log.write(
                 "refused", model=model, request=self.id.decode(), status=refused.status, reason=refused.detail
             )
-        if self.status:
-            content = messages.error(refused.status, self._named(refused.reason), refused.hint)
-            await self._more(messages.event(content), last=True)
-            return
-        await self._error(refused.status, refused.reason, refused.retry_after_s, refused.hint)
+        await self._fail(refused.status, refused.reason, refused.retry_after_s, refused.hint)
 
-    def _named(self, reason: str) -> str:
-        """Return the reason with the request id to search for in the log."""
-        return f"{reason} (request {self.id.decode()})"
-
-    async def _error(
+    async def _fail(
         self, status: int, reason: str, retry_after_s: float | None = None, hint: str = ""
     ) -> None:
+        """Send an error, as the last event of a stream that has begun. It names the request to search for in the log."""
+        number = self.id.decode()
+        if self.status or status >= 500:
+            reason = f"{reason} (request {number})"
+        if self.status:
+            await self._more(messages.event(messages.error(status, reason, hint)), last=True)
+            return
         self.status = status
-        reason = reason if status < 500 else self._named(reason)
-        refused = messages.refuse(status, reason, retry_after_s, {"x-request-id": self.id.decode()}, hint)
-        await refused(self.scope, self.receive, self.send)
+        response = messages.refuse(status, reason, retry_after_s, {"x-request-id": number}, hint)
+        await response(self.scope, self.receive, self.send)
 
     async def _start(self, status: int, named: Headers) -> None:
         self.status = status

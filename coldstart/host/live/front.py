@@ -118,10 +118,10 @@ class Front(ABC, Generic[T]):
                 later rejection.
         """
         if self.facts.stopping:
-            raise self._counted(AdmissionRefusedError(503, self.stopping, 5.0))
+            raise AdmissionRefusedError(503, self.stopping, 5.0)
         route = self.catalogue.route(asked)
         if route is None:
-            raise self._counted(unknown(asked))
+            raise unknown(asked)
         return self._admit(route, counted=counted)
 
     @abstractmethod
@@ -168,16 +168,12 @@ class Front(ABC, Generic[T]):
         facts.requests += 1
         facts.hits += ticket.hit
 
-    def _counted(self, refused: AdmissionRefusedError) -> AdmissionRefusedError:
-        self.facts.refused[refused.status] += 1
-        return refused
-
     def _refuse(self, number: str, refused: AdmissionRefusedError) -> None:
         """Refuse a request that waits."""
         ticket = self._tickets.get(number)
         if ticket is not None and not ticket.granted.done():
             del self._tickets[number]
-            ticket.refuse(self._counted(refused))
+            ticket.refuse(refused)
 
     def _grant(self, ticket: T, replica: Replica) -> None:
         """Grant a request its server."""

@@ -8,16 +8,12 @@ GET   /upstream/{name}/{path}    a running server's answer at one of READABLE;
 GET   READS                   the same of the only or the default model;
 POST  /reload                 read the configuration again now;
 POST  /stop                   stop the host as SIGTERM does.
-
-The metrics of several servers are merged into one text, each with a label that names its model. prometheus_client's parser
-takes half a second of CPU time for each server, which streams of tokens need; so whole lines are checked and relabelled.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -29,24 +25,17 @@ from coldstart.errors import UsageError
 from coldstart.host.live import messages
 from coldstart.host.live.access_control import CLIENT, READS
 from coldstart.host.live.driver import Driver
-from coldstart.host.live.front import AdmissionRefusedError, Ticket
+from coldstart.host.live.front import AdmissionRefusedError
 from coldstart.host.live.lifecycle import Residence
 from coldstart.host.live.messages import ClientGoneError, run_while_connected
-from coldstart.host.live.server_log import LogReader
-from coldstart.host.live.servers import ModelServer
 from coldstart.host.live.upstream import DisconnectedError
 
 TAIL_BYTES = 64 << 10
-# Interval in seconds at which a followed log is read.
-LOG_S = 0.2
 # Time in seconds that a server may take to answer a read, and for its metrics.
 READ_S, METRICS_S = 10.0, 1.0
 MAX_BYTES = 8 << 20
 READABLE = ("/health", "/load", "/metrics", "/ping", "/tokenizer_info", "/version")
 """Routes of vLLM's server that a GET may read: they change nothing and reveal no arguments and no paths."""
-_LABELS = r'(?:\w+="(?:[^"\\]|\\.)*"(?:,|(?=\})))*'
-_VALUE = r"[-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|Inf|NaN)(?: -?[0-9]+)?"
-_SAMPLE = re.compile(rf"([a-zA-Z_:][\w:]*)(?:\{{({_LABELS})\}})?( {_VALUE})", re.ASCII)
 _READ = "coldstart_host_server_metrics_read"
 
 
@@ -71,45 +60,26 @@ async def read(residence: Residence, path: str, timeout_s: float) -> tuple[int, 
         return answer.status, kind, body
 
 
-def merge(own: str, servers: Iterable[tuple[str, str]]) -> tuple[str, list[str]]:
-    """Add the metrics of `servers`, pairs of a model and a text, to `own`; return them, and the models with invalid texts.
+def merge(own: str, servers: Iterable[tuple[str, str]]) -> str:
+    """Add the metrics of `servers`, pairs of a model and vLLM's text, to `own`, each sample labelled with its model.
 
-    A family has one HELP and TYPE, and its samples stand together.
+    A family has one HELP and TYPE, and its samples stand together. prometheus_client's parser takes half a second of CPU time
+    for each server, which streams of tokens need; so whole lines are labelled.
     """
     families: dict[str, tuple[list[str], list[str]]] = {}
-    omitted = []
     for model, text in servers:
-        try:
-            found = _label(text, model)
-        except (ValueError, IndexError):
-            omitted.append(model)
-            continue
-        for name, (about, samples) in found.items():
-            families.setdefault(name, (about, []))[1].extend(samples)
-    return own + "".join(
-        line + "\n" for group in families.values() for part in group for line in part
-    ), omitted
-
-
-def _label(text: str, model: str) -> dict[str, tuple[list[str], list[str]]]:
-    """Return comments and labelled samples of each family. Raises ValueError or IndexError for an invalid text."""
-    families: dict[str, tuple[list[str], list[str]]] = {}
-    label, family = f'model="{escape(model)}"', ""
-    for line in filter(None, text.split("\n")):
-        if line.startswith("#"):
-            family = line.split(" ", 3)[2]
-            families.setdefault(family, ([], []))[0].append(line)
-            continue
-        if (sample := _SAMPLE.fullmatch(line)) is None:
-            raise ValueError(f"invalid line {line[:80]!r}")
-        name, labels, value = sample.groups()
-        # Prometheus itself renames a label of the target that collides with its own.
-        labels = re.sub(r"(?:^|(?<=,))model=", "exported_model=", (labels or "").rstrip(","))
-        key = family if name.startswith(family) else name
-        families.setdefault(key, ([], []))[1].append(
-            f"{name}{{{','.join(filter(None, (label, labels)))}}}{value}"
-        )
-    return families
+        label, about, samples = f'model="{escape(model)}"', list[str](), list[str]()
+        for line in text.splitlines():
+            if line.startswith("#"):
+                about, samples = families.setdefault(line.split(" ", 3)[2], ([], []))
+                if line not in about:
+                    about.append(line)
+            elif "{" in line:
+                samples.append(line.replace("{", f"{{{label},", 1))
+            else:
+                samples.append(line.replace(" ", f"{{{label}}} ", 1))
+    lines = (line for family in families.values() for part in family for line in part)
+    return own + "".join(f"{line}\n" for line in lines)
 
 
 def escape(value: str) -> str:
@@ -120,22 +90,27 @@ def escape(value: str) -> str:
 async def add_metrics(own: bytes, residences: Iterable[Residence]) -> str:
     """Return the host's own metrics with those of its running servers, each labelled with its model."""
     serving = [residence for residence in residences if residence.serves]
-    texts = await asyncio.gather(*map(_read_metrics, serving))
-    given = [(one.name, text) for one, text in zip(serving, texts, strict=True) if text is not None]
+    found = await asyncio.gather(*map(_read_metrics, serving))
+    texts = dict(zip([one.name for one in serving], found, strict=True))
+    given = [(model, text) for model, text in texts.items() if text is not None]
     # A thread, because many servers have many lines.
-    merged, omitted = await asyncio.to_thread(merge, own.decode(), given)
-    were_read = {model for model, _ in given}.difference(omitted)
-    lines = [f'{_READ}{{model="{escape(one.name)}"}} {int(one.name in were_read)}\n' for one in serving]
+    merged = await asyncio.to_thread(merge, own.decode(), given)
     about = f"# HELP {_READ} 1 if the server's own metrics are included, else 0.\n# TYPE {_READ} gauge\n"
-    return merged + about + "".join(lines)
+    return (
+        merged
+        + about
+        + "".join(
+            f'{_READ}{{model="{escape(model)}"}} {int(text is not None)}\n' for model, text in texts.items()
+        )
+    )
 
 
 async def _read_metrics(residence: Residence) -> str | None:
     try:
         status, _, body = await read(residence, "/metrics", METRICS_S)
-        return body.decode() if status == 200 else None
-    except (OSError, UnicodeDecodeError):
+    except OSError:
         return None
+    return body.decode() if status == 200 else None
 
 
 async def _load(driver: Driver, request: Request) -> Response:
@@ -148,65 +123,52 @@ async def _load(driver: Driver, request: Request) -> Response:
         return messages.refuse(400, f"wait is {waits!r}; it is true or false")
     try:
         ticket = driver.load(request.path_params["name"])
-    except AdmissionRefusedError as refused:
-        return messages.refuse(refused.status, refused.reason, refused.retry_after_s, hint=refused.hint)
-    was_ready = ticket.granted.done()  # or it is refused at once
-    if waits == "true":
+        model, was_ready = ticket.route.model, ticket.granted.done()  # or it is refused at once
+        if not was_ready and waits == "false":
+            return JSONResponse({"model": model, "state": driver.state(model)}, status_code=202)
         try:
             await run_while_connected(request.receive, lambda: asyncio.wait([ticket.granted]))
-        except ClientGoneError:
-            return Response(status_code=499)
         finally:
             ticket.granted.cancel()  # does nothing once it is done
-    return _describe(driver, ticket, was_ready=was_ready)
-
-
-def _describe(driver: Driver, ticket: Ticket, *, was_ready: bool) -> Response:
-    model = ticket.route.model
-    if not ticket.granted.done():
-        return JSONResponse({"model": model, "state": driver.state(model)}, status_code=202)
-    error = ticket.granted.exception()
-    if isinstance(error, AdmissionRefusedError):
-        return messages.refuse(error.status, error.reason, error.retry_after_s, hint=error.hint)
-    replica = ticket.granted.result()
-    return JSONResponse(
-        {
-            "model": model,
-            "state": "ready",
-            "was_ready": was_ready,
-            "mode": replica.mode,
-            "waited_s": ticket.queued_s or 0.0,
-            "evicted": ticket.evicted,
-        }
-    )
+        replica = ticket.granted.result()
+    except AdmissionRefusedError as refused:
+        return messages.refuse(refused.status, refused.reason, refused.retry_after_s, hint=refused.hint)
+    except ClientGoneError:
+        return Response(status_code=499)
+    loaded = {"was_ready": was_ready, "mode": replica.mode, "waited_s": ticket.queued_s or 0.0}
+    return JSONResponse({"model": model, "state": "ready", **loaded, "evicted": ticket.evicted})
 
 
 async def _show_log(driver: Driver, request: Request) -> Response:
     """Return the log of the model in the path; with the query member `follow`, also all later lines."""
     residence, missing = driver.find_server(request.path_params["name"])
     if residence is None:
-        return messages.not_found(missing)
+        return messages.refuse(404, missing)
+    log = residence.server.log
     if "follow" not in request.query_params:
-        return PlainTextResponse(residence.server.log.tail(TAIL_BYTES))
+        return PlainTextResponse(log.tail(TAIL_BYTES))
+    return StreamingResponse(log.follow(TAIL_BYTES, residence.server.ended), media_type="text/plain")
+
+
+async def _read_server(driver: Driver, request: Request) -> Response:
+    """Return the running server's answer at a readable path. A read starts no model: monitors read in intervals."""
+    name, target = request.path_params.get("name"), request.scope["path"]
+    path = target if name is None else "/" + request.path_params["path"]
+    client = request.scope.get(CLIENT)
+    if path not in READABLE:
+        return messages.refuse(404, f"unknown path {target}")
+    if name is None and client is not None and not client.may_use(None, driver.catalogue):
+        driver.metrics.count_client(client.name, "other_model")
+        return messages.refuse(403, f"the client {client.name} may not use the host's default model")
+    residence, missing = driver.find_server(name)
+    if residence is None:
+        return messages.refuse(404, missing)
     try:
-        reader = residence.server.log.follow(TAIL_BYTES)
+        status, kind, body = await read(residence, path, READ_S)
     except OSError as error:
-        return messages.not_found(f"The log of {residence.name} cannot be read: {error.strerror}.")
-    return StreamingResponse(_follow(residence.server, reader), media_type="text/plain")
-
-
-async def _follow(server: ModelServer, reader: LogReader) -> AsyncIterator[str]:
-    try:
-        while True:
-            has_ended = server.ended.done()
-            if text := reader.read(last=has_ended):
-                yield text
-            elif has_ended:
-                return
-            else:
-                await asyncio.wait([server.ended], timeout=LOG_S)
-    finally:
-        reader.close()
+        reason = str(error) or f"no answer within {READ_S:g} s"
+        return messages.refuse(502, f"the server of {residence.name} cannot be read: {reason}")
+    return Response(body, status_code=status, media_type=kind)
 
 
 def host_routes(driver: Driver) -> list[Route]:
@@ -217,32 +179,18 @@ def host_routes(driver: Driver) -> list[Route]:
         text = await add_metrics(driver.metrics.text(), residences)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def read_server(request: Request) -> Response:
-        path = "/" + request.path_params["path"]
-        if path not in READABLE:
-            return messages.not_found(f"unknown path {request.scope['path']}")
-        return await _read_server(driver, request.path_params["name"], path)
-
-    async def read_default(request: Request) -> Response:
-        client = request.scope.get(CLIENT)
-        if client is not None and not client.may_use(None, driver.catalogue):
-            driver.metrics.count_client(client.name, "other_model")
-            return messages.refuse(403, f"the client {client.name} may not use the host's default model")
-        # A read starts no model: monitors read in intervals.
-        return await _read_server(driver, None, request.scope["path"])
-
     async def unload(request: Request) -> Response:
         name = request.path_params.get("name")
         route = driver.catalogue.route(name) if name is not None else None
         model = route.model if route else name
         if model is not None and model not in driver.core.models:
-            return messages.not_found(f"The model `{name}` does not exist.")
+            return messages.refuse(404, f"The model `{name}` does not exist.")
         return JSONResponse({"unloading": driver.unload(model)})
 
     return [
         Route("/metrics", show_metrics),
-        *(Route(path, read_default) for path in READS),
-        Route("/upstream/{name:path}/{path:path}", read_server),
+        *(Route(path, partial(_read_server, driver)) for path in READS),
+        Route("/upstream/{name:path}/{path:path}", partial(_read_server, driver)),
         Route("/logs/{name:path}", partial(_show_log, driver)),
         Route("/load/{name:path}", partial(_load, driver), methods=["POST"]),
         Route("/unload", unload, methods=["POST"]),
@@ -271,15 +219,3 @@ def process_routes(reload: Callable[[], Awaitable[dict[str, Any]]], stop: Callab
         Route("/reload", reload_configuration, methods=["POST"]),
         Route("/stop", stop_host, methods=["POST"]),
     ]
-
-
-async def _read_server(driver: Driver, name: str | None, path: str) -> Response:
-    residence, missing = driver.find_server(name)
-    if residence is None:
-        return messages.not_found(missing)
-    try:
-        status, kind, body = await read(residence, path, READ_S)
-    except OSError as error:
-        reason = str(error) or f"no answer within {READ_S:g} s"
-        return messages.refuse(502, f"the server of {residence.name} cannot be read: {reason}")
-    return Response(body, status_code=status, media_type=kind)

@@ -9,7 +9,7 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,6 @@ from coldstart.errors import UsageError
 from coldstart.host.endpoint import GatewayEndpoint
 from coldstart.host.live.app import Gateway
 from coldstart.host.live.bounded_protocol import BoundedProtocol
-from coldstart.system.file_state import FileState, find_state
 from coldstart.system.ipc import addresses
 
 BACKLOG = 2048
@@ -31,16 +30,11 @@ LAST_ANSWERS_S = 1.0
 
 
 class GatewayServer(uvicorn.Server):
-    """Uvicorn server without signal handlers: a gateway's process has its own.
+    """Uvicorn server without signal handlers, which a gateway's process has. It calls `look_at_files` once a second."""
 
-    It reads a changed certificate and changed keys of clients again. `look_at_files` does so with further files.
-    """
-
-    def __init__(self, config: uvicorn.Config, app: Gateway, look_at_files: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, look_at_files: Callable[[], None]) -> None:
         super().__init__(config)
         self.look_at_files = look_at_files
-        self._app, self._endpoint = app, app.endpoint
-        self._certificate = find_signature(app.endpoint)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -60,50 +54,27 @@ class GatewayServer(uvicorn.Server):
             connection.transport.abort()
 
     async def on_tick(self, counter: int) -> bool:
-        """Load changed key files and a changed certificate once per second. Open connections retain the old certificate."""
-        if counter % 10:
-            return await super().on_tick(counter)
-        self._app.access.refresh_keys()
-        self.look_at_files()
-        if (found := find_signature(self._endpoint)) != self._certificate:
-            self._certificate = found
-            # Check first: a key that does not match would break new connections until it changes again.
-            with suppress(UsageError):
-                load_certificate(self._endpoint)
-                load_certificate(self._endpoint, self.config.ssl)
+        """Look at the files (uvicorn's Server calls this ten times per second)."""
+        if counter % 10 == 0:
+            self.look_at_files()
         return await super().on_tick(counter)
-
-
-def find_signature(endpoint: GatewayEndpoint) -> tuple[FileState | None, ...]:
-    """Return the states of the certificate and its key; empty without TLS."""
-    return tuple(find_state(path) for path in (endpoint.tls_cert, endpoint.tls_key) if path is not None)
-
-
-def load_certificate(endpoint: GatewayEndpoint, context: ssl.SSLContext | None = None) -> None:
-    """Load the certificate, if any, into a context; into none to check it. Raises UsageError if it is invalid."""
-    if endpoint.tls_cert is None:
-        return
-    try:
-        (context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)).load_cert_chain(
-            endpoint.tls_cert, endpoint.tls_key
-        )
-    except OSError as error:  # includes ssl.SSLError
-        raise UsageError(
-            f"cannot use the certificate {endpoint.tls_cert}: {error.strerror or error}",
-            hint="pass PEM files: --tls-cert CHAIN --tls-key KEY",
-        ) from error
 
 
 def create_server(app: Gateway, look_at_files: Callable[[], None] = lambda: None) -> GatewayServer:
     """Return a server for `app` with the limits of its endpoint; raise this process's limit of open files.
 
-    `look_at_files` is called once a second.
+    Once a second it reads changed keys of clients, and calls `look_at_files`.
     """
+
+    def look() -> None:
+        app.access.refresh_keys()
+        look_at_files()
+
     limits = app.endpoint.limits
     connections = min(limits.connections, raise_connection_limit())
     config = uvicorn.Config(
         app,
-        http=cast("Any", partial(BoundedProtocol, limits, connections, app.count_refusal)),
+        http=cast("Any", partial(BoundedProtocol, limits, connections, app.front.facts.refused)),
         ws="none",
         lifespan="off",
         access_log=False,
@@ -118,7 +89,7 @@ def create_server(app: Gateway, look_at_files: Callable[[], None] = lambda: None
         ssl_keyfile=app.endpoint.tls_key,
         backlog=BACKLOG,
     )
-    return GatewayServer(config, app, look_at_files)
+    return GatewayServer(config, look)
 
 
 def raise_connection_limit() -> int:
@@ -138,10 +109,17 @@ def raise_connection_limit() -> int:
 def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
     """Listen on a socket during the block.
 
-    Raises UsageError if the endpoint is open to others by accident, or its address cannot be bound.
+    Raises UsageError if the endpoint is open to others by accident, or its certificate or its address cannot be used.
     """
     endpoint.check()
-    load_certificate(endpoint)
+    if endpoint.tls_cert is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(endpoint.tls_cert, endpoint.tls_key)
+        except OSError as error:  # includes ssl.SSLError
+            raise UsageError(
+                f"cannot use the certificate {endpoint.tls_cert}: {error.strerror or error}",
+                hint="pass PEM files: --tls-cert CHAIN --tls-key KEY",
+            ) from error
     host, port = endpoint.host, endpoint.port
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -165,12 +143,3 @@ def format_url(sock: socket.socket, endpoint: GatewayEndpoint) -> str:
     """Return the URL of a bound socket for clients on this machine."""
     host, port = sock.getsockname()[:2]
     return addresses.url(host, port, "http" if endpoint.tls_cert is None else "https")
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return the uvloop event loop factory if uvloop is installed; None for asyncio's own loop."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

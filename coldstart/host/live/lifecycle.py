@@ -19,13 +19,12 @@ from coldstart.host.core import Core
 from coldstart.host.events import Event, Failure
 from coldstart.host.launches import Launch
 from coldstart.host.live import messages
-from coldstart.host.live.hang import HangDetector
 from coldstart.host.live.log import Tasks
 from coldstart.host.live.metrics import Record
 from coldstart.host.live.profiles import Meter, show_devices
-from coldstart.host.live.servers import ModelServer, Ready, Starter, StartFailedError, end_by_force
+from coldstart.host.live.servers import ModelServer, Ready, Starter, StartFailedError, end_by_force, find_hang
 from coldstart.host.live.starter import StartOrder
-from coldstart.host.live.templates import RUNTIME, RuntimeTemplate
+from coldstart.host.live.templates import RuntimeTemplate
 from coldstart.host.live.upstream import Replica, Upstream
 from coldstart.host.model_state import State
 from coldstart.host.specification import STOPPED
@@ -82,15 +81,12 @@ class Lifecycle:
         emit: Callable[[Event], None],
         clock: Callable[[], float],
         meter: Meter,
-        template_bytes: int,
     ) -> None:
         self.core, self.launches, self.servers = core, launches, servers
         self.record, self.emit, self.clock, self.meter = record, emit, clock, meter
         self.log, self.facts = record.log, record.facts
         self.residences: dict[str, Residence] = {}
-        self.template = RuntimeTemplate(
-            servers, meter=meter, log=self.log, facts=self.facts, reserved_bytes=template_bytes
-        )
+        self.template = RuntimeTemplate(servers, self.log, self.facts)
         self._tasks = Tasks(self.log)
 
     def carry_out(self, order: events.Start | events.Leave) -> None:
@@ -182,30 +178,18 @@ class Lifecycle:
             if ended.done() or residence.is_ending or residence.ready.pid is None:
                 continue
             with suppress(OSError):  # includes ProcessLookupError
-                pid, sharers = residence.ready.pid, self._count_sharers(name)
+                pid = residence.ready.pid
                 self.facts.get_model(name).gpu_memory_bytes = await asyncio.to_thread(
                     self.meter.gpu_memory, pid
                 )
-                memory = await asyncio.to_thread(self._measure, pid, sharers)
+                memory = await asyncio.to_thread(self.meter.private, pid)
                 if memory is not None and not ended.done():
-                    self.emit(events.Measured(name, memory))
-
-    def _count_sharers(self, model: str) -> int:
-        """Return how many servers share the runtime template's pages, if the model's server is one of them, else 0."""
-        mode = f"template-{RUNTIME}"
-        forked = [name for name, one in self.residences.items() if one.serves and one.ready.mode == mode]
-        return len(forked) if model in forked else 0
-
-    def _measure(self, pid: int, sharers: int) -> int | None:
-        """Return the bytes that the server's processes hold beside the template, None if they cannot be measured."""
-        server = self.meter.tree(pid)
-        return None if server is None else max(1, server - self.template.measure_lent(sharers))
+                    self.emit(events.Measured(name, max(1, memory)))
 
     async def _end_if_hung(self, residence: Residence) -> None:
         """Kill the server if it hangs; its end is then a failure."""
         server = residence.server
-        hung = HangDetector(server, server.socket, residence.upstream)
-        found = await hung.find(lambda: self.core.settings.hang_timeout_s)
+        found = await find_hang(server, server.socket, lambda: self.core.settings.hang_timeout_s)
         residence.fault, residence.reason = "hung and was killed", f"the server hung and was killed: {found}"
         self.log.write("server hung", model=residence.name, reason=found)
         server.kill()

@@ -56,16 +56,11 @@ class _Lines(logging.Handler):
         """Write the record, with its exception as one line (logging.Handler)."""
         error = record.exc_info[1] if record.exc_info else None
         about = None if error is None else f"{type(error).__name__}: {error}"
-        self._log.write(
-            "message", logger=record.name, level=record.levelname, text=_text(record), error=about
-        )
-
-
-def _text(record: logging.LogRecord) -> str:
-    try:
-        return record.getMessage().strip()
-    except (TypeError, ValueError):  # the arguments do not fit the text
-        return str(record.msg)
+        try:
+            text = record.getMessage().strip()
+        except (TypeError, ValueError):  # the arguments do not fit the text
+            text = str(record.msg)
+        self._log.write("message", logger=record.name, level=record.levelname, text=text, error=about)
 
 
 @contextmanager

@@ -21,14 +21,10 @@ from starlette.responses import Response
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.host.endpoint import GatewayLimits
-from coldstart.host.live.front import Ticket
+from coldstart.host.live.front import AdmissionRefusedError, Ticket
 from coldstart.host.live.upstream import Replica
 
 T = TypeVar("T")
-
-
-class BodyMemoryFullError(Exception):
-    """The bodies of all waiting requests take the memory that they may take."""
 
 
 class BodyMemory:
@@ -43,7 +39,7 @@ class BodyMemory:
 
         Raises:
             ClientGoneError: The client disconnected.
-            BodyMemoryFullError: No memory is left for the body.
+            AdmissionRefusedError: No memory is left for the body.
         """
         parts: list[bytes] = []
         try:
@@ -53,7 +49,9 @@ class BodyMemory:
                     raise ClientGoneError
                 part = message.get("body", b"")
                 if self.used + len(part) > self.total:
-                    raise BodyMemoryFullError
+                    raise AdmissionRefusedError(
+                        503, "waiting requests use all memory for request bodies", 1.0
+                    )
                 self.used += len(part)
                 parts.append(part)
                 if not message.get("more_body", False):
@@ -79,28 +77,25 @@ _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def parse_routing(body: bytes) -> tuple[str | None, bool]:
-    """Return the model's name in a request, and whether its answer streams. Raises ValueError for an invalid body."""
-    found = _decoded(_ROUTING.decode, body)
+    """Return the model's name in a request, and whether its answer streams.
+
+    Raises AdmissionRefusedError for an invalid body.
+    """
+    found = decode(_ROUTING.decode, body)
     return found.model, bytes(found.stream) == b"true"
 
 
 def replace_model(body: bytes, model: str) -> bytes:
-    """Return the body with another model's name. Raises ValueError for an invalid body."""
-    return msgspec.json.encode({**_decoded(_MEMBERS.decode, body), "model": model})
+    """Return the body with another model's name. Raises AdmissionRefusedError for an invalid body."""
+    return msgspec.json.encode({**decode(_MEMBERS.decode, body), "model": model})
 
 
-def parse(body: bytes) -> dict[str, Any]:
-    """Return the complete document. Raises ValueError for an invalid body."""
-    found = _decoded(json.loads, body)
-    assert isinstance(found, dict)
-    return found
-
-
-def _decoded(decode: Callable[[bytes], T], body: bytes) -> T:
+def decode(parse: Callable[[bytes], T], body: bytes) -> T:
+    """Return the result of `parse`. Raises AdmissionRefusedError for an invalid body."""
     try:
-        return decode(body)
+        return parse(body)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the request body is invalid: {error}") from error
+        raise AdmissionRefusedError(400, f"the request body is invalid: {error}") from error
 
 
 Scope = MutableMapping[str, Any]
@@ -125,11 +120,6 @@ def error(status: int, reason: str, hint: str = "") -> bytes:
     content = {"message": reason, "type": kind, "param": None, "code": status}
     content |= {"hint": hint} if hint else {}
     return json.dumps({"error": content}).encode()
-
-
-def not_found(reason: str) -> Response:
-    """Return a complete 404 response."""
-    return refuse(404, reason)
 
 
 def refuse(
@@ -235,12 +225,6 @@ def forward_response(headers: Headers, *, streams: bool) -> Headers:
 def build_for_stream() -> Headers:
     """Return the headers of a stream that begins before its server responds."""
     return [(b"content-type", EVENTS + b"; charset=utf-8"), (b"cache-control", b"no-cache"), UNBUFFERED]
-
-
-def build_for_response(number: bytes, mode: str, server_timing: str) -> Headers:
-    """Return the headers with the request id, the start mode of its server and the Server-Timing value."""
-    own = [(b"x-coldstart-mode", mode.encode()), (b"server-timing", server_timing.encode())]
-    return [(b"x-request-id", number), *own]
 
 
 def format_timing(replica: Replica, ticket: Ticket, first_s: float | None) -> str:

@@ -24,77 +24,64 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Metric that is read from the status document: its value, or with `labels` its values by their contents."""
+    """Metric that is read from the status document at `path`, such as `host.memory_bytes`; text counts as 1, and "" as 0.
+
+    A path in a list, such as `models.held`, has a value for each model with this member; a mapping has one for each HTTP
+    status. With `choices` the value is 1 for the choice that the member equals, else 0.
+    """
 
     name: str
     about: str
-    read: Callable[[Document], Any]
-    labels: tuple[str, ...] = ()
+    path: str
     counts: bool = False
+    choices: tuple[str, ...] = ()
 
     def measure(self, prefix: str, document: Document) -> Metric:
         """Return the metric of a status document."""
+        part, _, member = self.path.partition(".")
+        holder, labels = document[part], list[str]()
+        found: dict[tuple[str, ...], Any]
+        if isinstance(holder, list):
+            labels, found = ["model"], {(one["name"],): one[member] for one in holder if member in one}
+        elif isinstance(holder[member], dict):
+            labels, found = ["code"], {(code,): count for code, count in holder[member].items()}
+        else:
+            found = {(): holder[member]}
+        if self.choices:
+            labels.append(member)
+            found = {(*key, one): value == one for key, value in found.items() for one in self.choices}
         kind = CounterMetricFamily if self.counts else GaugeMetricFamily
-        family = kind(prefix + self.name, self.about, labels=self.labels)
-        found = self.read(document)
-        for contents, value in found.items() if self.labels else [((), found)]:
-            family.add_metric(contents, float(value))
+        family = kind(prefix + self.name, self.about, labels=labels)
+        for key, value in found.items():
+            family.add_metric(key, float(bool(value) if isinstance(value, str) else value))
         return family
-
-
-def by_model(name: str, about: str, member: str | None = None) -> Figure:
-    """Return a gauge of that member of each model that has it, by default of the same name."""
-
-    def read(document: Document) -> dict[tuple[str], float]:
-        key = member or name
-        return {(model["name"],): model[key] for model in document["models"] if key in model}
-
-    return Figure(f"model_{name}", about, read, ("model",))
 
 
 def refused(part: str) -> Figure:
     """Return the number of rejected requests in this part of the document."""
-
-    def read(document: Document) -> dict[tuple[str], int]:
-        return {(code,): count for code, count in document[part]["refused"].items()}
-
-    return Figure("refused", "Number of rejected requests, by HTTP status.", read, ("code",), counts=True)
+    return Figure("refused", "Number of rejected requests, by HTTP status.", f"{part}.refused", counts=True)
 
 
-IN_FLIGHT = by_model("in_flight", "Number of requests in progress.")
+IN_FLIGHT = Figure("model_in_flight", "Number of requests in progress.", "models.in_flight")
 HOST = (
-    Figure("memory_limit_bytes", "Memory limit for all models.", lambda d: d["host"]["memory_bytes"]),
-    Figure("memory_used_bytes", "Reserved memory.", lambda d: d["host"]["memory_used_bytes"]),
+    Figure("memory_limit_bytes", "Memory limit for all models.", "host.memory_bytes"),
+    Figure("memory_used_bytes", "Reserved memory.", "host.memory_used_bytes"),
     Figure(
-        "runtime_template_bytes",
-        "Reserved memory of the runtime template.",
-        lambda d: d["host"]["runtime_template_bytes"],
+        "runtime_template_bytes", "Reserved memory of the runtime template.", "host.runtime_template_bytes"
     ),
     Figure(
-        "client_keys_refused",
-        "1 while the client key file cannot be used and the former keys remain, else 0.",
-        lambda d: bool(d["host"]["client_keys_error"]),
+        "client_keys_refused", "1 while the client key file cannot be used, else 0.", "host.client_keys_error"
     ),
-    Figure(
-        "requests", "Number of requests for a known model.", lambda d: d["requests"]["total"], counts=True
-    ),
-    Figure("hits", "Number of requests whose model was ready.", lambda d: d["requests"]["hits"], counts=True),
-    Figure(
-        "departures",
-        "Number of times that a model left its tier.",
-        lambda d: d["starts"]["departures"],
-        counts=True,
-    ),
+    Figure("requests", "Number of requests for a known model.", "requests.total", counts=True),
+    Figure("hits", "Number of requests whose model was ready.", "requests.hits", counts=True),
+    Figure("departures", "Number of times that a model left its tier.", "starts.departures", counts=True),
     refused("requests"),
-    by_model("held", "Number of requests that wait for the model."),
+    Figure("model_held", "Number of requests that wait for the model.", "models.held"),
     IN_FLIGHT,
-    by_model("held_bytes", "Memory reserved for the model."),
-    by_model("gpu_memory_bytes", "GPU memory of the model's server, where it can be measured."),
+    Figure("model_held_bytes", "Memory reserved for the model.", "models.held_bytes"),
+    Figure("model_gpu_memory_bytes", "GPU memory of the model's server.", "models.gpu_memory_bytes"),
     Figure(
-        "model_state",
-        "1 for the current state of the model, else 0.",
-        lambda d: {(m["name"], str(state)): m["state"] == state for m in d["models"] for state in State},
-        ("model", "state"),
+        "model_state", "1 for the state of the model, else 0.", "models.state", choices=(*map(str, State),)
     ),
 )
 
@@ -113,28 +100,28 @@ class Metrics(Collector):
         self._responses = self.counter(
             "responses",
             "Number of responses, by HTTP status (499: the client disconnected).",
-            ("model", "code"),
+            "model",
+            "code",
         )
-        self._queued = self.histogram(
-            "queued_seconds", "Time in seconds from arrival until the request was forwarded.", ("model",)
-        )
+        self._queued = self.histogram("queued_seconds", "Time until the request was forwarded.", "model")
         self._first = self.histogram(
             "time_to_first_token_seconds",
-            "Time in seconds from arrival to the first chunk of the response, the start of the model included.",
-            ("model",),
+            "Time to the first chunk, the start of the model included.",
+            "model",
         )
         self._clients = self.counter(
             "client_requests",
             "Number of requests with a client's own key: admitted or other_model (not allowed).",
-            ("client", "outcome"),
+            "client",
+            "outcome",
         )
         self.registry.register(self)
 
-    def counter(self, name: str, about: str, labels: tuple[str, ...], *, prefix: str = "") -> Counter:
+    def counter(self, name: str, about: str, *labels: str, prefix: str = "") -> Counter:
         """Return a new counter."""
         return Counter((prefix or self._prefix) + name, about, labels, registry=self.registry)
 
-    def histogram(self, name: str, about: str, labels: tuple[str, ...], *, prefix: str = "") -> Histogram:
+    def histogram(self, name: str, about: str, *labels: str, prefix: str = "") -> Histogram:
         """Return a new histogram of seconds."""
         name = (prefix or self._prefix) + name
         return Histogram(name, about, labels, buckets=BUCKETS_S, registry=self.registry)
@@ -168,38 +155,28 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
 
-def sum_phases(phases: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each phase from those of the spans. The spans of all CUDA graphs are one phase."""
-    summed: dict[str, float] = {}
-    for name, spent_s in phases.items():
-        phase = name.partition(": ")[0]
-        summed[phase] = summed.get(phase, 0.0) + spent_s
-    return summed
-
-
 class Record:
     """Facts, metrics and log of one host; each event is recorded in all of them."""
 
     def __init__(self, log: Log, facts: HostFacts, status: Callable[[], Mapping[str, Any]]) -> None:
         self.log, self.facts = log, facts
         self.metrics = metrics = Metrics(status)
-        self._starts = metrics.histogram(
-            "start_seconds", "Duration in seconds of successful starts.", ("model", "mode")
-        )
+        self._starts = metrics.histogram("start_seconds", "Duration of successful starts.", "model", "mode")
         self._phases = metrics.histogram(
             "start_phase_seconds",
-            "Time in seconds in a phase of a successful start; a phase can contain others.",
-            ("phase", "mode"),
+            "Time in a phase of a successful start; a phase can contain others.",
+            "phase",
+            "mode",
             prefix="coldstart_",
         )
-        self._failed = metrics.counter("failed_starts", "Number of failed starts.", ("model",))
+        self._failed = metrics.counter("failed_starts", "Number of failed starts.", "model")
         self._missed = metrics.counter(
-            "prewarms_missed", "Number of scheduled moments at which the model did not start.", ("model",)
+            "prewarms_missed", "Number of scheduled moments at which the model did not start.", "model"
         )
         self._fallbacks = metrics.counter(
             "fallbacks",
             "Number of fallbacks of successful starts, by section of the bundle or start mode.",
-            ("section",),
+            "section",
             prefix="coldstart_",
         )
 
@@ -217,7 +194,11 @@ class Record:
             "fallbacks": fallback.encode(fallbacks),
             "spans": document.get("spans", ()),
         }
-        summed = sum_phases(phases)
+        summed: dict[str, float] = {}
+        for span, spent_s in phases.items():
+            # The spans of all CUDA graphs are one phase.
+            phase = span.partition(": ")[0]
+            summed[phase] = summed.get(phase, 0.0) + spent_s
         self._remember(name, mode, seconds, None, summed)
         self.facts.start_s += seconds
         self._starts.labels(name, mode).observe(seconds)

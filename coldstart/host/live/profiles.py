@@ -168,23 +168,18 @@ def show_devices(launch: Launch) -> Mapping[str, str]:
 
 
 class Meter:
-    """Memory of processes in bytes; None if it cannot be measured.
+    """Memory of a process and its descendants in bytes; None if it cannot be measured.
 
-    With `on_cpu`, `tree` and `alone` measure proportional set sizes, so that shared pages are counted once. On a GPU
-    reservations remain as estimated.
+    Each method raises ProcessLookupError if the process has ended. On a GPU reservations remain as estimated.
     """
 
     def __init__(self, *, on_cpu: bool = False) -> None:
         self.on_cpu = on_cpu
 
-    def tree(self, pid: int) -> int | None:
-        """Return the memory of a process and its descendants. Raises ProcessLookupError if the process has ended."""
-        return processes.memory_bytes(pid) if self.on_cpu else None
-
-    def alone(self, pid: int) -> int | None:
-        """Return the memory of one process."""
-        return processes.pss_bytes([pid]) if self.on_cpu else None
+    def private(self, pid: int) -> int | None:
+        """Return the memory that no other process shares (USS), so that nothing of a template counts twice."""
+        return processes.pss_bytes(processes.tree(pid), "uss") if self.on_cpu else None
 
     def gpu_memory(self, pid: int) -> int | None:
-        """Return the GPU memory of a process and its descendants, as the driver reports it. Raises ProcessLookupError."""
+        """Return the GPU memory, as the driver reports it."""
         return None if self.on_cpu else nvml.tree_memory(pid)

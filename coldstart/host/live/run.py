@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from coldstart.errors import UsageError
 from coldstart.host.configuration import KINDS, HostFile, describe_changes
 from coldstart.host.endpoint import GatewayEndpoint
@@ -24,7 +26,7 @@ from coldstart.host.events import Failure
 from coldstart.host.live.app import HEARTBEAT_S, Gateway
 from coldstart.host.live.driver import Driver
 from coldstart.host.live.host_routes import host_routes, process_routes
-from coldstart.host.live.http_server import create_server, format_url, listen, loop_factory
+from coldstart.host.live.http_server import create_server, format_url, listen
 from coldstart.host.live.lifecycle import STOPPING
 from coldstart.host.live.log import Log, Tasks, capture_loggers, describe_failure
 from coldstart.host.live.profiles import Meter, find_template_bytes
@@ -71,7 +73,7 @@ class ModelHost:
             capture_loggers(self.log),
             listen(self.options.endpoint) as sock,
             own_directory() as directory,
-            asyncio.Runner(loop_factory=loop_factory()) as runner,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             runner.run(self._main(sock, directory))
         return 128 + self.caught[0] if self.caught else 0

@@ -1,17 +1,17 @@
 """Log of one server: the newest part of its standard output and error.
 
-The server holds the file open, so the file is truncated in place: its content is copied to `NAME.1`, then it is
-emptied. Lines written between the two steps are lost, as with logrotate's copytruncate; the copy's end is made just
-before. A reader that was behind goes on at the begin of the emptied file.
+The server holds the file open, so the file is truncated in place after its newest bytes were copied to `NAME.1`. Lines
+written between the two steps are lost, as with logrotate's copytruncate.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
 
 from coldstart.system import secrets
 from coldstart.system.proc import exits
@@ -20,63 +20,24 @@ LIMIT = 4 << 20
 """Limit of the file in bytes; the previous file has the same limit."""
 
 BLOCK = 64 << 10
-
-
-class LogReader:
-    """Lines of one log from a position on, also after the file was truncated or deleted."""
-
-    def __init__(self, log: ServerLog, size: int) -> None:
-        """Begin with the last `size` bytes. Raises OSError."""
-        self._log = log
-        self._file = log.path.open("rb")
-        start = max(0, os.fstat(self._file.fileno()).st_size - size)
-        self._file.seek(start)
-        if start:
-            self._file.readline(BLOCK)
-        self._rest = b""
-
-    def read(self, *, last: bool = False) -> str:
-        """Return the complete lines since the last call, with secrets masked; with `last` also an incomplete line."""
-        with self._log.lock:
-            if os.fstat(self._file.fileno()).st_size < self._file.tell():
-                self._file.seek(0)
-            text = self._rest + self._file.read(BLOCK)
-        # A secret could be split at the end of a part, so parts end with a line; a line longer than a block is
-        # passed on in parts.
-        end = text.rfind(b"\n") + 1
-        if last or (not end and len(text) > BLOCK):
-            end = len(text)
-        text, self._rest = text[:end], text[end:]
-        return secrets.text(text.decode(errors="replace"))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+# Interval in seconds at which a followed log is read.
+FOLLOW_S = 0.2
 
 
 class ServerLog:
-    """File that a server appends to. Only `follow` raises OSError: a log must not end a server.
-
-    `lock` is held while it is truncated.
-    """
+    """File that a server appends to. No method raises OSError: a log must not end a server."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.before = path, path.with_name(f"{path.name}.1")
-        self.lock = Lock()
 
     def bound(self, limit: int = LIMIT) -> None:
         """Truncate the file if it exceeds `limit` bytes, after copying its newest `limit` bytes to the previous file."""
         with suppress(OSError), self.path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size <= limit:
-                return
-            file.seek(size - limit)
-            with self.before.open("wb") as before:
-                shutil.copyfileobj(file, before)
-                with self.lock:
+            if os.fstat(file.fileno()).st_size > limit:
+                file.seek(-limit, os.SEEK_END)
+                with self.before.open("wb") as before:
                     shutil.copyfileobj(file, before)
-                    before.flush()
-                    os.truncate(self.path, 0)
+                os.truncate(self.path, 0)
 
     def tail(self, size: int) -> str:
         """Return the last `size` bytes of the log from the start of a line, with secrets masked."""
@@ -89,12 +50,33 @@ class ServerLog:
             text = text[-size:].partition(b"\n")[2]
         return secrets.text(text.decode(errors="replace"))
 
-    def follow(self, size: int) -> LogReader:
-        """Return a reader of the last `size` bytes and of all later lines. Raises OSError."""
-        return LogReader(self, size)
+    async def follow(self, size: int, ended: asyncio.Future[str]) -> AsyncIterator[str]:
+        """Yield the last `size` bytes and all later lines until the server has `ended`, with secrets masked."""
+        with suppress(OSError), self.path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            if file.tell():
+                file.readline(BLOCK)
+            rest = b""
+            while True:
+                has_ended = ended.done()
+                if os.fstat(file.fileno()).st_size < file.tell():  # it was truncated
+                    file.seek(0)
+                text = rest + file.read(BLOCK)
+                # A secret could be split at the end of a part, so parts end with a line; a line longer than a block
+                # is passed on in parts.
+                end = text.rfind(b"\n") + 1
+                if has_ended or (not end and len(text) > BLOCK):
+                    end = len(text)
+                rest = text[end:]
+                if end:
+                    yield secrets.text(text[:end].decode(errors="replace"))
+                elif has_ended:
+                    return
+                else:
+                    await asyncio.wait([ended], timeout=FOLLOW_S)
 
     def find_error(self) -> str:
-        """Return the error that ended the server, as `logs.words` finds it; empty if the log contains none."""
+        """Return the error that ended the server, as `exits.find_error` finds it; empty if the log contains none."""
         with suppress(OSError):
             return exits.find_error(self.path) or ""
         return ""

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from coldstart.errors import UsageError
 from coldstart.host.events import Failure
 from coldstart.host.live.server_log import ServerLog
 from coldstart.host.live.starter import StartOrder
+from coldstart.host.live.upstream import Upstream
 from coldstart.launch.modes import STANDBY
 from coldstart.system import paths
 from coldstart.system.ipc import json_lines
@@ -114,10 +115,6 @@ class ModelServer:
         """Return whether a signal has stopped one of its processes. Blocks."""
         return any(tree.is_stopped() for tree in self._trees)
 
-    def used_processor_s(self) -> float:
-        """Return the CPU time in seconds that its engine has used since the last call. Blocks."""
-        return self._trees[-1].used_processor_s() if self._trees else 0.0
-
     def _signal(self, number: int) -> None:
         """Have the supervisor act as on this signal."""
         if not self.ended.done():
@@ -197,6 +194,44 @@ async def end_by_force(server: ModelServer) -> None:
         ask()
         if (await asyncio.wait([server.ended], timeout=wait_s))[0]:
             return
+
+
+# Number of intervals between checks in the time after which a server hangs.
+INTERVALS = 4
+
+
+async def find_hang(
+    server: ModelServer, place: Path | tuple[str, int] | None, timeout_s: Callable[[], float]
+) -> str:
+    """Wait until the server hangs, and return the reason. `place` is the address of its API process, None without one.
+
+    A server hangs if one of these conditions holds at each check during `timeout_s()` seconds: a signal has stopped one of its
+    processes; or it was ready, and its API process does not answer GET /health.
+    """
+    probe = Upstream(place) if place is not None else None
+    before, failed = "", 0
+    try:
+        while failed <= INTERVALS:
+            interval_s = timeout_s() / INTERVALS
+            _, fault = await asyncio.gather(asyncio.sleep(interval_s), _find_fault(server, probe, interval_s))
+            failed = failed + 1 if fault and fault == before else int(bool(fault))
+            before = fault
+    finally:
+        if probe is not None:
+            probe.close()
+    return f"{before} for {timeout_s():g} s"
+
+
+async def _find_fault(server: ModelServer, probe: Upstream | None, limit_s: float) -> str:
+    if await asyncio.to_thread(server.is_stopped):
+        return "one of its processes was stopped"
+    if probe is None or not server.ready.done():
+        return ""
+    with suppress(OSError):  # includes TimeoutError
+        async with asyncio.timeout(limit_s), await probe.request("GET", "/health") as answer:
+            await answer.read()
+            return ""
+    return "the API server did not answer"
 
 
 # Interval in seconds at which the starter process is checked.
@@ -321,4 +356,4 @@ def own_directory() -> AbstractContextManager[Path]:
     """
     # The longest path of a socket below the base is that of a server.
     base = paths.runtime_dir(len("/host-12345678/99999.sock"))
-    return scratch.owned(base, base / "host.lock", "host-")
+    return scratch.owned(base, "host-")

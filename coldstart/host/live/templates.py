@@ -11,27 +11,22 @@ from collections.abc import Collection
 
 from coldstart.host.launches import FORKED, Launch
 from coldstart.host.live.log import Log, Tasks
-from coldstart.host.live.profiles import Meter
 from coldstart.host.live.servers import ModelServer, Starter, StartFailedError, end_by_force
 from coldstart.host.live.starter import StartOrder
 from coldstart.host.specification import HostSettings
 from coldstart.host.status import HostFacts
 
 RUNTIME = "runtime"
-# Time in seconds until a template that failed to start is built again; one that was ready for STABLE_S is so at once.
-AGAIN_S, STABLE_S = 60.0, 5.0
+# Time in seconds until a template that failed or ended is built again; a killed one is so at once.
+AGAIN_S = 60.0
 
 
 class RuntimeTemplate:
-    """Runtime template of one host, which counts with `reserved_bytes`."""
+    """Runtime template of one host."""
 
-    def __init__(
-        self, servers: Starter, *, meter: Meter, log: Log, facts: HostFacts, reserved_bytes: int
-    ) -> None:
-        self.servers, self.meter, self.log, self.facts = servers, meter, log, facts
-        self.reserved_bytes = reserved_bytes
+    def __init__(self, servers: Starter, log: Log, facts: HostFacts) -> None:
+        self.servers, self.log, self.facts = servers, log, facts
         self._process: ModelServer | None = None
-        self._pid: int | None = None
         # With those that are retired, whose servers still run.
         self._all: set[ModelServer] = set()
         self._launches: list[Launch] = []
@@ -48,7 +43,7 @@ class RuntimeTemplate:
         elif not self._launches and self._process is not None:
             self.log.write("template retired", level=RUNTIME)
             self._process.retire()
-            self._process = self._pid = None
+            self._process = None
 
     def _begin(self) -> None:
         if self._is_draining or self._process is not None or not self._launches:
@@ -70,23 +65,18 @@ class RuntimeTemplate:
 
     async def _live(self, launch: Launch, process: ModelServer) -> None:
         """Supervise a template until its end, and then begin the next one."""
-        loop, again_s = asyncio.get_running_loop(), AGAIN_S
         try:
             ready = await process.ready
         except StartFailedError as reason:
             if self._process is process:
                 self._fail(launch, str(reason))
         else:
-            if self._process is process:
-                self._pid = ready.pid
-            self.facts.template_error, since = "", loop.time()
+            self.facts.template_error = ""
             self.log.write("template ready", model=launch.name, level=RUNTIME, pid=ready.pid)
-            await process.ended
-            again_s = 0.0 if loop.time() - since > STABLE_S else AGAIN_S
         await process.ended
         if self._process is process:
-            self._process = self._pid = None
-            self._begin_later(0.0 if process.was_killed else again_s)
+            self._process = None
+            self._begin_later(0.0 if process.was_killed else AGAIN_S)
 
     def _begin_later(self, again_s: float) -> None:
         self.log.write("template gone", level=RUNTIME, again_s=again_s)
@@ -103,15 +93,6 @@ class RuntimeTemplate:
         """
         if self._process is not None and launch.mode in FORKED:
             await asyncio.wait([self._process.ready], timeout=self._ready_timeout_s)
-
-    def measure_lent(self, sharers: int) -> int:
-        """Return the template's bytes that are part of the proportional set size of each of `sharers` servers. Blocks.
-
-        The template always counts with `reserved_bytes`. What its measured size lacks is part of its servers' sizes, so the
-        sum of all is what the processes hold.
-        """
-        memory = self.meter.alone(self._pid) if sharers and self._pid is not None else None
-        return max(0, self.reserved_bytes - memory) // sharers if memory else 0
 
     def drain(self) -> None:
         """Build no further template."""

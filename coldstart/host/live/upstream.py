@@ -49,21 +49,17 @@ class StreamInterruptedError(Exception):
 
 
 class UpstreamAnswer:
-    """One answer, an asynchronous context manager: the headers are complete on entry, the connection is released on exit.
-
-    `awaits_bytes` is whether its reader waits for the server.
-    """
+    """One answer, an asynchronous context manager: the headers are complete on entry, the connection is released on exit."""
 
     def __init__(self, upstream: Upstream, pending: asyncio.Task[aiohttp.ClientResponse]) -> None:
         self._upstream, self._pending = upstream, pending
         self._response: aiohttp.ClientResponse | None = None
-        self._interrupted = self.awaits_bytes = False
+        self._interrupted = self._waits = False
         self.status = 0
         self.headers: list[Header] = []
         upstream.answers.add(self)
 
     async def __aenter__(self) -> Self:
-        self.awaits_bytes = True
         try:
             await asyncio.wait([self._pending])
             if self._interrupted:
@@ -72,8 +68,6 @@ class UpstreamAnswer:
         except BaseException:
             self.abort()
             raise
-        finally:
-            self.awaits_bytes = False
         self.status, self.headers = self._response.status, list(self._response.raw_headers)
         return self
 
@@ -96,7 +90,7 @@ class UpstreamAnswer:
         """
         assert self._response is not None
         content = self._response.content
-        self.awaits_bytes = True
+        self._waits = True
         try:
             if self._interrupted and not content.at_eof():
                 if left := content.read_nowait():
@@ -106,7 +100,7 @@ class UpstreamAnswer:
         except (aiohttp.ClientError, OSError) as error:
             raise _describe(error) from error
         finally:
-            self.awaits_bytes = False
+            self._waits = False
 
     async def read(self) -> bytes:
         """Return the complete body."""
@@ -120,7 +114,7 @@ class UpstreamAnswer:
         self._interrupted = True
         if self._response is None:
             self._pending.cancel()
-        elif self.awaits_bytes:
+        elif self._waits:
             self._response.content.set_exception(StreamInterruptedError())
 
     def abort(self) -> None:
@@ -160,11 +154,6 @@ class Upstream:
         self.answers: set[UpstreamAnswer] = set()
         self._sessions: dict[float, aiohttp.ClientSession] = {}
         self._closing: list[asyncio.Task[None]] | None = None
-
-    @property
-    def awaits_bytes(self) -> bool:
-        """Return whether a reader waits for the server."""
-        return any(answer.awaits_bytes for answer in self.answers)
 
     async def request(
         self, method: str, target: str, *, headers: Iterable[Header] = (), body: bytes = b""

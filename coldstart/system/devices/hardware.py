@@ -8,12 +8,8 @@ import os
 import platform
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coldstart.errors import ColdstartError
-
-if TYPE_CHECKING:
-    from coldstart.system.devices.nvml import Gpu
 
 Scalar = str | int | float | bool | None
 
@@ -49,7 +45,7 @@ def cpu(cpuinfo: str | None = None) -> dict[str, Scalar]:
         "cpu.family": first.get("cpu family") or first.get("CPU architecture"),
         "cpu.model": first.get("model") or first.get("CPU part"),
         "cpu.isa": " ".join(sorted(flag for flag in set(flags) if _ISA.fullmatch(flag))),
-        "cpu.threads": usable_threads(),
+        "cpu.threads": len(os.sched_getaffinity(0)),
     }
 
 
@@ -57,11 +53,6 @@ def flags() -> str:
     """Return all flags of the processor, including the kernel's: a frozen process may have queried any of them."""
     with Path("/proc/cpuinfo").open() as file:  # only the first processor's block
         return " ".join(sorted(_flags(_first_block(file.read(1 << 13)))))
-
-
-def usable_threads() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def gpu() -> dict[str, Scalar]:
@@ -75,21 +66,16 @@ def gpu() -> dict[str, Scalar]:
     state = nvml.machine()
     if not state.devices and state.problems:
         raise ColdstartError(f"cannot read the GPU: {'; '.join(state.problems)}", hint="coldstart doctor")
-    return _gpu_fields(state.devices[0]) if state.devices else {}
-
-
-def fingerprint() -> dict[str, Scalar]:
-    """Return all hardware fields, named as in the key without its ``hardware.`` prefix."""
-    return {**cpu(), **gpu()}
-
-
-def _gpu_fields(first: "Gpu") -> dict[str, Scalar]:
+    if not state.devices:
+        return {}
+    first = state.devices[0]
     return {
         "gpu.name": first.name,
         "gpu.multiprocessors": first.multiprocessors,
         "gpu.compute_capability": first.compute_capability,
         "gpu.memory_bytes": first.memory_bytes,
-        "gpu.driver": first.branch,
+        # Generated code depends on the driver's release branch alone.
+        "gpu.driver": first.driver.partition(".")[0],
     }
 
 

@@ -38,11 +38,6 @@ class Gpu:
     driver: str
     uuid: str = ""
 
-    @property
-    def branch(self) -> str:
-        """Return the driver's release branch, on which generated code depends."""
-        return self.driver.partition(".")[0]
-
 
 @dataclass
 class Machine:
@@ -74,11 +69,20 @@ def machine() -> Machine:
     """Return devices, free memory and problems, read at one moment."""
     state = Machine()
     with _library(state) as library:
-        if library is not None:
-            try:
-                _fill(library, state)
-            except library.NVMLError as error:
-                state.problems.append(f"NVML: {error}")
+        if library is None:
+            return state
+        try:
+            driver = library.nvmlSystemGetDriverVersion()
+            for handle in _visible(library, state):
+                try:
+                    device, free = _device(library, handle, driver)
+                except library.NVMLError as error:
+                    state.problems.append(f"device {len(state.devices)}: {error}")
+                    break
+                state.devices.append(device)
+                state.free.append(free)
+        except library.NVMLError as error:
+            state.problems.append(f"NVML: {error}")
     return state
 
 
@@ -160,18 +164,6 @@ class PeakMemory:
         self._missing = max(self._missing, missing)
 
 
-def _fill(library: Any, state: Machine) -> None:
-    driver = library.nvmlSystemGetDriverVersion()
-    for handle in _visible(library, state):
-        try:
-            device, free = _device(library, handle, driver)
-        except library.NVMLError as error:
-            state.problems.append(f"device {len(state.devices)}: {error}")
-            return
-        state.devices.append(device)
-        state.free.append(free)
-
-
 @contextmanager
 def _library(state: Machine) -> Iterator[Any]:
     import pynvml
@@ -222,14 +214,10 @@ def _named(library: Any, physical: list[Any], word: str) -> Any:
         return _or_none(library, lambda: library.nvmlDeviceGetHandleByUUID(word))
     if word.startswith("GPU-"):
         matches = [h for h in physical if library.nvmlDeviceGetUUID(h).startswith(word)]
-        return _instance(library, matches[0]) if len(matches) == 1 else None
-    inside = word.isdigit() and int(word) < len(physical)
-    return _instance(library, physical[int(word)]) if inside else None
-
-
-def _instance(library: Any, handle: Any) -> Any:
-    """Return the device itself or, under MIG, its first instance, which is the one that CUDA sees."""
-    return next(_list_instances(library, handle), None)
+    else:
+        matches = physical[int(word) :][:1] if word.isdigit() else []
+    # Under MIG, CUDA sees the first instance.
+    return next(_list_instances(library, matches[0]), None) if len(matches) == 1 else None
 
 
 def _list_instances(library: Any, handle: Any) -> Iterator[Any]:

@@ -78,15 +78,6 @@ def has_terminal() -> bool:
     return True
 
 
-def memory_bytes(pid: int) -> int:
-    """Return the proportional set size of a process and its descendants in bytes. Each shared page counts by its share.
-
-    Raises:
-        ProcessLookupError: The process does not exist.
-    """
-    return pss_bytes(tree(pid))
-
-
 def tree(pid: int) -> list[int]:
     """Return the PIDs of a process and its descendants. Raises ProcessLookupError if the process does not exist."""
     import psutil
@@ -97,25 +88,20 @@ def tree(pid: int) -> list[int]:
         raise ProcessLookupError(f"process {pid} does not exist") from error
 
 
-def pss_bytes(pids: Iterable[int]) -> int:
-    """Return the sum of proportional set sizes in bytes. Processes that have ended or are not readable count zero."""
+def pss_bytes(pids: Iterable[int], kind: str = "pss") -> int:
+    """Return the sum of proportional set sizes in bytes, in which each shared page counts by its share.
+
+    With the kind "uss", a page that another process shares does not count.
+
+    Processes that have ended or are not readable count zero.
+    """
     import psutil
 
     total = 0
     for pid in pids:
         with suppress(psutil.Error):
-            total += psutil.Process(pid).memory_full_info().pss
+            total += getattr(psutil.Process(pid).memory_full_info(), kind)
     return total
-
-
-def rss_bytes(pid: int) -> int:
-    """Return the resident bytes of one process, 0 if it does not exist."""
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
 
 
 def outer_pid(guardian: int, inner: int) -> int:

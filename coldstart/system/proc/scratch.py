@@ -23,6 +23,7 @@ from coldstart.system import paths
 
 SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 PREFIX, RECORDING, PROOF = "server-", "recording-", "proof-"
+# Lock of all directories below one base, whatever their prefix.
 _GATE = "scratch.lock"
 # Path of the longest socket below the base in bytes: vLLM's socket names are UUIDs.
 _BELOW = len(f"/{PREFIX}12345678/") + 36
@@ -35,8 +36,7 @@ def private_directory(prefix: str) -> Iterator[Path]:
 
     Raises the errors of `scratch`.
     """
-    base = _base()
-    with owned(base, base / _GATE, prefix) as own:
+    with owned(_base(), prefix) as own:
         yield own
 
 
@@ -87,14 +87,11 @@ _LOCK = "lock"
 
 
 @contextmanager
-def owned(
-    base: Path, gate: Path | None = None, prefix: str = "", *, patience_s: float = 0.0
-) -> Iterator[Path]:
+def owned(base: Path, prefix: str = "", *, patience_s: float = 0.0) -> Iterator[Path]:
     """Yield a private directory `prefix`... below `base` that contains only its lock. Remove dead directories of that prefix.
 
     Args:
         base: Parent directory.
-        gate: Lock file that all directories of this prefix share; None: the file beside `base` with the suffix `.lock`.
         prefix: Start of the directory's name.
         patience_s: Seconds to wait, at removal, for child processes that still write.
 
@@ -102,7 +99,7 @@ def owned(
         OSError: The directory cannot be created.
     """
     # One at a time, so that no process removes a new directory before its owner holds the lock.
-    with files.locked(_find_gate(base, gate)):
+    with files.locked(base / _GATE):
         remove_dead(base, prefix, patience_s)
         own = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
         held = files.try_lock(own / _LOCK)
@@ -116,30 +113,26 @@ def owned(
             os.close(held)
 
 
-def sweep_below(base: Path, gate: Path | None = None, prefix: str = "") -> None:
-    """Remove the directories `prefix`... below `base` of dead processes; `gate` as of `owned`. Raises OSError."""
+def sweep_below(base: Path, prefix: str = "") -> None:
+    """Remove the directories `prefix`... below `base` of dead processes. Raises OSError."""
     if base.is_dir():
-        with files.locked(_find_gate(base, gate)):
+        with files.locked(base / _GATE):
             remove_dead(base, prefix)
-
-
-def _find_gate(base: Path, gate: Path | None) -> Path:
-    return base.with_suffix(".lock") if gate is None else gate
 
 
 def remove_dead(base: Path, prefix: str, patience_s: float = 0.0) -> list[str]:
     """Remove directories of dead processes, with the gate held, and return the PIDs of the living owners."""
-    found = filter(Path.is_dir, base.glob(f"{prefix}*"))
-    return [_owner(one) for one in found if not _removed_if_dead(one, patience_s)]
-
-
-def _removed_if_dead(directory: Path, patience_s: float) -> bool:
-    lock = files.try_lock(directory / _LOCK)
-    if lock is None:
-        return False
-    _remove(directory, patience_s)
-    os.close(lock)
-    return True
+    owners = []
+    for directory in filter(Path.is_dir, base.glob(f"{prefix}*")):
+        if (lock := files.try_lock(directory / _LOCK)) is not None:
+            _remove(directory, patience_s)
+            os.close(lock)
+            continue
+        try:
+            owners.append(files.read_text(directory / _LOCK))
+        except (OSError, ValueError):
+            continue  # it was just created or just removed
+    return owners
 
 
 def _remove(directory: Path, patience_s: float) -> None:
@@ -149,10 +142,3 @@ def _remove(directory: Path, patience_s: float) -> None:
     while directory.exists() and time.monotonic() < deadline_s:
         time.sleep(0.05)
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _owner(directory: Path) -> str:
-    try:
-        return files.read_text(directory / _LOCK)
-    except (OSError, ValueError):
-        return ""  # the directory was just created or just removed

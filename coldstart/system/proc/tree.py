@@ -1,4 +1,4 @@
-"""A process with its descendants: CPU time, whether one of them is stopped, and its end by SIGKILL.
+"""A process with its descendants: whether one of them is stopped, and its end by SIGKILL.
 
 psutil identifies a process by PID and start time, so no signal reaches another process with a reused PID.
 """
@@ -17,8 +17,6 @@ class ProcessTree:
 
     def __init__(self, pid: int) -> None:
         self._seen: set[psutil.Process] = set()
-        self._processor_s: dict[psutil.Process, float] = {}
-        self.pid = pid
         with suppress(psutil.Error):
             self._seen.add(psutil.Process(pid))
 
@@ -35,15 +33,6 @@ class ProcessTree:
         """Return whether any of the processes is suspended (state T)."""
         return any(processes.is_stopped(one.pid) for one in self.look())
 
-    def used_processor_s(self) -> float:
-        """Return the CPU time in seconds of the descendants since the last call; of the process if it has none."""
-        living = self.look()
-        counted = {one for one in living if one.pid != self.pid} or living
-        now = {one: _processor_s(one) for one in counted}
-        used = sum(time_s - self._processor_s.get(one, 0.0) for one, time_s in now.items())
-        self._processor_s = now
-        return used
-
     def kill(self) -> None:
         """Send SIGKILL to every process, parents first, which also ends stopped ones."""
         # Creation times are too coarse: a child forked at once has its parent's.
@@ -57,11 +46,3 @@ def _count_ancestors(process: psutil.Process) -> int:
         return len(process.parents())
     except psutil.Error:
         return 0
-
-
-def _processor_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)

@@ -53,8 +53,9 @@ def _lacking() -> tuple[str, str] | None:
         (program,) = command()
     except FileNotFoundError as error:
         return f"{error} was not found: install criu (4.2 or newer), or set {VARIABLE}", _BUILD
-    if (found := _read_version(program)) is not None and found < _OLDEST:
-        return f"{program} is CRIU {'.'.join(map(str, found))}: 4.2 or newer is required", _BUILD
+    found = read_version(program)
+    if found is not None and tuple(map(int, found.split("."))) < _OLDEST:
+        return f"{program} is CRIU {found}: 4.2 or newer is required", _BUILD
     if shutil.which("unshare") is None:
         return "unshare (util-linux) was not found", "apt-get install util-linux"
     held = int(_status("CapEff") or "0", 16)
@@ -68,14 +69,14 @@ def _lacking() -> tuple[str, str] | None:
 
 
 @functools.cache
-def _read_version(program: str) -> tuple[int, ...] | None:
-    """Return the version that the program reports, None if it reports none: its own error then names the reason."""
+def read_version(program: str) -> str | None:
+    """Return the version that the program reports, as in "4.2.1"; None if it reports none: its own error names the reason."""
     try:
         report = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     except OSError:
         return None
     match = re.search(r"\d+(?:\.\d+)+", report)
-    return tuple(map(int, match[0].split("."))) if match else None
+    return match[0] if match else None
 
 
 def list_options() -> list[str]:
@@ -87,12 +88,6 @@ def list_options() -> list[str]:
     most, hard = int(_NR_OPEN.read_text()), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     may_raise = int(_status("CapEff") or "0", 16) & _RESOURCE
     return [] if may_raise or hard >= most else ["--unprivileged"]
-
-
-@functools.cache
-def version() -> str:
-    """Return CRIU's version, as in "4.2.1". Raises FileNotFoundError."""
-    return run("--version").stdout.split()[-1]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

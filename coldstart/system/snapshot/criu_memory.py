@@ -5,8 +5,8 @@ mainly a model's weights, can be mapped instead. Anonymous memory of at least RU
 Its pages come from the page cache when they are touched, one copy for all processes. A write copies the page, as in CRIU's own
 mapping of library data. Only the image of the frozen process changes; the process does not run meanwhile.
 
-Formats: CRIU's protobuf images `mm`, `pagemap` and `files` (criu/images/*.proto): eight bytes of magic, then messages that
-follow their length. Fields that are not named here are copied unchanged.
+Formats: CRIU's images `mm`, `pagemap` and `files` (criu/images/*.proto): eight bytes of magic, then protobuf messages that
+follow their length. protobuf copies fields that are not named here unchanged.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 MEMORY = "memory.img"
 RUN = 1 << 18
@@ -25,21 +27,21 @@ start writes to a fifth of them."""
 
 _PAGE = 4096
 _MAGIC = 8
-# vma.proto: VmaEntry; mm.proto: the field of mm_entry that contains them.
-_START, _END, _OFFSET, _FILE, _PROTECTION, _FLAGS, _STATUS, _ADVICE, _OPENED = 1, 2, 3, 4, 5, 6, 7, 9, 10
-_VMAS = 14
 _REGULAR, _FILE_PRIVATE, _ANON_PRIVATE = 1 << 0, 1 << 6, 1 << 9
 _MAP_ANONYMOUS, _MAP_GROWSDOWN, _MAP_HUGETLB = 0x20, 0x100, 0x40000
 _READ_WRITE = 3
-# pagemap.proto: pagemap_entry.
-_ADDRESS, _COUNT_32, _IN_PARENT, _COUNT = 1, 2, 3, 5
-# fdinfo.proto: file_entry; regfile.proto: reg_file_entry.
-_TYPE, _ID, _REG = 1, 2, 3
-_REG_ID, _REG_FLAGS, _REG_POSITION, _REG_OWNER, _REG_NAME, _REG_SIZE = 1, 2, 3, 5, 6, 8
 _REG_TYPE = 1
-
-Field = tuple[int, int | bytes]
-Message = list[Field]
+# Numbers of the fields that this module uses. The messages `vmas` and `reg` are those of the next lines. The owner of a file
+# is copied as it is, and every other field is a number, but for the name.
+_FIELDS: Mapping[str, Mapping[str, int]] = {
+    "vmas": {"start": 1, "end": 2, "pgoff": 3, "shmid": 4, "prot": 5, "flags": 6, "status": 7, "madv": 9, "fdflags": 10},
+    "reg": {"id": 1, "flags": 2, "pos": 3, "fown": 5, "name": 6, "size": 8},
+    "mm": {"vmas": 14},
+    "pagemap_head": {"pages_id": 1},
+    "pagemap": {"vaddr": 1, "compat_nr_pages": 2, "in_parent": 3, "nr_pages": 5},
+    "file": {"type": 1, "id": 2, "reg": 3},
+}  # fmt: skip
+_OPTIONAL = frozenset({"madv", "fdflags", "size", "compat_nr_pages", "in_parent", "nr_pages", "reg"})
 
 
 class UnknownImageError(ValueError):
@@ -73,17 +75,16 @@ def move(images: Path, mapped: Path) -> int:
     """
     mm, pagemap, pages = _only(images, "mm-*"), _only(images, "pagemap-*"), _only(images, "pages-*")
     files = images / "files.img"
-    space, opened = _read(mm)[0], _read(files)
-    head, *entries = _read(pagemap)
-    vmas = [_message(value) for number, value in space if number == _VMAS and isinstance(value, bytes)]
-    runs = list(_runs(entries, [(_number(vma, _START), _number(vma, _END)) for vma in vmas]))
+    (space,), opened = _read(mm, "mm"), _read(files, "file")
+    head, *entries = _read(pagemap, "pagemap_head", "pagemap")
+    runs = list(_runs(entries, [(vma.start, vma.end) for vma in space.vmas]))
     if runs and runs[-1][1].kept + runs[-1][1].count * _PAGE != pages.stat().st_size:
         raise UnknownImageError(f"{pages.name} does not contain the pages that {pagemap.name} lists")
     filed: list[_Run] = []
-    rest: list[tuple[Message, _Run]] = []
+    rest: list[tuple[Any, _Run]] = []
     for group in _joined(runs):
         whole = replace(group[0][1], count=sum(run.count for _, run in group))
-        if whole.count * _PAGE >= RUN and _plain(vmas[whole.vma]):
+        if whole.count * _PAGE >= RUN and _is_plain(space.vmas[whole.vma]):
             filed.append(whole)
         else:
             rest += group
@@ -92,24 +93,25 @@ def move(images: Path, mapped: Path) -> int:
     offsets, size = dict[int, int](), 0
     for run in filed:
         offsets[run.address], size = size, size + run.count * _PAGE
-    identity = 1 + max(_number(entry, _ID) for entry in opened)
+    file = _describe(opened, mapped, size)
     _copy(pages, images / MEMORY, filed)
     _copy(pages, images / f"{pages.name}.part", [run for _, run in rest])
     (images / f"{pages.name}.part").replace(pages)
-    _write(pagemap, [head, *(_entry(entry, run) for entry, run in rest)])
-    _write(mm, [_remapped(space, vmas, filed, offsets, identity)])
-    _write(files, [*opened, _file(opened, identity, mapped, size)])
+    kept = (_change(entry, vaddr=run.address, compat_nr_pages=0, nr_pages=run.count) for entry, run in rest)
+    _write(pagemap, [head, *kept])
+    _remap(space, filed, offsets, file.id)
+    _write(mm, [space])
+    _write(files, [*opened, file])
     return size
 
 
-def _runs(entries: Iterable[Message], spans: list[tuple[int, int]]) -> Iterator[tuple[Message, _Run]]:
+def _runs(entries: Iterable[Any], spans: list[tuple[int, int]]) -> Iterator[tuple[Any, _Run]]:
     """Yield each pagemap entry with its run of pages, split at the borders of mappings."""
     starts, kept = [start for start, _ in spans], 0
     for entry in entries:
-        if any(number == _IN_PARENT and value for number, value in entry):
+        if entry.in_parent:
             raise UnknownImageError("the image is incremental: it needs an earlier image")
-        address = _number(entry, _ADDRESS)
-        count = next((v for n, v in entry if n == _COUNT and isinstance(v, int)), _number(entry, _COUNT_32))
+        address, count = entry.vaddr, entry.nr_pages or entry.compat_nr_pages
         while count:
             vma = bisect(starts, address) - 1
             here = min(count, (spans[vma][1] - address) // _PAGE) if vma >= 0 else 0
@@ -119,9 +121,9 @@ def _runs(entries: Iterable[Message], spans: list[tuple[int, int]]) -> Iterator[
             address, count, kept = address + here * _PAGE, count - here, kept + here * _PAGE
 
 
-def _joined(runs: Iterable[tuple[Message, _Run]]) -> Iterator[list[tuple[Message, _Run]]]:
+def _joined(runs: Iterable[tuple[Any, _Run]]) -> Iterator[list[tuple[Any, _Run]]]:
     """Yield groups of adjacent runs in one mapping. CRIU splits runs where its pipes were full."""
-    group: list[tuple[Message, _Run]] = []
+    group: list[tuple[Any, _Run]] = []
     for entry, run in runs:
         if group and (run.address != group[-1][1].end or run.vma != group[-1][1].vma):
             yield group
@@ -131,65 +133,50 @@ def _joined(runs: Iterable[tuple[Message, _Run]]) -> Iterator[list[tuple[Message
         yield group
 
 
-def _plain(vma: Message) -> bool:
+def _is_plain(vma: Any) -> bool:
     """Return whether a mapping is ordinary private memory, readable and writable, that does not grow downwards.
 
     A mapping with madvise(2) advice is excluded: the kernel rejects some advice (wipe on fork, for example) for a file.
     """
-    flags = _number(vma, _FLAGS)
     return (
-        bool(_number(vma, _STATUS) & _ANON_PRIVATE)
-        and _number(vma, _PROTECTION) == _READ_WRITE
-        and bool(flags & _MAP_ANONYMOUS)
-        and not flags & (_MAP_GROWSDOWN | _MAP_HUGETLB)
-        and not any(value for number, value in vma if number == _ADVICE)
+        bool(vma.status & _ANON_PRIVATE and vma.flags & _MAP_ANONYMOUS)
+        and vma.prot == _READ_WRITE
+        and not vma.flags & (_MAP_GROWSDOWN | _MAP_HUGETLB)
+        and not vma.madv
     )
 
 
-def _remapped(
-    space: Message, vmas: list[Message], filed: list[_Run], offsets: dict[int, int], identity: int
-) -> Message:
-    """Return the address space with a mapping of the file in place of each run of `filed`."""
+def _remap(space: Any, filed: list[_Run], offsets: Mapping[int, int], file: int) -> None:
+    """Replace each run of `filed` in the address space by a mapping of the file with the number `file`."""
     by_vma: dict[int, list[_Run]] = {}
     for run in filed:
         by_vma.setdefault(run.vma, []).append(run)
-    cut: list[bytes] = []
-    for number, vma in enumerate(vmas):
-        here, end = _number(vma, _START), _number(vma, _END)
+    cut: list[Any] = []
+    for number, vma in enumerate(space.vmas):
+        here = vma.start
         for run in by_vma.get(number, ()):
             if here < run.address:
-                cut.append(_encoded(_with(vma, {_START: here, _END: run.address})))
-            status = _REGULAR | _FILE_PRIVATE
-            flags = _number(vma, _FLAGS) & ~_MAP_ANONYMOUS
-            place = {_START: run.address, _END: run.end, _OFFSET: offsets[run.address], _FILE: identity}
-            cut.append(_encoded(_with(vma, place | {_FLAGS: flags, _STATUS: status, _OPENED: os.O_RDONLY})))
+                cut.append(_change(vma, start=here, end=run.address))
+            of_file = {"pgoff": offsets[run.address], "shmid": file, "fdflags": os.O_RDONLY}
+            kind = {"flags": vma.flags & ~_MAP_ANONYMOUS, "status": _REGULAR | _FILE_PRIVATE}
+            cut.append(_change(vma, start=run.address, end=run.end, **of_file, **kind))
             here = run.end
-        if here < end:
-            cut.append(_encoded(_with(vma, {_START: here, _END: end})))
-    first = next(at for at, (number, _) in enumerate(space) if number == _VMAS)
-    others = [field for field in space if field[0] != _VMAS]
-    return [*others[:first], *((_VMAS, vma) for vma in cut), *others[first:]]
+        if here < vma.end:
+            cut.append(_change(vma, start=here))
+    del space.vmas[:]
+    space.vmas.extend(cut)
 
 
-def _entry(entry: Message, run: _Run) -> Message:
-    return _with(entry, {_ADDRESS: run.address, _COUNT_32: 0, _COUNT: run.count})
-
-
-def _file(opened: list[Message], identity: int, mapped: Path, size: int) -> Message:
+def _describe(opened: list[Any], mapped: Path, size: int) -> Any:
     """Return the description of a file opened for reading, with the owner of another regular file."""
-    regular = next((v for entry in opened for n, v in entry if n == _REG and isinstance(v, bytes)), None)
+    regular = next((one.reg for one in opened if one.HasField("reg")), None)
     if regular is None:
         raise UnknownImageError("the process has no regular file open")
-    owner = next(value for number, value in _message(regular) if number == _REG_OWNER)
-    described: Message = [
-        (_REG_ID, identity),
-        (_REG_FLAGS, os.O_RDONLY),
-        (_REG_POSITION, 0),
-        (_REG_OWNER, owner),
-        (_REG_NAME, os.fsencode(mapped)),
-        (_REG_SIZE, size),
-    ]
-    return [(_TYPE, _REG_TYPE), (_ID, identity), (_REG, _encoded(described))]
+    number = 1 + max(one.id for one in opened)
+    file = _forms()["file"](type=_REG_TYPE, id=number)
+    place = {"name": os.fsencode(mapped), "size": size, "flags": os.O_RDONLY}
+    file.reg.MergeFrom(_forms()["reg"](id=number, pos=0, fown=regular.fown, **place))
+    return file
 
 
 def _copy(source: Path, target: Path, runs: Iterable[_Run]) -> None:
@@ -215,80 +202,56 @@ def _only(images: Path, pattern: str) -> Path:
     return found[0]
 
 
-def _with(message: Message, changed: dict[int, int]) -> Message:
-    """Return the message with these fields changed, sorted by field number."""
-    kept = [(number, value) for number, value in message if number not in changed]
-    return sorted([*kept, *changed.items()], key=lambda field: field[0])
+def _change(message: Any, **fields: int) -> Any:
+    """Return a copy of the message with these fields changed."""
+    changed = type(message)()
+    changed.CopyFrom(message)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
 
 
-def _number(message: Message, wanted: int) -> int:
-    value = next((value for number, value in message if number == wanted), None)
-    if not isinstance(value, int):
-        raise UnknownImageError(f"field {wanted} of a message is not a number")
-    return value
+def _read(image: Path, first: str, others: str = "") -> list[Any]:
+    """Return the messages of an image: one of the form `first`, then of `others`, by default the same form."""
+    from google.protobuf.message import DecodeError
 
-
-def _read(image: Path) -> list[Message]:
-    data, messages, at = image.read_bytes(), [], _MAGIC
+    data, messages, at = image.read_bytes(), list[Any](), _MAGIC
     while at < len(data):
-        (length,) = struct.unpack_from("<I", data, at)
-        messages.append(_message(data[at + 4 : at + 4 + length]))
+        length = int.from_bytes(data[at : at + 4], "little")
+        form = _forms()[others or first if messages else first]
+        try:
+            messages.append(form.FromString(data[at + 4 : at + 4 + length]))
+        except DecodeError as error:
+            raise UnknownImageError(f"{image.name} cannot be decoded: {error}") from error
         at += 4 + length
     if at != len(data) or not messages:
         raise UnknownImageError(f"{image.name} is truncated")
     return messages
 
 
-def _write(image: Path, messages: Iterable[Message]) -> None:
+def _write(image: Path, messages: Iterable[Any]) -> None:
     magic = image.read_bytes()[:_MAGIC]
-    encoded = [_encoded(message) for message in messages]
+    encoded = [one.SerializeToString() for one in messages]
     image.write_bytes(magic + b"".join(struct.pack("<I", len(one)) + one for one in encoded))
 
 
-def _message(data: bytes) -> Message:
-    """Parse the fields of a protobuf message that contains only numbers, texts and messages."""
-    fields: Message = []
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        if key & 7 == 0:
-            value, at = _varint(data, at)
-            fields.append((key >> 3, value))
-        elif key & 7 == 2:
-            length, at = _varint(data, at)
-            fields.append((key >> 3, data[at : at + length]))
-            at += length
-        else:
-            raise UnknownImageError(f"unknown wire type {key & 7}")
-    return fields
+@cache
+def _forms() -> Mapping[str, Any]:
+    """Return protobuf's class of each message of _FIELDS."""
+    # Imported here, because only a freeze needs it.
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-
-def _encoded(message: Message) -> bytes:
-    out = bytearray()
-    for number, value in message:
-        if isinstance(value, int):
-            out += _bytes(number << 3) + _bytes(value)
-        else:
-            out += _bytes(number << 3 | 2) + _bytes(len(value)) + value
-    return bytes(out)
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(data):
-            raise UnknownImageError("a message is truncated")
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            return value, at
-
-
-def _bytes(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    file, kinds = descriptor_pb2.FileDescriptorProto(name="criu.proto"), descriptor_pb2.FieldDescriptorProto
+    for form, fields in _FIELDS.items():
+        added = file.message_type.add(name=form)
+        for name, number in fields.items():
+            field = added.field.add(name=name, number=number, type=kinds.TYPE_UINT64)
+            field.label = kinds.LABEL_OPTIONAL if name in _OPTIONAL else kinds.LABEL_REQUIRED
+            if name in ("fown", "name"):
+                field.type = kinds.TYPE_BYTES
+            elif name in _FIELDS:
+                field.type, field.type_name = kinds.TYPE_MESSAGE, name
+                field.label = kinds.LABEL_REPEATED if name == "vmas" else kinds.LABEL_OPTIONAL
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return dict(message_factory.GetMessageClassesForFiles(["criu.proto"], pool))

@@ -84,21 +84,17 @@ def published(image: Path) -> Iterator[Path]:
         partial.mkdir(mode=0o700)
         try:
             yield partial
-            _seal(partial)
+            # Only the owner reads the files, which are on the disk before the directory gets its name.
+            for path in partial.iterdir():
+                path.chmod(0o600)
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            files.sync_directory(partial)
             shutil.rmtree(image, ignore_errors=True)
             partial.rename(image)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         file_state.record_directory(_KIND, image, str(FORMAT))
-
-
-def _seal(directory: Path) -> None:
-    """Restrict every file to its owner, and write all files to disk before the directory gets its name."""
-    for path in directory.iterdir():
-        path.chmod(0o600)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    files.sync_directory(directory)
 
 
 def listed(root: Path) -> Iterator[Image]:

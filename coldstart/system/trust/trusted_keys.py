@@ -1,18 +1,29 @@
-"""Keys whose bundles may run code here: a directory of public keys, including this machine's own.
+"""Keys whose bundles may run code here: a directory of public keys, including this machine's own; and what they signed.
 
 Invariant: a key is listed by the fingerprint of its content, never by its file name.
+
+A bundle whose signature was verified with a key is trusted as long as the key is: a manifest's digest covers the complete
+bundle, and a signature over it does not expire. Verifications are recorded in the state directory, which does not travel with a
+cache. They save each start the import of a cryptography library.
 """
 
+from __future__ import annotations
+
+import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
-from coldstart.artifacts import files, sign
+from coldstart.artifacts import canonical, files
+from coldstart.artifacts.bundle import Bundle, TrustResult
 from coldstart.artifacts.errors import BundleError, InvalidSignatureError, named_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.ownership import require_unexposed
 from coldstart.errors import UsageError, describe
 from coldstart.system import paths
+from coldstart.system.dry_run import is_dry_run
 
 _DIGITS = re.compile(r"[0-9a-f]{12,32}")
 
@@ -30,10 +41,21 @@ class TrustedKey:
 
 def listed() -> list[TrustedKey]:
     """Return every trusted key. This machine's own key is created on first use."""
+    from coldstart.artifacts import sign  # cryptography
+
     state = paths.state_dir()
     own = sign.host_key(state).fingerprint
     require_unexposed(sign.trust_dir(state), state)
-    return [_read(path, own) for path in sorted(sign.trust_dir(state).glob("*.pub"))]
+    keys = []
+    for path in sorted(sign.trust_dir(state).glob("*.pub")):
+        try:
+            mark = sign.fingerprint(sign.read_trusted(path, state))
+        except (OSError, ValueError, BundleError) as error:
+            keys.append(TrustedKey(path.name, path.stem, None, False, describe(error)))
+            continue
+        name = path.stem.removesuffix(f"-{mark.partition(':')[2]}")
+        keys.append(TrustedKey(path.name, name, mark, mark == own))
+    return keys
 
 
 def add(file: Path, name: str) -> TrustedKey:
@@ -44,17 +66,18 @@ def add(file: Path, name: str) -> TrustedKey:
         UsageError: the file is not a small regular file that can be read.
         InvalidSignatureError: the file holds no public key.
     """
-    state = paths.state_dir()
+    from coldstart.artifacts import sign
+
     hint = "specify a public key, as printed on the other machine by: coldstart trust show"
     try:
         pem = files.read_regular(file, LIMITS.signature)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {file}: {describe(error)}", hint=hint) from error
     try:
-        added = sign.trust(sign.trust_dir(state), pem, name=name, source=str(file))
+        added = sign.trust(sign.trust_dir(paths.state_dir()), pem, name=name, source=str(file))
     except InvalidSignatureError as error:
         raise InvalidSignatureError(error.message, hint=hint) from error
-    return _read(added, sign.host_key(state).fingerprint)
+    return next(key for key in listed() if key.file == added.name)
 
 
 def remove(word: str) -> list[TrustedKey]:
@@ -88,23 +111,45 @@ def remove(word: str) -> list[TrustedKey]:
     doomed = [key for key in keys if key in called or key.fingerprint in marks]
     with named_os_errors("removing a trusted key"):
         for key in doomed:
-            (sign.trust_dir(paths.state_dir()) / key.file).unlink(missing_ok=True)
+            _find_key(key.file).unlink(missing_ok=True)
     return doomed
 
 
 def _is_called(key: TrustedKey, word: str) -> bool:
     if word in (key.name, key.file, key.fingerprint):
         return True
-    digits = word.removeprefix(f"{sign.ALGORITHM}:")
-    mark = (key.fingerprint or "").removeprefix(f"{sign.ALGORITHM}:")
+    digits, mark = (text.rpartition(":")[2] for text in (word, key.fingerprint or ""))
     return bool(_DIGITS.fullmatch(digits)) and mark.startswith(digits)
 
 
-def _read(path: Path, own: str) -> TrustedKey:
-    try:
-        public = sign.read_trusted(path, paths.state_dir())
-    except (OSError, ValueError, BundleError) as error:
-        return TrustedKey(path.name, path.stem, None, False, describe(error))
-    mark = sign.fingerprint(public)
-    name = path.stem.removesuffix(f"-{mark.removeprefix(f'{sign.ALGORITHM}:')}")
-    return TrustedKey(path.name, name, mark, mark == own)
+def judge(bundle: Bundle) -> TrustResult:
+    """Return whether a trusted key signed `bundle`. Raises InvalidSignatureError and ExposedKeyError for a trusted key file."""
+    record = paths.state_dir() / "verdicts" / bundle.digest.removeprefix("sha256:")
+    with suppress(
+        OSError, ValueError, KeyError, TypeError, BundleError
+    ):  # then the signature itself is verified
+        known = canonical.read(record, cap=LIMITS.signature)
+        if _hash_key(known["key"]) == known["sha256"]:
+            return TrustResult(True, known["signer"], f"signed by {known['signer']}")
+    from coldstart.artifacts import sign  # cryptography
+
+    trusted = sign.trust_dir(paths.state_dir())
+    result = sign.TrustStore(trusted)(bundle)
+    if result.ok and result.signer and not is_dry_run():
+        with suppress(
+            OSError, ValueError, BundleError
+        ):  # without a writable state directory, each start verifies again
+            key = min(trusted.glob(f"*-{result.signer.partition(':')[2]}.pub")).name
+            files.make_private(record.parent)
+            text = json.dumps({"signer": result.signer, "key": key, "sha256": _hash_key(key)})
+            files.write_atomic(record, text.encode(), mode=0o600)
+    return result
+
+
+def _find_key(name: str) -> Path:
+    return paths.state_dir() / "trust" / Path(name).name
+
+
+def _hash_key(name: str) -> str:
+    require_unexposed(path := _find_key(name), paths.state_dir())
+    return sha256(files.read_regular(path, LIMITS.signature)).hexdigest()

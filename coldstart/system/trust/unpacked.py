@@ -20,6 +20,7 @@ from pathlib import Path
 
 from coldstart.artifacts import files, ownership
 from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.errors import DestinationExistsError
 from coldstart.system import file_state, paths, runtime
 from coldstart.system.dry_run import is_dry_run
 
@@ -53,7 +54,7 @@ def unpacked(
         OSError: The directory cannot be created.
     """
     digest = bundle.entry(section).digest.removeprefix("sha256:")
-    place = (root if exact else _fit(root)) / digest
+    place = (root if exact else paths.choose_writable(root, "unpacked")) / digest
     if is_dry_run():
         if _obstacle(place) is not None:
             bundle.require_trust(section, trust)
@@ -69,12 +70,6 @@ def unpacked(
             if reason and refused is not None:
                 refused.append(f"unpacked again: {reason}")
     return place
-
-
-def _fit(root: Path) -> Path:
-    nearest = next(place for place in (root, *root.parents) if place.exists())
-    fit = ownership.fault(root) is None and os.access(nearest, os.W_OK | os.X_OK)
-    return root if fit else paths.replacement_dir() / "unpacked"
 
 
 def _obstacle(place: Path) -> str | None:
@@ -99,23 +94,13 @@ def _renew(bundle: Bundle, section: str, place: Path, trust: Trust) -> None:
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (reason := ownership.fault(place.parent)) is not None:
         raise PermissionError(f"refusing to unpack code where other users can write: {reason}")
-    fresh = place.with_name(f".{place.name}.{os.getpid()}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        bundle.extract(section, fresh, trust=trust)
-        _put(fresh, place)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _put(fresh: Path, place: Path) -> None:
-    """Rename `fresh` to `place`, again if the engine of a killed server writes its compile cache there meanwhile."""
     for left in reversed(range(_TRIES)):
         _away(place)
         try:
-            fresh.rename(place)
+            bundle.extract(section, place, trust=trust)
             return
-        except OSError:
+        except (OSError, DestinationExistsError):
+            # The engine of a killed server may write its compile cache there meanwhile.
             if not left or not place.exists():
                 raise
 

@@ -26,7 +26,7 @@ from coldstart.system import fingerprint, runtime, timeline
 from coldstart.system.ipc import addresses, json_lines
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
-from coldstart.system.proc import fork_state, memory
+from coldstart.system.proc import own_process
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.vllm import compat
 from coldstart.vllm.engine import adoption, application, renewal, server, stepdowns
@@ -76,7 +76,7 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
     if threading.active_count() > 1:
         raise RuntimeError(f"threads alive before the fork: {[t.name for t in threading.enumerate()]}")
     gc.collect()
-    memory.give_back()
+    own_process.give_back()
     gc.freeze()
     return fallbacks
 
@@ -212,8 +212,8 @@ class Template:
             os.environ[READY_FD_ENV] = str(descriptors[3])
             # A thawed process may be in a time namespace whose CLOCK_MONOTONIC differs from the client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
-            fork_state.renew()
-            fork_state.request_tiles()  # a thawed template has lost the permission
+            own_process.renew()
+            own_process.request_tiles()  # a thawed template has lost the permission
             timeline.emit("fork the server", received, timeline.now(), "server")
             code = self._serve(request["plan"])
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and exit

@@ -16,8 +16,7 @@ from prometheus_client import Gauge
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from coldstart.scheduling import SchedulerSettings
-from coldstart.scheduling.settings import DEADLINE, FCFS
+from coldstart.scheduling.settings import DEADLINE, FCFS, SchedulerSettings
 from coldstart.scheduling.shadow import Answered, Prediction, QueueModel, Shadow
 
 MOST_CPU = 0.01

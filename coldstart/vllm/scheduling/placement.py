@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from vllm.v1.request import Request
 
 from coldstart.scheduling.job import Job
-from coldstart.scheduling.policy import Policy, Turns, pick
+from coldstart.scheduling.mlfq import SkipJoinMlfq, Turns
 from coldstart.scheduling.reserve import ArrivalReserve
 from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.vllm.scheduling.fresh import Fresh
@@ -38,7 +39,7 @@ class Placement:
     def __init__(
         self,
         view: EngineView,
-        ranking: Policy,
+        ranking: SkipJoinMlfq,
         jobs: dict[str, Job],
         settings: SchedulerSettings,
         *,
@@ -47,7 +48,7 @@ class Placement:
         self.view, self.ranking, self.jobs, self.keeps_kv = view, ranking, jobs, keeps_kv
         self.fresh = Fresh(view)
         self.room = Room(view, self.fresh)
-        self.reserve = ArrivalReserve(settings.load_latency_s, settings.reserve_quantile)
+        self.reserve = ArrivalReserve(settings.reserve_quantile)
         self.ahead = keeps_kv and settings.kv_strategy == "proactive"
         self.loads = Loads(self.room, ranking, self.reserve, ahead=self.ahead)
         self.turns = Turns(settings.oldest_share)
@@ -103,7 +104,7 @@ class Placement:
         """Return the jobs that this step should serve."""
         # `jobs` is in order of arrival, so no live request is sorted here.
         order: Iterable[Job] = self.jobs.values() if self.turns.use_arrival_order() else self.ranking
-        return pick(order, self.view.batch, self.view.ready)
+        return list(islice(filter(self.view.ready, order), self.view.batch))
 
     def _passed_over(self, picked: list[Request]) -> bool:
         """Return whether a request was skipped because it was not ready; no event reports when it becomes ready."""

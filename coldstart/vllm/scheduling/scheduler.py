@@ -15,7 +15,9 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from coldstart.scheduling import Job, SchedulerSettings, SkipJoinMlfq
+from coldstart.scheduling.job import Job
+from coldstart.scheduling.mlfq import SkipJoinMlfq
+from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import CONNECTOR
 from coldstart.vllm.scheduling.counters import Counters, Exporter
@@ -221,7 +223,7 @@ class PolicyScheduler(PipelinedScheduler):
         self.counters.demotions = self.ranking.demotions
         self.counters.promotions = self.ranking.promotions
         if self.exporter.enabled:
-            self.exporter.publish(self.counters, self.ranking.queues.counts())
+            self.exporter.publish(self.counters, list(map(len, self.ranking.queues)))
 
     def _evict(self, request: Request) -> None:
         self.started.discard(request)

@@ -31,9 +31,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from coldstart.scheduling import IterationProfile, SchedulerSettings
-from coldstart.scheduling.profile import CONTEXT_SHARE
-from coldstart.scheduling.settings import DEADLINE, MLFQ
+from coldstart.scheduling.profile import CONTEXT_SHARE, IterationProfile
+from coldstart.scheduling.settings import DEADLINE, MLFQ, SchedulerSettings
 from coldstart.vllm.scheduling.arguments import kv_transfer_config
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 

@@ -17,7 +17,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from coldstart.artifacts import files
-from coldstart.system.proc import memory
+from coldstart.system.proc import own_process
 from coldstart.weights.checkpoint import Tensor
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ class PrefetchSource(TensorSource):
             self.attached.wait(tensor.file, tensor.offset, tensor.size)
             if tensor.file not in self._files:
                 self._files[tensor.file] = self.attached.file(tensor.file)
-                self._addresses[tensor.file] = memory.address(self._files[tensor.file])
+                self._addresses[tensor.file] = own_process.address(self._files[tensor.file])
         except (PrefetchError, KeyError) as error:
             raise SourceLostError(str(error)) from error
-        memory.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
+        own_process.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
         return self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
 
     def get_fetch_stats(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class FileSource(TensorSource):
         if tensor.offset + tensor.size > len(view):
             raise SourceLostError(f"{tensor.file} is truncated: it ends before tensor {tensor.name}")
         if self.ahead:
-            memory.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
+            own_process.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
         data = view[tensor.offset : tensor.offset + tensor.size]
         if tensor.digest and tensor.digest != "sha256:" + hashlib.sha256(data).hexdigest():
             raise SourceLostError(
@@ -120,7 +120,7 @@ class FileSource(TensorSource):
         if name not in self._maps:
             with files.open_regular(self.paths[name]) as file:
                 self._maps[name] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-            self._addresses[name] = memory.address(self._maps[name])
+            self._addresses[name] = own_process.address(self._maps[name])
         return self._maps[name]
 
     def close(self) -> None:

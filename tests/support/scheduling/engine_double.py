@@ -21,8 +21,7 @@ from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from coldstart.scheduling import SchedulerSettings
-from coldstart.scheduling.settings import KEY
+from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.vllm.scheduling import virtual_engine
 from coldstart.vllm.scheduling.virtual_engine import (
     EngineResources,

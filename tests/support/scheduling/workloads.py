@@ -12,7 +12,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
-from coldstart.scheduling import Job
+from coldstart.scheduling.job import Job
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 from tests.support.scheduling.engine_double import BLOCK, EngineDouble, Shape, build, expected, make_request
 from tests.support.scheduling.scheduling_rules import Rules

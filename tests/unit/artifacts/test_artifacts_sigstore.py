@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import oci, sign
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.bundle_source import list_signatures, small
+from coldstart.artifacts.oci_layout import list_signatures, small
 from coldstart.artifacts.store import Store
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tools.bundles import publish
@@ -82,6 +82,6 @@ def test_changed_attestation_does_not_verify(change: str, tmp_path: Path) -> Non
         envelope["signatures"] = [{"sig": "!"}] * 3
     keys = {key.fingerprint: key.private.public_key()}
     asked = f"sha256:{'b' * 64}" if change in ("payload", "digest") else digest
-    verdict = sign._judge(json.dumps(document).encode(), asked, keys)
+    verdict = sign.verify(json.dumps(document).encode(), asked, keys)
     assert not verdict.ok
-    assert sign._judge(key.sign(digest), digest, keys).ok
+    assert sign.verify(key.sign(digest), digest, keys).ok

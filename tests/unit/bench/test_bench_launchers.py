@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.bench import floor, run_order
+from coldstart.bench import run_order
 from coldstart.errors import CommandFailedError, NoBundleError
 from coldstart.validate import launchers
 from coldstart.validate.launch import ModeUnavailableError, RunFiles
@@ -75,12 +75,6 @@ def test_a_mode_that_this_machine_lacks_gives_its_reason(
         with pytest.raises(ModeUnavailableError, match=reason):
             launcher.prepare()
     assert calls() == []
-
-
-def test_the_fork_floor_grows_with_memory() -> None:
-    summary = floor.fork_s(4 << 20)
-    assert summary["n"] == floor.FORKS
-    assert 0 < summary["min"] <= summary["median"]
 
 
 CONSOLE = """

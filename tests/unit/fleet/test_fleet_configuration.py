@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coldstart.errors import UsageError
-from coldstart.fleet import plan, specification
+from coldstart.fleet import specification
 from coldstart.fleet.specification import FleetSettings, Overlap
 
 GOOD: dict[str, Any] = {
@@ -95,18 +95,6 @@ def test_load_reports_a_missing_file(tmp_path: Path) -> None:
     (tmp_path / "other.toml").write_text("colour = 1")
     with pytest.raises(UsageError, match=r"other\.toml: no servers"):
         specification.load(tmp_path / "other.toml")
-
-
-def test_plan_contains_the_rejected_choices() -> None:
-    """12 GB at 2 GB/s: 6 s and 1 s of prefill; its limit is 10 s."""
-    (small,) = plan.planned(specification.parse(GOOD), ("small",))
-    assert small["chosen"]["ranks"] == 1 and small["chosen"]["ttft_s"] == 7.0
-    assert [(one["ranks"], one["full"]) for one in small["weighed"]][:3] == [(1, 1), (2, 1), (2, 2)]
-    assert "> 1 ranks, 1 whole: TTFT 7.00 s" in plan.text([small])
-    (burst,) = plan.planned(specification.parse(GOOD), ("small",), required=3)
-    assert burst["chosen"]["full"] == 3
-    with pytest.raises(UsageError, match="unknown model nobody"):
-        plan.planned(specification.parse(GOOD), ("nobody",))
 
 
 def test_settings_of_a_caller_have_the_ranges_of_the_file() -> None:

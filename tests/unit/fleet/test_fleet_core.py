@@ -12,7 +12,7 @@ from tools.examples import examples
 
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
-from coldstart.fleet.events import Event, LaunchRank, Move, Refuse, Send, Stop
+from coldstart.fleet.events import Dispatch, Event, LaunchRank, Move, Refuse, Stop
 from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 
@@ -63,7 +63,7 @@ class Fleet(RuleBasedStateMachine):
                     used = {*self.at.values(), *self.to.values()}
                     assert self.workers[worker].group not in used, "a request uses it"
                     self.stopping.add(worker)
-                case Send(request, group):
+                case Dispatch(request, group):
                     self.waiting.pop(request, None)
                     members = [w for w in self.workers.values() if group == w.group]
                     assert members and all(w.worker in self.ready - self.stopping for w in members)
@@ -249,11 +249,11 @@ def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
     assert one.handle(events.RankReady(ranks[0].worker), 5.0) == []
     first, second = ranks[0].worker, ranks[1].worker
     single, sent = one.handle(events.RankReady(second), 6.0)
-    assert isinstance(single, LaunchRank) and sent == Send("1", group)
+    assert isinstance(single, LaunchRank) and sent == Dispatch("1", group)
     assert (single.beside, single.server, single.fetch, single.memory) == (first, ranks[0].server, 20, 50)
     assert one.handle(events.RankReady(single.worker), 12.0) == [Move("1", group, single.group)]
     assert one.handle(events.Moved("1", True), 12.3) == [Stop(first), Stop(second)]
-    assert one.handle(events.Arrived("2", "large"), 13.0) == [Send("2", single.group)]
+    assert one.handle(events.Arrived("2", "large"), 13.0) == [Dispatch("2", single.group)]
     assert one.handle(events.Ended("2"), 14.0) == [] and one.handle(events.Ended("1"), 15.0) == []
     assert one.handle(events.Tick(), 15.0 + MODELS[1].idle_s) == [Stop(single.worker)]
 
@@ -296,7 +296,7 @@ def test_pipeline_serves_on_when_the_worker_that_would_replace_it_dies() -> None
         launch for rank in ranks for launch in launches(one.handle(events.RankReady(rank.worker), 5.0))
     ]
     assert one.handle(events.WorkerDied(single.worker, "killed"), 6.0) == []
-    assert one.handle(events.Arrived("2", "large"), 7.0) == [Send("2", ranks[0].group)]
+    assert one.handle(events.Arrived("2", "large"), 7.0) == [Dispatch("2", ranks[0].group)]
     assert one.models["large"].failures == 0
 
 
@@ -426,7 +426,7 @@ def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
     one, ranks, actions = _grown([replace(server, memory=80) for server in SERVERS[:2]])
     singles = launches(actions)
     assert [(a.beside, a.fetch) for a in singles] == [(rank.worker, 20) for rank in ranks]
-    assert [a.request for a in actions if isinstance(a, Send)] == list("12345")
+    assert [a.request for a in actions if isinstance(a, Dispatch)] == list("12345")
     free = {server: one.roster.servers[server].free for server in (rank.server for rank in ranks)}
     assert sorted(min(devices) for devices in free.values()) == [10, 10]
     assert one.handle(events.RankReady(singles[1].worker), 12.0) == [], "one by itself would be too few"
@@ -445,7 +445,7 @@ def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
 def test_pipeline_without_memory_retains_one_worker() -> None:
     _, (first, _), actions = _grown([replace(SERVERS[0], memory=80), SERVERS[2]])
     assert [a.beside for a in launches(actions)] == [first.worker]
-    assert [a.request for a in actions if isinstance(a, Send)] == list("123")
+    assert [a.request for a in actions if isinstance(a, Dispatch)] == list("123")
 
 
 def test_incomplete_group_stops_and_reserves_its_memory_until_stopped() -> None:
@@ -477,7 +477,7 @@ def test_suspected_group_gets_no_request_for_a_moment() -> None:
     assert one.handle(events.Ended("1"), 6.0) == [] and one.handle(events.Arrived("2", "small"), 6.0) == []
     # It may be alive: its room still counts, and no other group is started.
     assert one.deadline() == 7.0 and one.handle(events.Tick(), 6.9) == []
-    assert one.handle(events.Tick(), 7.0) == [Send("2", rank.group)]
+    assert one.handle(events.Tick(), 7.0) == [Dispatch("2", rank.group)]
     assert one.handle(events.Suspected("small#9"), 8.0) == []
 
 

@@ -155,9 +155,10 @@ class Host(RuleBasedStateMachine):
 
     @invariant()
     def memory_adds_up(self) -> None:
-        device = self.core.residents.device
-        for account in (*map(device.account, device.list_places()), self.core.residents.beside):
-            assert account.used == sum(account.reserved(name) for name in NAMES) <= account.capacity
+        for memory in (self.core.residents.device, self.core.residents.beside):
+            for place in memory.list_places():
+                used = sum(memory.reserved(name, place) for name in NAMES)
+                assert used == memory.limit(place) - memory.free(place) <= memory.limit(place)
         for name, model in self.core.models.items():
             if model.resident:
                 assert self.core.residents.device.reserved(name) == model.observed.memory or self.leaving

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import combinations
 from random import Random
 
 import pytest
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tools.examples import examples
 
 from benchmarks.host.baselines import ShadowCache
-from benchmarks.host.offline import solve
 from coldstart.host.policies import POLICIES, ModelCost, Policy
 from coldstart.host.policies.iam import IAM, REBUILD_S, UPDATE_S
 from coldstart.host.policies.predictive import Predictive, least_loss
@@ -110,32 +109,6 @@ def test_victims_are_near_the_cheapest_set(seed: int) -> None:
     best = min(sum(d * z for d, z, _ in s) for s in sets if sum(z for _, z, _ in s) >= need)
     assert sum(size for _, size, name in items if name in chosen) >= need
     assert best - 1e-9 <= loss <= 1.5 * best
-
-
-def _optimum(asked: list[str], costs: dict[str, ModelCost], capacity: int) -> float:
-    """Return the optimum by trying all sets of intervals."""
-    pairs = [(i, asked.index(m, i + 1)) for i, m in enumerate(asked) if m in asked[i + 1 :]]
-    saved = [0.0]
-    for keep in product((False, True), repeat=len(pairs)):
-        held = [pair for pair, kept in zip(pairs, keep, strict=True) if kept]
-        used = [
-            costs[m].memory + sum(costs[asked[s]].memory for s, e in held if s < t < e)
-            for t, m in enumerate(asked)
-        ]
-        if max(used) <= capacity:
-            saved.append(sum(costs[asked[s]].penalty_s for s, _ in held))
-    return sum(costs[m].penalty_s for m in asked) - max(saved)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_the_optimum_is_between_the_bound_and_the_plan(seed: int) -> None:
-    random = Random(seed)
-    costs = {m: ModelCost(random.randint(1, 6), random.uniform(1, 9)) for m in "abcd"}
-    asked = random.choices("abcd", k=13)
-    best = _optimum(asked, costs, 9)
-    found = solve(asked, costs, 9)
-    assert found.bound_s <= best + 1e-9
-    assert best - 1e-9 <= found.plan_s <= 1.5 * best
 
 
 MODELS = [f"m{i}" for i in range(8)]

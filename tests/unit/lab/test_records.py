@@ -4,7 +4,7 @@ import pytest
 from support import pages
 
 from coldstart.lab.records import Replay, RequestRecord, parse_slo, summarize, tabulate
-from coldstart.lab.report import Run, compare, find_highest_rates, list_tables, measure_load, plot
+from coldstart.lab.report import Run, compare, find_highest_rates, list_tables, report
 
 
 def record(number: int, first: float, end: float, tokens: int) -> RequestRecord:
@@ -42,25 +42,12 @@ def test_failures_count_as_misses_and_not_as_latencies() -> None:
     json.dumps(found)
 
 
-def test_a_page_has_load_and_distributions() -> None:
+def test_a_page_has_the_distribution_of_each_metric() -> None:
     done = Replay([FAILED, record(0, 2.0, 4.0, 5)], duration_s=4.0)
-    found = pages.plots("".join(plot(Run.of("one", None, 0, done, {}))))
-    assert len(found) == 2 + 5
-    labels = set[str]().union(*map(pages.axis_labels, found))
-    assert {"requests", "requests per second", "TTFT (s)", "time (s)"} <= labels
-
-
-def test_the_load_over_time_adds_up() -> None:
-    records = tabulate([record(0, 2.0, 6.0, 5), record(1, 4.0, 4.0, 3), FAILED])
-    load = {
-        name: dict(points)
-        for series in measure_load(records, 600.0).values()
-        for name, points in series.items()
-    }
-    assert [load["waiting for a token"][float(time)] for time in range(6)] == [0, 2, 1, 1, 0, 0]
-    assert [load["being answered"][float(time)] for time in range(8)] == [0, 0, 1, 1, 1, 1, 0, 0]
-    assert [load["arrivals"][float(time)] for time in (1, 2)] == [2, 0]
-    assert measure_load(tabulate([FAILED]), 1.0) == {}
+    made = report("live", [Run.of("one", None, 0, done, {})], {}, compares=False)
+    found = pages.plots(made.render("html"))
+    assert len(found) == 5
+    assert {"TTFT (s)", "share of requests (%)"} <= set[str]().union(*map(pages.read_labels, found))
 
 
 def test_each_model_is_judged_by_its_own_limits() -> None:
@@ -75,7 +62,7 @@ def test_each_model_is_judged_by_its_own_limits() -> None:
     }
     assert found["models"]["b"]["slo"]["limits"] == {"b": {"ttft_s": 0.5}}
     _, (_, models) = list_tables(found)
-    assert models[0] == ["a", "2", "0", "0.0%", "4.5", "7.3", "7.93", "50.0%"]
+    assert models[0] == ["a", "4.5", "7.65", "0.5", "1.3", "0", "0.5", "0.1"]
 
 
 def test_a_comparison_pairs_the_rounds_and_leaves_out_incomplete_replays() -> None:

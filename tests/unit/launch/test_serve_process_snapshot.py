@@ -55,9 +55,9 @@ def fake_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         monkeypatch.setattr(criu, "_status", lambda _: "ffffffffffffffff")
         return calls
 
-    criu.version.cache_clear()
+    criu.read_version.cache_clear()
     yield make
-    criu.version.cache_clear()
+    criu.read_version.cache_clear()
 
 
 def images(scratch: Path, *, kernel: str | None = None, files: str | None = None, **about: object) -> Path:

@@ -54,7 +54,7 @@ def test_snapshot_directory_stays_during_another_materialization(
     image = runtime_image.engine_place(cache.runtimes, bundle.digest)
     assert runtime_image.obstacle(image) is None and image.stat().st_mode & 0o077 == 0
     assert {file.name: file.stat().st_mode & 0o777 for file in image.iterdir()} == {"pages-1.img": 0o600}
-    assert list(cache.work.iterdir()) == []
+    assert [left for left in cache.work.iterdir() if left.is_dir()] == []
     assert pruning.prune(cache, [bundle.name]).frozen == (image,)
     assert not materialize.has_snapshot(lookup, bundle)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from coldstart.errors import UsageError
@@ -175,15 +175,13 @@ def test_entries_are_those_of_safe_open_when_torch_tensors_are_saved(
     assert {entry.dtype for entry in checkpoint_files.read_header(path)} >= {"BF16", "F8_E4M3", "BOOL", "I64"}
 
 
-def test_a_header_over_the_librarys_cap_is_refused_by_both(tmp_path: Path) -> None:
+def test_a_header_over_the_librarys_cap_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", checkpoint_files.MAX_HEADER + 1))
-        file.truncate(checkpoint_files.MAX_HEADER + 100)  # sparse, so that it uses no disk space
-    with pytest.raises(UsageError, match="its header has 100000001 bytes"):
+        file.write(struct.pack("<Q", 100_000_001))
+        file.truncate(100_000_100)  # sparse, so that it uses no disk space
+    with pytest.raises(UsageError, match="header too large"):
         checkpoint_files.read_header(path)
-    with pytest.raises(SafetensorError, match=r"HeaderTooLarge|header too large"), safe_open(path, "np"):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -206,8 +204,8 @@ def test_a_header_over_the_librarys_cap_is_refused_by_both(tmp_path: Path) -> No
 )
 def test_nonsense_is_named_by_its_file(tmp_path: Path, header: Any) -> None:
     path = _write(tmp_path / "m.safetensors", header, b"\0")
-    with pytest.raises(UsageError, match=r"m\.safetensors is not a valid safetensors file") as caught:
+    with pytest.raises(
+        UsageError, match=r"m\.safetensors is truncated or not a valid safetensors file"
+    ) as caught:
         checkpoint_files.read_header(path)
     assert caught.value.hint == "fetch the model again"
-    with pytest.raises(SafetensorError), safe_open(path, "np"):
-        pass

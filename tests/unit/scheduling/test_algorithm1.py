@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 from statistics import fmean
 
@@ -10,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.scheduling import IterationProfile, Job, SchedulerSettings, SkipJoinMlfq, pick
+from coldstart.scheduling.job import Job
+from coldstart.scheduling.mlfq import SkipJoinMlfq
+from coldstart.scheduling.profile import IterationProfile
+from coldstart.scheduling.settings import SchedulerSettings
 
 LEVELS = 6
 PROFILE = IterationProfile.create([(1, 1.0), (100, 4.0), (400, 30.0)], [(1, 1.0), (8, 1.0)])
@@ -36,7 +40,7 @@ def run_ours(
         policy.add(Timed(str(number), 0.0, 1, times=times), 0.0)
     while len(policy):
         policy.tick(now, batch)
-        chosen = pick(policy, batch, lambda _: True)
+        chosen = list(islice(policy, batch))
         costs = [job.next_s(PROFILE) for job in chosen]
         now += max(costs)
         done.append((now, [int(job.id) for job in chosen]))

@@ -5,8 +5,8 @@ import heapq
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coldstart.scheduling import IterationProfile
 from coldstart.scheduling.deadline import MOST_PRIORITY, Deadlines
+from coldstart.scheduling.profile import IterationProfile
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01)])
 NOW = 1_800_000_000.0

@@ -6,14 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.scheduling import (
-    IterationProfile,
-    Job,
-    SchedulerSettings,
-    SkipJoinMlfq,
-    pick,
-)
-from coldstart.scheduling.policy import Policy, Turns
+from coldstart.scheduling.job import Job
+from coldstart.scheduling.mlfq import SkipJoinMlfq, Turns
+from coldstart.scheduling.profile import IterationProfile
+from coldstart.scheduling.settings import SchedulerSettings
 
 PROFILE = IterationProfile.create([(1, 1.0), (100, 4.0), (200, 8.0)], [(1, 1.0), (8, 1.0)])
 
@@ -25,7 +21,7 @@ def mlfq(**tunables: object) -> SkipJoinMlfq:
     return SkipJoinMlfq(PROFILE, SchedulerSettings(**{**PAPER, "levels": 5, "alpha_s": 1000.0, **tunables}))  # type: ignore[arg-type]
 
 
-def names(policy: Policy) -> list[str]:
+def names(policy: SkipJoinMlfq) -> list[str]:
     return [job.id for job in policy]
 
 
@@ -34,6 +30,29 @@ def test_a_job_joins_the_queue_that_covers_its_first_iteration(prompt: int, leve
     job = Job("a", 0, prompt)
     mlfq().add(job, 0)
     assert job.level == level
+
+
+@given(st.floats(1e-3, 10), st.integers(1, 12), st.integers(1, 5000))
+def test_the_first_queue_is_the_highest_that_covers_the_time(first: float, levels: int, prompt: int) -> None:
+    policy, job = mlfq(first_quantum_s=first, levels=levels), Job("a", 0, prompt)
+    level, seconds = policy.first_level(job), job.next_s(PROFILE)
+    assert policy.quanta[level] >= seconds * (1 - 1e-8) or level == levels - 1
+    assert level == 0 or policy.quanta[level - 1] < seconds
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(1, 64))
+def test_enst_is_the_papers_double_sum(counts: list[int], batch: int) -> None:
+    policy = mlfq(levels=len(counts), first_quantum_s=0.5, alpha_s=1e18)
+    # A positive priority is the first queue of a job.
+    levels = [level for level, count in enumerate(counts) for _ in range(count)]
+    jobs = [Job(str(number), 0, 1, priority=level) for number, level in enumerate(levels)]
+    policy.profile = IterationProfile.create([(1, 0.5)], [(1, 0.5)])
+    for job in jobs:
+        policy.add(job, 0)
+    enst = policy.enst(0, batch)
+    for job in jobs:
+        above = (sum(policy.quanta[other.level : job.level]) for other in jobs if other.level < job.level)
+        assert enst(job) == pytest.approx(sum(above) / batch)
 
 
 def test_demotion_reaches_the_queue_of_the_next_iteration() -> None:
@@ -117,7 +136,7 @@ def test_any_history_keeps_the_invariants(steps: list[tuple[str, int]], cap: flo
             live[job.id] = job
             assert job.level == policy.first_level(job)
         elif step == "serve" and live:
-            job = pick(policy, 1, lambda _: True)[0]
+            job = next(iter(policy))
             level, attained = job.level, job.attained_s
             cost = job.next_s(PROFILE)
             job.computed, job.generated = job.context, job.generated + 1
@@ -129,7 +148,7 @@ def test_any_history_keeps_the_invariants(steps: list[tuple[str, int]], cap: flo
             policy.remove(live.pop(sorted(live)[value % len(live)]))
         policy.tick(now, batch=4)
         assert sorted(names(policy)) == sorted(live)
-        assert len(policy) == len(live) == sum(policy.queues.counts())
+        assert len(policy) == len(live) == sum(map(len, policy.queues))
         assert all(0 <= job.level < 6 for job in policy)
         assert [job.level for job in policy] == sorted(job.level for job in policy)
         if cap is None:
@@ -146,7 +165,10 @@ def test_decoding_batch_is_booked_like_single_jobs(iterations: list[float], prio
             policy.add(Job(name, 0, 1, generated=1, computed=1, priority=mine), 0)
     for now, seconds in enumerate(iterations, 1):
         together.add_decode_step(list(together)[:2], seconds, now)
-        Policy.add_decode_step(alone, list(alone)[:2], seconds, now)
+        for job in list(alone)[:2]:
+            job.generated += 1
+            job.computed += 1
+            alone.add_service(job, seconds, now)
     assert names(together) == names(alone) and together.moved == alone.moved
     assert {k: list(v) for k, v in together._unserved.items()} == {
         k: list(v) for k, v in alone._unserved.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coldstart.scheduling import IterationProfile
+from coldstart.scheduling.profile import IterationProfile
 from coldstart.scheduling.profiling import Profiler
 
 PREFILL = [1 << power for power in range(12)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coldstart.scheduling import IterationProfile
+from coldstart.scheduling.profile import IterationProfile
 from coldstart.scheduling.shadow import LEAST, MOST, Answered, QueueModel, Shadow
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (64, 0.03)])

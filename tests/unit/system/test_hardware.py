@@ -6,7 +6,7 @@ from coldstart.errors import ColdstartError
 from coldstart.system import runtime
 from coldstart.system.devices import hardware, nvml
 from coldstart.system.devices.nvml import Gpu, Machine
-from coldstart.system.proc import fork_state
+from coldstart.system.proc import own_process
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -52,8 +52,8 @@ def test_a_gpu_that_does_not_answer_makes_no_key(monkeypatch: pytest.MonkeyPatch
 
 
 def test_permission_is_granted_when_the_processor_has_amx_tiles() -> None:
-    assert fork_state.request_tiles() is ("amx_tile" in hardware.flags().split())
-    assert fork_state.request_tiles() is fork_state.request_tiles()
+    assert own_process.request_tiles() is ("amx_tile" in hardware.flags().split())
+    assert own_process.request_tiles() is own_process.request_tiles()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The timeline merges processes on one clock, is valid trace-event JSON, and draws within its width."""
+"""The timeline merges processes on one clock and is valid trace-event JSON."""
 
 import os
 import subprocess
@@ -11,19 +11,11 @@ from hypothesis import strategies as st
 from support.progress_pipe import pipe
 
 from coldstart.contract.plan import READY_FD_ENV
-from coldstart.system import recording, start_progress, timeline
+from coldstart.system import start_progress, timeline
 from coldstart.system.start_progress import KEY, Counter, LineReader, StartProgress
 from coldstart.system.timeline import Span, Timeline
 
 __all__ = ["pipe"]
-
-
-def sample() -> Timeline:
-    result = Timeline()
-    result.spans.append(Span("imports", 10.0, 12.0, "server", pid=1))
-    result.spans.append(Span("weights", 12.0, 12.5, "server", pid=1, args={"bytes": 7}))
-    result.spans.append(Span("listen", 11.0, 13.0, "api", pid=2))
-    return result
 
 
 def test_find_longest_counts_no_span_for_those_within_it() -> None:
@@ -88,15 +80,6 @@ def test_spans_of_one_thread_nest_or_are_apart(members: list[Span]) -> None:
             if a["tid"] == b["tid"]:
                 (a0, a1), (b0, b1) = [(e["ts"], e["ts"] + e["dur"]) for e in (a, b)]
                 assert a1 <= b0 or b1 <= a0 or (a0 <= b0 and b1 <= a1) or (b0 <= a0 and a1 <= b1)
-
-
-def test_the_drawing_shows_when_and_how_long() -> None:
-    lines = recording.draw(sample(), 60, encoding="utf-8").splitlines()
-    imports, weights = (next(line for line in lines if name in line) for name in ("imports", "weights"))
-    assert imports.index("█") < weights.index("█")
-    assert imports.count("█") > weights.count("█") > 0
-    assert imports.endswith("2.000 s")
-    assert "█" not in recording.draw(sample(), 60, encoding="ascii")
 
 
 def read(pipe: int) -> list[StartProgress]:

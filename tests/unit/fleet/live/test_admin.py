@@ -44,7 +44,7 @@ def test_malformed_order_is_refused_with_a_reason(tmp_path: Path, body: bytes) -
             headers = {admin.HEADER: "admin", "Content-Type": "application/json"}
             url = stage.rig.url + "/fleet/order"
             async with stage.client.post(url, data=body, headers=headers) as answer:
-                assert answer.status == 400 and (await answer.json())["error"]
+                assert answer.status == 400 and (await answer.json())["error"]["message"]
 
     run(work())
 
@@ -82,7 +82,7 @@ def test_orders_are_executed_or_refused_with_a_reason(tmp_path: Path) -> None:
                 True,
             ]
             refused = await _asked(stage, "/fleet/order", {"method": "remove", "model": "b"})
-            assert refused[0] == 400 and "not deployed" in refused[1]["error"]
+            assert refused[0] == 400 and "not deployed" in refused[1]["error"]["message"]
             assert await _asked(stage, "/fleet/order", {"method": "remove", "model": "a"}) == (200, {})
             assert (await _asked(stage, "/fleet/status"))[1]["models"] == []
             assert await _asked(stage, "/fleet/down", {}) == (200, {})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coldstart.commands._fleet_table import render
+from coldstart.commands.fleet import render
 from support.fake_upstream import run, wait_until
 from support.fleet_rig import deployment, fleet
 

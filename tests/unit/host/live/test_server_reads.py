@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.fake_upstream import TWO, Stage, run, staged
 
@@ -41,8 +40,6 @@ def test_metrics_do_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
             assert time.monotonic() - began < host_routes.METRICS_S + 5
             assert found["vllm:num_requests_running", "a"] == 2.0
             assert (found[READ, "a"], found[READ, "b"]) == (1.0, 0.0)
-            stage.servers.metrics = "<html>"
-            assert (await _samples(stage))[READ, "a"] == 0.0
 
     run(work())
 
@@ -103,42 +100,13 @@ def test_reads_without_a_model_reach_the_default_or_the_only_model(tmp_path: Pat
     run(work(own, 404, memory=20))
 
 
-def _parse_samples(text: str) -> list[tuple[str, dict[str, str], float]]:
-    found = [
-        (sample.name, dict(sample.labels), sample.value)
-        for one in text_string_to_metric_families(text)
-        for sample in one.samples
+def test_samples_of_a_family_stand_together_and_name_their_model() -> None:
+    text = '# TYPE up gauge\nup{y="} 1"} 2.0\n# TYPE down gauge\ndown 1.0\n'
+    merged = host_routes.merge("# TYPE own gauge\nown 1.0\n", [('q"\\\n', text), ("b", text)])
+    families = {one.name: one.samples for one in text_string_to_metric_families(merged)}
+    assert [(one.labels, one.value) for one in families["up"]] == [
+        ({"model": 'q"\\\n', "y": "} 1"}, 2.0),
+        ({"model": "b", "y": "} 1"}, 2.0),
     ]
-    keys = [(name, *sorted(labels.items())) for name, labels, _ in found]
-    assert len(set(keys)) == len(keys)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("labels", "wanted"),
-    [
-        ('model="x"', {"exported_model": "x"}),
-        ('y="1",model="x",', {"y": "1", "exported_model": "x"}),
-        (r'y="} model=\"x\""', {"y": '} model="x"'}),
-        ('submodel="x"', {"submodel": "x"}),
-        ("", {}),
-    ],
-)
-def test_label_of_the_same_name_is_renamed(labels: str, wanted: dict[str, str]) -> None:
-    merged, omitted = host_routes.merge("", [('q"\\\n', f"up{{{labels}}} 1 1395066363000\n")])
-    assert not omitted
-    (found,) = _parse_samples(merged)
-    assert found == ("up", {"model": 'q"\\\n', **wanted}, 1.0)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<html>", "up{", 'up{a="b} 1', 'up{a="b"c="d"} 1', "up one", "1up 1", "up 1 2 3", 'up{a="\nb"} 1',
-    ],
-)  # fmt: skip
-def test_invalid_text_is_omitted(text: str) -> None:
-    own = "# TYPE own gauge\nown 1.0\n"
-    merged, omitted = host_routes.merge(own, [("bad", text), ("good", "up 2\n")])
-    assert omitted == ["bad"]
-    assert _parse_samples(merged) == [("own", {}, 1.0), ("up", {"model": "good"}, 2.0)]
+    assert [one.labels["model"] for one in families["down"]] == ['q"\\\n', "b"]
+    assert merged.count("# TYPE") == len(families) == 3

@@ -10,8 +10,7 @@ import pytest
 from support.fake_upstream import TWO, Stage, run, staged, wait_until
 
 from coldstart.host import configuration
-from coldstart.host.live import lifecycle, templates
-from coldstart.host.live.profiles import Meter
+from coldstart.host.live import templates
 from coldstart.host.live.servers import Ready
 
 
@@ -57,42 +56,6 @@ def test_wait_for_the_template_is_the_first_span_of_a_start() -> None:
     assert document["spans"] == [wait, {**load, "start_s": 31.0, "end_s": 33.0}]
     assert list(document["phases"].items()) == [("wait for the template", 30.0), ("load", 2.0)]
     assert document["attempts"] == 1
-
-
-class Shared(Meter):
-    """Proportional set sizes of a template of 300 bytes and of servers that add 100 each."""
-
-    def __init__(self) -> None:
-        super().__init__(on_cpu=True)
-        self.servers = self.trees = 0
-
-    def tree(self, pid: int) -> int:
-        self.trees += 1
-        return 100 + self.alone(pid)
-
-    def alone(self, pid: int) -> int:
-        return 300 // (1 + self.servers)
-
-
-def test_a_new_server_does_not_make_the_earlier_measurements_too_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lifecycle, "MEASURE_FIRST_S", 0.01)
-    meter = Shared()
-    models = {name: {"memory": 100, "start_s": 1.0} for name in "ab"}
-
-    async def work() -> None:
-        limits = {"runtime_template": True, "template_bytes": 300, "memory": 505}
-        async with asyncio.timeout(30), staged(tmp_path, models, **limits, meter=meter) as stage:
-            stage.servers.mode = "template-runtime"
-            for meter.servers, name in enumerate("ab", 1):
-                await stage.ask(model=name, prompt=1)
-                await wait_until(lambda: meter.trees == meter.servers)
-            await wait_until(lambda: stage.model("b")["memory_source"] == "observed")
-            assert [stage.model(name)["state"] for name in "ab"] == ["ready", "ready"]
-            assert [stage.model(name)["held_bytes"] for name in "ab"] == [100, 100]
-
-    run(work())
 
 
 def test_reload_stops_and_restarts_the_template(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from aiohttp import web
 from support.fake_upstream import run, wait_until
 from tools.link_cluster import LinkCluster, find_missing, link_cluster
 
-from coldstart.host.live.http_server import loop_factory
 from coldstart.host.live.upstream import LARGE, DisconnectedError, NothingSentError, Upstream
 
 
@@ -180,7 +180,7 @@ def test_request_to_an_unreachable_machine_fails_with_the_reason() -> None:
     with (
         link_cluster() as cluster,
         _linked(cluster) as there,
-        asyncio.Runner(loop_factory=loop_factory()) as runner,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         runner.run(work(cluster, there))
 
@@ -197,6 +197,6 @@ def test_silent_server_is_awaited() -> None:
     with (
         link_cluster() as cluster,
         _linked(cluster) as there,
-        asyncio.Runner(loop_factory=loop_factory()) as runner,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         runner.run(work(there))

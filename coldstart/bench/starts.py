@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from coldstart.bench.report import svg
-from coldstart.bench.report.report import Report, Shown, flatten, html_section
+from coldstart.bench.report import Plot, Report, Shown, bars
 from coldstart.bench.stages import STAGES
 
 Document = Mapping[str, Any]
@@ -45,22 +44,18 @@ HEADERS, STAGE_HEADERS = ("mode", *CELLS), ("mode", *(f"{stage} (s)" for stage i
 
 
 def report(document: Document) -> Report:
-    """Return the report of a benchmark."""
-    rows = [{"mode": mode, **dict(flatten(found))} for mode, found in document["modes"].items()]
+    """Return the report of a benchmark; its rows are the measured starts."""
+    samples = ((mode, one) for mode, found in document["modes"].items() for one in found.get("samples", ()))
+    rows = [{"mode": mode, **one} for mode, one in samples]
+    notes = [*list_notes(document), _describe_provenance(document)]
     return Report(
-        f"Cold start of {document['model']}",
-        document,
-        dict.fromkeys(name for row in rows for name in row),
-        lambda: rows,
-        lambda: tabulate(document),
-        [*list_notes(document), _describe_provenance(document)],
-        lambda: _plots(document),
+        f"Cold start of {document['model']}", document, rows, tabulate(document), notes, [*plot(document)]
     )
 
 
 def tabulate(document: Document) -> list[Shown]:
     """Return the tables for people, one row per mode that ran: HEADERS, and STAGE_HEADERS where spans were reported."""
-    ran = {mode: found for mode, found in document["modes"].items() if "unavailable" not in found}
+    ran = _list_measured(document)
     rows = [[mode, *(cell(found) for cell in CELLS.values())] for mode, found in ran.items()]
     stages = [
         [mode, *(seconds(found["stages"][stage]["median"]) for stage in STAGES)]
@@ -74,15 +69,14 @@ def list_notes(document: Document) -> list[str]:
     """Return what a reader must know besides the table: tokens, baseline, failures, modes that could not run."""
     known = {True: "identical in all modes", False: "NOT identical", None: "not compared"}
     compared = document.get("baseline", {}).get("modes", {})
+    missing = {
+        mode: found["unavailable"] for mode, found in document["modes"].items() if "unavailable" in found
+    }
     return [
         f"greedy tokens: {known[document['tokens_identical']]}",
         *(f"{mode} against the baseline: {_change(found)}" for mode, found in compared.items()),
         *(f"failed: {why}" for why in document["failures"]),
-        *(
-            f"{mode} could not run: {found['unavailable']}"
-            for mode, found in document["modes"].items()
-            if "unavailable" in found
-        ),
+        *(f"{mode} could not run: {why}" for mode, why in missing.items()),
     ]
 
 
@@ -103,10 +97,20 @@ def _describe_provenance(document: Document) -> str:
     )
 
 
-def _plots(document: Document) -> Iterator[str]:
-    measured = {mode: found for mode, found in document["modes"].items() if "unavailable" not in found}
-    if measured:
-        first = {mode: found["first_token_s"] for mode, found in measured.items()}
-        yield html_section("From launch to the first token", svg.ranges(first))
-        drawn = (html_section(mode, svg.timeline(found["timeline"]), 3) for mode, found in measured.items())
-        yield html_section("Timelines", "".join(drawn))
+def plot(document: Document) -> Iterator[Plot]:
+    """Yield the plot of first tokens, and the timeline of the typical start of each mode."""
+    ran = _list_measured(document)
+    totals = {mode: found["first_token_s"] for mode, found in ran.items()}
+    first = [(mode, of["min"], of["max"], 0, of["median"]) for mode, of in totals.items()]
+    yield "From launch to the first token", bars("median, and range in grey", first)
+    for mode, found in ran.items():
+        spans = sorted(found["timeline"], key=lambda span: span["start_s"])
+        tracks = [*dict.fromkeys(span["track"] for span in spans)]
+        rows = [
+            (one["name"], one["start_s"], one["end_s"], tracks.index(one["track"]), None) for one in spans
+        ]
+        yield f"Timeline of {mode}", bars(f"since the launch; a colour for each of {', '.join(tracks)}", rows)
+
+
+def _list_measured(document: Document) -> Document:
+    return {mode: found for mode, found in document["modes"].items() if "unavailable" not in found}

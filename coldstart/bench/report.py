@@ -1,0 +1,155 @@
+"""Report of a result: its document as JSON, rows as CSV, tables as Markdown and on one self-contained HTML page with plots.
+
+Invariant: all text on the page is escaped. The page runs no script, and its content security policy forbids every request.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from io import StringIO
+from typing import Any
+
+FORMS = ("json", "csv", "html", "markdown")
+Shown = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""Table for people: headers, and rows of text."""
+Plot = tuple[str, str]
+"""Heading of a plot, and its HTML."""
+Point = tuple[float, float]
+Bar = tuple[str, float, float, int, float | None]
+"""Row of a plot: its name, begin and end in seconds, the number of its colour, and a median within it."""
+
+# Okabe and Ito's palette: distinguishable with any colour vision. The last is for "the rest".
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#999999")
+WIDE = 20.0
+"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
+_MARKS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_GRID = f'<path class="grid" d="{"".join(f"M0 {100 * at}H100M{100 * at} 0V100" for at in _MARKS)}"/>'
+_STYLE = """
+:root{color-scheme:light dark;--page:#fff;--text:#222;--line:#8886}
+@media(prefers-color-scheme:dark){:root{--page:#16181c;--text:#e6e6e6}}
+body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere;
+background:var(--page);color:var(--text)}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+th:first-child,td:first-child{text-align:left}
+h2{margin-top:2rem}
+figure{margin:0;max-width:48rem;display:grid;grid-template-columns:auto 1fr;gap:.3rem;font-size:.8rem}
+figcaption,.wide{grid-column:1/-1}figcaption span{margin-right:1rem}
+figure table{width:100%}figure td,figure th{font-weight:400;padding:.1rem .4rem;border:0}
+.track{position:relative;width:60%}.track i{position:absolute;top:20%;height:60%;min-width:2px}
+.ends{display:flex;justify-content:space-between}.y{flex-direction:column-reverse;text-align:right}.x{grid-column:2}
+svg{width:100%;height:12rem;overflow:visible;fill:none}svg *{vector-effect:non-scaling-stroke;stroke-width:1.5}
+svg .grid{stroke:var(--line);stroke-width:1}
+"""
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width"><style>{style}</style></head><body><main>
+{body}
+</main></body></html>
+"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of a command: its JSON, one row for each measurement, tables and notes for people, and plots of the page.
+
+    A row may lack values. Without `tables` the rows are shown.
+    """
+
+    title: str
+    document: Mapping[str, Any]
+    rows: Sequence[Mapping[str, object]]
+    tables: Sequence[Shown] = ()
+    notes: Sequence[str] = ()
+    plots: Sequence[Plot] = ()
+
+    def render(self, form: str) -> str:
+        """Return the report in one of FORMS."""
+        if form == "json":
+            return json.dumps(self.document, indent=2, default=str) + "\n"
+        columns = [*dict.fromkeys(name for row in self.rows for name in row)]
+        if form == "csv":
+            writer = csv.DictWriter(out := StringIO(), columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.rows)
+            return out.getvalue()
+        tables = self.tables or [(columns, [[_text(row.get(name)) for name in columns] for row in self.rows])]
+        if form == "markdown":
+            text = [f"# {_cell(self.title)}", ""]
+            for headers, cells in tables:
+                rule = ["---", *["---:"] * (len(headers) - 1)]
+                text += ["| " + " | ".join(map(_cell, row)) + " |" for row in (headers, rule, *cells)] + [""]
+            return "\n".join([*text, *(f"- {_cell(note)}" for note in self.notes), ""])
+        parts = [
+            f"<h1>{escape(self.title)}</h1>",
+            "<ul>",
+            *(f"<li>{escape(note)}</li>" for note in self.notes),
+            "</ul>",
+        ]
+        for headers, cells in tables:
+            head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in headers)
+            body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
+            table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            # A wide table scrolls by itself, by keyboard too.
+            parts.append(f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>')
+        parts += [f"<section><h2>{escape(heading)}</h2>{drawn}</section>" for heading, drawn in self.plots]
+        return _PAGE.format(title=escape(self.title), style=_STYLE, body="\n".join(parts))
+
+
+def bars(label: str, rows: Sequence[Bar]) -> str:
+    """Return a plot with a row for each bar and its seconds. A bar with a median shows that in colour and its range in grey."""
+    longest, drawn = max((row[2] for row in rows), default=0.0) or 1.0, ""
+    for name, begin, end, colour, median in rows:
+        spans = [(begin, end, colour)] if median is None else [(begin, end, -1), (0.0, median, colour)]
+        marks = "".join(
+            f'<i style="left:{low / longest:.2%};width:{(high - low) / longest:.2%};background:{_colour(number)}"></i>'
+            for low, high, number in spans
+        )
+        text = f"{begin:.2f} to {end:.2f}"
+        text = f"{text} s" if median is None else f"{median:.2f} s ({text})"
+        drawn += f'<tr><th scope="row">{escape(name)}</th><td class="track">{marks}</td><td>{text}</td></tr>'
+    return f'<figure><figcaption>{escape(label)}</figcaption><table class="wide">{drawn}</table></figure>'
+
+
+def lines(
+    series: Mapping[str, Iterable[Point]], x_label: str, y_label: str, *, may_be_log: bool = False
+) -> str:
+    """Return a plot of lines from points (x, y), by name. Axes begin at zero; a logarithmic x axis does not."""
+    points = {name: [(float(x), float(y)) for x, y in given] for name, given in series.items()}
+    known = [x for of in points.values() for x, _ in of if x > 0] or [1.0]
+    top = max((y for of in points.values() for _, y in of), default=0.0) or 1.0
+    low, high = min(known), max(known)
+    is_log = may_be_log and high > WIDE * low
+    marks = names = ""
+    for number, (name, of) in enumerate(points.items()):
+        shares = ((math.log(max(x, low) / low, high / low) if is_log else x / high, y / top) for x, y in of)
+        path = " ".join(f"{100 * x:.2f},{100 - 100 * y:.2f}" for x, y in shares)
+        marks += f'<polyline stroke="{_colour(number)}" points="{path}"/>'
+        names += f'<span><b style="color:{_colour(number)}">■</b> {escape(name)}</span>'
+    x_ends = "".join(f"<span>{low * (high / low) ** at if is_log else high * at:.3g}</span>" for at in _MARKS)
+    y_ends = "".join(f"<span>{top * at:.3g}</span>" for at in _MARKS)
+    return (
+        f"<figure><figcaption>{escape(y_label)} {names if len(points) > 1 else ''}</figcaption>"
+        f'<div class="ends y">{y_ends}</div><svg viewBox="0 0 100 100" preserveAspectRatio="none">{_GRID}{marks}</svg>'
+        f'<div class="ends x">{x_ends}</div><div class="x">{escape(x_label)}</div></figure>'
+    )
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
