@@ -122,6 +122,16 @@ def host_key(state_dir: Path) -> HostKey:
             files.make_private(path.parent)
             files.create_once(path, pem, 0o600)
     require_unexposed(path, state_dir)
+    key = read_key(path)
+    trust(trust_dir(state_dir), key.public_pem, name="host")
+    return key
+
+
+def read_key(path: Path) -> HostKey:
+    """Return the private key in a PEM file.
+
+    Raises OSError, ExposedKeyError for a file that others can read, and InvalidSignatureError for another kind of key.
+    """
     if path.stat().st_mode & 0o077:
         raise ExposedKeyError(f"{path} can be read by others", hint=f"chmod 600 {shlex.quote(str(path))}")
     try:
@@ -130,9 +140,7 @@ def host_key(state_dir: Path) -> HostKey:
         raise InvalidSignatureError(f"{path.name} is not a private key") from error
     if not isinstance(private, Ed25519PrivateKey):
         raise InvalidSignatureError(f"{path.name} is not an ed25519 key")
-    key = HostKey(private)
-    trust(trust_dir(state_dir), key.public_pem, name="host")
-    return key
+    return HostKey(private)
 
 
 def trust_dir(state_dir: Path) -> Path:

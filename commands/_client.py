@@ -138,7 +138,8 @@ class ServerClient:
         hint = error.get("hint") or f"coldstart {name} status --url {self._url}" + f" {option}" * bool(
             self._key
         )
-        if status == HTTPStatus.FORBIDDEN:  # the key is that of a client, and the status would be refused too
+        # The key is that of a client, and the status would be refused, too.
+        if status == HTTPStatus.FORBIDDEN and self._service is HOST:
             hint = f"{option} with the operator's key, or set admin = true for the client"
         raise CommandFailedError(f"the {name} refuses: {error['message']}", hint=hint)
 

@@ -211,11 +211,7 @@ def _root(
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
-    own = sys.argv[1:] if argv is None else list(argv)
-    rest: list[str] | None = None
-    if "--" in own:  # Split here: the parser would read the arguments after -- as its own.
-        at = own.index("--")
-        own, rest = own[:at], own[at + 1 :]
+    own, rest = _split(sys.argv[1:] if argv is None else list(argv))
     os.umask(
         os.umask(0o077) | 0o022
     )  # Other users must not be able to write the files that are created here.
@@ -253,6 +249,14 @@ def _ignore_service_variables() -> None:
 
         names = ", ".join(dropped)
         Output().warn(f"{names}: ignored, because Kubernetes sets it for a service and it is not an option")
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
+    # Split here: the parser would read the arguments after -- as its own.
+    if "--" not in argv:
+        return argv, None
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
 
 
 class _Stopped(SystemExit):

@@ -33,13 +33,12 @@ from coldstart.scheduling.settings import SchedulerSettings
 INTERRUPTED = 130
 LIVE, ENGINE, HOST, FLEET = "live", "simulated", "simulated host", "simulated fleet"
 FLAGS = {LIVE: "--target", ENGINE: "--simulate", HOST: "--host", FLEET: "--fleet"}
-NOUNS = {
-    LIVE: "servers",
-    ENGINE: "the simulated engine",
-    HOST: "a simulated host",
-    FLEET: "a simulated fleet",
+KINDS = {
+    LIVE: "replay on servers (--target)",
+    ENGINE: "replay on the simulated engine (--simulate)",
+    HOST: "replay on a simulated host (--host)",
+    FLEET: "replay on a simulated fleet (--fleet)",
 }
-KINDS = {kind: f"replay on {noun} ({FLAGS[kind]})" for kind, noun in NOUNS.items()}
 # Options, by parameter, that have an effect only in some kinds of replay; the others have one in each.
 EFFECTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("model", "timeout"), (LIVE,)),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,7 +29,6 @@ from benchmarks.common import ROOT, about, parser
 from coldstart.bench import measure
 from coldstart.bench.run_order import VLLM_FREE, VLLM_WARM
 from coldstart.system.proc import exits
-from coldstart.validate import process_tree
 from coldstart.validate.launch import Launcher, serving
 from coldstart.validate.launchers import FULL_ONLY, ServeLauncher, Subject, VllmLauncher
 
@@ -41,7 +41,7 @@ PROFILE = ["--profile-seconds", "120"]
 PROMPT, TOKENS = "Once upon a time there was a server that waited for its first request", 16
 REHEARSED = "rehearsal of a tiny model on vLLM's CPU build: it shows that the steps run, and its times say nothing about a GPU"
 TAIL, END_S, LEAST_S, START_S = 4000, 10.0, 15.0, 120.0
-REPORTED = ("mode", "fallbacks", "canary", "skipped", "phases", "ready_s")
+REPORTED = ("mode", "fallbacks", "canary", "ready_s")
 
 
 class Part:
@@ -90,20 +90,18 @@ class Part:
 
     def run(self, name: str, *command: str) -> str:
         """Run a command and return its standard output. Raises RuntimeError with the end of its log."""
-        log, before = self.logs / f"{name}.log", process_tree.snapshot()
+        log = self.logs / f"{name}.log"
+        with log.open("wb") as errors:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
         try:
-            with log.open("wb") as errors:
-                done = subprocess.run(
-                    command, stdout=subprocess.PIPE, stderr=errors, timeout=max(1.0, self.left()), check=False
-                )
+            output = process.communicate(timeout=max(1.0, self.left()))[0].decode()
         except subprocess.TimeoutExpired:
-            process_tree.end_strays(before)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             raise RuntimeError(f"did not end in time: {exits.read_end(log)}") from None
-        if done.returncode:
-            raise RuntimeError(
-                f"exit code {done.returncode}: {done.stdout.decode()[-TAIL:]}\n{exits.read_end(log)}"
-            )
-        return done.stdout.decode()
+        if process.returncode:
+            raise RuntimeError(f"exit code {process.returncode}: {output[-TAIL:]}\n{exits.read_end(log)}")
+        return output
 
     def coldstart(self, name: str, *words: str) -> str:
         """Run a command of this interpreter's coldstart."""
@@ -160,57 +158,10 @@ def gpu_memory(query: str = "memory.used,memory.total") -> str | None:
 
 
 def probe(part: Part) -> None:
-    """Describe the machine, build the model, and measure imports."""
+    """Describe the machine and build the model."""
     part.answer("device", lambda: gpu_memory("name,driver_version,memory.total"))
     part.answer("model", lambda: llama.build(part.shape, Path(part.model)))
     part.answer("doctor", lambda: json.loads(part.coldstart("doctor", "doctor", "--format", "json")))
-    part.answer("template imports", lambda: part.script("fork", FORK, part.model))
-    part.answer(
-        "imports", lambda: {name: part.script("import", IMPORT, off) for name, off in IMPORTS.items()}
-    )
-
-
-IMPORTS = {"first": "collect", "collecting": "collect", "not collecting": "disable"}
-IMPORT = """
-import gc, time, sys
-getattr(gc, sys.argv[1])()
-start = time.perf_counter()
-from coldstart.vllm.engine import server
-server.import_runtime(); server.import_engine()
-print(round(time.perf_counter() - start, 3))
-"""
-
-FORK = """
-import faulthandler
-faulthandler.dump_traceback_later(60)  # a script that is cut off shows where it was
-import json, os, sys, threading, time
-from pathlib import Path
-from coldstart.vllm.engine import server
-server.import_runtime(); server.import_engine()
-args, _ = server.parse_args(["--model", sys.argv[1], "--max-model-len", "4096"])
-start = time.perf_counter()
-config = server.configure(args)
-configured = time.perf_counter()
-server.import_gpu_engine(config)
-imported = time.perf_counter()
-import torch
-found = {"configure_s": configured - start, "import_gpu_engine_s": imported - configured,
-         "v2_runner": config.use_v2_model_runner,
-         "cuda_initialized": torch.cuda.is_initialized(), "threads": threading.active_count(),
-         "device_files": sorted({t for t in map(os.path.realpath, Path("/proc/self/fd").iterdir()) if "nvidia" in t})}
-reader, writer = os.pipe()
-start = time.perf_counter()
-if os.fork() == 0:
-    try:
-        torch.zeros(1, device="cuda")
-        os.write(writer, str(time.perf_counter() - start).encode())
-    except Exception as error:
-        os.write(writer, str(error)[:1000].encode())
-    os._exit(0)
-os.close(writer)
-found["fork_and_context_s"] = os.read(reader, 1000).decode() or "failed"
-print(json.dumps(found))
-"""
 
 
 def materialize(part: Part) -> None:
@@ -333,15 +284,12 @@ def main() -> None:
 
 def run_part(name: str, part: Part) -> None:
     """Run one part and pack its logs; templates end with it."""
-    with process_tree.adopting_orphans():
-        before = process_tree.snapshot()
-        try:
-            PARTS[name](part)
-        finally:
-            part.end = time.monotonic() + 60 + END_S
-            with suppress(RuntimeError):
-                part.coldstart("stop", "template", "stop", "--force")
-            process_tree.end_strays(before)
+    try:
+        PARTS[name](part)
+    finally:
+        part.end = time.monotonic() + 60 + END_S
+        with suppress(RuntimeError):
+            part.coldstart("stop", "template", "stop", "--force")
     shutil.make_archive(str(part.place.parent / f"logs-{name}"), "xztar", part.logs)
 
 

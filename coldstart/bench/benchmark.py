@@ -35,8 +35,28 @@ def run(
     """
     # Read the baseline first: a wrong file name must not cost an hour.
     then = compare.load(request.baseline) if request.baseline else None
-    document = _measure(request, subject(request), progress, keep)
-    _judge(document, request, then)
+    about = subject(request)
+    build = partial(
+        result.document, model=request.model, vllm_args=request.vllm_args, command_line=request.command_line
+    )
+
+    def keep_incomplete(measured: BenchRuns) -> None:
+        document = build(measured)
+        document["failures"].append(INCOMPLETE)
+        keep(document)
+
+    settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
+    with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
+        starters = create_launchers(about, request.names, Path(name))
+        bench = Bench(starters, settings, Path(name), progress, keep=keep_incomplete)
+        document = build(bench.measure(request.runs, request.warmup))
+    failures, modes = document["failures"], document["modes"]
+    for mode in request.names if request.modes else ():
+        if "unavailable" in modes[mode] and not any(why.startswith(f"{mode}:") for why in failures):
+            failures.append(f"{mode}: requested, but {modes[mode]['unavailable']}")
+    if then is not None:
+        document["baseline"] = comparison = compare.compare(document, then, request.max_regress_pct)
+        failures += compare.regressions(comparison)
     return document
 
 
@@ -53,35 +73,3 @@ def subject(request: BenchRequest) -> Subject:
     common = (*cache, "--offline") if request.offline else cache
     target = str(model.path or model.repo_id)
     return Subject(request.model, target, tuple(request.vllm_args), common, request.revision)
-
-
-def _measure(
-    request: BenchRequest,
-    about: Subject,
-    progress: Progress,
-    keep: Callable[[result.Document], None],
-) -> result.Document:
-    build = partial(
-        result.document, model=request.model, vllm_args=request.vllm_args, command_line=request.command_line
-    )
-
-    def keep_incomplete(measured: BenchRuns) -> None:
-        document = build(measured)
-        document["failures"].append(INCOMPLETE)
-        keep(document)
-
-    settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
-    with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
-        starters = create_launchers(about, request.names, Path(name))
-        bench = Bench(starters, settings, Path(name), progress, keep=keep_incomplete)
-        return build(bench.measure(request.runs, request.warmup))
-
-
-def _judge(document: result.Document, request: BenchRequest, then: result.Document | None) -> None:
-    failures, modes = document["failures"], document["modes"]
-    for mode in request.names if request.modes else ():
-        if "unavailable" in modes[mode] and not any(why.startswith(f"{mode}:") for why in failures):
-            failures.append(f"{mode}: requested, but {modes[mode]['unavailable']}")
-    if then is not None:
-        document["baseline"] = comparison = compare.compare(document, then, request.max_regress_pct)
-        failures += compare.regressions(comparison)

@@ -24,11 +24,6 @@ import torch
 os.write(1, b"x")
 os._exit(0)
 """
-METHOD = {
-    "imports": "a bare interpreter imports torch and vLLM's server and worker modules once, collector off",
-    "service": "time from request to answer of one token on a warm server",
-    "percent_of_floor": "100 * (imports + service) / first_token_s.median",
-}
 
 
 def imports_s(*, cuda: bool = False, timeout_s: float = 300.0) -> float:

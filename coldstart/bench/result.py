@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from coldstart.bench import facts, floor, run_order
+from coldstart.bench import facts, run_order
 from coldstart.bench.measure import Run, Steady
 from coldstart.bench.runner import BenchRuns
 from coldstart.bench.stats import Summary, paired_ratio, summarize
@@ -40,7 +40,7 @@ def document(
         "versions": facts.versions(),
         "tokens_identical": tokens_identical(measured),
         "modes": {mode: _mode(mode, measured, floors) for mode in measured.modes},
-        "floor": {**floors, "unavailable": measured.no_floor, "method": floor.METHOD},
+        "floor": {**floors, "unavailable": measured.no_floor},
         "failures": failures(measured),
     }
 

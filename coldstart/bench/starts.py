@@ -23,10 +23,7 @@ def _format(form: str, *values: Any) -> str:
     return "-" if None in values else form.format(*values)
 
 
-def _compare(name: str) -> Callable[[Document], str]:
-    return lambda one: _format("{0[ratio]:.3f} {0[verdict]}", (one["steady"] or {}).get(name))
-
-
+RATIO = "{0[ratio]:.3f} {0[verdict]}"
 CELLS: Mapping[str, Callable[[Document], str]] = {
     "first token (s)": lambda one: seconds(one["first_token_s"]["median"]),
     "range": lambda one: " to ".join(seconds(one["first_token_s"][end]) for end in ("min", "max")),
@@ -35,8 +32,8 @@ CELLS: Mapping[str, Callable[[Document], str]] = {
     "ratio": lambda one: _format("{:.1f}x", one["ratio"]),
     "95 % interval": lambda one: _format("{0[0]:.1f} to {0[1]:.1f}", one["ratio_ci95"]),
     "% of floor": lambda one: _format("{:.0f}", one["percent_of_floor"]),
-    "latency ratio": _compare("latency_ratio"),
-    "throughput ratio": _compare("throughput_ratio"),
+    "latency ratio": lambda one: _format(RATIO, (one["steady"] or {}).get("latency_ratio")),
+    "throughput ratio": lambda one: _format(RATIO, (one["steady"] or {}).get("throughput_ratio")),
     "PSS (MiB)": lambda one: f"{one['pss_bytes']['median'] / 2**20:.0f}",
 }
 """Columns of the table for people."""

@@ -105,12 +105,6 @@ CACHE_DIR = _mine(
 )
 DEBUG = _mine("DEBUG", flag, False, "1: show the traceback of an internal error.")
 CRIU = _mine("CRIU", text, "", "Path of the CRIU program; default: `criu` on the PATH.")
-GRAPHS_CANARY = _mine(
-    "GRAPHS_CANARY",
-    text,
-    "1",
-    "Restored graphs that are checked with their stored input: 1 is the smallest one, all is every graph.",
-)
 PREFETCH_MEMORY_BYTES = _mine(
     "PREFETCH_MEMORY_BYTES",
     number(0),

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract import environment
-
-CANARY = environment.GRAPHS_CANARY
 WORKER_REPORT = "coldstart_report"
 """Worker method that returns whether each section was used (`fast_path`), the fallbacks, and the load of its weights."""
 CAPTURE_NEXT = "coldstart_capture_next"
@@ -23,7 +20,7 @@ class EngineTask:
     - `prove`: directory of the last offline round, which restores the graphs and compares the results.
     - `restore`: directory of proven graphs, which a start restores.
     - `kv_note`: directory of an offline start to which each worker writes its profiling results.
-    - `kv_plan`: KV cache sizes by rank that vLLM's start-up plan applies (a bundle's `plans`).
+    - `kv_plan`: KV cache sizes by rank, set instead of profiling (a bundle's `plans`).
     - `compiled`: directory of vLLM's compiled artifacts.
     - `deferred`: capture most CUDA graphs after the server is ready. With `restore`, all that are left are captured before.
     """

@@ -6,6 +6,6 @@ package does not name vLLM; `coldstart.vllm.graphs` connects it.
 
   data      tables (in memory and on disk, sealed; words and intervals), inputs, errors, api
   offline   offline (order of processes, work of each): record, classify, link, prove
-  online    restore, and prove for the canary and the summary
+  online    restore, and prove for the summary
   backends  cuda/ (cuda-bindings), torch_framework (PyTorch)
 """

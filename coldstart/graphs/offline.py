@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +23,8 @@ from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import prove, tables
 from coldstart.graphs.api import Captured
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError, format_reasons
-from coldstart.graphs.inputs import ENTRY, InputLog, Inputs
 from coldstart.graphs.link import combine
 from coldstart.graphs.record import load_snapshot, take
-from coldstart.graphs.tables import NONE, Intervals
 
 if TYPE_CHECKING:
     from coldstart.graphs.cuda.driver import CudaDriver
@@ -55,15 +53,10 @@ def make(work: Path, launch: Launch) -> Path:
     if not found.graphs:
         raise GraphRefusedError(f"no graph can be relocated: {format_reasons(found.refused)}")
     drop_changed(work)
-    for _ in range(2):
-        launch("prove graphs", EngineTask(prove=work))
-        _expect(work, bundle / prove.PROOF)
-        if not (failed := prove.decode(bundle).failed):
-            return bundle
-        keep_proven(bundle, failed)
-    raise NotProvenError(
-        "graphs that passed the first proof failed the second one; no graph of the bundle is reliable"
-    )
+    launch("prove graphs", EngineTask(prove=work))
+    _expect(work, bundle / prove.PROOF)
+    keep_proven(bundle, prove.decode(bundle))
+    return bundle
 
 
 def _expect(work: Path, written: Path) -> None:
@@ -73,13 +66,13 @@ def _expect(work: Path, written: Path) -> None:
         raise GraphRefusedError("the engine captured no graph, or did not load the plug-in")
 
 
-def keep_proven(bundle: Path, failed: Mapping[str, str]) -> None:
-    """Drop the graphs that failed in the proof, and the proof. Raises NotProvenError if no graph remains."""
-    kept = tables.load(bundle).without(failed)
-    if not kept.graphs:
-        raise NotProvenError(f"no graph was proven: {format_reasons(failed)}")
-    tables.rewrite(kept, bundle)
-    (bundle / prove.PROOF).unlink()
+def keep_proven(bundle: Path, proof: prove.Proof) -> None:
+    """Drop the graphs that failed from the bundle and its proof. Raises NotProvenError if no graph remains."""
+    if not proof.proven:
+        raise NotProvenError(f"no graph was proven: {format_reasons(proof.failed)}")
+    if proof.failed:
+        seal = tables.rewrite(tables.load(bundle).without(proof.failed), bundle)
+        prove.write(replace(proof, seal=seal, failed={}), bundle)
 
 
 def fail(work: Path, reason: str) -> None:
@@ -91,7 +84,7 @@ def fail(work: Path, reason: str) -> None:
 
 
 def record(
-    work: Path, driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured], log: InputLog,
+    work: Path, driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured],
     report: Mapping[str, Any],
 ) -> ContentWatch:  # fmt: skip
     """Write this process's layout, or as the second one the bundle, whose sealed report includes `report`.
@@ -107,34 +100,12 @@ def record(
         first.with_suffix(".part").rename(first)
         return ContentWatch(driver, work, [])
     found = combine(load_snapshot(first), mine)
-    inputs = Inputs.parse_report(report).restricted(found.graphs)
-    found = replace(found, report=found.report | dict(report) | {ENTRY: asdict(inputs)})
+    found = replace(found, report=found.report | dict(report))
     part, used = work / f"{BUNDLE}.part", {k.binary for k in found.kernels if k.binary}
     tables.save(found, part, {digest: data for digest, data in mine.binaries.items() if digest in used})
-    log.save(part, inputs)
     part.rename(work / BUNDLE)
     spans = [(found.regions[r].base + offset, size) for r, size, offset, _ in found.blocks.tolist()]
     return ContentWatch(driver, work, spans)
-
-
-def find_possible_symbols(work: Path) -> dict[str, set[str]]:
-    """Return the named memory that each graph may use, by the words of the first layout; only this needs stored inputs.
-
-    A graph is captured after its inputs were written and overwritten before its relocations are known. Without a
-    layout the result is empty: this process writes no bundle. Raises AlteredTableError.
-    """
-    if not (work / FIRST).exists():
-        return {}
-    snapshot = load_snapshot(work / FIRST)
-    named = Intervals(snapshot.regions)
-    contents = [np.frombuffer(c, np.uint8)[: len(c) // 8 * 8].view("<u8") for c in snapshot.contents.values()]
-    found = {}
-    for key, graph in snapshot.tables.graphs.items():
-        anywhere = tables.values(graph.payload, tables.places(graph, snapshot.tables.kernels, 1))
-        addresses = np.concatenate([anywhere, snapshot.maps[key]["address"], *contents])
-        numbers = np.unique(named.find(np.concatenate([addresses, addresses - np.uint64(1)])))
-        found[key] = {snapshot.regions[i].symbol for i in numbers.tolist() if i != NONE}
-    return found
 
 
 # --- contents that are state -------------------------------------------------------------------------

@@ -217,8 +217,6 @@ def read_graphs(driver: CudaDriver, framework: TorchFramework, captured: Mapping
     for key, capture in captured.items():
         builder.begin()
         try:
-            if reason := framework.refusals.get(key):
-                raise GraphRefusedError(reason)
             handles = driver.nodes(capture.graph)
             for handle in handles:
                 _read_node(driver, builder, handle)

@@ -29,7 +29,7 @@ from coldstart.graphs.tables import (
     load,
     read_by_digest,
 )
-from coldstart.system import timeline
+from coldstart.system import start_progress, timeline
 
 if TYPE_CHECKING:
     from coldstart.graphs.cuda.driver import CudaDriver
@@ -60,7 +60,21 @@ class Restorer:
         self.fallbacks: dict[str, str] = {}
         self._tables, self._base = Tables(), np.zeros(0, np.uint64)
         self._functions, self._missing = list[int](), dict[int, str]()
-        self._graphs: dict[str, Replayable] = {}
+
+    def restore_all(self) -> dict[str, Replayable]:
+        """Link the bundle and return its graphs by key, in order of size; the others have their reasons in `fallbacks`."""
+        if not self.link():
+            return {}
+        sizes, graphs = (
+            {key: graph.size for key, graph in self._tables.graphs.items()},
+            dict[str, Replayable](),
+        )
+        counter = start_progress.Counter("restore graphs", len(sizes), "graphs")
+        for number, key in enumerate(sorted(sizes, key=sizes.__getitem__), 1):
+            if (graph := self.restore(key)) is not None:
+                graphs[key] = graph
+            counter.show(number)
+        return graphs
 
     # --- linking -------------------------------------------------------------------------------------
     def link(self) -> bool:
@@ -74,12 +88,9 @@ class Restorer:
                 self._tables = tables
             except GraphError as error:
                 self.fallbacks["*"] = str(error)
-                self._release()
+                with suppress(GraphError):  # the failure before it is the reason
+                    self.framework.release()
         return "*" not in self.fallbacks
-
-    def _release(self) -> None:
-        with suppress(GraphError):  # the failure before it is the reason
-            self.framework.release()
 
     def _find_bases(self, regions: Sequence[SymbolRegion]) -> Array:
         """Return the address of every region. Raises GraphRefusedError if this process has no such region."""
@@ -126,14 +137,12 @@ class Restorer:
     # --- building ------------------------------------------------------------------------------------
     def restore(self, key: str) -> Replayable | None:
         """Return the restored graph, or None with the reason in `fallbacks`; the caller then captures it."""
-        if key not in self._graphs:
-            try:
-                with timeline.measure(f"graphs: {key}", track="restore"):
-                    self._graphs[key] = self._build(key)
-            except GraphError as error:
-                self.fallbacks[key] = str(error)
-                return None
-        return self._graphs[key]
+        try:
+            with timeline.measure(f"graphs: {key}", track="restore"):
+                return self._build(key)
+        except GraphError as error:
+            self.fallbacks[key] = str(error)
+            return None
 
     def _build(self, key: str) -> Replayable:
         """Build a graph in the driver: nodes in captured order, attributes, edges with their data, instantiation."""
@@ -157,26 +166,10 @@ class Restorer:
             self.driver.add_edges(raw, nodes, graph.edges)
             executable = self.driver.instantiate(raw)
         except GraphError:
-            self._destroy(raw, 0)
+            with suppress(GraphError):
+                self.driver.destroy(raw)
             raise
         return Replayable(self.driver, self.framework, executable, [launches, raw])
-
-    def _destroy(self, raw: int, executable: int) -> None:
-        with suppress(GraphError):
-            self.driver.destroy(raw, executable)
-
-    def sizes(self) -> dict[str, int]:
-        """Return the batch size of every graph of the linked bundle."""
-        return {key: graph.size for key, graph in self._tables.graphs.items()}
-
-    def drop(self, reason: str) -> None:
-        """Drop every restored graph and free the memory; all graphs are captured from then on."""
-        restored, self._graphs = list(self._graphs.values()), {}
-        self._tables = Tables()
-        self.fallbacks["*"] = reason
-        for graph in restored:
-            self._destroy(graph.keep[1], graph.executable)
-        self._release()
 
 
 def _add_nodes(driver: CudaDriver, raw: int, graph: Graph, rows: Array, payload: Array) -> list[Any]:

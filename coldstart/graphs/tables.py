@@ -254,10 +254,12 @@ def read_by_digest(directory: Path, digest: str) -> bytes:
     return data
 
 
-def rewrite(tables: Tables, directory: Path) -> None:
-    """Replace the tables of a bundle, with the same binaries. Raises AlteredTableError."""
+def rewrite(tables: Tables, directory: Path) -> str:
+    """Replace the tables of a bundle, with the same binaries; return the new seal. Raises AlteredTableError."""
     digests = read_manifest(directory).binaries
-    save(tables, directory, {digest: read_by_digest(directory / KERNELS, digest) for digest in digests})
+    return save(
+        tables, directory, {digest: read_by_digest(directory / KERNELS, digest) for digest in digests}
+    )
 
 
 def _need(condition: object, what: str) -> None:

@@ -37,7 +37,6 @@ class TorchFramework:
 
         self.torch, self.driver, self._pool = torch, driver, pool
         self.tensors, self._sizes, self._capture = tensors, dict(sizes), capture
-        self.refusals: dict[str, str] = {}
         self.reserved: list[Any] = []
 
     def sizes(self) -> dict[str, int]:
@@ -74,6 +73,15 @@ class TorchFramework:
             raise GraphRefusedError(f"cannot capture {key}: {error}") from error
         return Captured(raw, self.driver.instantiate(raw), [graph])
 
+    def consumes_random(self, captured: Captured) -> bool:
+        """Return whether a replay advances the default generator: PyTorch's replay() rewrites the offsets in such a graph."""
+        cuda, (graph,) = self.torch.cuda, captured.keep
+        generator = cuda.default_generators[cuda.current_device()]
+        before = generator.get_offset()
+        graph.replay()
+        cuda.synchronize()
+        return bool(generator.get_offset() != before)
+
     def stream(self) -> int:
         return int(self.torch.cuda.current_stream().cuda_stream)
 
@@ -89,17 +97,6 @@ def define_kept_class(plain: Any) -> Any:
             super().__init__(True)
 
     return Kept
-
-
-def consumes_random(graph: Any) -> bool:
-    """Return whether a replay advances the default generator: replay() rewrites the offsets in such a graph."""
-    import torch
-
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    before = generator.get_offset()
-    graph.replay()
-    torch.cuda.synchronize()
-    return bool(generator.get_offset() != before)
 
 
 def tensor_regions(tensors: Mapping[str, Any]) -> list[SymbolRegion]:

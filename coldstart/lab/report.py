@@ -79,7 +79,7 @@ def report(kind: str, runs: Sequence[Run], rows: Mapping[str, Any], *, compares:
         if runs[0].rate is not None:
             document["highest_rate"] = best = find_highest_rates(compared)
             label = f"highest rate with {MEETS:.0%} of the requests within the SLO"
-            notes = [f"{name}: {label}: {_format(rate)} requests/s" for name, rate in best.items()]
+            notes = [f"{name}: {label}: {rate or 'none'}, in requests/s" for name, rate in best.items()]
             plots = [*plot_rates(compared)]
         notes.append("medians over the rounds, with half of their range in percent")
         notes.append(f"x: ratio to {runs[0].name}; ?: its 95 % interval contains 1")
@@ -143,7 +143,7 @@ def _cell(metric: str, found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "-"
     median, spread = found["median"], (found["max"] - found["min"]) / 2
-    text = f"{median:.1%}" if metric in ("attainment", "cold_share") else f"{median:.4g}"
+    text = _format(metric, median)
     text += f" ±{spread / median:.0%}" if found["n"] > 1 and median else ""
     low, high = found["ratio_ci95"] or (inf, inf)
     is_noise = low <= 1 <= high and low < high
@@ -155,7 +155,7 @@ def list_tables(summary: Mapping[str, Any]) -> list[Shown]:
     found = ((label, summary.get(name)) for name, label in METRICS.items())
     metrics = [[label, *(f"{marks[mark]:.4g}" for mark in MARKS)] for label, marks in found if marks]
     models = [
-        [name, *(_format(_find(one, metric)) for metric in COMPARED)]
+        [name, *(_format(metric, _find(one, metric)) for metric in COMPARED)]
         for name, one in summary.get("models", {}).items()
     ]
     of_models = [(["model", *(label for label, *_ in COMPARED.values())], models)] if models else []
@@ -165,28 +165,29 @@ def list_tables(summary: Mapping[str, Any]) -> list[Shown]:
 def list_rates(summary: Mapping[str, Any]) -> list[str]:
     """Return a line with the counts and rates of a replay, and one with those of a simulation."""
     rates = {**summary, "SLO attainment": _find(summary, "attainment")}
-    lines = (
-        [
-            f"{name.replace('_', ' ')} {_format(value)}"
-            for name, value in found.items()
-            if isinstance(value, int | float) or name == "policy"
-        ]
-        for found in (rates, summary.get("counts", {}))
+    plain = (
+        {k: v for k, v in of.items() if isinstance(v, int | float | str)}
+        for of in (rates, summary.get("counts", {}))
     )
-    return [", ".join(line) for line in lines if line]
+    return [
+        ", ".join(f"{k.replace('_', ' ')} {_format(k, v)}" for k, v in found.items())
+        for found in plain
+        if found
+    ]
 
 
-def _format(value: float | str | None) -> str:
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+def _format(name: str, value: float | str | None) -> str:
+    if not isinstance(value, float):
+        return "-" if value is None else str(value)
+    return f"{value:.1%}" if name in ("attainment", "cold_share", "SLO attainment") else f"{value:.4g}"
 
 
 def plot_rates(compared: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
     """Yield a plot of each metric by rate, with a line for each system."""
     for metric, (label, *_) in COMPARED.items():
         series: dict[str, list[Point]] = {}
-        for row in compared:
-            if row[metric]:
-                series.setdefault(row["name"], []).append((row["rate"], row[metric]["median"]))
+        for row in (row for row in compared if row[metric]):
+            series.setdefault(row["name"], []).append((row["rate"], row[metric]["median"]))
         if series:
             yield label, lines(series, "requests per second", label)
 
@@ -198,7 +199,5 @@ def plot_distributions(frame: DataFrame) -> Iterator[Plot]:
         if (known[metric] > 0).any():
             values = known.groupby("name", sort=False)[metric]
             series = {name: [*zip(of.quantile(SHARES), 100 * SHARES, strict=True)] for name, of in values}
-            yield (
-                f"Distribution: {label}",
-                lines(series, f"{label} (s)", "share of requests (%)", may_be_log=True),
-            )
+            drawn = lines(series, f"{label} (s)", "share of requests (%)", may_be_log=True)
+            yield f"Distribution: {label}", drawn

@@ -161,7 +161,7 @@ class _Preparation:
         return ["--kv-cache-memory-bytes", str(wanted)]
 
     def startup_plans(self, data: object) -> None:
-        """Pass a GPU's KV size to vLLM's start-up plan, which checks each rank's free memory again."""
+        """Pass a GPU's KV size to each rank's worker, which compares the free memory again."""
         from coldstart.system.devices import nvml
         from coldstart.vllm.graphs import kv_plan
 
@@ -172,7 +172,6 @@ class _Preparation:
         except GraphError as error:
             self.drop_section("kv", str(error))
             return
-        self.env |= {kv_plan.VARIABLE: "1"}
         self.task = replace(self.task, kv_plan=msgspec.to_builtins(plans))
 
     def graphs(self) -> None:

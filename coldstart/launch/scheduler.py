@@ -55,7 +55,7 @@ def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *,
     """Return the plan with the chosen scheduler, which `check` must have accepted."""
     if choice == STOCK:
         return plan
-    from coldstart.vllm.scheduling.arguments import serve_arguments
+    from coldstart.vllm.scheduling import serve_arguments
 
     ranks, profile, fallbacks = plan.vllm_args.ranks_per_node(), None, list[Fallback]()
     if choice.policy != FCFS or choice.shadow_s is not None:

@@ -43,6 +43,6 @@ def kv_args(sizing: Mapping[str, object], vllm_args: Arguments) -> list[str]:
     if vllm_args.gives("kv_cache_memory_bytes"):
         return []
     plans = sizing.get("plans")
-    # The size of a start from the bundle: vLLM's start-up plan leaves another margin than its profiling.
+    # The size of a start from the bundle: its plan leaves another margin than vLLM's profiling.
     size = plans[0]["kv_cache_memory_bytes"] if isinstance(plans, list) and plans else sizing["bytes"]
     return ["--kv-cache-memory-bytes", str(size)]

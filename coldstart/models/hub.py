@@ -61,11 +61,11 @@ class HubUnreachableError(ColdstartError):
 
 
 class _HubFailure(Exception):
-    """The hub gave no usable answer: `cause` is huggingface_hub's error."""
+    """The hub gave no usable answer: the argument is huggingface_hub's error."""
 
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
+    @property
+    def cause(self) -> Exception:
+        return self.args[0]  # type: ignore[no-any-return]
 
 
 def fetch(repo_id: str, revision: str | None, offline: bool, part: Part) -> Path:

@@ -17,8 +17,7 @@ class Job:
 
     `priority` is set by the client: a job below zero stays in the first queue, and a job above zero joins that
     queue or a lower one. `attained_s` is
-    the service in seconds since the job entered its queue. `blocked_s` is the time in seconds during which
-    the job's rank was within the batch but its KV was not on the device. `within_prompt` is whether its latest iteration
+    the service in seconds since the job entered its queue. `within_prompt` is whether its latest iteration
     computed a chunk of its prompt that was not the last one.
     """
 
@@ -34,7 +33,6 @@ class Job:
     unserved_since: float = 0.0
     demotions: int = 0
     promotions: int = 0
-    blocked_s: float = 0.0
     within_prompt: bool = False
 
     @property

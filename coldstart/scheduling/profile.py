@@ -7,10 +7,11 @@ Invariant: both curves are non-decreasing, so a longer prompt never predicts a s
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+
+import msgspec
 
 Point = tuple[float, float]
 
@@ -24,6 +25,13 @@ grouped-query attention (groups of four); an iteration reads both at the same ba
 
 class ProfileError(ValueError):
     """Invalid iteration profile; the message names the invalid part."""
+
+
+class _Section(msgspec.Struct):
+    """Section `iterations` of a bundle: lists of [size, seconds]."""
+
+    prefill: list[Point]
+    decode: list[Point]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +83,14 @@ class IterationProfile:
     @classmethod
     def parse(cls, document: object) -> IterationProfile:
         """Parse a bundle's `iterations` section; unknown members are ignored. Raises ProfileError."""
-        if not isinstance(document, Mapping):
-            raise ProfileError("iteration profile: expected a JSON object")
-        return cls.create(_points(document, "prefill"), _points(document, "decode"))
+        try:
+            found = msgspec.convert(document, _Section)
+        except (
+            msgspec.ValidationError,
+            OverflowError,
+        ) as error:  # an integer can exceed the range of a float
+            raise ProfileError(f"iteration profile: {error}") from error
+        return cls.create(found.prefill, found.decode)
 
     def encode(self) -> dict[str, list[list[float]]]:
         """Return the section, such that parse(p.encode()) == p."""
@@ -100,20 +113,6 @@ class IterationProfile:
             return self.prefill(prefill_tokens)
         shared = min(self.prefill.ys[0], self.decode.ys[0])
         return self.prefill(prefill_tokens) + self.decode(decode_batch) - shared
-
-
-def _points(document: Mapping[object, object], name: str) -> list[Point]:
-    rows = document.get(name)
-    if not isinstance(rows, list):
-        raise ProfileError(f"iteration profile: '{name}' must be a list of [size, seconds]")
-    return [_point(row, name) for row in rows]
-
-
-def _point(row: object, name: str) -> Point:
-    if isinstance(row, list | tuple) and len(row) == 2 and all(isinstance(v, int | float) for v in row):
-        with suppress(OverflowError):  # a JSON integer can exceed the range of a float
-            return float(row[0]), float(row[1])
-    raise ProfileError(f"iteration profile: '{name}' holds {row!r}, expected [size, seconds]")
 
 
 FALLBACK_PROFILE = IterationProfile.create(

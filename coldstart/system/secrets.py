@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from coldstart.artifacts.files import read_regular
+from coldstart.artifacts.net.origin import redact_url
 from coldstart.errors import UsageError, describe
 
 HIDDEN = "***"
@@ -124,10 +125,7 @@ def text(message: str, environment: Mapping[str, str] | None = None) -> str:
 
 def url(address: str) -> str:
     """Return `address` without user and password, and with HIDDEN for every query value: a presigned URL is a credential."""
-    head, _, query = address.partition("?")
-    scheme, slashes, rest = head.partition("://")
-    place, slash, path = rest.partition("/")
-    shown = f"{scheme}{slashes}{place.rpartition('@')[2]}{slash}{path}"
+    shown, query = redact_url(address), address.partition("?")[2]
     if not query:
         return shown
     names = (part.partition("=") for part in query.partition("#")[0].split("&"))

@@ -3,22 +3,18 @@
 The bench uses the same launchers, so that the validated server is the measured one. Sampling is greedy: a bundle that changes
 one token changes what the model computes.
 
-A CUDA graph is replayed if a server on this machine restored it and its outputs have the hashes of the proof. Without a GPU no
-graph can be replayed, and a finding reports that: a graph that was not replayed is never reported as valid.
+CUDA graphs are replayed if a server on this machine restored them; a crowd of requests uses those of larger batches. Without a
+GPU no graph can be replayed, and a finding reports that: a graph that was not replayed is never reported as valid.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
-from coldstart.contract.graphs import CANARY
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.models import inspection
 from coldstart.system.devices import nvml
@@ -49,7 +45,6 @@ def check_start(
     with (
         process_tree.adopting_orphans(),
         tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name,
-        _replay_every_graph(level),
     ):
         bundled, plain = pair_launchers(subject, Path(name))
         started = _start(bundled, Path(name) / "bundle", "CS-LOAD", bundle, level, settings)
@@ -132,17 +127,3 @@ def check_tables(bundle: Bundle, level: Level) -> list[Finding]:
     message = "cannot replay the CUDA graphs: no NVIDIA device responds on this machine; their outputs were not checked"
     hint = f"on a GPU: coldstart validate {bundle.name} --level replay"
     return [Finding("CS-GRAPHS-NOT-REPLAYED", "warning", message, hint, GRAPHS)]
-
-
-@contextmanager
-def _replay_every_graph(level: Level) -> Iterator[None]:
-    """Make servers that start in the block replay every graph before they are ready, at the level `replay`."""
-    before = os.environ.get(CANARY)
-    if level == "replay":
-        os.environ[CANARY] = "all"
-    try:
-        yield
-    finally:
-        os.environ.pop(CANARY, None)
-        if before is not None:
-            os.environ[CANARY] = before

@@ -19,7 +19,7 @@ from coldstart.scheduling.settings import wants_in_front
 from coldstart.system.ipc import addresses
 from coldstart.vllm import compat
 from coldstart.vllm.engine.readiness import answer, take_pipe
-from coldstart.vllm.handover.arguments import CONNECTOR
+from coldstart.vllm.handover import CONNECTOR
 from coldstart.vllm.scheduling import SCHEDULER_CLS
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 

@@ -50,7 +50,7 @@ def test_fresh_answers_vllms_tokens(machine: Machine, bundle: Any, reference: To
 
 def test_a_start_leaves_no_file_behind(machine: Machine, bundle: Any) -> None:
     # vLLM leaves sockets there. Of coldstart one directory per user with its lock remains.
-    assert {path.name for path in (machine.root / "tmp").glob("coldstart*/*")} <= {"scratch.lock"}
+    assert {path.name for path in (machine.root / "tmp").glob("coldstart*/*")} <= {".scratch.lock"}
     assert len(list((machine.root / "tmp").glob("coldstart*"))) <= 1
 
 

@@ -21,7 +21,7 @@ from coldstart.contract import handover
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.handover import Pull
 from coldstart.host.live.continuation import COMPLETIONS, Continuation
-from coldstart.vllm.handover.arguments import handover_arguments
+from coldstart.vllm.handover import handover_arguments
 
 pytestmark = pytest.mark.vllm
 

@@ -10,7 +10,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from coldstart.vllm.scheduling.arguments import kv_transfer_config
+from coldstart.vllm.scheduling import kv_transfer_config
 from coldstart.vllm.scheduling.offload import CpuPoolWorker
 
 

@@ -90,7 +90,7 @@ class Framework:
     """Framework of the simulated model under vLLM's keys."""
 
     def __init__(self, model: SimModel, sizes: dict[str, int], capture: Any) -> None:
-        self._model, self._sizes, self._capture, self.refusals = model, sizes, capture, dict[str, str]()
+        self._model, self._sizes, self._capture = model, sizes, capture
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -161,10 +161,9 @@ def replace_worker(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
     monkeypatch.setattr(hooks, "require", lambda: None)
     for module in (record, restore):
         monkeypatch.setattr(module, "CudaDriver", lambda *log: now["model"].driver)
-    monkeypatch.setattr(record, "runner_tensors", tensors)
+        monkeypatch.setattr(module, "runner_tensors", tensors)
     monkeypatch.setattr(record, "TorchFramework", framework)
     monkeypatch.setattr(record, "ModuleWatch", lambda log: None)
-    monkeypatch.setattr(record, "consumes_random", lambda graph: False)
     monkeypatch.setattr(restore, "create_output", lambda runner, like: None)
     return now
 
@@ -215,11 +214,10 @@ def start(
     *,
     shape: Shape = SHAPE,
     before: Change = unchanged,
-    **options: Any,
 ) -> tuple[Any, Runner]:
     """Start from the bundle in a new process; `before` can change the process."""
     here["model"] = model = SimModel(shape, seed)
-    session, runner = restore.Restoring(bundle, **options), Runner(model)
+    session, runner = restore.Restoring(bundle), Runner(model)
     before(model)
     session.run(runner, runner.own)
     return session, runner

@@ -35,7 +35,7 @@ from coldstart.host.live.servers import PATIENCE_S, ModelServer, Starter, StartF
 from coldstart.host.live.starter import StartOrder
 from coldstart.launch.scheduler import reserve_cores
 from coldstart.system.ipc.addresses import free_port
-from coldstart.vllm.handover.arguments import handover_arguments
+from coldstart.vllm.handover import handover_arguments
 from coldstart.weights.prefetch import client
 
 WAIT_S = 5.0

@@ -294,11 +294,8 @@ class CudaDriver:
     def launch(self, executable: int, stream: int) -> None:
         call(self.d.cuGraphLaunch, self.d.CUgraphExec(executable), self.d.CUstream(stream))
 
-    def destroy(self, graph: int, executable: int) -> None:
-        if executable:
-            call(self.d.cuGraphExecDestroy, self.d.CUgraphExec(executable))
-        if graph:
-            call(self.d.cuGraphDestroy, self.d.CUgraph(graph))
+    def destroy(self, graph: int) -> None:
+        call(self.d.cuGraphDestroy, self.d.CUgraph(graph))
 
     # --- memory --------------------------------------------------------------------------------------
     def read(self, address: int, size: int) -> bytes:

@@ -24,7 +24,7 @@ from coldstart.system import paths
 SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"
 PREFIX, RECORDING, PROOF = "server-", "recording-", "proof-"
 # Lock of all directories below one base, whatever their prefix.
-_GATE = "scratch.lock"
+_GATE = ".scratch.lock"
 # Path of the longest socket below the base in bytes: vLLM's socket names are UUIDs.
 _BELOW = len(f"/{PREFIX}12345678/") + 36
 _PATIENCE_S = 10.0

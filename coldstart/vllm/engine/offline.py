@@ -252,7 +252,7 @@ def not_compiled(engine: OfflineEngine) -> str | None:
 def kv_sizing(engine: OfflineEngine) -> dict[str, Any]:
     """Return the KV cache size that profiling found: bytes, blocks, tokens per block (MEDUSA section 6).
 
-    On a GPU it includes `plans`, by rank: the input of vLLM's start-up plan, which replaces profiling.
+    On a GPU it includes `plans`, by rank, which replace profiling.
     """
     cache, notes = engine.config.cache_config, LaunchPlan.current().engine.kv_note
     sizing: dict[str, Any] = {

@@ -28,13 +28,14 @@ from typing import Any
 from psutil import NoSuchProcess
 
 from coldstart.contract import fallback
+from coldstart.contract.environment import HF_HUB_OFFLINE, TORCH_LOGS, TRANSFORMERS_OFFLINE
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import start_progress, timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat, stock
-from coldstart.vllm.engine import collection, readiness, renewal, stepdowns
+from coldstart.vllm.engine import collection, readiness, stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, answer, refuse, take_pipe
 from coldstart.vllm.graphs.deferred import capture_rest
@@ -113,6 +114,25 @@ def import_gpu_engine(config: Any) -> None:
         ModelRegistry.resolve_model_cls(config.model_config.architectures, config.model_config)
 
 
+def renew_environment() -> None:
+    """Set the offline switch and torch's loggers as this process's environment has them now, not as at their import."""
+    if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
+        offline = HF_HUB_OFFLINE.read() or TRANSFORMERS_OFFLINE.read()
+        is_offline = offline.upper() in ("1", "ON", "YES", "TRUE")
+        constants.HF_HUB_OFFLINE = is_offline  # type: ignore[attr-defined]  # module by name
+    configure = getattr(sys.modules.get("torch._logging._internal"), "_init_logs", None)
+    if TORCH_LOGS.read() and configure is not None:
+        configure()
+
+
+def set_log_level(config: Any) -> None:
+    """Configure vLLM's loggers if their level is not the one of vLLM's `LoggingConfig`."""
+    if logging.getLevelName(logging.getLogger("vllm").level) != config.log_level:
+        from vllm.logger import configure_logging
+
+        configure_logging(config)
+
+
 def parse_args(vllm_args: Sequence[str]) -> tuple[Namespace, stepdowns.Fallbacks]:
     """Parse vLLM's flags with vLLM's parser, set our executor and worker unless the user chose others; return fallbacks too."""
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -159,7 +179,7 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
         os.environ[START_METHOD] = "fork"
     # The forked engine inherits our loggers; configuring them again costs more than adopting a built worker.
     if config.logging_config.pylogging_config_file is None:
-        compat.check("logging", lambda: renewal.set_log_level(config.logging_config))
+        compat.check("logging", lambda: set_log_level(config.logging_config))
         config.logging_config = replace(config.logging_config, configure_logging=False)
     readiness.watch_log()
     app.begin_after_fork(args, config)

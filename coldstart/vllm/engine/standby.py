@@ -27,7 +27,7 @@ from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
 from coldstart.system.proc.scratch import scratch
 from coldstart.vllm import compat
-from coldstart.vllm.engine import renewal, server, stepdowns
+from coldstart.vllm.engine import server, stepdowns
 from coldstart.vllm.engine.adoption import describe
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, refuse
@@ -231,7 +231,7 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
         os.environ.clear()
         os.environ.update({**request["env"], READY_FD_ENV: str(descriptors[3])})
         start_progress.begin()
-        renewal.renew()
+        server.renew_environment()
         for target, descriptor in enumerate(descriptors[:3]):
             os.dup2(descriptor, target)
             os.close(descriptor)

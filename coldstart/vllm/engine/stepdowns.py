@@ -9,7 +9,7 @@ from importlib import import_module
 
 from coldstart.contract.fallback import Fallback
 from coldstart.vllm import compat
-from coldstart.vllm.handover.arguments import CONNECTOR
+from coldstart.vllm.handover import CONNECTOR
 from coldstart.vllm.weights.entry import LOAD_FORMAT
 
 EXECUTOR = "coldstart.vllm.engine.executor.ColdExecutor"

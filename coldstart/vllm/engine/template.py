@@ -29,7 +29,7 @@ from coldstart.system.ipc.peers import Listener, PeerError
 from coldstart.system.proc import own_process
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV, die_with_parent, die_with_supervisor
 from coldstart.vllm import compat
-from coldstart.vllm.engine import adoption, application, renewal, server, stepdowns
+from coldstart.vllm.engine import adoption, application, server, stepdowns
 from coldstart.vllm.engine.readiness import refuse
 
 
@@ -207,7 +207,7 @@ class Template:
             os.chdir(request["cwd"])
             os.environ.clear()
             os.environ.update(request["env"])
-            renewal.renew()
+            server.renew_environment()
             tempfile.tempdir = None
             os.environ[READY_FD_ENV] = str(descriptors[3])
             # A thawed process may be in a time namespace whose CLOCK_MONOTONIC differs from the client's.

@@ -29,39 +29,7 @@ Item = tuple[Any, Any]
 """Mode and batch descriptor of one graph."""
 
 
-class DispatcherSizes:
-    """Graphs of the runner in v1/worker/gpu_model_runner.py, by its CudagraphDispatcher."""
-
-    def __init__(self, dispatcher: Any) -> None:
-        self._dispatcher = dispatcher
-
-    def items(self) -> list[Item]:
-        """Return all graphs that vLLM would capture, in its order."""
-        return [(mode, one) for mode, rows in self._dispatcher.get_capture_descs() for one in rows]
-
-    def hide(self, item: Item) -> None:
-        """Make dispatch avoid the graph, and drop it if it was captured."""
-        self._dispatcher.cudagraph_keys[item[0]].discard(item[1])
-
-    def show(self, item: Item) -> None:
-        self._dispatcher.add_cudagraph_key(*item)
-
-    @contextmanager
-    def limited(self, items: Sequence[Item]) -> Iterator[None]:
-        """Let vLLM capture only these graphs in the block."""
-        hidden = [item for item in items if item[1] not in self._dispatcher.cudagraph_keys[item[0]]]
-        self._dispatcher.get_capture_descs = lambda: list(_by_mode(items).items())
-        for item in hidden:  # vLLM's dummy run requires that dispatch returns the graph that it captures
-            self.show(item)
-        try:
-            yield
-        finally:
-            del self._dispatcher.get_capture_descs
-            for item in hidden:
-                self.hide(item)
-
-
-class ManagerSizes:
+class Sizes:
     """Graphs of the runner in v1/worker/gpu, by its CudaGraphManager."""
 
     def __init__(self, manager: Any) -> None:
@@ -69,9 +37,11 @@ class ManagerSizes:
         self._hidden = set[Any]()
 
     def items(self) -> list[Item]:
+        """Return all graphs that vLLM would capture, in its order."""
         return [(mode, one) for mode, rows in self._manager._capture_descs.items() for one in rows]
 
     def hide(self, item: Item) -> None:
+        """Make dispatch avoid the graph, and drop it if it was captured."""
         self._hidden.add(item[1])
         self._draw()
         self._manager.graphs.pop(item[1], None)
@@ -87,6 +57,7 @@ class ManagerSizes:
 
     @contextmanager
     def limited(self, items: Sequence[Item]) -> Iterator[None]:
+        """Let vLLM capture only these graphs in the block."""
         saved, self._manager._capture_descs = self._manager._capture_descs, _by_mode(items)
         try:
             yield
@@ -94,11 +65,8 @@ class ManagerSizes:
             self._manager._capture_descs = saved
 
 
-Sizes = DispatcherSizes | ManagerSizes
-
-
-def find_sizes(runner: Any) -> Sizes | str:
-    """Return the graphs of a runner, or why their capture cannot be deferred."""
+def find_obstacle(runner: Any) -> str | None:
+    """Return why the capture of a runner's graphs cannot be deferred."""
     config = runner.vllm_config
     if config.speculative_config is not None:
         return "a draft model has graphs of its own"
@@ -106,9 +74,9 @@ def find_sizes(runner: Any) -> Sizes | str:
         return "a dummy run can write the state of a Mamba layer"
     if config.model_config.is_multimodal_model:
         return "an encoder has graphs of its own"
-    if (manager := getattr(runner, "cudagraph_manager", None)) is not None:
-        return ManagerSizes(manager)
-    return DispatcherSizes(runner.cudagraph_dispatcher)
+    if getattr(runner, "cudagraph_manager", None) is None:
+        return "this engine uses vLLM's first model runner"
+    return None
 
 
 class Deferral:
@@ -122,11 +90,11 @@ class Deferral:
 
     def run(self, runner: Any, own: Callable[[], Any]) -> Any:
         """Run vLLM's capture for the first sizes and hide the others; for all if they cannot be deferred."""
-        found = find_sizes(runner)
-        if isinstance(found, str):
-            self.fallbacks["*"] = f"{ALL_BEFORE}: {found}"
+        if reason := find_obstacle(runner):
+            self.fallbacks["*"] = f"{ALL_BEFORE}: {reason}"
             return own()
-        self._sizes, self._own = found, own
+        self._sizes = found = Sizes(runner.cudagraph_manager)
+        self._own = own
         first, self._waiting = divide(found.items())
         for item in self._waiting:
             found.hide(item)

@@ -29,6 +29,7 @@ def require() -> None:
 
 def refuse_unsupported(runner: Any) -> None:
     """Raise GraphRefusedError for an engine whose graphs cannot be recorded or restored."""
+    require()
     parallel = runner.parallel_config
     if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
         raise GraphRefusedError("graphs of several ranks contain collectives, which cannot be restored")
@@ -39,8 +40,10 @@ def refuse_unsupported(runner: Any) -> None:
             "with --sleep-mode-offload-cudagraph vLLM captures graphs into the memory pool of its sleep mode, "
             "which is not recorded"
         )
-    if getattr(runner, "cudagraph_manager", None) is None:
+    if (manager := getattr(runner, "cudagraph_manager", None)) is None:
         raise GraphRefusedError("this engine uses vLLM's first model runner, whose graphs are not recorded")
+    if getattr(manager, "ubatch_runner", None) is not None:
+        raise GraphRefusedError("vLLM writes the inputs of microbatches only for a capture")
 
 
 def graph_key(descriptor: Any) -> str:
@@ -54,18 +57,20 @@ def is_full(descriptor: Any) -> bool:
     return bool(descriptor.cg_mode.name == "FULL")
 
 
+Instead = Callable[[Mapping[str, Any], Callable[..., Any], Callable[[], None]], None]
+"""Work instead of a capture. Its arguments are the descriptors of all full graphs by key, vLLM's function that writes the
+inputs of one, and the capture."""
+
+
 @contextlib.contextmanager
-def hooked(
-    runner: Any, graphs: Mapping[str, Any] | None = None, seen: Callable[[str], None] = lambda key: None
-) -> Iterator[None]:
-    """Use these graphs, by key, in this runner; call `seen` with the key of each full graph whose inputs are ready.
+def hooked(runner: Any, instead: Instead) -> Iterator[None]:
+    """Call `instead` where this runner captures its graphs.
 
     This affects the runner's own manager only: the managers of draft models inherit its method and have the same keys.
 
     Raises:
         GraphRefusedError: This vLLM lacks the method; nothing was patched.
     """
-    require()
     kind: Any = getattr(sys.modules.get(MODULE), "CudaGraphManager", None)
     original = getattr(kind, "capture", None)
     if original is None:
@@ -73,32 +78,32 @@ def hooked(
 
     @functools.wraps(original)
     def capture(self: Any, create_forward_fn: Any, *arguments: Any, **keywords: Any) -> None:
+        own = functools.partial(original, self, create_forward_fn, *arguments, **keywords)
         profiling = self._max_full_descs_to_capture is not None  # profiling discards its captures
         if profiling or self is not runner.cudagraph_manager:
-            original(self, create_forward_fn, *arguments, **keywords)
-            return
-
-        def watched(descriptor: Any, *rest: Any, **more: Any) -> Any:
-            forward = create_forward_fn(descriptor, *rest, **more)
-            warmup = more.get("warmup", rest[:1] == (True,))  # the capture's inputs are written again
-            if not warmup and is_full(descriptor):
-                seen(graph_key(descriptor))
-            return forward
-
-        full = {graph_key(d): d for rows in self._capture_descs.values() for d in rows if is_full(d)}
-        restored = {full[key]: graph for key, graph in (graphs or {}).items() if key in full}
-        # Dispatch reads the list of captures again later.
-        saved = {mode: list(rows) for mode, rows in self._capture_descs.items()}
-        for mode, rows in saved.items():
-            self._capture_descs[mode] = [row for row in rows if row not in restored]
-        try:
-            original(self, watched, *arguments, **keywords)
-        finally:
-            self._capture_descs.update(saved)
-        self.graphs.update(restored)
+            own()
+        else:
+            full = {graph_key(d): d for rows in self._capture_descs.values() for d in rows if is_full(d)}
+            instead(full, create_forward_fn, own)
 
     kind.capture = capture
     try:
         yield
     finally:
         kind.capture = original
+
+
+def capture_rest(
+    manager: Any, graphs: Mapping[str, Any], full: Mapping[str, Any], write: object, own: Callable[[], None]
+) -> None:
+    """Give the manager these graphs by key, and capture the others."""
+    restored = {full[key]: graph for key, graph in graphs.items() if key in full}
+    # Dispatch reads the list of captures again later.
+    saved = {mode: list(rows) for mode, rows in manager._capture_descs.items()}
+    for mode, rows in saved.items():
+        manager._capture_descs[mode] = [row for row in rows if row not in restored]
+    try:
+        own()
+    finally:
+        manager._capture_descs.update(saved)
+    manager.graphs.update(restored)

@@ -1,12 +1,11 @@
-"""KV cache size for vLLM's start-up plan, carried in the bundle (MEDUSA, section 6).
+"""KV cache size of a GPU, carried in the bundle (MEDUSA, section 6).
 
-vLLM (>= 0.26) persists {schema, fingerprint, kv_cache_memory_bytes, free_memory_baseline} below its cache root and applies it
-when the fingerprint matches and no less memory is free. This module adds three things. One plan per rank travels with the
-bundle to machines with another model path (which vLLM's fingerprint contains). The plan records vLLM's version and the device.
-What other processes hold is taken off its size before it is written where vLLM looks.
+vLLM's start-up plan sets the size instead of profiling the device, but from a file whose name depends on the model's path. Here
+the size is set at the same place, from the bundle's plan of the rank, less what other processes hold now. The plan records the
+version of vLLM and the device of the measurement.
 
 Plans are measured in a start with warm caches, because profiling counts the peak memory of a compilation as the model's. Both
-values have a margin, because vLLM's check is strict and one refusal changes the size to which graphs are bound.
+figures have a margin, because a refusal changes the size to which graphs are bound.
 """
 
 from __future__ import annotations
@@ -17,11 +16,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from coldstart.artifacts.files import replacing
 from coldstart.graphs.errors import AlteredTableError, GraphRefusedError
 
-SCHEMA = 1
-VARIABLE = "VLLM_ENABLE_STARTUP_PLAN"
 MARGIN = 256 << 20
 # If other processes hold more than the rest of the planned size, vLLM's profiling decides whether the model fits at all.
 LEAST = 0.25
@@ -39,8 +35,8 @@ class KvPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vllm: str
     device: str
 
-    def fit(self, free: int | None) -> KvPlan:
-        """Return the plan less the memory that others hold now. If `free` is None, it is unknown, and the plan is unchanged.
+    def fit(self, free: int | None) -> int:
+        """Return the size less the memory that others hold now; the planned size if `free` is None, which means unknown.
 
         Raises:
             GraphRefusedError: Less than LEAST of the planned size would remain.
@@ -52,16 +48,7 @@ class KvPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"rank {self.rank} has {free} bytes free, {missing} fewer than when the KV plan of "
                 f"{self.kv_cache_memory_bytes} bytes was measured: vLLM profiles again"
             )
-        return msgspec.structs.replace(
-            self,
-            kv_cache_memory_bytes=size,
-            free_memory_baseline=self.free_memory_baseline - missing,
-        )
-
-
-def path(cache_root: Path, fingerprint: str) -> Path:
-    """Return the path at which vLLM looks for the plan."""
-    return cache_root / "startup_plan" / f"startup_plan_{fingerprint}.json"
+        return size
 
 
 def note(directory: Path, worker: Any, kv_cache_memory_bytes: int) -> None:
@@ -92,14 +79,14 @@ def parse_plans(data: object) -> list[KvPlan]:
     return plans
 
 
-def write_for_worker(worker: Any, data: object) -> Path:
-    """Write this rank's plan under the fingerprint that the worker computes, which includes the model's path.
+def fit_worker(worker: Any, data: object) -> int:
+    """Return the KV cache size of this worker's rank in bytes.
 
-    The bundle's key has already compared everything else. Raises GraphRefusedError if vLLM, device or free memory differ.
+    The bundle's key has already compared everything else. Raises GraphError if the plan is invalid, or vLLM, device or free
+    memory differ.
     """
     from vllm import __version__
     from vllm.platforms import current_platform
-    from vllm.v1.worker import startup_plan
 
     plans, world = parse_plans(data), worker.parallel_config.world_size
     if len(plans) != world:
@@ -112,20 +99,4 @@ def write_for_worker(worker: Any, data: object) -> Path:
         raise GraphRefusedError(
             f"the KV plan was measured with {plan.vllm} on {plan.device}, but this engine has {' on '.join(here)}"
         )
-    fingerprint = startup_plan.compute_plan_fingerprint(worker.vllm_config, worker.rank, world)
-    target = Path(startup_plan._plan_path(fingerprint))
-    return lay(plan, target.parents[1], fingerprint, free=worker.init_snapshot.free_memory)
-
-
-def lay(plan: KvPlan, cache_root: Path, fingerprint: str, *, free: int | None = None) -> Path:
-    """Write the plan atomically to the path that vLLM reads, reduced to the free memory.
-
-    Raises GraphRefusedError (free memory) or OSError.
-    """
-    plan = plan.fit(free)
-    target = path(cache_root, fingerprint)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figures = {name: getattr(plan, name) for name in ("kv_cache_memory_bytes", "free_memory_baseline")}
-    with replacing(target, durable=False) as file:
-        file.write(json.dumps({"schema": SCHEMA, "fingerprint": fingerprint} | figures).encode())
-    return target
+    return plan.fit(worker.init_snapshot.free_memory)

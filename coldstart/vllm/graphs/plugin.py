@@ -12,54 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.fallback import Fallback
-from coldstart.contract.graphs import CANARY, CAPTURE_NEXT, EngineTask
-from coldstart.graphs import offline
+from coldstart.contract.graphs import CAPTURE_NEXT, EngineTask
 from coldstart.graphs.errors import GraphError
 from coldstart.vllm import compat, late
 from coldstart.vllm.engine import compiled
-from coldstart.vllm.graphs import deferred, hooks, kv_plan
+from coldstart.vllm.graphs import deferred, kv_plan
 from coldstart.vllm.graphs.hooks import log
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 WORKER = "vllm.v1.worker.gpu_worker"
 Run = Callable[[Any, Callable[[], Any]], Any]
-
-
-class Later:
-    """Session (recording, proving or restoring) that is created at first use, because most processes never capture.
-
-    It runs instead of `capture_model` and reports for each captured graph (or `*` for all) the reason.
-    """
-
-    def __init__(self, make: Callable[[], Any], work: Path | None = None) -> None:
-        self._make, self._work = make, work
-        self._session: Any = None
-        self._declined: str | None = None
-
-    def get(self) -> Any:
-        """Return the session, or None with the reason in `fallbacks`."""
-        if self._session is None and self._declined is None:
-            try:
-                self._session = self._make()
-            except GraphError as error:
-                log.warning("vLLM captures its CUDA graphs: %s", error)
-                if self._work:
-                    offline.fail(self._work, str(error))
-                self._declined = str(error)
-        return self._session
-
-    def run(self, runner: Any, own: Callable[[], Any]) -> Any:
-        """Run the session; `own` is vLLM's capture of everything that is not restored."""
-        session = self.get()
-        return own() if session is None else session.run(runner, own)
-
-    def fallbacks(self) -> dict[str, str]:
-        session = self.get()
-        return {"*": str(self._declined)} if session is None else getattr(session, "fallbacks", {})
-
-    def decline(self, reason: str) -> None:
-        """Restore nothing, and report `reason`."""
-        self._session, self._declined = None, reason
 
 
 def register(task: EngineTask) -> None:
@@ -69,16 +31,12 @@ def register(task: EngineTask) -> None:
     if task.kv_note or task.kv_plan:
         _size_kv(task)
     if task.record or task.prove or task.restore:
-        session = Later(functools.partial(_session, task), task.record or task.prove)
-        if task.record:
-            session.get()  # modules must be watched before the first one is loaded
-        _install(session, recording=task.record is not None)
+        _install(_create_session(task))
     elif task.deferred:
         _defer(deferred.Deferral())
 
 
-def _session(task: EngineTask) -> Any:
-    hooks.require()
+def _create_session(task: EngineTask) -> Any:
     if task.record:
         from coldstart.vllm.graphs.record import GraphRecording
 
@@ -88,56 +46,50 @@ def _session(task: EngineTask) -> Any:
     if task.prove:
         return Proving(task.prove)
     assert task.restore is not None
-    return Restoring(task.restore, canary=CANARY.read())
+    return Restoring(task.restore)
 
 
 def _defer(deferral: deferred.Deferral) -> None:
-    def runner(module: Any) -> None:
-        kind = module.GPUModelRunner
-        kind.capture_model = _wrapped(kind.capture_model, deferral.run)
-
-    def worker(module: Any) -> None:
-        setattr(module.Worker, CAPTURE_NEXT, lambda worker, agreed: deferral.advance(agreed))
-
-    def fail(reason: str) -> None:
-        deferral.fallbacks["*"] = f"{deferred.ALL_BEFORE}: {reason}"
-
-    _report_graphs(lambda: deferral.fallbacks)
-    if reason := compat.check("deferred-capture"):
-        fail(reason)
-    else:
-        for name in RUNNERS:
-            late.when_imported(name, runner, fail)
-    late.when_imported(WORKER, worker)
+    late.when_imported(
+        WORKER,
+        lambda module: setattr(module.Worker, CAPTURE_NEXT, lambda worker, agreed: deferral.advance(agreed)),
+    )
+    _install(deferral, compat.check("deferred-capture"))
 
 
-def _install(session: Later, *, recording: bool) -> None:
-    def runner(module: Any) -> None:
+def _install(session: Any, reason: str | None = None) -> None:
+    """Let a session run instead of `capture_model`, or report the reason why it does not.
+
+    Its `fallbacks` are the reasons by graph, of which `*` is all graphs.
+    """
+
+    def hook(module: Any) -> None:
         kind = module.GPUModelRunner
         kind.capture_model = _wrapped(kind.capture_model, session.run)
-        if recording:
+        if hasattr(session, "prepare_load"):
             load = kind.load_model
 
             @functools.wraps(load)
             def load_model(*arguments: Any, **keywords: Any) -> Any:
-                if (recording := session.get()) is not None:
-                    recording.prepare_load()
+                session.prepare_load()
                 return load(*arguments, **keywords)
 
             kind.load_model = load_model
 
-    _report_graphs(session.fallbacks)
-    for name in RUNNERS:
-        late.when_imported(name, runner, session.decline)
+    def fail(reason: str) -> None:
+        session.fallbacks["*"] = reason
 
-
-def _report_graphs(reasons: Callable[[], dict[str, str]]) -> None:
-    """Report the reasons by key, of which `*` is all graphs."""
     compat.sources.append(
         lambda: [
-            Fallback("graphs", f"{'all' if key == '*' else key}: {why}") for key, why in reasons().items()
+            Fallback("graphs", f"{'all' if key == '*' else key}: {why}")
+            for key, why in session.fallbacks.items()
         ]
     )
+    if reason:
+        fail(reason)
+        return
+    for name in RUNNERS:
+        late.when_imported(name, hook, fail)
 
 
 def _wrapped(original: Callable[..., Any], run: Run) -> Callable[..., Any]:
@@ -183,18 +135,16 @@ def _note_kv(directory: Path, module: Any) -> None:
 
 
 def _apply_kv(plans: list[dict[str, Any]], module: Any) -> None:
-    """Write the bundle's plan under the fingerprint that this worker computes, then let vLLM's own check decide."""
+    """Set the size of the bundle's plan where vLLM applies its own start-up plan, unless the user gave one."""
     original = module.maybe_apply_startup_plan
 
     @functools.wraps(original)
     def apply(worker: Any) -> None:
-        reason = "vLLM's own check rejected the KV plan"
-        try:
-            kv_plan.write_for_worker(worker, plans)
-        except (GraphError, OSError, ValueError) as error:
-            reason = str(error)
-        original(worker)
         if worker.cache_config.kv_cache_memory_bytes is None:
-            compat.fall_back("kv", reason)
+            try:
+                worker.cache_config.kv_cache_memory_bytes = kv_plan.fit_worker(worker, plans)
+            except GraphError as error:
+                compat.fall_back("kv", str(error))
+        original(worker)
 
     module.maybe_apply_startup_plan = apply

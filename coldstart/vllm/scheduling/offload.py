@@ -1,8 +1,8 @@
-"""vLLM's CPU offloading for the CPU platform: two real pools and a copying thread per direction.
+"""KV of preempted requests on the host: vLLM's offloading connector, and its worker for the CPU platform.
 
-Invariants: the copies of one direction run in the order of submission. `wait` returns only after the named jobs have
-finished. A copy releases the interpreter lock (memmove); a torch copy would start an OpenMP team on the
-cores that compute.
+The worker has two real pools and a copying thread per direction. Invariants: the copies of one direction run in the order of
+submission. `wait` returns only after the named jobs have finished. A copy releases the interpreter lock (memmove); a torch copy
+would start an OpenMP team on the cores that compute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
     CanonicalKVCaches,
@@ -24,8 +26,56 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.request import Request
 
 Pages = Iterator[tuple[int, int, int]]
+
+
+class PolicyOffloadingConnector(OffloadingConnector):
+    """vLLM's connector with the limits that our scheduler sets; vLLM asks it before each admission.
+
+    A request in `load_only` may start a load but is never admitted to compute. `hits` are the latest answers by request id: if
+    the host has evicted a hit, the request becomes ready to compute again instead of waiting forever. `away` has the evicted
+    requests that neither run nor load yet.
+    """
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.hits: dict[str, int] = {}
+        self.load_only: set[str] = set()
+        self.away: dict[str, Request] = {}
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Return the tokens that a load would bring, and whether it is asynchronous; None if vLLM must ask again later."""
+        # Always ask the host: until its answer is not None, stores of this request still read its blocks.
+        tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if tokens is not None:
+            # Newer than the value of find_hit(): both the local prefix cache and the host's change in between.
+            self.hits[request.request_id] = tokens
+        if request.request_id not in self.load_only or is_async:
+            return tokens, is_async
+        return None, False
+
+    def find_hit(self, request: Request, manager: Any) -> int | None:
+        """Return the tokens that a load would bring beyond the local prefix cache; None if the answer is not known yet."""
+        if request.request_id not in self.hits:
+            tokens, _ = super().get_num_new_matched_tokens(request, manager.get_computed_blocks(request)[1])
+            if tokens is None:
+                return None
+            self.hits[request.request_id] = tokens
+        return self.hits[request.request_id]
+
+    def record_eviction(self, request: Request) -> None:
+        """Record that the request was evicted."""
+        self.hits.pop(request.request_id, None)
+        self.away[request.request_id] = request
+
+    def forget(self, request_id: str) -> None:
+        """Record that the request runs again, loads, or has finished."""
+        self.hits.pop(request_id, None)
+        self.away.pop(request_id, None)
 
 
 class HostPool:

@@ -1,4 +1,4 @@
-"""Decision of one step: the order of requests, those that get memory, and the loads that start.
+"""Decision of one step: the order of requests, those that get memory, and the loads from host memory (FastServe, section 4.2).
 
 Invariant: the server and the simulated engine make every decision of a step with this code.
 """
@@ -6,7 +6,6 @@ Invariant: the server and the simulated engine make every decision of a step wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import islice
 
 from vllm.v1.request import Request
@@ -15,18 +14,86 @@ from coldstart.scheduling.job import Job
 from coldstart.scheduling.mlfq import SkipJoinMlfq, Turns
 from coldstart.scheduling.reserve import ArrivalReserve
 from coldstart.scheduling.settings import SchedulerSettings
-from coldstart.vllm.scheduling.fresh import Fresh
-from coldstart.vllm.scheduling.loads import Loads
-from coldstart.vllm.scheduling.room import Room
+from coldstart.vllm.scheduling.room import Fresh, Room
 from coldstart.vllm.scheduling.view import EngineView, Enst
 
+AHEAD = 4
+"""Number of batches of ranks that are considered for loads ahead of use."""
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Decision of one step: `chosen` run now, in rank order, and `loads` start. Victims are already evicted."""
 
-    chosen: list[Request]
-    loads: list[Request]
+class Loads:
+    """Choice of loads; `blocked` has the requests whose rank is within the batch but whose KV is not on the device.
+
+    Loads start in ascending ENST. A load may evict a request only if that request has a larger ENST and the loaded one ranks
+    within the batch. A load never takes blocks that the picked requests need. It takes blocks reserved for arrivals only if its
+    request ranks within the batch. `loading` has those of `blocked` whose load is under way or starts now. The others wait for
+    free blocks, and requests with a smaller ENST get blocks first.
+    """
+
+    def __init__(self, room: Room, ranking: Iterable[Job], reserve: ArrivalReserve, *, ahead: bool) -> None:
+        self.room, self.view, self.ranking = room, room.view, ranking
+        self.reserve, self.ahead = reserve, ahead
+        self.blocked: list[str] = []
+        self.loading: list[str] = []
+
+    def choose(self, chosen: list[Request], enst: Enst, now: float) -> list[Request]:
+        """Return the requests whose load starts now; evict others for requests that rank within the batch."""
+        self.blocked, self.loading = [], []
+        if not self.view.has_evicted():
+            return []
+        due, others = self._hosted()
+        fitting = self._fitting(chosen, due, others, enst, self.reserve.blocks(now))
+        self.loading += [request.request_id for request in fitting if request in due]
+        return fitting
+
+    def _fitting(
+        self, chosen: list[Request], due: list[Request], others: list[Request], enst: Enst, reserve: int
+    ) -> list[Request]:
+        """Return the requests that fit, in ascending ENST; stop at the first within the batch that does not fit."""
+        room, fresh = self.room, self.room.fresh
+        earned, fitting = set(due), list[Request]()
+        # The engine starts a load only if the prefills under way still get the blocks that they need.
+        taken, pledged = self.view.reserved(), room.pledged
+        for request in sorted([*due, *others], key=enst):
+            need = room.needs(request)
+            if request in earned:
+                self._make_way(request, need + taken, [*chosen, *fitting], enst)
+            spare = room.free - taken - (0 if request in earned else reserve)
+            if need > spare or not fresh.admits(request, pledged):
+                if request in earned:
+                    break
+                continue
+            taken += need
+            pledged += fresh.pledge(request)
+            fitting.append(request)
+        return fitting
+
+    def _make_way(self, request: Request, need: int, kept: list[Request], enst: Enst) -> None:
+        """Evict requests with a larger ENST, the largest first, if this frees enough blocks."""
+        room = self.room
+        if room.free >= need:
+            return
+        limit = enst(request)
+        later = [victim for victim in reversed(room.list_victims(kept, enst)) if enst(victim) > limit]
+        for victim in room.choose_victims(later, need - room.free, 0):
+            room.evict(victim)
+
+    def _hosted(self) -> tuple[list[Request], list[Request]]:
+        """Return the requests on the host: those within the first B ranks, and those of a limited look-ahead."""
+        view, batch = self.view, self.view.batch
+        due: list[Request] = []
+        others: list[Request] = []
+        ranks = (job for job in self.ranking if not view.is_in_flight(job.id))
+        for position, job in enumerate(islice(ranks, AHEAD * batch if self.ahead else batch)):
+            earned = position < batch
+            request = view.find_on_host(job.id)
+            if request is not None:
+                (due if earned else others).append(request)
+            elif earned and view.is_loading(job.id):
+                self.blocked.append(job.id)
+        self.loading = list(self.blocked)
+        self.blocked += [request.request_id for request in due]
+        return due, others
 
 
 class Placement:
@@ -84,8 +151,8 @@ class Placement:
         self.ranking.tick(now, self.view.batch)
         return self.ranking.moved == self._moved and self.room.fits_next_tokens(self._running)
 
-    def decide(self, now: float) -> Decision:
-        """Return the decision of this step, and evict the requests that do not fit."""
+    def decide(self, now: float) -> tuple[list[Request], list[Request]]:
+        """Return the requests that run now, in rank order, and those whose load starts; evict those that do not fit."""
         self.ranking.tick(now, self.view.batch)
         picked = [self.view.request(job.id) for job in self.pick()]
         enst = self.enst(now)
@@ -98,7 +165,7 @@ class Placement:
             not self.room.steady or bool(self.fresh) or self.turns.share > 0 or self._passed_over(picked)
         )
         self._stirred |= self.keeps_kv and self.view.has_evicted()
-        return Decision(chosen, loads)
+        return chosen, loads
 
     def pick(self) -> list[Job]:
         """Return the jobs that this step should serve."""
@@ -110,18 +177,18 @@ class Placement:
         """Return whether a request was skipped because it was not ready; no event reports when it becomes ready."""
         if len(picked) < min(self.view.batch, len(self.jobs)):
             return True
-        job = self.view.job
-        return not all(job(request) is first for request, first in zip(picked, self.ranking, strict=False))
+        return not all(
+            request.request_id == first.id for request, first in zip(picked, self.ranking, strict=False)
+        )
 
     def enst(self, now: float) -> Enst:
         """Return the policy's ENST function, evaluated at its first call: most steps evict no request."""
         found: Callable[[Job], float] | None = None
-        job = self.view.job
 
         def enst(request: Request) -> float:
             nonlocal found
             if found is None:
                 found = self.ranking.enst(now, self.view.batch)
-            return found(job(request))
+            return found(self.jobs[request.request_id])
 
         return enst

@@ -1,15 +1,18 @@
-"""Waiting queue that shows vLLM's admission loop only the picked requests.
+"""Requests that vLLM's schedule() sees in a step: the picked ones of those that wait, the active ones of those with a slot.
 
-Invariants: every request that was added and not removed is in the queue exactly once. The loop (peek, pop, truth)
-sees `shown` in its order; length and iteration cover all requests, for vLLM's own counts.
+Invariants: every request that was added and not removed is in the waiting queue exactly once. The admission loop (peek, pop,
+truth) sees `shown` in its order; length and iteration cover all requests, for vLLM's own counts. A request with a slot is
+either active (visible in the last step) or parked, never both. A parked request keeps its blocks and its slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
+
+from coldstart.vllm.scheduling.view import RUNNING
 
 
 class PickedQueue(RequestQueue):
@@ -65,3 +68,48 @@ class PickedQueue(RequestQueue):
 
     def __iter__(self) -> Iterator[Request]:
         return iter(list(self._held.values()))
+
+
+class Started:
+    """Requests that have a slot, in two parts, so that a step touches only the requests that it serves.
+
+    Both parts are in the order in which the requests were shown or parked.
+    """
+
+    def __init__(self) -> None:
+        self.active: list[Request] = []
+        self.parked: dict[Request, None] = {}
+
+    def __len__(self) -> int:
+        return len(self.active) + len(self.parked)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from list(self.active)
+        yield from list(self.parked)
+
+    def refresh(self) -> None:
+        """Remove requests that finished, were preempted, or wait for more input, since the last decision."""
+        self.active = [request for request in self.active if request.status is RUNNING]
+
+    def discard(self, request: Request) -> None:
+        """Remove an evicted request."""
+        if self.parked.pop(request, self) is self and request in self.active:
+            self.active.remove(request)
+
+    def arrange(self, shown: list[Request], in_flight: Callable[[Request], bool]) -> int:
+        """Show these requests, park the other active ones, and return the number of parked requests.
+
+        Requests in flight stay active, ahead of the shown ones: vLLM skips them, and evicts from the end.
+        """
+        kept, under_way = set(shown), list[Request]()
+        dropped = [request for request in self.active if request not in kept]
+        if dropped:
+            under_way = [request for request in dropped if in_flight(request)]
+            for request in dropped:
+                if request not in under_way:
+                    self.parked[request] = None
+        if self.parked:
+            for request in shown:
+                self.parked.pop(request, None)
+        self.active = under_way + shown
+        return len(dropped) - len(under_way)

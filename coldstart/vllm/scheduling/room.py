@@ -12,8 +12,34 @@ from heapq import nlargest
 
 from vllm.v1.request import Request
 
-from coldstart.vllm.scheduling.fresh import Fresh
-from coldstart.vllm.scheduling.view import EngineView, Enst
+from coldstart.vllm.scheduling.view import RUNNING, EngineView, Enst, State
+
+
+class Fresh(dict[str, int]):
+    """Pledges in blocks by id of the protected requests, in order of admission.
+
+    They have no new token since their admission or since the start of their load. The pledge of a request is the number of
+    blocks that it may hold until its next token. The pledges sum to at most the pool, unless there is only one. All protected
+    requests can therefore get their next token at once, and never evicting them cannot cause a deadlock.
+    """
+
+    def __init__(self, view: EngineView) -> None:
+        super().__init__()
+        self.pledge, self.pledged = view.bound, 0
+        self.capacity = view.capacity - view.watermark
+
+    def admits(self, request: Request, besides: int = 0) -> bool:
+        """Return whether the request may join, with `besides` blocks pledged to other requests of the same step."""
+        others = self.pledged + besides
+        return request.request_id in self or not others or others + self.pledge(request) <= self.capacity
+
+    def add(self, request: Request) -> None:
+        if request.request_id not in self:
+            self[request.request_id] = pledge = self.pledge(request)
+            self.pledged += pledge
+
+    def discard(self, name: str) -> None:
+        self.pledged -= self.pop(name, 0)
 
 
 class Room:
@@ -25,7 +51,7 @@ class Room:
     """
 
     def __init__(self, view: EngineView, fresh: Fresh) -> None:
-        self.view, self.fresh = view, fresh
+        self.view, self.fresh, self.needs, self.evict = view, fresh, view.needs, view.evict
         self.steady = False
         self.reserve, self.horizon_s = 0, 0.0
         self.pledged = self._promised = self._joining = 0
@@ -40,7 +66,7 @@ class Room:
         view = self.view
         self._forget_promises()
         heavy = view.prefilling(picked)
-        joining = [request for request in heavy if not view.runs(request)]
+        joining = [request for request in heavy if request.status is not RUNNING]
         ample = self._ample(picked, heavy, joining, enst)
         self.steady = ample and not heavy and len(picked) <= view.token_budget
         chosen = picked if ample else self._fitted(picked, enst)
@@ -52,16 +78,9 @@ class Room:
         view = self.view
         return self.steady and 2 * view.groups * running + view.watermark <= view.free_blocks()
 
-    def needs(self, request: Request) -> int:
-        """Return the number of further blocks until the request holds all its tokens and the next one."""
-        return self.view.needs(request)
-
     def evictable(self) -> Iterator[Request]:
         kept = {self.view.request(name) for name in self.fresh}
         return (request for request in self.view.list_evictable() if request not in kept)
-
-    def evict(self, request: Request) -> None:
-        self.view.evict(request)
 
     def list_victims(self, spared: Iterable[Request], enst: Enst) -> list[Request]:
         """Return the requests that may be evicted, the largest ENST last."""
@@ -97,7 +116,7 @@ class Room:
         """Return whether all requests fit by an upper bound, which avoids a query of the engine for each request."""
         view, fresh = self.view, self.fresh
         pledged = sum(map(fresh.pledge, joining))
-        others = (fresh.pledge(request) for request in heavy if view.runs(request))
+        others = (fresh.pledge(request) for request in heavy if request.status is RUNNING)
         bound = 2 * view.groups * (len(picked) - len(heavy)) + pledged + sum(others)
         if bound + view.watermark > self.free or view.speculates:
             return False
@@ -123,7 +142,7 @@ class Room:
         return joining <= self.view.free_slots()
 
     def _fitted(self, picked: list[Request], enst: Enst) -> list[Request]:
-        waited = {request for request in picked if not self.view.runs(request)}
+        waited = {request for request in picked if request.status is not RUNNING}
         chosen = self._in_order(picked, enst)
         if not picked or picked[0] in chosen:
             return chosen
@@ -138,14 +157,13 @@ class Room:
         """Yield the requests of the second attempt: no request that the first attempt evicted, and no new one below it."""
         left = False
         for request in picked:
-            runs = self.view.runs(request)
+            runs = request.status is RUNNING
             left |= not runs and request not in waited
             if runs or not left:
                 yield request
 
     def _in_order(self, picked: list[Request], enst: Enst) -> list[Request]:
-        chosen: list[Request] = []
-        later = list(picked)
+        chosen, later = list[Request](), list(picked)
         victims = self.list_victims(picked, enst)
         while later:
             request = later.pop(0)
@@ -162,12 +180,13 @@ class Room:
         for it.
         """
         holders = list(map(self.view.request, self.fresh))
-        able = [r for may in (self.view.can_proceed, self.view.is_loaded) for r in holders if may(r)]
+        able = [r for r in holders if self.view.can_proceed(r)]
+        able += [r for r in holders if self.view.state(r) is State.LOADED]
         return able[0] if able else top
 
     def _fits(self, request: Request, later: list[Request], victims: list[Request]) -> bool:
         """Return whether the request fits, after evictions if they free enough."""
-        joins = not self.view.runs(request)
+        joins = request.status is not RUNNING
         if joins and not self.fresh.admits(request, self.pledged):
             return False
         short = self.needs(request) - self.free
@@ -182,7 +201,7 @@ class Room:
         del victims[max(0, len(victims) - len(leavers)) :]
         cut = min((later.index(leaver) for leaver in leavers if leaver in later), default=len(later))
         # No request joins below a request that was evicted from the batch.
-        later[cut:] = [other for other in later[cut:] if self.view.runs(other)]
+        later[cut:] = [other for other in later[cut:] if other.status is RUNNING]
         return bool(leavers)
 
     def _forget_promises(self) -> None:
@@ -190,7 +209,7 @@ class Room:
 
     def _promise(self, request: Request) -> None:
         self._promised += self.needs(request)
-        if not self.view.runs(request):
+        if request.status is not RUNNING:
             self._joining += 1
             self.pledged += self.fresh.pledge(request)
 

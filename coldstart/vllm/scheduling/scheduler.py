@@ -3,6 +3,11 @@
 Invariants: each step schedules at most B requests, and only picked ones. A decision happens on an arrival, an end, the end of a
 quantum, a finished load and a failed allocation; in between, vLLM's schedule() continues with the running requests. It sees the
 requests that are to run, in rank order, and those that join. Other requests with KV are not in the running list for the step.
+
+Under pipeline parallelism (section 4.3), vLLM schedules a batch while a stage is free, before earlier batches have returned.
+Without asynchronous scheduling (model runner V1, always on the CPU platform), vLLM has no token to compute for a request whose
+last token is still in flight. With it (V2), a gate keeps a request out for as many steps as there are stages. We neither
+schedule nor evict a request in flight, and it keeps its place in the order.
 """
 
 from __future__ import annotations
@@ -12,7 +17,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from coldstart.scheduling.job import Job
@@ -21,18 +28,15 @@ from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import CONNECTOR
 from coldstart.vllm.scheduling.counters import Counters, Exporter
-from coldstart.vllm.scheduling.flight import (
-    PipelinedScheduler,
-    SynchronousBooks,
-    count_tokens_after_flight,
-    runs_without_placeholders,
-)
-from coldstart.vllm.scheduling.host import HostKv
 from coldstart.vllm.scheduling.placement import Placement
-from coldstart.vllm.scheduling.queue import PickedQueue
-from coldstart.vllm.scheduling.started import RUNNING, Started
-from coldstart.vllm.scheduling.states import steps_left
-from coldstart.vllm.scheduling.view import EngineView
+from coldstart.vllm.scheduling.queue import PickedQueue, Started
+from coldstart.vllm.scheduling.view import (
+    RUNNING,
+    EngineView,
+    count_tokens_after_flight,
+    steps_left,
+    unscheduled,
+)
 
 
 class IncompatibleVllmError(RuntimeError):
@@ -58,7 +62,7 @@ def find_unsupported(config: Any) -> str | None:
     return f"the scheduler does not support {'; '.join(wrong)}." if wrong else None
 
 
-class PolicyScheduler(PipelinedScheduler):
+class PolicyScheduler(AsyncScheduler):
     """Runs the policy before every schedule(); see scheduling.settings for its settings."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
@@ -67,14 +71,15 @@ class PolicyScheduler(PipelinedScheduler):
     running: list[Request]
 
     def __new__(cls, *, vllm_config: Any, **kwargs: Any) -> PolicyScheduler:
-        made: PolicyScheduler = super().__new__(
-            _PipelinePolicyScheduler if runs_without_placeholders(vllm_config) else cls
-        )
+        pipeline = vllm_config.parallel_config.pipeline_parallel_size > 1
+        is_synchronous = pipeline and not vllm_config.scheduler_config.async_scheduling
+        made: PolicyScheduler = super().__new__(_SynchronousPipelineScheduler if is_synchronous else cls)
         return made
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         require(self.vllm_config)
+        self.stages: int = self.parallel_config.pipeline_parallel_size
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
         self.profile = self.settings.iteration_profile()
         self._prefill_s = lru_cache(maxsize=8192)(self.profile.prefill)
@@ -85,7 +90,6 @@ class PolicyScheduler(PipelinedScheduler):
         self.jobs: dict[str, Job] = {}
         self.started = Started()
         self.counters, self.exporter = Counters(), Exporter()
-        self.host = HostKv(self.connector, self.kv_cache_manager)
         self.view = EngineView(self)
         self.placement = Placement(
             self.view, self.ranking, self.jobs, self.settings, keeps_kv=self.connector is not None
@@ -95,6 +99,16 @@ class PolicyScheduler(PipelinedScheduler):
         self._last_step_s: float | None = None
         self._stands_for, self._sessions = 0, False
         self._inside = self._unlisted = False
+
+    def is_in_flight(self, request: Request) -> bool:
+        """Return whether a batch in flight has not yet returned the token that the request's next step needs.
+
+        Without a pipeline the result is False: vLLM's asynchronous steps do not wait for that token.
+        """
+        if self.stages == 1 or request.status is not RUNNING:
+            return False
+        gate: int = request.next_decode_eligible_step
+        return not unscheduled(request) or self.current_step + 1 < gate
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
@@ -149,14 +163,14 @@ class PolicyScheduler(PipelinedScheduler):
     def _decide(self, now: float) -> None:
         """Decide, and set the requests that vLLM sees."""
         self.started.refresh()
-        decision = self.placement.decide(now)
-        chosen, loads = decision.chosen, decision.loads
+        chosen, loads = self.placement.decide(now)
         running = [request for request in chosen if request.status is RUNNING]
         joining = [request for request in chosen if request.status is not RUNNING]
         self.counters.parks += self.started.arrange(running, self.is_in_flight)
         self.picked_holding.show(joining if len(self.picked_holding) else ())
         self.picked_new.show([*joining, *loads])
-        self.host.load_only(loads)
+        if self.connector is not None:
+            self.connector.load_only = {request.request_id for request in loads}
         slots = len(self.started.active) + self.num_waiting_for_streaming_input + len(joining)
         # One more, or the admission loop would stop before the loads, which need no slot.
         self.max_num_active_reqs = slots + bool(loads)
@@ -174,7 +188,7 @@ class PolicyScheduler(PipelinedScheduler):
             if request.is_prefill_chunk:
                 self.fresh.add(request)
             if self.connector is not None:
-                self.host.back(request.request_id)
+                self.connector.forget(request.request_id)
         for name in names:
             self._serve(self.requests[name], scheduled[name], decode_s, now)
         if self.connector is not None:
@@ -193,7 +207,7 @@ class PolicyScheduler(PipelinedScheduler):
 
     def _load_started(self, request: Request, now: float) -> None:
         self._load_began[request.request_id] = now
-        self.host.back(request.request_id)
+        self.connector.forget(request.request_id)
         self.fresh.add(request)
         self.counters.loads += 1
 
@@ -215,9 +229,6 @@ class PolicyScheduler(PipelinedScheduler):
         self.placement.turns.add_time(step_s)
         self.counters.blocked_on_loads_seconds += step_s * len(self.loads.blocked)
         self.counters.loading_seconds += step_s * len(self.loads.loading)
-        for request_id in self.loads.blocked:
-            if request_id in self.jobs:
-                self.jobs[request_id].blocked_s += step_s
 
     def _publish(self) -> None:
         self.counters.demotions = self.ranking.demotions
@@ -233,7 +244,8 @@ class PolicyScheduler(PipelinedScheduler):
         self.placement.remove(request.request_id)
         self.started.parked.pop(request, None)
         self._unlisted |= self._inside
-        self.host.back(request.request_id)
+        if self.connector is not None:
+            self.connector.forget(request.request_id)
         self._load_began.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)
 
@@ -246,8 +258,15 @@ class PolicyScheduler(PipelinedScheduler):
         self.fresh.discard(request.request_id)
         super()._preempt_request(request, *args, **kwargs)
         self.jobs[request.request_id].computed = 0
-        self.host.record_eviction(request)
+        if self.connector is not None:
+            self.connector.record_eviction(request)
 
 
-class _PipelinePolicyScheduler(SynchronousBooks, PolicyScheduler):
-    """PolicyScheduler of a pipeline without asynchronous scheduling."""
+class _SynchronousPipelineScheduler(PolicyScheduler):
+    """PolicyScheduler of a pipeline that runs without placeholders, with vLLM's synchronous bookkeeping.
+
+    A class of its own: as overrides that ask for a pipeline, these methods would cost a call per token without one.
+    """
+
+    _update_after_schedule = Scheduler._update_after_schedule
+    _update_request_with_output = Scheduler._update_request_with_output

@@ -1,11 +1,13 @@
-"""View of vLLM's scheduler for placement: its pool, its slots, and the KV on the host.
+"""View of vLLM's scheduler for placement: the state of a request's KV, the pool, and the slots.
 
-Invariant: every answer is vLLM's own state at the time of the call. Blocks that a copy under way will free count as free.
+Invariants: every answer is vLLM's own state at the time of the call. Blocks that a copy under way will free count as free. A
+request is ready exactly when vLLM's next schedule() can give it tokens, memory aside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from itertools import chain
 from typing import Any
 
@@ -13,13 +15,25 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from coldstart.scheduling.job import Job
-from coldstart.vllm.scheduling.flight import count_tokens_after_flight, unscheduled
-from coldstart.vllm.scheduling.states import State, all_in_flight, read_state
 
 WAITING, RUNNING, PREEMPTED = RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.PREEMPTED
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 
 Enst = Callable[[Request], float]
+
+
+class State(Enum):
+    """State of a request without a slot.
+
+    NEW: never computed. HOST: preempted, its KV is on the host or lost. LOADING and LOADED: an asynchronous load is in flight,
+    or has finished. OTHER: has a slot, or waits for something else (a grammar, more input, tokens in flight).
+    """
+
+    NEW = "new"
+    HOST = "host"
+    LOADING = "loading"
+    LOADED = "loaded"
+    OTHER = "other"
 
 
 class EngineView:
@@ -32,30 +46,21 @@ class EngineView:
     def __init__(self, engine: Any) -> None:
         self._engine, self.batch, self.evict = engine, engine.batch, engine._evict
         self._stages: int = engine.stages
-        self._jobs: Mapping[str, Job] = engine.jobs
         self._in_flight: Callable[[Request], bool] = engine.is_in_flight
-        manager = engine.kv_cache_manager
-        self._pool = manager.block_pool
+        self._manager = engine.kv_cache_manager
         self.token_budget: int = engine.max_num_scheduled_tokens
-        self.capacity: int = manager.block_pool.num_gpu_blocks - 1
-        self.watermark: int = manager.watermark_blocks
-        self.groups: int = len(engine.kv_cache_config.kv_cache_groups)
+        self.capacity: int = self._manager.block_pool.num_gpu_blocks - 1
+        self.watermark: int = self._manager.watermark_blocks
+        specs = [group.kv_cache_spec for group in engine.kv_cache_config.kv_cache_groups]
+        self.groups = len(specs)
         self.speculates = bool(engine.num_spec_tokens)
         self.block_tokens: int = engine.block_size
-        specs = [group.kv_cache_spec for group in engine.kv_cache_config.kv_cache_groups]
         self._plain = not self.speculates and len(specs) == 1 and isinstance(specs[0], FullAttentionSpec)
         # Called at least once per request of a batch, so avoid a function call in between.
         self.request: Callable[[str], Request] = engine.requests.__getitem__
+        self.free_blocks: Callable[[], int] = self._manager.block_pool.get_num_free_blocks
 
-    def name(self, request: Request) -> str:
-        found: str = request.request_id
-        return found
-
-    def job(self, request: Request) -> Job:
-        return self._jobs[request.request_id]
-
-    def state(self, request: Request) -> State:
-        return read_state(request, self._engine.finished_recving_kv_req_ids)
+    # --- requests ---
 
     def ready(self, job: Job) -> bool:
         """Return whether the request can run if it is picked. One with KV on the host cannot, because it must load first."""
@@ -68,71 +73,98 @@ class EngineView:
             return True  # shortcut for most of a burst; the code below gives the same
         state = self.state(request)
         if state is State.HOST:
-            return bool(self._engine.host.hit(request) == 0)
+            connector = self._engine.connector
+            return connector is None or bool(connector.find_hit(request, self._manager) == 0)
         return state is State.NEW or state is State.LOADED
 
-    def runs(self, request: Request) -> bool:
-        """Return whether the request holds a slot."""
-        return bool(request.status == RUNNING)
-
-    def free_blocks(self) -> int:
-        blocks: int = self._pool.get_num_free_blocks()
-        return blocks
-
-    def needs(self, request: Request) -> int:
-        """Return the number of further blocks until the request holds all its tokens and the next one."""
-        return self.count_further_blocks(request) if self.runs(request) else self.count_first_blocks(request)
-
-    def count_further_blocks(self, request: Request) -> int:
-        """Return the number of further blocks that a running request needs."""
-        if self.groups > 1 or self.speculates:
-            return int(self._engine._request_remaining_blocks(request)) + self.groups
-        # Exact where vLLM's answer omits the next token: one more block each would leave half of a small pool idle.
-        return max(
-            0, -(-count_tokens_after_flight(request) // self.block_tokens) - self.count_blocks(request)
-        )
-
-    def count_first_blocks(self, request: Request) -> int:
-        """Return the number of blocks that a request needs to start."""
-        if self._plain and not request.num_computed_tokens and request.status != LOADING:
-            # Equal to vLLM's answer in a tenth of the time: the request has no blocks, and the prefix cache does not count.
-            return -(-int(request.num_tokens) // self.block_tokens) + self.watermark + 1
-        return int(self._engine._request_remaining_blocks(request)) + self.watermark + self.groups
-
-    def count_blocks(self, request: Request) -> int:
-        """Return the number of blocks that the request has, alone or shared."""
-        blocks = self._engine.kv_cache_manager.get_blocks(request.request_id).blocks
-        return len(blocks[0]) if self.groups == 1 else sum(map(len, blocks))
-
-    def started(self) -> Iterator[Request]:
-        """Return the requests that hold a slot, running or parked."""
-        return iter(self._engine.started)
+    def state(self, request: Request) -> State:
+        """Return the state of a request."""
+        status = request.status
+        if status is LOADING:
+            has_landed = request.request_id in self._engine.finished_recving_kv_req_ids
+            return State.LOADED if has_landed else State.LOADING
+        if status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            structured = request.structured_output_request
+            return State.NEW if structured is not None and structured.grammar is not None else State.OTHER
+        # Output sampled before a preemption may be undelivered: resuming now could sample it again.
+        drains = request.num_stale_output_tokens and not request.drop_stale_output
+        if drains or status in (RUNNING, RequestStatus.WAITING_FOR_STREAMING_REQ):
+            return State.OTHER
+        if request.num_computed_tokens > 0:
+            return State.LOADED
+        return State.HOST if status is PREEMPTED else State.NEW
 
     def can_proceed(self, request: Request) -> bool:
         """Return whether the request holds a slot and has a token that no step under way computes."""
-        return self.runs(request) and not all_in_flight(request) and not self._in_flight(request)
+        runs = request.status is RUNNING
+        return runs and not all_in_flight(request) and not self._in_flight(request)
 
-    def prefilling(self, requests: Sequence[Request]) -> list[Request]:
-        """Return the requests with prompt tokens to compute: not running yet, or within a chunked prefill."""
-        return [r for r in requests if r.status is not RUNNING or r.is_prefill_chunk]
+    def is_in_flight(self, name: str) -> bool:
+        """Return whether another pipeline stage still works on the request, which is then neither served nor evicted."""
+        return self._stages > 1 and self._in_flight(self.request(name))
 
-    def loading(self, name: str) -> bool:
+    def is_loading(self, name: str) -> bool:
         """Return whether a load of the request is under way."""
         request = self._engine.picked_holding.get(name)
         return request is not None and self.state(request) is State.LOADING
 
-    def is_loaded(self, request: Request) -> bool:
-        """Return whether the request's KV is back on the device but the request has no slot."""
-        return self.state(request) is State.LOADED
+    def has_evicted(self) -> bool:
+        """Return whether any request was evicted and does not run yet."""
+        return bool(self._engine.connector.away) or bool(self._engine.picked_holding)
+
+    def find_on_host(self, name: str) -> Request | None:
+        """Return the request if it was evicted, neither runs nor loads, and the host holds its KV; else None."""
+        connector = self._engine.connector
+        request: Request | None = connector.away.get(name)
+        if request is None or self.state(request) is not State.HOST:
+            return None
+        return request if connector.find_hit(request, self._manager) else None
 
     def list_evictable(self) -> Iterator[Request]:
         """Return the started requests whose blocks no step under way writes."""
         freeable, in_flight = self._engine._request_blocks_can_be_freed, self._in_flight
         return (r for r in self._engine.started if freeable(r) and not in_flight(r))
 
-    def is_in_flight(self, name: str) -> bool:
-        """Return whether another pipeline stage still works on the request, which is then neither served nor evicted."""
-        return self._stages > 1 and self._in_flight(self.request(name))
+    # --- blocks, slots and tokens ---
+
+    def needs(self, request: Request) -> int:
+        """Return the number of further blocks until the request holds all its tokens and the next one."""
+        if request.status is not RUNNING:
+            if self._plain and not request.num_computed_tokens and request.status is not LOADING:
+                # Equal to vLLM's answer in a tenth of the time: the request has no blocks, and the prefix cache does not count.
+                return -(-int(request.num_tokens) // self.block_tokens) + self.watermark + 1
+            return int(self._engine._request_remaining_blocks(request)) + self.watermark + self.groups
+        if self.groups > 1 or self.speculates:
+            return int(self._engine._request_remaining_blocks(request)) + self.groups
+        # Exact where vLLM's answer omits the next token: one more block each would leave half of a small pool idle.
+        wanted = -(-count_tokens_after_flight(request) // self.block_tokens)
+        return max(0, wanted - self.count_blocks(request))
+
+    def bound(self, request: Request) -> int:
+        """Return an upper bound of the blocks that the request holds when its next token is computed."""
+        tokens: int = request.num_tokens
+        return self.groups * (tokens // self.block_tokens + 2)
+
+    def count_blocks(self, request: Request) -> int:
+        """Return the number of blocks that the request has, alone or shared."""
+        blocks = self._manager.get_blocks(request.request_id).blocks
+        return len(blocks[0]) if self.groups == 1 else sum(map(len, blocks))
+
+    def yield_freed(self, order: Sequence[Request]) -> Iterator[int]:
+        """Yield the blocks that each request frees, in order. A shared block becomes free with its last holder."""
+        holders: dict[int, int] = {}
+        for request in order:
+            freed = 0
+            for block in chain.from_iterable(self._manager.get_blocks(request.request_id).blocks):
+                left = holders.get(block.block_id, block.ref_cnt) - 1
+                holders[block.block_id] = left
+                freed += left == 0 and not block.is_null
+            yield freed
+
+    def reserved(self) -> int:
+        """Return the number of blocks that the prefills under way still need, which vLLM keeps from loads."""
+        blocks: int = self._engine._inflight_prefill_reserved_blocks()
+        return blocks
 
     def free_slots(self) -> int:
         """Return the number of free slots of the model runner."""
@@ -140,45 +172,39 @@ class EngineView:
         slots: int = self._engine.max_num_running_reqs - taken
         return slots
 
-    def reserved(self) -> int:
-        """Return the number of blocks that the prefills under way still need."""
-        # vLLM starts a load only if the prefills in flight keep the blocks that they still need.
-        blocks: int = self._engine._inflight_prefill_reserved_blocks()
-        return blocks
-
-    def bound(self, request: Request) -> int:
-        """Return an upper bound of the blocks that the request holds when its next token is computed."""
-        tokens: int = request.num_tokens
-        return self.groups * (tokens // self.block_tokens + 2)
+    def prefilling(self, requests: Sequence[Request]) -> list[Request]:
+        """Return the requests with prompt tokens to compute: not running yet, or within a chunked prefill."""
+        return [r for r in requests if r.status is not RUNNING or r.is_prefill_chunk]
 
     def pending(self, request: Request) -> int:
         """Return the number of tokens to compute until the next generated token."""
         tokens = unscheduled(request)
-        if request.status == PREEMPTED and not request.num_computed_tokens:
+        if request.status is PREEMPTED and not request.num_computed_tokens:
             # Tokens in the prefix cache are not computed again.
-            tokens -= self._engine.kv_cache_manager.get_computed_blocks(request)[1]
+            tokens -= self._manager.get_computed_blocks(request)[1]
         return tokens
 
-    def yield_freed(self, order: Sequence[Request]) -> Iterator[int]:
-        """Yield the blocks that each request frees, in order. A shared block becomes free with its last holder."""
-        manager = self._engine.kv_cache_manager
-        holders: dict[int, int] = {}
-        for request in order:
-            freed = 0
-            for block in chain.from_iterable(manager.get_blocks(request.request_id).blocks):
-                left = holders.get(block.block_id, block.ref_cnt) - 1
-                holders[block.block_id] = left
-                freed += left == 0 and not block.is_null
-            yield freed
 
-    def has_evicted(self) -> bool:
-        """Return whether any request was evicted and does not run yet."""
-        return bool(self._engine.host.away) or bool(self._engine.picked_holding)
+def all_in_flight(request: Request) -> bool:
+    """Return whether the steps in flight already reach max_tokens, so that vLLM will not schedule another."""
+    pending: int = request.num_output_placeholders
+    certain: int = request.num_computed_tokens + 2 - pending
+    return pending > 0 and certain >= request.num_prompt_tokens + request.max_tokens
 
-    def find_on_host(self, name: str) -> Request | None:
-        """Return the request if it was evicted, neither runs nor loads, and the host holds its KV; else None."""
-        host = self._engine.host
-        request = host.away.get(name)
-        if request is None or self.state(request) is not State.HOST:
-            return None
-        return request if host.hit(request) else None
+
+def steps_left(request: Request) -> int:
+    """Return the number of one-token steps, including the next, before which all_in_flight is certainly False."""
+    steps: int = request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens
+    return steps
+
+
+def unscheduled(request: Request) -> int:
+    """Return the number of tokens, including placeholders, that no step has been scheduled to compute."""
+    tokens: int = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+    return tokens
+
+
+def count_tokens_after_flight(request: Request) -> int:
+    """Return the number of the request's tokens after every step in flight has returned."""
+    tokens: int = max(request.num_tokens + request.num_output_placeholders, request.num_computed_tokens + 1)
+    return tokens

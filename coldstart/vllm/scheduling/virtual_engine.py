@@ -33,7 +33,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from coldstart.scheduling.profile import CONTEXT_SHARE, IterationProfile
 from coldstart.scheduling.settings import DEADLINE, MLFQ, SchedulerSettings
-from coldstart.vllm.scheduling.arguments import kv_transfer_config
+from coldstart.vllm.scheduling import kv_transfer_config
 from coldstart.vllm.scheduling.scheduler import PolicyScheduler
 
 MODEL_LENGTH = 1 << 20

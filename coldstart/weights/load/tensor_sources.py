@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,23 +32,7 @@ class SourceLostError(RuntimeError):
     """Source that can deliver no more bytes; the message has the reason."""
 
 
-class TensorSource(ABC):
-    """Source of tensor bytes."""
-
-    @abstractmethod
-    def get_bytes(self, tensor: Tensor) -> memoryview:
-        """Return the bytes of the tensor; block until they are available. Raises SourceLostError."""
-
-    def get_fetch_stats(self) -> dict[str, Any]:
-        """Return statistics of the fetch; {} for a source that fetches nothing."""
-        return {}
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the source's resources; views that are still referenced stay valid."""
-
-
-class PrefetchSource(TensorSource):
+class PrefetchSource:
     """Shared memory that the prefetcher fills."""
 
     def __init__(self, attached: Attached) -> None:
@@ -86,7 +69,7 @@ class PrefetchSource(TensorSource):
         self.attached.close()
 
 
-class FileSource(TensorSource):
+class FileSource:
     """Privately mapped files; with `ahead`, background threads read their pages in tensor order.
 
     A tensor that has a digest is verified against it, because the files then replace a source with promised
@@ -100,7 +83,7 @@ class FileSource(TensorSource):
         self._reading = PageIn(paths, tensors) if ahead else None
 
     def get_bytes(self, tensor: Tensor) -> memoryview:
-        """Implement TensorSource."""
+        """Return a view of the mapped file."""
         try:
             view = self._mapped(tensor.file)
         except (OSError, ValueError, KeyError) as error:
@@ -123,11 +106,18 @@ class FileSource(TensorSource):
             self._addresses[name] = own_process.address(self._maps[name])
         return self._maps[name]
 
+    def get_fetch_stats(self) -> dict[str, Any]:
+        """Return no statistics: nothing is fetched."""
+        return {}
+
     def close(self) -> None:
         """Stop the page-in and release the mappings."""
         if self._reading is not None:
             self._reading.end()
         self._maps.clear()
+
+
+TensorSource = PrefetchSource | FileSource
 
 
 class PageIn:

@@ -65,12 +65,6 @@ def test_graph_that_cannot_be_moved_is_refused_with_the_reason(
     assert reason in half.snapshot.tables.refused.get("decode:8", "")
 
 
-def test_random_number_graphs_are_refused_by_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimModel, "refusals", {"decode:8": "the graph consumes random numbers"})
-    tables = offline(7).snapshot.tables
-    assert tables.refused == {"decode:8": "the graph consumes random numbers"} and len(tables.graphs) == 3
-
-
 def test_a_kernel_is_refused_when_the_second_process_does_not_know_its_binary() -> None:
     """The first may not: a process that compiles several candidates cannot tell which it launches; the proof decides."""
     a, b = (offline(seed).snapshot for seed in (11, 12))

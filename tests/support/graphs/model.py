@@ -9,9 +9,8 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -77,8 +76,6 @@ class Shape:
 
 class SimModel:
     """Framework and workload of one process; `seed` decides what is allocated before."""
-
-    refusals: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, shape: Shape, seed: int, images: Sequence[bytes] = (IMAGE, OTHER)) -> None:
         self.fake, self.shape, self.random = fake_cuda(), shape, random.Random(seed)

@@ -1,16 +1,14 @@
-"""Inputs of a replay: seeded, different in every window, and drawn only once."""
+"""Inputs of a replay: the engine's own, with seeded values that differ in every window."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from coldstart.graphs.inputs import FINITE, WINDOW, InputLog, Inputs, StoredInputs, finder
-from coldstart.graphs.tables import SymbolRegion
+from coldstart.graphs.inputs import FINITE, WINDOW, Workload
 
 LAYERS = 33
-REGIONS = [SymbolRegion(f"kv:{n}", 64 << 20, (n + 1) << 32) for n in range(LAYERS)] + [
-    SymbolRegion("static:ids", 64, 1 << 20)
-]
+KV = [((n + 1) << 32, 64 << 20) for n in range(LAYERS)]
+IDS, OUT = (1 << 20, 64), (1 << 21, 256)
 
 
 class Writes:
@@ -32,13 +30,15 @@ class Writes:
         self.synchronized = dict(self.held)
 
 
+def _workload(driver: Any, **changed: Any) -> Workload:
+    members: dict[str, Any] = {"outputs": {"k": OUT}, "kv": KV, "tokens": [(IDS, 4)], "vocabulary": 50}
+    return Workload(driver, lambda key: driver.write(IDS[0], b"of the engine"), **members | changed)
+
+
 def _prepared(seed: int) -> dict[int, bytes]:
-    driver: Any = Writes()
-    inputs = Inputs({"static:ids": (4, 50)}, [r.symbol for r in REGIONS[:-1]], {"k": {}}, {})
-    work = StoredInputs(driver, inputs, lambda digest: b"", finder(lambda: REGIONS))
-    work.prepare("k", seed)
-    held: dict[int, bytes] = driver.held
-    return held
+    driver = Writes()
+    _workload(driver).prepare("k", seed)
+    return driver.held
 
 
 def test_windows_differ_from_each_other_and_by_the_seed() -> None:
@@ -49,28 +49,21 @@ def test_windows_differ_from_each_other_and_by_the_seed() -> None:
     assert set(windows[0]) <= set(FINITE.tolist())
 
 
+def test_tokens_replace_those_of_the_engine() -> None:
+    ids = [int.from_bytes(_prepared(1)[IDS[0]][at : at + 4], "little") for at in range(0, IDS[1], 4)]
+    assert len(set(ids)) > 1 and set(ids) <= set(range(50))
+
+
 def test_all_copies_have_ended_before_a_graph_runs_on_another_stream() -> None:
-    driver: Any = Writes()
-    inputs = Inputs(static={"k": {}}, kv=[REGIONS[0].symbol])
-    StoredInputs(driver, inputs, lambda digest: b"", finder(lambda: REGIONS)).prepare("k", 1)
+    driver = Writes()
+    _workload(driver).prepare("k", 1)
     assert driver.held and driver.synchronized == driver.held
 
 
-def test_inputs_are_read_after_the_engine_has_written_them() -> None:
-    driver: Any = Writes()
-    driver.synchronize = lambda: driver.write(1 << 20, b"new")
-    driver.write(1 << 20, b"old")
-    log = InputLog(driver)
-    log.remember("k", [SymbolRegion("static:ids", 3, 1 << 20)])
-    assert list(log.held.values()) == [b"new"]
-
-
 def test_prepare_overwrites_the_outputs_of_an_earlier_replay() -> None:
-    """The captured and the restored graph may share an output: one that writes nothing must not pass."""
-    driver: Any = Writes()
-    out = SymbolRegion("static:out", 256, 1 << 21)
-    inputs = Inputs(static={"k": {}}, outputs={"k": [("static:out", 0, 64), ("static:out", 64, 0)]})
-    work = StoredInputs(driver, inputs, lambda digest: b"", finder(lambda: [out]))
-    driver.write(out.base, earlier := bytes(64))
+    """The captured and the restored graph share their outputs: one that writes nothing must not pass."""
+    driver = Writes()
+    work = _workload(driver, kv=[])
+    driver.write(OUT[0], earlier := bytes(OUT[1]))
     work.prepare("k", 1)
-    assert len(work.observe("k")) == 64 and work.observe("k") != earlier
+    assert len(work.observe("k")) == OUT[1] and work.observe("k") != earlier

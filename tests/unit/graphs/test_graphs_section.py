@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from support.graphs_worker import start as start_worker
 from tools.bundles import key, provenance
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.graphs import CANARY, EngineTask
+from coldstart.contract.graphs import EngineTask
 from coldstart.errors import CommandFailedError
 from coldstart.launch import prepare
 from coldstart.launch.fetch import Weights
@@ -32,7 +31,6 @@ from coldstart.validate import start
 from coldstart.validate.answers import ServerAnswers
 from coldstart.validate.checks import Finding, Level
 from coldstart.validate.launchers import Subject
-from coldstart.vllm.graphs import kv_plan
 
 PLAN = {
     "rank": 0,
@@ -70,7 +68,7 @@ def test_from_the_store_to_an_engine_with_other_addresses(
     bundle = publish(place, rounds_bundle)
     plan = prepared(bundle, place)
     assert not [f for f in plan.fallbacks if f.stage == "graphs"]
-    session, runner = start_worker(here, plan.engine.restore, canary="all")
+    session, runner = start_worker(here, plan.engine.restore)
     assert session.fallbacks == {} and runner.cudagraph_manager.captured == []
 
 
@@ -92,7 +90,7 @@ def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     monkeypatch.setattr(nvml, "free_bytes", free.__getitem__)
     monkeypatch.setattr(prepare, "available_memory", lambda: pytest.fail("the host's memory was requested"))
     plan = prepared(publish(place, rounds_bundle, plans=[PLAN, PLAN | {"rank": 1}]), place)
-    assert (plan.engine.kv_plan is not None) is (kv_plan.VARIABLE in plan.env) is used
+    assert (plan.engine.kv_plan is not None) is used
     assert ("kv" in [f.stage for f in plan.fallbacks]) is not used
     assert "--kv-cache-memory-bytes" not in plan.vllm_args
 
@@ -152,7 +150,6 @@ def validate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
 
     def check(bundle: Bundle, level: Level, *fallbacks: tuple[str, str]) -> list[Finding]:
         def collect(*_: object) -> ServerAnswers:
-            assert (os.environ.get(CANARY) == "all") is (level == "replay")
             listed = [{"section": section, "reason": reason} for section, reason in fallbacks]
             return ServerAnswers({}, {"fast_path": {"graphs": not listed}, "fallbacks": listed})
 
@@ -169,7 +166,7 @@ def test_validation_reports_graphs_that_cannot_be_replayed_here(
     (finding,) = validate(bundle, "replay")
     assert (finding.code, finding.severity) == ("CS-GRAPHS-NOT-REPLAYED", "warning")
     assert "cannot replay the CUDA graphs" in finding.message and finding.hint.startswith("on a GPU")
-    assert validate(bundle, "load") == [] and CANARY not in os.environ
+    assert validate(bundle, "load") == []
 
 
 def test_on_a_gpu_a_graph_that_was_captured_is_wrong(
@@ -179,7 +176,7 @@ def test_on_a_gpu_a_graph_that_was_captured_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nvml, "query", lambda: ["a device"])
-    slow, other = ("graphs", "all: the canary failed"), ("kv", "too little memory")
+    slow, other = ("graphs", "all: another driver"), ("kv", "too little memory")
     found = validate(publish(place, rounds_bundle), "replay", slow, other)
     assert [(f.code, f.severity) for f in found] == [
         ("CS-GRAPHS-REPLAY", "error"),

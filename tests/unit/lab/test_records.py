@@ -62,7 +62,7 @@ def test_each_model_is_judged_by_its_own_limits() -> None:
     }
     assert found["models"]["b"]["slo"]["limits"] == {"b": {"ttft_s": 0.5}}
     _, (_, models) = list_tables(found)
-    assert models[0] == ["a", "4.5", "7.65", "0.5", "1.3", "0", "0.5", "0.1"]
+    assert models[0] == ["a", "4.5", "7.65", "0.5", "1.3", "0.0%", "50.0%", "0.1"]
 
 
 def test_a_comparison_pairs_the_rounds_and_leaves_out_incomplete_replays() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
-from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.papers.fastserve import figure7
 from coldstart.scheduling.job import Job
 from coldstart.scheduling.mlfq import SkipJoinMlfq
 from coldstart.scheduling.profile import IterationProfile
@@ -103,19 +103,7 @@ def test_published_form_runs_the_jobs_of_algorithm_1(load: list[tuple[float, int
     assert run_ours(jobs, given_alpha, 1, LEVELS) == run_algorithm_1(jobs, given_alpha, 1, LEVELS)
 
 
-FIGURE_7 = [(0.5, 1.0), (2.5, 1.25), (0.25, 0.5)]
-"""T1 and T2 of J1 to J3. The paper prints no times; these reproduce its four averages best (fastserve-7)."""
-
-
-def average(ends: dict[int, float]) -> float:
-    return fmean(ends.values())
-
-
 def test_figure_7_has_the_papers_averages() -> None:
-    """Four queues with quanta 1, 2, 4 and 8; every decoding phase has two iterations."""
-    jobs = [[first, second / 2, second / 2] for first, second in FIGURE_7]
-    skip_join = average({job: end for end, (job,) in run_ours(jobs, 1e18, 1, 4)})
-    fcfs = average({job: sum(map(sum, jobs[: job + 1])) for job in range(3)})
-    shortest = sorted(map(sum, jobs))
-    srpt = average({job: sum(shortest[: job + 1]) for job in range(3)})
-    assert (fcfs, skip_join, srpt) == (pytest.approx(4.23, abs=0.04), pytest.approx(3.3, abs=0.04), 3.0)
+    rows, _ = figure7()
+    assert len(rows) == 4
+    assert all(float(ours) == pytest.approx(float(paper), abs=0.04) for _, paper, ours in rows)

@@ -22,7 +22,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
 from coldstart.vllm import compat, stock
 from coldstart.vllm.engine import offline, server, stepdowns
-from coldstart.vllm.handover.arguments import CONNECTOR, handover_arguments
+from coldstart.vllm.handover import CONNECTOR, handover_arguments
 
 REASON = "It lacks an integration point."
 

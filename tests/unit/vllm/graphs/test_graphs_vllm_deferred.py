@@ -1,4 +1,4 @@
-"""Deferred capture with vLLM's own dispatch of both runners, on the simulator: every size before and after its capture."""
+"""Deferred capture with vLLM's own dispatch, on the simulator: every size before and after its capture."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ LATER = (16, 24)
 
 
 class Runner:
-    """A runner whose graphs are the simulator's: it captures what vLLM's lists contain, and runs what vLLM dispatches."""
+    """A runner with vLLM's CudaGraphManager and the simulator's graphs: it captures what vLLM lists, and runs its dispatch."""
 
     def __init__(self, mode: str, broken: int = 0) -> None:
         from vllm.config.compilation import CUDAGraphMode
+        from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
         self.model = SimModel(Shape("deferred", 2, sizes=SIZES), 1)
         self.mode, self.broken = CUDAGraphMode[mode], broken
@@ -43,25 +44,29 @@ class Runner:
                 is_attention_compiled_piecewise=lambda: True,
             ),
         )  # fmt: skip
+        manager = self.cudagraph_manager = CudaGraphManager.__new__(CudaGraphManager)
+        manager.vllm_config, manager.compilation_config = (
+            self.vllm_config,
+            self.vllm_config.compilation_config,
+        )
+        manager.cudagraph_mode, manager.decode_query_len, manager.varlen_decode = self.mode, 1, False
+        manager.max_num_reqs, manager.lora_capture_cases, manager.ubatch_runner = max(SIZES), [0], None
+        manager.graphs, manager._graphs_captured, manager._lora_dispatch_map = {}, True, {}
+        manager._candidates, manager._capture_descs = {}, {}
+        manager._init_candidates()
 
     def capture_model(self) -> int:
-        for mode, rows in self.listed():
+        for mode, rows in self.cudagraph_manager._capture_descs.items():
             for row in rows:
-                self.check(mode, row)
                 if row.num_tokens == self.broken:
                     raise RuntimeError("out of memory")
                 self.held[mode, row] = self.model.capture(f"decode:{row.num_tokens}")
                 self.order.append((mode.name, row.num_tokens))
         return 0
 
-    def listed(self) -> list[Any]:
-        raise NotImplementedError
-
-    def check(self, mode: Any, row: Any) -> None:
-        """Check what vLLM's dummy run asserts before a capture."""
-
     def dispatch(self, size: int, *, decode: bool) -> tuple[Any, Any]:
-        raise NotImplementedError
+        row = self.cudagraph_manager.dispatch(size, size, 1 if decode else None, 0, 1 if decode else None)
+        return row.cg_mode, row
 
     def run(self, size: int, *, decode: bool) -> tuple[str, bytes]:
         """Run a batch of this size as vLLM dispatches it; return the mode and all that the model has written."""
@@ -75,56 +80,6 @@ class Runner:
         return mode.name, self.model.observe(f"decode:{size}")
 
 
-class DispatcherRunner(Runner):
-    """v1/worker/gpu_model_runner.py, with vLLM's CudagraphDispatcher."""
-
-    def __init__(self, mode: str, broken: int = 0) -> None:
-        from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
-
-        super().__init__(mode, broken)
-        self.cudagraph_dispatcher = CudagraphDispatcher(self.vllm_config)
-        self.cudagraph_dispatcher.initialize_cudagraph_keys(self.mode)
-
-    def listed(self) -> list[Any]:
-        return self.cudagraph_dispatcher.get_capture_descs()
-
-    def check(self, mode: Any, row: Any) -> None:
-        given = self.cudagraph_dispatcher.dispatch(
-            row.num_tokens, uniform_decode=row.uniform, valid_modes={mode, type(mode).NONE}
-        )
-        assert given == (mode, row)
-
-    def dispatch(self, size: int, *, decode: bool) -> tuple[Any, Any]:
-        return self.cudagraph_dispatcher.dispatch(size, uniform_decode=decode)
-
-
-class ManagerRunner(Runner):
-    """v1/worker/gpu, with vLLM's CudaGraphManager."""
-
-    def __init__(self, mode: str, broken: int = 0) -> None:
-        from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
-
-        super().__init__(mode, broken)
-        manager = self.cudagraph_manager = CudaGraphManager.__new__(CudaGraphManager)
-        manager.vllm_config, manager.compilation_config = (
-            self.vllm_config,
-            self.vllm_config.compilation_config,
-        )
-        manager.cudagraph_mode, manager.decode_query_len, manager.varlen_decode = self.mode, 1, False
-        manager.max_num_reqs, manager.lora_capture_cases, manager.ubatch_runner = max(SIZES), [0], None
-        manager.graphs, manager._graphs_captured, manager._lora_dispatch_map = {}, True, {}
-        manager._candidates, manager._capture_descs = {}, {}
-        manager._init_candidates()
-
-    def listed(self) -> list[Any]:
-        return list(self.cudagraph_manager._capture_descs.items())
-
-    def dispatch(self, size: int, *, decode: bool) -> tuple[Any, Any]:
-        row = self.cudagraph_manager.dispatch(size, size, 1 if decode else None, 0, 1 if decode else None)
-        return row.cg_mode, row
-
-
-RUNNERS = pytest.mark.parametrize("kind", [DispatcherRunner, ManagerRunner])
 MODES = pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE"])
 BATCHES = [(size, decode) for size in SIZES for decode in (True, False)]
 
@@ -133,10 +88,9 @@ def run_all(runner: Runner) -> dict[tuple[int, bool], tuple[str, bytes]]:
     return {(size, decode): runner.run(size, decode=decode) for size, decode in BATCHES}
 
 
-@RUNNERS
 @MODES
-def test_each_size_gives_equal_results_before_and_after_its_capture(kind: Any, mode: str) -> None:
-    plain, runner = kind(mode), kind(mode)
+def test_each_size_gives_equal_results_before_and_after_its_capture(mode: str) -> None:
+    plain, runner = Runner(mode), Runner(mode)
     plain.capture_model()
     wanted = run_all(plain)
     deferral = Deferral()
@@ -161,9 +115,8 @@ def test_each_size_gives_equal_results_before_and_after_its_capture(kind: Any, m
     assert deferral.advance(True) == {"left": 0, "error": None}
 
 
-@RUNNERS
-def test_graph_is_not_dispatched_before_all_ranks_agree(kind: Any) -> None:
-    runner = kind("FULL_DECODE_ONLY")
+def test_graph_is_not_dispatched_before_all_ranks_agree() -> None:
+    runner = Runner("FULL_DECODE_ONLY")
     deferral = Deferral()
     deferral.run(runner, runner.capture_model)
     deferral.advance(True)
@@ -172,9 +125,8 @@ def test_graph_is_not_dispatched_before_all_ranks_agree(kind: Any) -> None:
     assert runner.run(16, decode=True)[0] == "FULL" and runner.run(24, decode=True)[0] == "NONE"
 
 
-@RUNNERS
-def test_failed_capture_leaves_its_size_eager_in_all_ranks(kind: Any) -> None:
-    ranks = [kind("FULL_DECODE_ONLY"), kind("FULL_DECODE_ONLY", broken=16)]
+def test_failed_capture_leaves_its_size_eager_in_all_ranks() -> None:
+    ranks = [Runner("FULL_DECODE_ONLY"), Runner("FULL_DECODE_ONLY", broken=16)]
     wanted = {size: ranks[0].run(size, decode=False)[1] for size in SIZES}
     deferrals = [Deferral(), Deferral()]
     for deferral, runner in zip(deferrals, ranks, strict=True):
@@ -206,7 +158,7 @@ class Engine:
 
 
 def test_server_captures_all_sizes_when_no_request_runs() -> None:
-    runner, deferral = DispatcherRunner("FULL_AND_PIECEWISE"), Deferral()
+    runner, deferral = Runner("FULL_AND_PIECEWISE"), Deferral()
     deferral.run(runner, runner.capture_model)
     asyncio.run(deferred.capture_rest(engine := Engine([deferral], busy=5)))
     assert engine.agreed == [True] * 5 and len(runner.held) == 2 * len(SIZES)
@@ -219,11 +171,17 @@ def test_server_survives_an_engine_that_dies(caplog: pytest.LogCaptureFixture) -
 
 @pytest.mark.parametrize("name", ["is_hybrid", "is_attention_free", "is_multimodal_model"])
 def test_model_whose_dummy_runs_are_not_safe_captures_all_before(name: str) -> None:
-    runner, deferral = DispatcherRunner("FULL_DECODE_ONLY"), Deferral()
+    runner, deferral = Runner("FULL_DECODE_ONLY"), Deferral()
     setattr(runner.vllm_config.model_config, name, True)
     deferral.run(runner, runner.capture_model)
     assert len(runner.held) == len(SIZES) and "before the server is ready" in deferral.fallbacks["*"]
     assert deferral.advance(True) == {"left": 0, "error": None}
+
+
+def test_first_model_runner_captures_all_before() -> None:
+    deferral, runner = Deferral(), SimpleNamespace(vllm_config=Runner("PIECEWISE").vllm_config)
+    assert deferral.run(runner, lambda: "captured") == "captured"
+    assert deferral.fallbacks["*"].endswith("this engine uses vLLM's first model runner")
 
 
 def test_task_hooks_the_runner_and_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,77 +1,77 @@
-"""Outputs of vLLM's graphs: each graph writes the rows of its own tokens, into buffers of the largest graph."""
+"""Inputs and outputs in the proof of vLLM's graphs: each graph writes the rows of its own tokens, into one buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from support.graphs_worker import OUT, materialize, start
+from support.graphs_worker import materialize
 
 from coldstart.graphs import tables
 from coldstart.graphs.errors import GraphRefusedError
-from coldstart.vllm.graphs import record, restore
+from coldstart.vllm.graphs import restore
 from coldstart.vllm.graphs.hooks import refuse_unsupported
 from tests.support.graphs.model import Shape, SimModel
 
 torch = pytest.importorskip("torch")
-HIDDEN = (2048, 4096)
 WRITTEN = 8
-GRAPH = "FULL:num_tokens=8"
-
-
-def _shape(hidden: int) -> Shape:
-    """Return a model whose output buffer has more than 1 MiB."""
-    return Shape("wide", 0, width=hidden, sizes=(1, WRITTEN, 192), divide=1)
-
-
-@pytest.fixture(params=HIDDEN)
-def wide(request: pytest.FixtureRequest, here: dict[str, SimModel], tmp_path: Path) -> tuple[Path, Shape]:
-    shape = _shape(request.param)
-    return materialize(here, tmp_path, shape), shape
+# The output buffer has more than 1 MiB.
+WIDE = Shape("wide", 0, width=2048, sizes=(1, WRITTEN, 192), divide=1)
 
 
 def _change_row(row: int) -> Callable[[SimModel], None]:
-    """Return a function that makes a process change one byte of this output row after each replay."""
+    """Return a function that makes a process write other bytes into this output row after each replay."""
 
     def change(model: SimModel) -> None:
-        launch, out = model.driver.launch, model.named["static:out"]
+        launch, out, numbers = model.driver.launch, model.named["static:out"], count()
 
         def launched(executable: int, stream: int) -> None:
             launch(executable, stream)
-            at = out.base + row * 4 * model.shape.width
-            (value,) = model.driver.read(at, 1)
-            model.driver.write(at, bytes([value ^ 1]))
+            model.driver.write(out.base + row * 4 * WIDE.width, next(numbers).to_bytes(4, "little"))
 
         model.driver.launch = launched  # type: ignore[method-assign]
 
     return change
 
 
-def test_canary_matches_in_a_new_process_when_other_rows_differ(
-    here: dict[str, SimModel], wide: tuple[Path, Shape]
+@pytest.mark.parametrize(("row", "proven"), [(WRITTEN - 1, [1]), (WRITTEN, [1, WRITTEN])])
+def test_the_proof_compares_the_rows_of_a_graphs_own_tokens(
+    here: dict[str, SimModel], tmp_path: Path, row: int, proven: list[int]
 ) -> None:
-    bundle, shape = wide
-    assert start(here, bundle, shape=shape, canary="all")[0].fallbacks == {}
-    places = tables.load(bundle).report["workload"]["outputs"]
-    assert places[GRAPH] == [[OUT, 0, WRITTEN * shape.width * 4]]
-    changed = start(here, bundle, shape=shape, canary="all", before=_change_row(WRITTEN - 1))[0]
-    assert f"{GRAPH}: its outputs differ from the proof" in changed.fallbacks["*"]
-    unwritten = start(here, bundle, shape=shape, before=_change_row(WRITTEN))[0]
-    assert unwritten.fallbacks == {}
+    found = tables.load(materialize(here, tmp_path, WIDE, _change_row(row)))
+    assert sorted(graph.size for graph in found.graphs.values()) == proven
+    assert all("two replays" in reason for reason in found.refused.values()) and len(
+        found.refused
+    ) == 3 - len(proven)
 
 
 def test_the_output_buffer_is_created_before_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
     empty, manager = torch.empty, SimpleNamespace(hidden_states=None)
     monkeypatch.setattr(torch, "empty", lambda shape, dtype, device: empty(shape, dtype=dtype))
     restore.create_output(SimpleNamespace(cudagraph_manager=manager), {"shape": [4, 8], "dtype": "bfloat16"})
-    buffer = manager.hidden_states
-    assert buffer.shape == (4, 8) and buffer.dtype is torch.bfloat16
-    assert record.places(buffer, 2) == [(OUT, 0, 2 * 8 * 2)] and record.places(buffer, 9) == [
-        (OUT, 0, 4 * 8 * 2)
-    ]
-    assert record.input_tensors({OUT: buffer}) == {}
+    assert manager.hidden_states.shape == (4, 8) and manager.hidden_states.dtype is torch.bfloat16
+
+
+def test_tokens_and_kv_are_whole_storages_and_outputs_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, kv, output = torch.zeros(4, dtype=torch.int32), torch.zeros(2, 3), torch.zeros(4, 8)
+    tensors = {"kv:0": kv[1:], "static:input_buffers.input_ids": ids[:2], "static:view.input_ids": ids}
+    monkeypatch.setattr(restore, "runner_tensors", lambda runner: tensors)
+    model, manager = SimpleNamespace(get_vocab_size=lambda: 64), SimpleNamespace(hidden_states=output)
+    runner, driver = SimpleNamespace(model_config=model, cudagraph_manager=manager), SimpleNamespace()
+    full, written = {str(n): SimpleNamespace(num_tokens=n) for n in (2, 9)}, list[Any]()
+
+    def write(descriptor: Any, warmup: bool) -> None:
+        written.append((descriptor, warmup))
+
+    found = restore.create_workload(runner, driver, full, write)  # type: ignore[arg-type]
+    assert found.tokens == [((ids.data_ptr(), 16), 4)] and found.kv == [(kv.data_ptr(), 24)]
+    assert found.outputs == {"2": (output.data_ptr(), 64), "9": (output.data_ptr(), 128)}
+    found.write("9")
+    assert written == [(full["9"], False)] and found.vocabulary == 64
 
 
 def test_a_draft_model_that_reads_inner_layers_is_refused() -> None:

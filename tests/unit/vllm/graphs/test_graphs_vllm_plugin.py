@@ -11,8 +11,8 @@ import pytest
 
 from coldstart.contract.graphs import EngineTask
 from coldstart.contract.plan import PLAN_ENV, LaunchPlan
-from coldstart.graphs.errors import GraphRefusedError, NotProvenError
-from coldstart.vllm.graphs import entry, plugin
+from coldstart.graphs.errors import GraphRefusedError
+from coldstart.vllm.graphs import entry, hooks, plugin
 from coldstart.vllm.graphs.hooks import refuse_unsupported
 from coldstart.vllm.graphs.names import runner_tensors
 from coldstart.vllm.graphs.restore import Restoring
@@ -52,6 +52,12 @@ def _runner() -> Any:
         "vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=False), "cudagraph_manager": SimpleNamespace(),
     }  # fmt: skip
     return runner
+
+
+def _run(session: Any) -> dict[str, str]:
+    """Return the fallbacks of a session in whose place vLLM captures."""
+    assert session.run(_runner(), lambda: "captured") == "captured"
+    return dict(session.fallbacks)
 
 
 def test_names_of_everything_a_runner_reaches() -> None:
@@ -98,7 +104,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return made.setdefault(name, SimpleNamespace(GPUModelRunner=runner, Worker=type("Worker", (), {})))
 
     monkeypatch.setattr(plugin.late, "when_imported", lambda name, work, failed=None: work(module(name)))
-    monkeypatch.setattr(plugin.hooks, "require", lambda: None)
     return made
 
 
@@ -107,22 +112,18 @@ def test_bundle_without_a_proof_is_not_used_with_a_reason(
 ) -> None:
     monkeypatch.setattr(plugin.compat, "sources", [])
     plugin.register(EngineTask(restore=tmp_path))
-    assert installed[plugin.RUNNERS[0]].GPUModelRunner().capture_model() == "own"
     (fallback,) = plugin.compat.report()["fallbacks"]
-    assert fallback["section"] == "graphs" and "proof" in fallback["reason"]
-    with pytest.raises(NotProvenError):
-        Restoring(tmp_path)
+    assert fallback["section"] == "graphs" and "no CUDA graph" in fallback["reason"]
+    assert "cannot read the proof" in _run(Restoring(tmp_path))["*"]
 
 
 def test_impossible_round_is_reported_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
 ) -> None:
-    def refuse() -> None:
-        raise GraphRefusedError("no adapter for vLLM 9")
-
-    monkeypatch.setattr(plugin.hooks, "require", refuse)
+    monkeypatch.setattr(hooks.compat, "check", lambda feature: f"no adapter for {feature}")
     plugin.register(EngineTask(record=tmp_path))
-    assert (tmp_path / "reason").read_text() == "no adapter for vLLM 9"
+    assert installed[plugin.RUNNERS[0]].GPUModelRunner().capture_model() == "own"
+    assert (tmp_path / "reason").read_text() == "no adapter for graphs"
 
 
 def test_memory_is_scattered_before_the_weights_are_loaded(
@@ -130,8 +131,8 @@ def test_memory_is_scattered_before_the_weights_are_loaded(
 ) -> None:
     done: list[str] = []
 
-    session = SimpleNamespace(prepare_load=lambda: done.append("scattered"))
-    plugin._install(plugin.Later(lambda: session), recording=True)
+    monkeypatch.setattr(plugin.compat, "sources", [])
+    plugin._install(SimpleNamespace(prepare_load=lambda: done.append("scattered"), run=None, fallbacks={}))
     assert installed[plugin.RUNNERS[1]].GPUModelRunner().load_model() == "loaded" and done == ["scattered"]
 
 
@@ -172,8 +173,16 @@ def test_profiling_captures_are_left_alone() -> None:
 
 
 def test_a_bundle_of_another_engine_is_not_used(bundle_directory: Path) -> None:
-    with pytest.raises(GraphRefusedError, match="not recorded from vLLM"):
-        Restoring(bundle_directory)
+    assert _run(Restoring(bundle_directory)) == {"*": "the bundle was not recorded from vLLM"}
+
+
+def test_refused_start_captures_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(runner: Any) -> None:
+        raise GraphRefusedError("no device")
+
+    session = Restoring(tmp_path)
+    monkeypatch.setattr(session, "_restore", broken)
+    assert _run(session) == {"*": "no device"}
 
 
 def test_modules_are_worked_on_when_they_are_imported(
