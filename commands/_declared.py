@@ -25,18 +25,24 @@ def list_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def declare_settings(
-    default: object, settings: Iterable[tuple[str, Setting]], **shown: object
+    default: Any, settings: Iterable[tuple[str, Setting]], **shown: object
 ) -> list[inspect.Parameter]:
     """Return the options of declared settings, with the values of `default`, or those of `shown` by field name.
 
-    An option whose value in `shown` is a list is repeatable.
+    If `default` is a dataclass, its options have no value: without one, a file or the field's default counts. An option whose
+    value in `shown` is a list is repeatable.
     """
-    types = get_type_hints(type(default))
+    is_optional = isinstance(default, type)
+    types = get_type_hints(default if is_optional else type(default))
+    own = {one.name: one.default if is_optional else getattr(default, one.name) for one in fields(default)}
 
     def declare(name: str, one: Setting) -> inspect.Parameter:
-        value, about = shown.get(name, getattr(default, name)), one.help
+        value, about = shown.get(name, own[name]), one.help
         kind: Any = _find_type(types[name], one)
-        if isinstance(value, list):
+        if is_optional:
+            about += "" if value in (MISSING, None) else f" Default: {value}."
+            kind, value = (str if one.unit == "SIZE" else types[name]) | None, None
+        elif isinstance(value, list):
             kind, about = list[kind], f"{about} Repeatable."
         annotation = Annotated[kind, typer.Option(one.flag, help=about, metavar=one.unit)]
         return inspect.Parameter(
@@ -55,22 +61,6 @@ def _find_type(kind: Any, one: Setting) -> Any:
     if one.unit == "FILE":
         return Path | None
     return list[str] | None if get_origin(kind) is tuple else kind
-
-
-def declare_optional(kind: type) -> list[inspect.Parameter]:
-    """Return the options of a dataclass with declared settings; without an option, a file or the field's default counts."""
-    types, defaults = get_type_hints(kind), {one.name: one.default for one in fields(kind)}
-
-    def declare(name: str, one: Setting) -> inspect.Parameter:
-        shown = "" if defaults[name] in (MISSING, None) else f" Default: {defaults[name]}."
-        about = one.help + shown
-        value: Any = str if one.unit == "SIZE" else types[name]
-        annotation = Annotated[value | None, typer.Option(one.flag, help=about, metavar=one.unit)]
-        return inspect.Parameter(
-            one.option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-        )
-
-    return [declare(name, one) for name, one in list_settings(kind) if one.flag]
 
 
 def take_settings(kind: object, given: dict[str, Any]) -> dict[str, Any]:

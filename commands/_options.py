@@ -17,7 +17,7 @@ import typer
 from coldstart.artifacts.net.origin import redact_url
 from coldstart.commands import _declared
 from coldstart.commands._completion import complete_model
-from coldstart.commands._declared import declare_optional, declare_settings, list_parameters, take_settings
+from coldstart.commands._declared import declare_settings, list_parameters, take_settings
 from coldstart.commands._output import Format, Output, Progress
 
 from coldstart.contract import environment
@@ -270,11 +270,7 @@ def command(
 
         own = [one for one in list_parameters(function) if one.name not in _GIVEN]
         if sets is not None:
-            own += (
-                declare_optional(sets)
-                if isinstance(sets, type)
-                else declare_settings(sets, list_settings(sets))
-            )
+            own += declare_settings(sets, list_settings(sets))
         if listens:
             from coldstart.commands import _listen
 

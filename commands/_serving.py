@@ -88,10 +88,10 @@ def run(
     common: Common,
     request: "ServeRequest",
     plan: "LaunchPlan",
-    announce: Callable[[dict[str, Any], str], None],
+    announce: Callable[[dict[str, Any]], None],
     timeline: Path | None = None,
 ) -> int:
-    """Start the server, pass the report of its start and its phases to `announce`, wait until it ends, return the exit code.
+    """Start the server, pass the report of its start to `announce`, show its phases, wait until it ends, return the exit code.
 
     The phases are a table. `up --detach`, if it started this process, receives the progress and the report, too.
     """
@@ -104,7 +104,8 @@ def run(
         hide.close()
         report = server.document() | {"longest_phase": recorded.find_longest(server.began)}
         with common.out.gather():
-            announce(report, _list_phases(recorded))
+            announce(report)
+            common.out.detail(*_list_phases(recorded).splitlines())
             advise(common, request, plan, report)
         if pipe >= 0:
             os.set_blocking(pipe, True)
@@ -163,14 +164,13 @@ def advise_faster(lookup: "Lookup", ready_s: float, unavailable: Iterable[Fallba
     return f"For a faster next start ({mode}): {command}"
 
 
-def describe(report: Mapping[str, Any], *, phases_follow: bool = False) -> str:
-    """Return URL, mode and time of a start in one line, with the longest phase of a slow start.
-
-    With `phases_follow`, the option that shows the other phases is not named.
-    """
+def show(common: Common, report: dict[str, Any]) -> None:
+    """Print the fallbacks of a start, then URL, mode and time in one line, with the longest phase of a slow start."""
+    for fallback in decode(report["fallbacks"]):
+        common.out.warn(str(fallback))
     ready = f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s"
-    more = "" if phases_follow else "; -v shows all phases"
-    return f"{ready}{_describe_whole(report)}{_describe_longest(report, more)}"
+    more = "" if common.out.verbose else "; -v shows all phases"
+    common.out.result(report, lambda: f"{ready}{_describe_whole(report)}{_describe_longest(report, more)}")
 
 
 def _describe_longest(report: Mapping[str, Any], more: str) -> str:

@@ -18,8 +18,7 @@ from coldstart.commands._output import count, human_bytes, one_line, table
 
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.launch import pruning
-from coldstart.models import inspection, resolver
-from coldstart.validate import checks
+from coldstart.models import inspection, keys, resolver
 
 
 @declare()
@@ -238,7 +237,7 @@ def _next_command(bundle: Bundle) -> str:
         can_serve = (
             resolver.names_model(bundle.name)
             and inspection.read_arguments(bundle) is not None
-            and not checks.compare_machine(bundle.key.fields, checks.describe_machine(), bundle.name)
+            and keys.machine_fields().items() <= bundle.key.fields.items()
         )
     except ColdstartError:  # vLLM is not installed, or the bundle cannot be read
         can_serve = False

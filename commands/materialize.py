@@ -22,9 +22,6 @@ def command(
     force: Annotated[
         bool, typer.Option("--force", help="Build a new version even if a bundle exists.")
     ] = False,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Build only this section; repeatable.")
-    ] = None,
     graphs: Annotated[
         bool,
         typer.Option(
@@ -47,7 +44,6 @@ def command(
     from coldstart.models import inspection
 
     options = api.Options(
-        only=only or (),
         force=force,
         graphs=graphs,
         snapshot=snapshot,

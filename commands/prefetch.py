@@ -53,9 +53,9 @@ def start(
 @declare()
 def status(common: Common) -> None:
     """Print the status."""
-    from coldstart.weights.prefetch import ask
+    from coldstart.weights.prefetch import client
 
-    prefetchers = ask.request("status")
+    prefetchers = client.request("status")
     data = {"running": bool(prefetchers), "prefetchers": prefetchers}
     common.out.result(data, lambda: _text(prefetchers) if prefetchers else "no prefetcher is running")
 
@@ -81,8 +81,8 @@ def _text(prefetchers: list[dict[str, Any]]) -> str:
 @declare()
 def stop(common: Common) -> None:
     """Stop all prefetchers."""
-    from coldstart.weights.prefetch import ask
+    from coldstart.weights.prefetch import client
 
-    pids = [int(answer["stopped"]) for answer in ask.request("stop")]
+    pids = [int(answer["stopped"]) for answer in client.request("stop")]
     text = f"stopped {', '.join(map(str, pids))}" if pids else "no prefetcher is running"
     common.out.result({"stopped": pids}, text)

@@ -133,9 +133,10 @@ def command(
             common.out.warn(exposure)
         return
 
-    def announce(report: dict[str, Any], phases: str) -> None:
-        _say(common, report, ready_file)
-        common.out.detail(*phases.splitlines())
+    def announce(report: dict[str, Any]) -> None:
+        if ready_file:
+            _write(ready_file, json.dumps(secrets.document(report)))
+        _serving.show(common, report)
 
     raise typer.Exit(_serving.run(common, request, plan, announce, timeline=timeline))
 
@@ -173,14 +174,6 @@ def _dry_run_text(planned: Mapping[str, Any], where: str) -> str:
     return "\n".join(
         [f"mode    {planned['mode']}", f"bundle  {bundle}", f"url     {planned['url']}{where}", *fallbacks]
     )
-
-
-def _say(common: Common, report: dict[str, Any], ready_file: Path | None) -> None:
-    for fallback in decode(report["fallbacks"]):
-        common.out.warn(str(fallback))
-    if ready_file:
-        _write(ready_file, json.dumps(secrets.document(report)))
-    common.out.result(report, lambda: _serving.describe(report, phases_follow=common.out.verbose))
 
 
 def _require_place(file: Path) -> None:

@@ -15,7 +15,6 @@ from coldstart.commands._options import Common, Model, Revision, Untrusted
 from coldstart.commands._options import command as declare
 
 from coldstart.contract import environment
-from coldstart.contract.fallback import decode
 from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.system.proc import processes
 
@@ -136,10 +135,9 @@ def _serve(start: _Start) -> int:
 
     plan = planning.plan(start.request)
 
-    def announce(report: dict[str, Any], phases: str) -> None:
+    def announce(report: dict[str, Any]) -> None:
         start.record(report, plan)
         _announce(start, plan, report, is_detached=False)
-        start.common.out.detail(*phases.splitlines())
 
     return _serving.run(start.common, start.request, plan, announce)
 
@@ -222,9 +220,7 @@ def _announce(start: _Start, plan: "LaunchPlan", report: dict[str, Any], *, is_d
     seconds = time.monotonic() - common.out.started - report["ready_s"]
     took = {"mode": prepared.mode, "seconds": round(seconds, 4), "built_bundle": start.built_bundle}
     report = report | {"preparation": took | {"is_new": prepared.is_new}}
-    for fallback in decode(report["fallbacks"]):
-        common.out.warn(str(fallback))
-    common.out.result(report, lambda: _serving.describe(report, phases_follow=common.out.verbose))
+    _serving.show(common, report)
     if common.out.format == "text" and (attempt := _serving.describe_request(report, plan.vllm_args)):
         common.out.note(f"Try: {attempt}")
     common.out.note(_describe_stop(start, is_detached=is_detached))

@@ -14,14 +14,12 @@ from typing import Annotated, Literal
 
 import typer
 from coldstart.commands._completion import complete_model
-from coldstart.commands._export import Exports, give
 from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import count, public
+from coldstart.commands._output import count
 
 from coldstart import api
 from coldstart.api import Source, ValidationReport, ValidationRequest
-from coldstart.bench.report import Report
 from coldstart.errors import ColdstartError, CommandFailedError
 from coldstart.validate import renderers
 from coldstart.validate.checks import FailLevel, Level
@@ -31,13 +29,12 @@ ReportFormat = Annotated[
     Literal["text", "json", "junit", "github"],
     typer.Option("--format", help="Format of the result."),
 ]
-RENDERERS = {"text": renderers.text, "junit": renderers.junit, "github": renderers.github}
+RENDERERS = {"junit": renderers.junit, "github": renderers.github}
 
 
-@declare(takes_vllm_args=True, exports=True)
+@declare(takes_vllm_args=True)
 def command(
     common: Common,
-    exports: Exports,
     words: Annotated[
         list[str],
         typer.Argument(
@@ -47,13 +44,6 @@ def command(
     level: Annotated[
         Level, typer.Option("--level", help="How deep to check; a level includes those before it.")
     ] = "checksum",
-    against: Annotated[
-        Literal["this"] | None,
-        typer.Option(
-            "--against",
-            help="Also check that the bundle fits a machine; the only value is this, for this machine.",
-        ),
-    ] = None,
     fail_level: Annotated[
         FailLevel, typer.Option("--fail-level", help="Minimum severity that makes the command fail.")
     ] = "error",
@@ -92,7 +82,7 @@ def command(
     """Check every bundle and print the findings; fail if a finding reaches --fail-level."""
     source = Source(common.vllm_args, model, revision, common.offline, common.cache)
     replay = parse_replay(prompts, concurrency, max_tokens)
-    request = ValidationRequest(words, level, against, source, replay)
+    request = ValidationRequest(words, level, source, replay)
     with common.out.phase(f"validating {count(len(words), 'bundle')} at level {level}"):
         try:
             reports = api.validate_all(request)
@@ -105,7 +95,7 @@ def command(
     if not common.vllm_args and revision is None:
         for word, report in zip(words, reports, strict=True):
             common.note_version(word, report.ref)
-    _show(common, exports, reports, fail_level)
+    _show(common, reports, fail_level)
     bad = [report.ref for report in reports if report.fails(fail_level)]
     if bad:
         raise CommandFailedError(
@@ -114,11 +104,12 @@ def command(
     common.out.success(f"{len(reports)} valid", then=common.format_command("inspect", words[0]))
 
 
-def _show(common: Common, exports: Exports, reports: list[ValidationReport], fail_level: FailLevel) -> None:
-    form, document = str(common.out.format), public(renderers.document(reports, fail_level))
-    report = Report("Validation", document, renderers.rows(document))
+def _show(common: Common, reports: list[ValidationReport], fail_level: FailLevel) -> None:
+    form = str(common.out.format)
     out = common.out if form == "json" else replace(common.out, format="text")
-    give(out, exports, report, lambda: RENDERERS[form](reports, fail_level))
+    document = renderers.document(reports, fail_level)
+    render = RENDERERS.get(form, renderers.text)
+    out.result(document, lambda: render(reports, fail_level))
 
 
 def _with_report_formats(function: Callable[..., None]) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.common import RESULTS, finish
 from benchmarks.start import transcript
 from coldstart.bench import facts
-from coldstart.validate.completions import CompletionClient
+from coldstart.launch.completions import CompletionClient
 from coldstart.validate.launch import HOST
 
 RESULT = RESULTS / "real-model-cpu.json"

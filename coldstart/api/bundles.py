@@ -33,7 +33,6 @@ def materialize(
     *,
     snapshot: bool = False,
     force: bool = False,
-    only: Sequence[str] = (),
     profile_s: float = BUDGET_S,
     graphs: bool = False,
     revision: str | None = None,
@@ -48,7 +47,6 @@ def materialize(
         vllm_args: Command-line arguments of vLLM.
         snapshot: Add a snapshot of a built engine (CRIU).
         force: Build a new version although a bundle exists.
-        only: Sections to build; the others are copied from the existing bundle. Empty: all but `graphs`.
         profile_s: Time limit for measuring step latency, in seconds.
         graphs: Also record CUDA graphs.
         revision: Commit, branch or tag of a hub model.
@@ -64,7 +62,7 @@ def materialize(
         NoSpaceError: The disk is full.
         ReadOnlyStoreError: The store is not writable.
     """
-    options = Options(only, force, snapshot, profile_s, graphs)
+    options = Options(force, snapshot, profile_s, graphs)
     planned = plan_materialization(
         model, vllm_args, options, revision=revision, offline=offline, cache_dir=cache_dir
     )
@@ -119,7 +117,6 @@ def validate(
     *,
     vllm_args: Sequence[str] = (),
     model: str | None = None,
-    against: str | None = None,
     replay: PromptSettings = REPLAY,
     revision: str | None = None,
     offline: bool = False,
@@ -132,7 +129,6 @@ def validate(
         level: "manifest", "checksum", "load" (a server starts) or "replay" (it answers as vLLM without a bundle does).
         vllm_args: Command-line arguments of vLLM; empty: those of the bundle.
         model: Directory of the model, for a bundle of a model directory at levels "load" and "replay".
-        against: "this": the bundle must match the hardware and the versions of this machine.
         replay: Prompts, answer length and numbers of concurrent requests for level "replay".
         revision: Commit, branch or tag of a hub model.
         offline: Download nothing.
@@ -147,7 +143,7 @@ def validate(
     check_choice("level", level, LEVELS)
     source = Source(check_arguments(vllm_args), model, revision, offline, open_cache(cache_dir))
     words = [model_or_reference]
-    (report,) = validate_all(ValidationRequest(words, level, against, source, replay))
+    (report,) = validate_all(ValidationRequest(words, level, source, replay))
     return report
 
 

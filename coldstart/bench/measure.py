@@ -7,17 +7,19 @@ the steady state counts as part of the start.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import psutil
+
 from coldstart.bench import stages
+from coldstart.launch.completions import CompletionClient
 from coldstart.system.proc import processes
 from coldstart.system.timeline import Span, Timeline
-from coldstart.validate import process_tree
 from coldstart.validate.answers import Answer, ask_alone
-from coldstart.validate.completions import CompletionClient
 from coldstart.validate.launch import HOST, LaunchedServer, Launcher, serving
 
 HARNESS = "harness"
@@ -69,18 +71,25 @@ def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) 
         ServerDiedError: The server died.
         CommandFailedError: It returned no token in time, or did not answer a request.
     """
+    before = read_cpu_s()
     with serving(launcher, directory) as server:
-        return measure(launcher, server, settings, index)
+        return measure(launcher, server, settings, index, before)
 
 
-def measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, index: int) -> Run:
-    """Measure a server that was just launched. Raises the errors of `run`, and NoAnswerError."""
+def measure(
+    launcher: Launcher,
+    server: LaunchedServer,
+    settings: RunSettings,
+    index: int,
+    before: Mapping[psutil.Process, float],
+) -> Run:
+    """Measure a server that was launched after `read_cpu_s` returned `before`. Raises as `run`, and NoAnswerError."""
     client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
     deadline_s = server.launched_s + settings.ready_timeout_s
     first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
-    after = process_tree.snapshot()
+    readiness = server.read_readiness()  # which names a server that is no process of the command
+    cpu_s = _measure_cpu_s(server, before)
     pss = processes.pss_bytes([process.pid for process in server.processes()])
-    readiness = server.read_readiness()
     listening = Span(LISTENING, server.launched_s, first.listening_s, HARNESS)
     harness = Timeline([listening, Span(ANSWERING, first.listening_s, first.token_s, HARNESS)])
     reported = _reported(server)
@@ -88,7 +97,7 @@ def measure(launcher: Launcher, server: LaunchedServer, settings: RunSettings, i
         mode=launcher.mode,
         round=index,
         first_token_s=first.token_s - server.launched_s,
-        cpu_s=cpu_between(server.before, after, readiness.get("pid")),
+        cpu_s=cpu_s,
         pss_bytes=pss,
         phases=harness.phases() | reported.phases(),
         stages=stages.measure(reported.spans, server.launched_s, first.token_s),
@@ -115,25 +124,22 @@ def sample(client: CompletionClient, prompts: Sequence[str], max_tokens: int) ->
     return Steady(median(alone), median(short), client.tokens_per_s(asked, max_tokens, CONCURRENCY))
 
 
-def cpu_between(before: process_tree.Snapshot, after: process_tree.Snapshot, served: object = None) -> float:
-    """Return the CPU seconds of this process's descendants, and of the served process and its parent.
+def read_cpu_s(processes: Iterable[psutil.Process] | None = None) -> dict[psutil.Process, float]:
+    """Return the CPU seconds of processes (None: of all), and of the children that they have waited for."""
+    used = dict[psutil.Process, float]()
+    for one in psutil.process_iter() if processes is None else processes:
+        with suppress(psutil.Error):
+            used[one] = sum(one.cpu_times()[:4])
+    return used
 
-    The time of a process moves to its parent's `reaped_s` when the parent waits for it, so the sum loses nothing. A server
-    that a template forked or a snapshot restored is a new process: all of its time counts. This process's own time (the
-    client's polling) is excluded; children that it reaped meanwhile count.
-    """
-    me = os.getpid()
-    pids = process_tree.tree(after, [me])
-    if (
-        isinstance(served, int)
-        and served in after
-        and served not in pids
-        and process_tree.find_earlier(before, after[served]) is None
-    ):
-        pids |= process_tree.tree(after, [served]) | {after[served].parent}
-    spent = after[me].reaped_s - before[me].reaped_s
-    for pid in pids - {me, 0, 1}:
-        if now := after.get(pid):
-            then = process_tree.find_earlier(before, now)
-            spent += now.own_s + now.reaped_s - (then.own_s + then.reaped_s if then else 0.0)
-    return spent
+
+def _measure_cpu_s(server: LaunchedServer, before: Mapping[psutil.Process, float]) -> float:
+    """Return the CPU seconds of the processes of a start, and what their parents, such as a template, used since `before`."""
+    created = server.processes()
+    parents = {
+        parent
+        for one in created
+        if (parent := one.parent()) is not None and parent.pid not in (1, os.getpid())
+    }
+    used = read_cpu_s({*created, *parents})
+    return sum(used.values()) - sum(before.get(one, 0.0) for one in used)

@@ -15,7 +15,6 @@ from coldstart.bench import floor, run_order
 from coldstart.bench.measure import Run, RunSettings, Steady, run
 from coldstart.contract import fallback
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailedError, NoBundleError
-from coldstart.validate import process_tree
 from coldstart.validate.launch import Launcher, ModeUnavailableError, ServerDiedError
 
 Progress = Callable[[str], None]
@@ -59,7 +58,7 @@ class Bench:
     _planned: int = 0
 
     def measure(self, runs: int, warmup: int) -> BenchRuns:
-        """Run the benchmark; every process that it started has ended afterwards, also on errors.
+        """Run the benchmark; every server and template that it started has ended afterwards, also on errors.
 
         Raises NoBundleError if a mode of coldstart finds no bundle.
         """
@@ -68,18 +67,15 @@ class Bench:
         cold_first = modes[0] == run_order.VLLM_COLD
         warmups = {mode: run_order.count_warmups(mode, warmup, cold_first=cold_first) for mode in modes}
         self._planned = sum(warmups.values()) + runs * len(modes)
-        with process_tree.adopting_orphans():
-            before = process_tree.snapshot()
-            try:
-                for launcher in self.launchers:
-                    self._prepare(launcher, measured)
-                    self._warm(launcher, warmups[launcher.mode], measured)
-                for index in range(runs):
-                    first = index % len(modes)
-                    self._round(index, [*modes[first:], *modes[:first]], measured)
-            finally:
-                self._close()
-                process_tree.end_strays(before)
+        try:
+            for launcher in self.launchers:
+                self._prepare(launcher, measured)
+                self._warm(launcher, warmups[launcher.mode], measured)
+            for index in range(runs):
+                first = index % len(modes)
+                self._round(index, [*modes[first:], *modes[:first]], measured)
+        finally:
+            self._close()
         return measured
 
     def _prepare(self, launcher: Launcher, measured: BenchRuns) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +21,6 @@ from coldstart.contract.weights import WeightsRequest
 
 PLAN_ENV = environment.PLAN
 READY_FD_ENV = environment.READY_FD
-"""Number of concurrent requests of the canary's `batch` tokens."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +86,6 @@ class LaunchPlan:
         """Return the plan that this process was started with; an empty plan if plain vLLM started it."""
         text = PLAN_ENV.read()
         return cls.parse(text) if text else cls(Arguments())
-
-    def save(self, path: Path) -> None:
-        """Write the plan to a file for another process."""
-        path.write_text(json.dumps(self.document()))
 
 
 RUNTIME, ENGINE = "runtime", "engine"

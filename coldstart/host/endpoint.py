@@ -18,10 +18,10 @@ import hmac
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coldstart.artifacts.net.origin import Origin
 from coldstart.errors import UsageError
 from coldstart.host.tables import decode, read_toml, require_settings
 from coldstart.scheduling.declaration import setting
@@ -233,18 +233,9 @@ class GatewayEndpoint:
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("TLS needs a certificate and its key", hint="--tls-cert FILE --tls-key FILE")
-        if not self.requires_key and not self.insecure and not is_loopback(self.host):
+        is_local = Origin("http", self.host.lower(), self.port).is_loopback
+        if not (self.requires_key or self.insecure or is_local):
             raise UsageError(
                 f"cannot listen at {self.host} without an API key: other machines could use every model",
                 hint="--api-key-file FILE, or --insecure to allow it",
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address or name to listen at."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

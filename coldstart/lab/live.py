@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from coldstart.lab.plan import prompt_tokens
 from coldstart.lab.records import Replay, RequestRecord
 from coldstart.lab.traces import TraceRequest
-from coldstart.validate import completions
+from coldstart.launch import completions
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

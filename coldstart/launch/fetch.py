@@ -146,7 +146,7 @@ def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
         return known
     raise CommandFailedError(
         f"the bundle {bundle.ref} has no usable weights plan",
-        hint="run where the weights are: coldstart materialize MODEL --only weights --force",
+        hint="run where the weights are: coldstart materialize MODEL --force",
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -170,30 +170,23 @@ def _list_templates(start: ServerStart) -> Iterator[Warm]:
         yield from template_pool.listed(root)
 
 
-class ThawingMode(StartMode):
-    """A mode whose server comes from a template that CRIU thaws for this server alone."""
+def _fork_thawed(start: ServerStart, thaw: Callable[[], Thawed]) -> Running:
+    """Thaw a template with CRIU for this server alone, and have it fork the server. Raises as `StartMode.launch`."""
+    from coldstart.launch import server_process
 
-    def thaw(self, start: ServerStart) -> Thawed:
-        """Return the thawed template. Raises LaunchRefusedError, BundleError, and errors of unusable files."""
-        raise NotImplementedError
-
-    def launch(self, start: ServerStart) -> Running:
-        """Thaw the template and have it fork the server, as specified by StartMode."""
-        from coldstart.launch import server_process
-
-        try:
-            thawed = self.thaw(start)
-        except (UsageError, OSError, LookupError, ValueError, TypeError) as error:
-            raise LaunchRefusedError(str(error)) from error
-        try:
-            launched = server_process.forked(start.plan, thawed.socket, thawed)
-        except BaseException:
-            thawed.end()
-            raise
-        return await_ready(start, launched)
+    try:
+        thawed = thaw()
+    except (UsageError, OSError, LookupError, ValueError, TypeError) as error:
+        raise LaunchRefusedError(str(error)) from error
+    try:
+        launched = server_process.forked(start.plan, thawed.socket, thawed)
+    except BaseException:
+        thawed.end()
+        raise
+    return await_ready(start, launched)
 
 
-class SnapshotMode(ThawingMode):
+class SnapshotMode(StartMode):
     """Start from the process image of a bundle's engine: weights included on the CPU, and by `vllm snapshot` on a GPU."""
 
     def unavailable(self, start: ServerStart | None = None) -> Reason | None:
@@ -218,24 +211,21 @@ class SnapshotMode(ThawingMode):
             return None
         return Reason("the bundle has no snapshot", lookup.format_materialize("--snapshot"))
 
-    def thaw(self, start: ServerStart) -> Thawed:
-        """Return the thawed engine, as specified by ThawingMode."""
-        from coldstart.launch import process_snapshot
-
-        lookup = start.request.lookup
-        assert lookup.bundle is not None, "unavailable() was not asked"
-        return process_snapshot.thaw(lookup.bundle, start.plan, lookup.cache, start.request.trust)
-
     def launch(self, start: ServerStart) -> Running:
         """Have the thawed engine fork a server that adopts it, or vLLM restore it, as specified by StartMode."""
+        from coldstart.launch import process_snapshot, vllm_snapshot
+
         if not runtime.targets_cpu():
-            from coldstart.launch import vllm_snapshot
-
             return vllm_snapshot.restore(start)
-        return super().launch(replace(start, plan=replace(start.plan, must_adopt=True)))
+        lookup, plan = start.request.lookup, replace(start.plan, must_adopt=True)
+        bundle, trust = lookup.bundle, start.request.trust
+        assert bundle is not None, "unavailable() was not asked"
+        return _fork_thawed(
+            replace(start, plan=plan), lambda: process_snapshot.thaw(bundle, plan, lookup.cache, trust)
+        )
 
 
-class RuntimeSnapshotMode(ThawingMode):
+class RuntimeSnapshotMode(StartMode):
     """Start from the process image of this machine's runtime, which contains no model."""
 
     def find_missing(self, start: ServerStart) -> Reason | None:
@@ -248,15 +238,18 @@ class RuntimeSnapshotMode(ThawingMode):
             raise LaunchRefusedError(str(error)) from error
         return None if exists else Reason("no runtime snapshot exists on this machine", _FREEZE)
 
-    def thaw(self, start: ServerStart) -> Thawed:
-        """Return the thawed runtime, as specified by ThawingMode."""
+    def launch(self, start: ServerStart) -> Running:
+        """Have the thawed runtime fork the server, as specified by StartMode."""
         from coldstart.launch import process_snapshot
 
-        image = process_snapshot.find_runtime(start.request.lookup.cache)
-        if image is None:
-            raise LaunchRefusedError("the frozen runtime was removed", _FREEZE)
-        try:
+        def thaw() -> Thawed:
+            image = process_snapshot.find_runtime(start.request.lookup.cache)
+            if image is None:
+                raise LaunchRefusedError("the frozen runtime was removed", _FREEZE)
             return process_snapshot.thaw_runtime(image, start.plan)
+
+        try:
+            return _fork_thawed(start, thaw)
         except LaunchRefusedError as error:
             raise LaunchRefusedError(str(error), error.hint or _FREEZE) from error
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import is_service_variable
 from coldstart.contract.plan import LaunchPlan
-from coldstart.system import runtime, secrets
+from coldstart.system import secrets
 
 # Prefixes of the variables of all software whose sources or libraries a server loads.
 _FAMILIES_TEXT = """
@@ -110,17 +110,12 @@ def difference(recorded: Mapping[str, str], wanted: Mapping[str, str], what: str
     """Return why `what`, built under the relevant variables `recorded`, cannot serve under `wanted`; None if it can."""
     start = select_relevant(wanted)
     for name in sorted({*recorded, *start}):
-        if recorded.get(name) != start.get(name) and _is_read(name):
+        if recorded.get(name) != start.get(name):
             return (
                 f"{name}: the {what} was created with {_shown(recorded.get(name))}, "
                 f"this start has {_shown(start.get(name))}"
             )
     return None
-
-
-def _is_read(name: str) -> bool:
-    """Return whether vLLM or its plugins, packages `vllm*`, contain the name; True for variables of other software."""
-    return not name.startswith("VLLM_") or runtime.mentions("vllm", name)
 
 
 def _shown(value: str | None) -> str:

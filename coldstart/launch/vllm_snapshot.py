@@ -8,7 +8,6 @@ vLLM chooses when it listens. Not run on a device by this project.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
@@ -16,16 +15,16 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib import request
 
 from coldstart.artifacts import canonical, ownership
 from coldstart.artifacts.bundle import Bundle
 from coldstart.contract import fallback
+from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError, LaunchRefusedError, describe
-from coldstart.launch.listening import DEFAULT_HOST, DEFAULT_PORT, find_url
+from coldstart.launch.completions import CompletionClient, NoAnswerError
+from coldstart.launch.listening import DEFAULT_HOST, DEFAULT_PORT
 from coldstart.launch.server_process import Running
 from coldstart.models.inspection import Lookup
 from coldstart.system import timeline
@@ -123,11 +122,10 @@ def restore(start: ServerStart) -> Running:
         raise LaunchRefusedError(f"cannot read the snapshot of vLLM: {describe(error)}", again) from error
     if reason is not None:
         raise LaunchRefusedError(f"the snapshot is of another engine: {reason}", again)
-    host, port = str(given.value("host") or DEFAULT_HOST), given.number("port", DEFAULT_PORT)
     timeout = start.request.ready_timeout
     try:
         _run(
-            gpu_starts.restore_snapshot(place, host, port),
+            gpu_starts.restore_snapshot(place, *_find_address(given)),
             {} if timeout is None else {TIMEOUT: str(timeout)},
         )
         process = RestoredServer(tree)
@@ -149,22 +147,11 @@ def _check(start: ServerStart, process: RestoredServer) -> Running:
     plan, known = start.plan, start.plan.canary
     tokens: list[int] = []
     if known is not None:
-        asked = {
-            "model": plan.vllm_args.value("served_model_name", start.request.lookup.model.name),
-            "prompt": known["prompt"], "max_tokens": len(known["tokens"]), "temperature": 0,
-            "ignore_eos": True, "return_token_ids": True,
-        }  # fmt: skip
-        if isinstance(asked["model"], list):
-            asked["model"] = asked["model"][0]
+        client = CompletionClient(*_find_address(plan.vllm_args), ANSWER_S)
         try:
-            # No proxy of the environment stands before a local server.
-            opener = request.build_opener(request.ProxyHandler({}))
-            url, kind = f"{find_url(plan.vllm_args)}/v1/completions", {"Content-Type": "application/json"}
-            call = request.Request(url, json.dumps(asked).encode(), kind)  # noqa: S310 - a server of this machine
-            with opener.open(call, timeout=ANSWER_S) as answer:
-                tokens = json.load(answer)["choices"][0]["token_ids"]
-        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-            raise LaunchRefusedError(f"the restored server gave no answer: {describe(error)}") from error
+            tokens = list(client.complete(known["prompt"], len(known["tokens"])).tokens)
+        except NoAnswerError as error:
+            raise LaunchRefusedError(f"the restored server gave no answer: {error}") from error
         if tokens != known["tokens"]:
             raise LaunchRefusedError("the restored server gave other tokens than the bundle's canary")
     report = {
@@ -174,6 +161,10 @@ def _check(start: ServerStart, process: RestoredServer) -> Running:
         "canary": None if known is None else True,
     }
     return Running(process, report, timeline.now() - start.began)
+
+
+def _find_address(given: Arguments) -> tuple[str, int]:
+    return str(given.value("host") or DEFAULT_HOST), given.number("port", DEFAULT_PORT)
 
 
 def _place(lookup: Lookup, bundle: Bundle) -> Path:

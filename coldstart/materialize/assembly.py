@@ -241,20 +241,20 @@ class Assembly:
         if (self.out / "graphs").is_dir():
             args = args.append(*graphs.kv_args(self._read("kv"), self.vllm_args))
             task = EngineTask(restore=shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
-        if not compile_dir.is_dir():
-            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env, engine=task)
-        # A copy at another path proves that the bundle works after a move.
-        moved = shutil.copytree(compile_dir, self.work / "moved")
-        if not runtime.targets_cpu():
-            # In separate caches, so that the start can use nothing but the bundle.
-            env |= {"VLLM_CACHE_ROOT": str(self.work / "proof-vllm")}
-            prepare.write_modelinfos(info, Path(env["VLLM_CACHE_ROOT"]))
-            laid = caches.lay(moved, self.work / "proof-caches")
-            env, task = env | caches.environment(laid), replace(task, compiled=laid / caches.AOT)
-            return LaunchPlan(args, key=self.key, canary=info.get("canary"), env=env, engine=task)
-        env |= prepare.inductor_env(moved)
+        used = None
+        if compile_dir.is_dir():
+            # A copy at another path proves that the bundle works after a move.
+            moved = shutil.copytree(compile_dir, self.work / "moved")
+            if runtime.targets_cpu():
+                env, used = env | prepare.inductor_env(moved), str(moved)
+            else:
+                # In separate caches, so that the start can use nothing but the bundle.
+                env |= {"VLLM_CACHE_ROOT": str(self.work / "proof-vllm")}
+                prepare.write_modelinfos(info, Path(env["VLLM_CACHE_ROOT"]))
+                laid = caches.lay(moved, self.work / "proof-caches")
+                env, task = env | caches.environment(laid), replace(task, compiled=laid / caches.AOT)
         return LaunchPlan(
-            args, key=self.key, compile_dir=str(moved), canary=info.get("canary"), env=env, engine=task
+            args, key=self.key, compile_dir=used, canary=info.get("canary"), env=env, engine=task
         )
 
     def add(self, draft: Draft, name: str) -> None:

@@ -15,7 +15,7 @@ from coldstart.artifacts.key import Key
 from coldstart.errors import CommandFailedError
 from coldstart.launch import fetch, prepare, process_snapshot, vllm_snapshot
 from coldstart.launch.modes import SNAPSHOT
-from coldstart.materialize.options import SECTIONS, Options, Phase, no_progress
+from coldstart.materialize.options import Options, Phase, no_progress
 from coldstart.models import inspection, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths, runtime
@@ -50,10 +50,6 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
         with phase("publish"), lookup.store.begin(lookup.key) as draft:
             for name in options.sections:
                 assembly.add(draft, name)
-            # With `only`, the next version must not hide the other sections of the last one.
-            for name in sorted(set(SECTIONS) - set(options.sections)):
-                if lookup.bundle is not None and lookup.bundle.has(name):
-                    draft.keep(lookup.bundle, name)
             return draft.publish(assembly.provenance(), signer=sign.host_key(paths.state_dir()))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -26,25 +26,18 @@ def no_progress(name: str) -> Iterator[Steps]:
 class Options:
     """Options of a materialization.
 
-    - `only`: the sections to write, by default all but `graphs`.
     - `force`: build a new version even if a bundle for the key exists.
-    - `graphs`: also record CUDA graphs, which `only` may name too; no start became shorter by them when measured.
+    - `graphs`: also record CUDA graphs; no start became shorter by them when measured.
     - `snapshot`: add a process snapshot.
     - `profile_s`: maximum duration of the iteration profile in seconds.
     """
 
-    only: Sequence[str] = ()
     force: bool = False
     snapshot: bool = False
     profile_s: float = profiling.BUDGET_S
     graphs: bool = False
 
     def __post_init__(self) -> None:
-        if unknown := set(self.only) - set(SECTIONS):
-            raise UsageError(
-                f"unknown section {', '.join(sorted(unknown))}",
-                hint=f"choose from {', '.join(SECTIONS)}",
-            )
         if not self.profile_s > 0 or math.isinf(self.profile_s):
             raise UsageError(
                 f"invalid duration of the iteration profile: {self.profile_s} seconds, expected more than 0",
@@ -54,5 +47,4 @@ class Options:
     @property
     def sections(self) -> tuple[str, ...]:
         """Return the sections to write."""
-        wanted = set(self.only) or set(SECTIONS) - {"graphs"}
-        return tuple(name for name in SECTIONS if name in wanted or (name == "graphs" and self.graphs))
+        return tuple(name for name in SECTIONS if name != "graphs" or self.graphs)

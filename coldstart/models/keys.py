@@ -63,20 +63,25 @@ def compose(model: ResolvedModel, vllm_args: Arguments) -> Key:
         ColdstartError: vLLM is not installed.
         UsageError: The weights are unreadable.
     """
-    groups: dict[str, Mapping[str, Scalar]] = {
-        "hardware": hardware_fields(on_cpu=runtime.targets_cpu()),
-        "model": model_fields(model),
-        "runtime": runtime.fields(),
-        "engine": relevance.engine_fields(vllm_args.normal),
-    }
-    return Key({f"{group}.{name}": value for group, part in groups.items() for name, value in part.items()})
+    engine = relevance.engine_fields(vllm_args.normal)
+    return Key(machine_fields() | _prefix("model", model_fields(model)) | _prefix("engine", engine))
+
+
+def machine_fields() -> dict[str, Scalar]:
+    """Return the fields of a key that depend on this machine. Raises ColdstartError if vLLM is not installed."""
+    device = hardware_fields(on_cpu=runtime.targets_cpu())
+    return _prefix("hardware", device) | _prefix("runtime", runtime.fields())
+
+
+def _prefix(group: str, fields: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {f"{group}.{name}": value for name, value in fields.items()}
 
 
 def replace_arguments(key: Key, vllm_args: Arguments) -> Key:
     """Return `key` with the engine fields of other arguments: the model and the machine are not read again."""
     fields = {name: value for name, value in key.fields.items() if not name.startswith(ENGINE)}
     engine = relevance.engine_fields(vllm_args.normal)
-    return Key(fields | {f"{ENGINE}{name}": value for name, value in engine.items()})
+    return Key(fields | _prefix("engine", engine))
 
 
 def hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:

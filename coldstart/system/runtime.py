@@ -89,20 +89,6 @@ def targets_cpu() -> bool:
 
 
 @functools.cache
-def mentions(prefix: str, name: str) -> bool:
-    """Return whether a Python source of an installed package whose name begins with `prefix` contains `name`.
-
-    Return True if vLLM is not found, because nothing is known about it then.
-    """
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or spec.origin is None:
-        return True
-    packages = Path(spec.origin).parents[1].glob(f"{prefix}*/")
-    sources = (source for package in packages for source in package.rglob("*.py"))
-    return any(name.encode() in source.read_bytes() for source in sources)
-
-
-@functools.cache
 def compiler() -> str | None:
     """Return the C++ compiler that Inductor would run, as in "g++ 12.2.0", None if it is not installed."""
     program = shutil.which(environment.CXX.read() or "g++")

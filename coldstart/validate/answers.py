@@ -15,8 +15,8 @@ from pathlib import Path
 
 from coldstart.artifacts import files
 from coldstart.errors import UsageError, describe
+from coldstart.launch.completions import Completion, CompletionClient
 from coldstart.validate.checks import Finding
-from coldstart.validate.completions import Completion, CompletionClient
 from coldstart.validate.launch import HOST, Launcher, serving
 
 PROMPTS_HINT = "write one prompt per line"

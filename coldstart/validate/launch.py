@@ -1,7 +1,7 @@
 """Start and stop one server: the protocol of a launcher, and the handle of the started server.
 
 Invariant: after `LaunchedServer.stop` no process that the start created is alive. Processes that existed before (a template)
-are not touched. Processes are signalled by process id, never by name.
+are not touched. Processes are signalled by process id, never by name. psutil is imported only when a server is launched.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from coldstart.artifacts import canonical
 from coldstart.errors import CommandFailedError, describe
+from coldstart.launch.completions import NoAnswerError
 from coldstart.system.ipc.addresses import free_port
-from coldstart.system.proc import exits, scratch
-from coldstart.validate import process_tree
-from coldstart.validate.completions import NoAnswerError
+from coldstart.system.proc import exits, processes, scratch
+
+if TYPE_CHECKING:
+    import psutil
+
+    from coldstart.system.proc.tree import ProcessTree
 
 HOST = "127.0.0.1"
 STOP_S = 20.0
@@ -102,13 +106,13 @@ class Launcher(Protocol):
 
 @dataclass
 class LaunchedServer:
-    """A started server. `before` contains all processes just before the launch."""
+    """A started server. `tree` has the processes of its command, and those of the server that it reports."""
 
     launcher: Launcher
     files: RunFiles
     process: subprocess.Popen[bytes]
     launched_s: float
-    before: process_tree.Snapshot
+    tree: ProcessTree
 
     @property
     def mode(self) -> str:
@@ -143,37 +147,35 @@ class LaunchedServer:
             time.sleep(0.01)
         return _object(self.files.ready) if self.launcher.tells_readiness else {}
 
-    def processes(self) -> list[process_tree.ProcessSample]:
+    def processes(self) -> list[psutil.Process]:
         """Return the processes that this start created and that still run."""
-        started = process_tree.new_processes(
-            self.before, process_tree.snapshot(), [os.getpid(), *self._served()]
-        )
-        return [process for process in started if not process.ended]
+        served = _object(self.files.ready).get("pid") if self.files.ready.exists() else None
+        if isinstance(served, int):
+            self.tree.adopt(served)
+        return [one for one in self.tree.look() if processes.birth(one.pid) is not None]
 
     def stop(self) -> None:
         """Send SIGTERM, wait, then send SIGKILL to every remaining process of the start.
 
         The launched process forwards SIGTERM; where it has handed over and ended, the remaining processes receive it directly.
         """
+        self.processes()  # those of an ended process cannot be found
         if self.process.poll() is None:
             self.process.terminate()
             self._wait(STOP_S, lambda: self.process.poll() is None)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self.processes():
-                process_tree.send_signal(process.pid, number)
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
             self._wait(LEFTOVER_S, lambda: bool(self.processes()))
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # of its session, what was never seen
         self.process.wait()
-        process_tree.reap_orphans(self.before)
 
     def _wait(self, seconds: float, busy: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + seconds
         while busy() and time.monotonic() < deadline_s:
-            process_tree.reap_orphans(self.before, keep=self.process.pid)
             time.sleep(0.02)
-
-    def _served(self) -> list[int]:
-        pid = _object(self.files.ready).get("pid") if self.files.ready.exists() else None
-        return [pid] if isinstance(pid, int) else []
 
 
 def launch(launcher: Launcher, files: RunFiles, sockets: Path) -> LaunchedServer:
@@ -181,9 +183,10 @@ def launch(launcher: Launcher, files: RunFiles, sockets: Path) -> LaunchedServer
 
     vLLM's sockets are in the directory `sockets`, because the run's own directory can be too long for them.
     """
+    from coldstart.system.proc.tree import ProcessTree
+
     command = launcher.command(files)
     environment = {scratch.SOCKETS_VARIABLE: str(sockets), **os.environ, **command.environment}
-    before = process_tree.snapshot()
     with files.log.open("wb") as log:
         launched_s = time.monotonic()
         process = subprocess.Popen(
@@ -194,7 +197,7 @@ def launch(launcher: Launcher, files: RunFiles, sockets: Path) -> LaunchedServer
             env=environment,
             start_new_session=True,
         )
-    return LaunchedServer(launcher, files, process, launched_s, before)
+    return LaunchedServer(launcher, files, process, launched_s, ProcessTree(process.pid))
 
 
 @contextmanager

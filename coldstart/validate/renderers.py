@@ -10,16 +10,12 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from coldstart.errors import ColdstartError
 from coldstart.system import secrets
 from coldstart.validate.checks import FailLevel, Finding, ValidationReport
 
 GITHUB_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
-
-
-COLUMNS = ("ref", "ok", "level", "severity", "code", "subject", "message", "hint")
 
 
 def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapping[str, object]:
@@ -34,16 +30,6 @@ def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapp
     ]
     level = reports[0].level if reports else None
     return {"level": level, "ok": all(bundle["ok"] for bundle in bundles), "bundles": bundles}
-
-
-def rows(document: Mapping[str, Any]) -> list[dict[str, object]]:
-    """Return the JSON result as rows of COLUMNS: one per finding, and one per bundle without findings."""
-    level = document["level"]
-    return [
-        {"ref": bundle["ref"], "ok": bundle["ok"], "level": level, **finding}
-        for bundle in document["bundles"]
-        for finding in bundle["findings"] or [{}]
-    ]
 
 
 def text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:

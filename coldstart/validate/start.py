@@ -16,12 +16,12 @@ from pathlib import Path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
+from coldstart.launch.completions import RequestRefusedError
 from coldstart.models import inspection
 from coldstart.system.devices import nvml
-from coldstart.validate import answers, process_tree
+from coldstart.validate import answers
 from coldstart.validate.answers import PromptSettings, ServerAnswers, collect_answers
 from coldstart.validate.checks import Finding, Level
-from coldstart.validate.completions import RequestRefusedError
 from coldstart.validate.launch import Launcher, ModeUnavailableError, explain_slow_path
 from coldstart.validate.launchers import FRESH, VLLM_COLD, ServeLauncher, Subject, VllmLauncher
 
@@ -43,7 +43,6 @@ def check_start(
     if any(finding.severity == "error" for finding in findings):
         return findings
     with (
-        process_tree.adopting_orphans(),
         tempfile.TemporaryDirectory(prefix="coldstart-validate-") as name,
     ):
         bundled, plain = pair_launchers(subject, Path(name))

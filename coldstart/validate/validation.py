@@ -26,7 +26,6 @@ from coldstart.validate.launchers import Subject
 from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
 
-THIS_MACHINE = "this"
 MOST = 256
 NOT_SERVED = "CS-NOT-SERVED"
 OTHER_WEIGHTS = "CS-OTHER-WEIGHTS"
@@ -55,15 +54,10 @@ class Source:
 
 @dataclass(frozen=True)
 class ValidationRequest:
-    """The references or models to validate.
-
-    `against` is "this", this machine. `source` has the model and the arguments of the servers, `replay`
-    their requests.
-    """
+    """References or models to validate. `source` has the model and the arguments of the servers, `replay` their requests."""
 
     words: Sequence[str]
     level: checks.Level = "checksum"
-    against: str | None = None
     source: Source = field(default_factory=Source)
     replay: PromptSettings = start.REPLAY
 
@@ -75,11 +69,10 @@ def run(request: ValidationRequest) -> list[checks.ValidationReport]:
     other or prompts that every server rejects, and the errors of `resolution.resolve`.
     """
     _check_request(request)
-    machine = checks.describe_machine() if request.against is not None else None
     found = [(word, find_bundle(word, request.source)) for word in request.words]
     reports = []
     for word, bundle in found:
-        report = checks.check_bundle(bundle, request.level, machine)
+        report = checks.check_bundle(bundle, request.level)
         if request.level in checks.STARTING and not report.fails("error"):
             report = replace(report, findings=(*report.findings, *_check_start(bundle, word, request)))
         reports.append(report)
@@ -115,11 +108,6 @@ def parse_replay(file: Path | None, concurrency: str, max_tokens: int) -> Prompt
 
 
 def _check_request(request: ValidationRequest) -> None:
-    if request.against not in (None, THIS_MACHINE):
-        raise UsageError(
-            f"invalid machine {request.against!r} to validate against: the only one is {THIS_MACHINE!r}",
-            hint="validate on the machine that serves",
-        )
     if request.level in checks.STARTING:
         return
     pinned = [word for word in request.words if not resolver.names_model(word)]

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Condition
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from support.waiting import wait_until
 
 from coldstart.system.ipc import json_lines
 from coldstart.weights.prefetch import client
-from coldstart.weights.prefetch.model import PrefetchedModel
+from coldstart.weights.prefetch.fetcher import Fetcher
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +211,7 @@ def test_a_hostile_plan_is_refused_by_both_sides(
         client.attach(server.url, spoilt, directory=runtime)
     assert "another source or plan" in _refusal(server, runtime, None, spoilt)
     with pytest.raises(client.PrefetchRefusedError, match="plan"):
-        PrefetchedModel(server.url, json.dumps(spoilt).encode())
+        Fetcher(server.url, json.dumps(spoilt).encode(), Condition(), streams=1, budget=1 << 20, patience_s=1)
 
 
 @pytest.mark.usefixtures("bystander")

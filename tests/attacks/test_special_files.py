@@ -40,8 +40,8 @@ from coldstart.system.trust import trusted_keys
 from coldstart.system.trust.unpacked import unpacked
 from coldstart.validate import answers
 from coldstart.validate.checks import check
+from coldstart.weights.prefetch.fetcher import open_source
 from coldstart.weights.prefetch.sources import SourceUnusableError
-from coldstart.weights.prefetch.streams import open_source
 
 _PATIENCE_S = 60.0
 

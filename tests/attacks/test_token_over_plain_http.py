@@ -11,7 +11,7 @@ from support.range_server import serving
 from tools.raw_server import answer, answering
 
 from coldstart.contract.environment import PREFETCH_TOKEN
-from coldstart.weights.prefetch import client, http_source, streams
+from coldstart.weights.prefetch import client, fetcher, http_source
 from coldstart.weights.prefetch.sources import SourceUnusableError, redact
 
 TOKEN = {PREFETCH_TOKEN: "s3cret"}
@@ -39,8 +39,8 @@ def test_source_refuses_session_token_without_tls() -> None:
     pytest.importorskip("obstore", exc_type=ImportError)
     given = {"AWS_ENDPOINT_URL": "http://10.0.0.1:9000", "AWS_SESSION_TOKEN": "s3cret", "AWS_REGION": "x"}
     with pytest.raises(SourceUnusableError, match="without TLS"):
-        streams.open_source("s3://b/m", given)
-    streams.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
+        fetcher.open_source("s3://b/m", given)
+    fetcher.open_source("s3://b/m", {**given, "AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}).close()
 
 
 def test_status_shows_presigned_address_without_its_signature(tmp_path: Path) -> None:

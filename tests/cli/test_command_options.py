@@ -90,7 +90,7 @@ def test_exports_use_one_option() -> None:
         for words, command in EVERY.items()
         if any("--export" in one.opts for one in options(command))
     }
-    assert exporting == {"bench", "trace-replay", "validate"}
+    assert exporting == {"bench", "trace-replay"}
     shown = {flag for command in EVERY.values() for one in options(command) for flag in one.opts}
     assert not shown & {"--html", "--csv", "--json", "--markdown"}
 

@@ -15,10 +15,10 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from tools.machine import PROJECT, PROMPTS, READY_S, Machine, Tokens, remaining
+from support.families import find_family, remaining
+from tools.machine import PROJECT, PROMPTS, READY_S, Machine, Tokens
 
 from coldstart.system.ipc.addresses import free_port
-from coldstart.validate import process_tree
 
 pytestmark = pytest.mark.vllm
 EXAMPLES = PROJECT / "examples"
@@ -37,11 +37,6 @@ def _running(machine: Machine, log: Path, example: str, *arguments: str) -> Iter
     finally:
         process.kill()
         process.wait(timeout=60)
-
-
-def _family(process: subprocess.Popen[bytes]) -> list[process_tree.ProcessSample]:
-    processes = process_tree.snapshot()
-    return [processes[pid] for pid in process_tree.tree(processes, [process.pid])]
 
 
 def _ask(url: str, **request: Any) -> Any:
@@ -89,7 +84,7 @@ def test_the_application_answers_vllms_tokens_and_takes_its_server_along(
             temperature=0, return_token_ids=True,
         )  # fmt: skip
         assert tuple(answer["choices"][0]["token_ids"]) == reference[0]
-        family = _family(process)
+        family = find_family(process.pid)
         assert started["pid"] in {one.pid for one in family} and len(family) >= 3
         process.send_signal(number)
         assert process.wait(timeout=60) == -number

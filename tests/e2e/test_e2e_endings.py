@@ -12,8 +12,9 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from support.families import remaining
 from support.waiting import wait_until
-from tools.machine import READY_S, Machine, Served, Tokens, remaining
+from tools.machine import READY_S, Machine, Served, Tokens
 
 pytestmark = pytest.mark.vllm
 FRESH, ENGINE = "fresh", "template-engine"
@@ -98,5 +99,5 @@ def _runs_request(url: str) -> bool:
 
 
 def _engine(served: Served) -> int:
-    (engine,) = (one for one in served.family() if one.parent == served.report["pid"])
+    (engine,) = (one for one in served.family() if one.ppid() == served.report["pid"])
     return int(engine.pid)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
-from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens, remaining
-
-from coldstart.validate import process_tree
+from support.families import find_family, remaining
+from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
 
 pytestmark = pytest.mark.vllm
 BIG = 3 << 29
@@ -28,14 +28,13 @@ class Hosted:
     def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
         self.process, self.url = process, url
         self.client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=READY_S)
-        self.family: list[process_tree.ProcessSample] = []
+        self.family: list[psutil.Process] = []
 
     def status(self) -> dict[str, Any]:
-        processes = process_tree.snapshot()
         with urllib.request.urlopen(self.url + "/status", timeout=60) as answer:
             said = dict(json.loads(answer.read()))
         pids = [model["pid"] for model in said["models"] if model["pid"]]
-        self.family += [processes[pid] for pid in process_tree.tree(processes, [self.process.pid, *pids])]
+        self.family += find_family(self.process.pid, *pids)
         return said
 
 

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from tools.machine import EAGER, READY_S, Machine, remaining
-
-from coldstart.validate import process_tree
+from support.families import find_family, remaining
+from tools.machine import EAGER, READY_S, Machine
 
 pytestmark = pytest.mark.vllm
 
@@ -66,15 +66,14 @@ def test_server_with_a_wrong_canary_answers_no_client(machine: Machine) -> None:
         store.prune(keep=None, drop=[forged])
 
 
-def _killed_in_the_middle(machine: Machine) -> list[process_tree.ProcessSample]:
+def _killed_in_the_middle(machine: Machine) -> list[psutil.Process]:
     """Kill `materialize` after its engine has imported vLLM; return all its processes."""
     process = machine.start("materialize", "tiny-opt", "--", *EAGER, stderr=subprocess.DEVNULL)
     deadline_s = time.monotonic() + READY_S
     while "import vllm" not in "".join(events.read_text() for events in _events(machine)):
         assert process.poll() is None and time.monotonic() < deadline_s
         time.sleep(0.05)
-    processes = process_tree.snapshot()
-    family = [processes[pid] for pid in process_tree.tree(processes, [process.pid])]
+    family = find_family(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
     return family

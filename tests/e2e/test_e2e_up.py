@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
-from tools.machine import PROMPTS, READY_S, VLLM, Machine, remaining
+from support.families import find_family, remaining
+from tools.machine import PROMPTS, READY_S, VLLM, Machine
 
+from coldstart.launch.completions import CompletionClient
 from coldstart.system.ipc.addresses import free_port
-from coldstart.validate import process_tree
-from coldstart.validate.completions import CompletionClient
 from coldstart.validate.launch import HOST
 
 pytestmark = pytest.mark.vllm
@@ -43,10 +44,9 @@ def test_up_again_finds_the_server_and_down_leaves_nothing(machine: Machine, up:
     assert again.get("already_up"), machine.error()
     assert again["url"] == up["url"] and again["mode"] == up["mode"]
     assert "with other settings" not in machine.error()
-    family = process_tree.snapshot()
-    started = [family[pid] for pid in process_tree.tree(family, [again["pid"]])]
+    started = find_family(again["pid"])
     assert [one.pid for one in started] == [again["pid"]]  # the template's child is the server
-    started += [family[up["pid"]]]
+    started += [psutil.Process(up["pid"])]
     stopped = shown(machine, "down", "tiny-llama")
     assert [one["url"] for one in stopped["servers"]] == [up["url"]]
     assert [one["level"] for one in stopped["templates"]] == ["engine"]

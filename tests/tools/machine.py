@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+from support.families import find_family, remaining
+
+from coldstart.launch.completions import CompletionClient
 from coldstart.system.ipc.addresses import free_port
-from coldstart.validate import process_tree
-from coldstart.validate.completions import CompletionClient
 from coldstart.validate.launch import HOST
 from coldstart.validate.launchers import console
 
@@ -56,12 +58,9 @@ class Served:
         """Return the greedy tokens that follow each of PROMPTS."""
         return [self.client.complete(prompt, 16).tokens for prompt in PROMPTS]
 
-    def family(self) -> list[process_tree.ProcessSample]:
+    def family(self) -> list[psutil.Process]:
         """Return the supervisor, the server and all their descendants."""
-        processes = process_tree.snapshot()
-        return [
-            processes[pid] for pid in process_tree.tree(processes, [self.process.pid, self.report["pid"]])
-        ]
+        return find_family(self.process.pid, self.report["pid"])
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal to the supervisor; its exit code (128 + n after signal n)."""
@@ -127,7 +126,7 @@ class Machine:
         options = ["--port", str(port), "--ready-file", str(place / "ready.json"), *arguments, "--", *vllm]
         with (place / "log").open("wb") as log, (place / "out").open("wb") as out:
             process = self.start("serve", model, *options, stdout=out, stderr=log, start_new_session=True)
-        family: list[process_tree.ProcessSample] = []
+        family: list[psutil.Process] = []
         try:
             report = _ready(process, place / "ready.json", place / "log")
             served = Served(process, report, CompletionClient(HOST, port), place / "log", place / "out")
@@ -143,21 +142,6 @@ class Machine:
         path = self.root / name
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
-
-
-def remaining(
-    family: Sequence[process_tree.ProcessSample], patience_s: float = 20.0
-) -> list[process_tree.ProcessSample]:
-    """Return the processes of `family` that still run after `patience_s` seconds."""
-    deadline_s = time.monotonic() + patience_s
-    while (left := [one for one in family if _runs(one)]) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    return left
-
-
-def _runs(process: process_tree.ProcessSample) -> bool:
-    now = process_tree.snapshot().get(process.pid)
-    return now is not None and now.started == process.started and not now.ended
 
 
 def _ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from coldstart.fleet.core import FleetCore
 from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.roster import FleetServer
-from coldstart.host.live.metrics import IN_FLIGHT, Figure, refused
+from coldstart.host.live.metrics import IN_FLIGHT, REFUSED, Figure
 
 SCHEMA_VERSION = 1
 
@@ -118,7 +118,7 @@ FIGURES = (
     _count("resumed", "Number of readmitted requests whose stream had begun."),
     _count("migrated", "Number of streams migrated to another worker."),
     _count("migrated_with_kv", "Number of streams migrated together with their KV."),
-    refused("gateway"),
+    _count("refused", REFUSED),
     Figure(
         "servers_hung", "Number of servers killed because they made no progress.", "models.hung", counts=True
     ),

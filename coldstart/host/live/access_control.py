@@ -95,7 +95,8 @@ class AccessControl:
     def find_refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Return status and reason for a request that the client may not send; None for any other."""
         path, given = scope["path"], dict(scope["headers"])
-        key = _find_key(given)
+        # OpenAI's clients send the first header, Anthropic's (/v1/messages) the second.
+        key = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
         # A foreign page does not know a key, so a request with a key needs no other check.
         is_own = self._key is not None and hmac.compare_digest(key, self._key)
         if path == HEALTH or path in self._keyed or is_own:
@@ -103,7 +104,7 @@ class AccessControl:
         keys = self.endpoint.client_keys
         if keys is not None and (client := keys.find(key)) is not None:
             scope[CLIENT] = client
-            if client.admin or path in OPEN or _is_for_models(scope):
+            if client.admin or path in (*OPEN, *PASSED, *READS, MODELS) or path.startswith(f"{MODELS}/"):
                 return None
             return 403, f"the client {client.name} may use models only"
         if self.endpoint.requires_key and path not in OPEN:
@@ -162,14 +163,3 @@ class AccessControl:
         for note in keys.describe_unknown_models(self.front.catalogue):
             log.write("client keys name no model", reason=note)
         return None
-
-
-def _is_for_models(scope: Scope) -> bool:
-    """Return whether a request asks for tokens, for the list of models, or for a read of a model's server."""
-    path: str = scope["path"]
-    return path in (*PASSED, *READS, MODELS) or path.startswith(f"{MODELS}/")
-
-
-def _find_key(given: Mapping[bytes, bytes]) -> bytes:
-    """Return the key of a request: OpenAI's clients send the first header, Anthropic's (/v1/messages) the second."""
-    return given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")

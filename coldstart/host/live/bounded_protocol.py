@@ -31,12 +31,6 @@ MAX_PIPELINED = 16
 MAX_UNSENT = 128 << 10
 
 
-def limit_unread(client: socket.socket, seconds: float) -> None:
-    """Make the kernel hold few bytes for a client that does not read, and end its connection after `seconds`."""
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT)
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(1000 * seconds)))
-
-
 class _LimitExceededError(Exception):
     """A request exceeds a limit; raised inside the parser, which then stops."""
 
@@ -61,7 +55,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows the type
-        limit_unread(transport.get_extra_info("socket"), self._limits.write_s)
+        # The kernel holds few bytes for a client that does not read, and ends its connection after a while.
+        client, write_ms = transport.get_extra_info("socket"), round(1000 * self._limits.write_s)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, write_ms))
         if len(self.connections) > self._most_connections:
             self._end(503, "too many connections are open")
         else:

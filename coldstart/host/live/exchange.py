@@ -146,7 +146,8 @@ class Exchange:
             limit_s = self.heartbeat_s if self.streams else None
             if not (await asyncio.wait([ticket.granted], timeout=limit_s))[0]:
                 if not self.status:
-                    await self._start(200, [*messages.build_for_stream(), (b"x-request-id", self.id)])
+                    own = [*messages.STREAM_HEADERS, (b"x-request-id", self.id)]
+                    await self._start(200, own)
                 progress = self.front.progress(ticket.route.model)
                 await self._more(messages.comment(progress.encode()))
         return await ticket.granted

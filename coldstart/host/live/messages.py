@@ -186,9 +186,14 @@ _SECRET = frozenset((b"authorization", b"x-api-key", b"cookie", b"x-coldstart-ad
 _NOT_SENT = _HOP | _SECRET | {b"host", b"content-length", b"x-request-id", b"expect"}
 _NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=/+@-]{1,128}")
-EVENTS = b"text/event-stream"
 # nginx and compatible proxies buffer an answer without this header.
 UNBUFFERED = (b"x-accel-buffering", b"no")
+# Of a stream that begins before its server responds.
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    UNBUFFERED,
+)
 
 
 def choose_request_id(scope: Scope) -> bytes:
@@ -220,11 +225,6 @@ def forward_response(headers: Headers, *, streams: bool) -> Headers:
     """Return the server's headers for the client; with `streams`, disable buffering by proxies."""
     passed = [(name.lower(), value) for name, value in headers if name.lower() not in _NOT_PASSED]
     return [*passed, UNBUFFERED] if streams else passed
-
-
-def build_for_stream() -> Headers:
-    """Return the headers of a stream that begins before its server responds."""
-    return [(b"content-type", EVENTS + b"; charset=utf-8"), (b"cache-control", b"no-cache"), UNBUFFERED]
 
 
 def format_timing(replica: Replica, ticket: Ticket, first_s: float | None) -> str:

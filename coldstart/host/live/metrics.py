@@ -57,11 +57,7 @@ class Figure:
         return family
 
 
-def refused(part: str) -> Figure:
-    """Return the number of rejected requests in this part of the document."""
-    return Figure("refused", "Number of rejected requests, by HTTP status.", f"{part}.refused", counts=True)
-
-
+REFUSED = "Number of rejected requests, by HTTP status."
 IN_FLIGHT = Figure("model_in_flight", "Number of requests in progress.", "models.in_flight")
 HOST = (
     Figure("memory_limit_bytes", "Memory limit for all models.", "host.memory_bytes"),
@@ -75,7 +71,7 @@ HOST = (
     Figure("requests", "Number of requests for a known model.", "requests.total", counts=True),
     Figure("hits", "Number of requests whose model was ready.", "requests.hits", counts=True),
     Figure("departures", "Number of times that a model left its tier.", "starts.departures", counts=True),
-    refused("requests"),
+    Figure("refused", REFUSED, "requests.refused", counts=True),
     Figure("model_held", "Number of requests that wait for the model.", "models.held"),
     IN_FLIGHT,
     Figure("model_held_bytes", "Memory reserved for the model.", "models.held_bytes"),

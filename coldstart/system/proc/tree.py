@@ -6,6 +6,7 @@ psutil identifies a process by PID and start time, so no signal reaches another 
 from __future__ import annotations
 
 from contextlib import suppress
+from math import inf
 
 import psutil
 
@@ -17,8 +18,17 @@ class ProcessTree:
 
     def __init__(self, pid: int) -> None:
         self._seen: set[psutil.Process] = set()
+        self.pid, self._began = pid, inf
         with suppress(psutil.Error):
-            self._seen.add(psutil.Process(pid))
+            first = psutil.Process(pid)
+            self._seen.add(first)
+            self._began = first.create_time()
+
+    def adopt(self, pid: int) -> None:
+        """Add a process, such as a server that a template forked, unless it is older than the first of this tree."""
+        with suppress(psutil.Error):
+            if (process := psutil.Process(pid)).create_time() >= self._began:
+                self._seen.add(process)
 
     def look(self) -> set[psutil.Process]:
         """Return the living processes of the tree, and remember them: descendants of a dead process cannot be found."""

@@ -99,4 +99,5 @@ def fit_worker(worker: Any, data: object) -> int:
         raise GraphRefusedError(
             f"the KV plan was measured with {plan.vllm} on {plan.device}, but this engine has {' on '.join(here)}"
         )
-    return plan.fit(worker.init_snapshot.free_memory)
+    free: int = worker.init_snapshot.free_memory
+    return plan.fit(free)

@@ -1,6 +1,6 @@
 """Prefetcher: one process per source and weights plan, which fetches weights into shared memory before a server needs them.
 
-`client` is the interface for processes that need weights, and `daemon` is the process. After each of these errors, a client
+`client` is the interface for processes that need weights, and `service` is the process. After each of these errors, a client
 loads from files.
 """
 

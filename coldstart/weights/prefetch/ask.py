@@ -86,11 +86,3 @@ def fetch_all(wanted: Wanted) -> dict[str, Any]:
             return attached.stats()
     except client.PrefetchError as error:
         raise CommandFailedError(str(error), hint="coldstart prefetch status") from error
-
-
-def request(operation: str) -> list[dict[str, Any]]:
-    """Send "status" or "stop" to each running prefetcher and return the responses; "stop" waits for their end."""
-    try:
-        return client.request(operation)
-    except client.PrefetchError:  # none runs
-        return []

@@ -7,28 +7,18 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
-import signal
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
-from functools import partial
-from math import inf
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from coldstart.artifacts import files
-from coldstart.system.ipc import peers
 from coldstart.system.ipc.json_lines import Channel
-from coldstart.system.proc import processes
 from coldstart.weights.prefetch import PrefetchFailedError, PrefetchLostError, PrefetchRefusedError
 from coldstart.weights.prefetch.layout import RegionLayout
 from coldstart.weights.prefetch.sources import is_local
 
-# A prefetcher that is stopped or overloaded must not keep its clients from their next source.
+# A prefetcher that is overloaded must not keep its clients from their next source.
 ANSWER_S = 30.0
-# Interval in seconds between checks; a prefetcher that is stopped at two checks in a row is killed.
-CHECK_S = 2.0
 # A private writable mapping reserves memory for copies, and no client makes any.
 _FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE; mmap defines it from Python 3.13
 
@@ -39,12 +29,9 @@ class Attached:
     def __init__(self, channel: Channel, layout: RegionLayout, wanted: Iterable[int], source: str) -> None:
         self._channel, self._layout, self._wanted = channel, layout, frozenset(wanted)
         self._ready, self._failed = set[int](), dict[int, str]()
-        self._answers: dict[str, list[dict[str, Any]]] = {"attached": [], "stats": []}
-        self._refused: str | None = None
-        self._end_reason = "The prefetcher has ended or does not answer."
-        self._pid, self._limit_s = peers.peer_pid(channel.socket), ANSWER_S
-        # Over a socket pair, the kernel names this process as the peer. A source may be slow, so bytes have no limit.
-        self._pid, self._limit_s = int(self._take("attached")["pid"]), inf
+        channel.socket.settimeout(ANSWER_S)
+        self._receive()
+        channel.socket.settimeout(None)  # a source may be slow, so bytes have no limit
         self._directory, self._views = Path(source), dict[str, memoryview]()
         self._region = None if is_local(source) else memoryview(_map(channel.take(), layout.total))
 
@@ -77,7 +64,7 @@ class Attached:
         end, fits = offset + size, 0 <= offset <= offset + size <= self._layout.files[file].size
         if not fits or not self._wanted.issuperset(numbers := self._layout.cover(file, offset, size)):
             raise PrefetchRefusedError(f"this client did not request bytes {offset} to {end} of {file}")
-        self._until(lambda: self._has(numbers))
+        self._await(numbers)
 
     def complete(self, names: Collection[str] | None = None) -> None:
         """Block until all bytes of the tensors (None: of all files) are available. Raises the errors of `wait`."""
@@ -85,19 +72,15 @@ class Attached:
         if not self._wanted.issuperset(numbers):
             raise PrefetchRefusedError("this client did not request all of the tensors")
         for number in numbers:
-            self._until(partial(self._has, (number,)))
+            self._await((number,))
 
     def stats(self) -> dict[str, Any]:
-        """Return {"fetched_bytes", "wanted_bytes", "ready_bytes", "refetched", "streams", "began", "ended", "errors"}.
+        """Return the prefetcher's entry in `coldstart prefetch status`.
 
         The counts are bytes of this model, summed over all clients. `began` and `ended` are seconds on
         CLOCK_MONOTONIC or None. Raises PrefetchLostError.
         """
-        try:
-            self._channel.send({"op": "stats"})
-        except OSError as error:
-            raise PrefetchLostError("the prefetcher has ended") from error
-        return dict(self._take("stats")["stats"])
+        return dict(self._ask("status")["status"])
 
     def close(self) -> None:
         """Release the lease; mapped files stay readable while a view of them exists."""
@@ -111,52 +94,31 @@ class Attached:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _has(self, numbers: Collection[int]) -> bool:
-        if self._ready.issuperset(numbers):
-            return True
-        if failed := self._failed.keys() & set(numbers) - self._ready:
-            raise PrefetchFailedError(self._failed[min(failed)])
-        return False
+    def _await(self, numbers: Collection[int]) -> None:
+        """Block until the checks are ready. Raises the errors of `wait`."""
+        while not self._ready.issuperset(numbers):
+            if failed := self._failed.keys() & set(numbers) - self._ready:
+                raise PrefetchFailedError(self._failed[min(failed)])
+            self._ask("wait")
 
-    def _take(self, kind: str) -> dict[str, Any]:
-        self._until(lambda: bool(self._answers[kind]))
-        return self._answers[kind].pop(0)
+    def _ask(self, operation: str) -> dict[str, Any]:
+        try:
+            self._channel.send({"op": operation})
+        except OSError as error:
+            raise PrefetchLostError("the prefetcher has ended") from error
+        return self._receive()
 
-    def _until(self, done: Callable[[], bool]) -> None:
-        """Read messages until `done`. Raises the error that ended the connection."""
-        while not done():
-            messages = self._channel.receive(None) if self._await() else None
-            self._learn(messages or ())
-            if self._refused:
-                raise PrefetchRefusedError(self._refused)
-            if messages is None:
-                raise PrefetchLostError(self._end_reason)
-
-    def _await(self) -> bool:
-        """Wait until the socket is readable, and kill a prefetcher that is stopped; return False after the limit."""
-        deadline, was_stopped = monotonic() + self._limit_s, False
-        while (left := deadline - monotonic()) > 0:
-            if select.select([self._channel], [], [], min(left, CHECK_S))[0]:
-                return True
-            is_stopped = processes.is_stopped(self._pid)
-            if is_stopped and was_stopped:
-                # The end of the process releases its lock, so that the next client starts another.
-                self._end_reason = "The prefetcher was stopped by a signal, and was killed."
-                with suppress(OSError):
-                    os.kill(self._pid, signal.SIGKILL)
-            was_stopped = is_stopped
-        return False
-
-    def _learn(self, messages: Iterable[dict[str, Any]]) -> None:
-        for message in messages:
-            for first, end in message.get("ready", ()):
-                self._ready.update(range(first, end))
-            for first, end in message.get("failed", ()):
-                self._failed |= dict.fromkeys(range(first, end), str(message["reason"]))
-            for kind in self._answers.keys() & message.keys():
-                self._answers[kind].append(message)
-            if "refused" in message:
-                self._refused = str(message["refused"])
+    def _receive(self) -> dict[str, Any]:
+        """Return the next answer, after a look at the states of checks in it. Raises the error that ends the connection."""
+        answer = next(self._channel.replies(), None)
+        if answer is None:
+            raise PrefetchLostError("the prefetcher has ended or does not answer")
+        if "refused" in answer:
+            raise PrefetchRefusedError(str(answer["refused"]))
+        for first, stop in answer.get("ready", ()):
+            self._ready.update(range(first, stop))
+        self._failed |= dict(answer.get("failed", ()))
+        return answer
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:

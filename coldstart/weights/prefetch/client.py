@@ -34,8 +34,7 @@ from coldstart.weights.prefetch import (
     layout,
 )
 from coldstart.weights.prefetch.attached import ANSWER_S, Attached
-from coldstart.weights.prefetch.model import name_weights
-from coldstart.weights.prefetch.sources import normalise
+from coldstart.weights.prefetch.sources import name_weights, normalise
 
 __all__ = [
     "Attached",
@@ -128,7 +127,6 @@ def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, An
     tried several sources, the values are those of the source with the most bytes.
 
     Raises:
-        PrefetchLostError: No prefetcher runs.
         PrefetchRefusedError: The prefetcher rejected the rate.
     """
     answers = request("pace", directory=directory, **asdict(pace))
@@ -139,41 +137,19 @@ def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, An
 
 
 def request(operation: str, *, directory: Path | None = None, **more: Any) -> list[dict[str, Any]]:
-    """Send an operation ("status", "stop" or "pace") to the running prefetchers and return their responses.
+    """Send an operation ("status", "stop" or "pace") to each running prefetcher and return the responses.
 
-    "stop" returns after the prefetchers have ended.
-
-    Raises:
-        PrefetchLostError: No prefetcher runs, or one did not answer within ANSWER_S seconds.
+    "stop" returns after the prefetchers have ended. One that does not answer within ANSWER_S seconds counts as ended.
     """
-    answers, error = list[dict[str, Any]](), PrefetchLostError("no prefetcher runs")
+    answers = list[dict[str, Any]]()
     for path in list_sockets(directory):
-        try:
-            answers.append(_request(path, operation, more))
-        except PrefetchLostError as lost:
-            error = lost
-    if not answers:
-        raise error
+        with suppress(peers.PeerError, OSError), Channel(peers.connect(path)) as channel:
+            channel.socket.settimeout(ANSWER_S)
+            channel.send({"op": operation, **more})
+            # A prefetcher that stops ends the connection.
+            replies = channel.replies() if operation == "stop" else [next(channel.replies(), {})]
+            answers += [one.get("status", one) for one in replies if one]
     return answers
-
-
-def _request(path: Path, operation: str, more: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        channel = Channel(peers.connect(path))
-    except peers.PeerError as error:
-        raise PrefetchLostError("no prefetcher runs") from error
-    if operation != "stop":
-        channel.socket.settimeout(ANSWER_S)
-    try:
-        channel.send({"op": operation, **more})
-        answers = list(channel.replies()) if operation == "stop" else [next(channel.replies(), {})]
-    except OSError as error:
-        raise PrefetchLostError("the prefetcher has ended") from error
-    finally:
-        channel.close()
-    if not answers or not answers[0]:
-        raise PrefetchLostError("the prefetcher has ended or does not answer")
-    return dict(answers[0].get("status", answers[0]))
 
 
 def list_sockets(directory: Path | None = None) -> list[Path]:
@@ -205,10 +181,19 @@ def _ask(
     early: bool = False,
 ) -> Channel:
     environment = {key: value for key, value in os.environ.items() if key.startswith(_HANDED_ON)}
-    message = {"op": "attach", "source": normalise(source), "environment": environment, "early": early}
-    message["pace"] = None if pace is None else asdict(pace)
-    message["events"] = os.environ.get(EVENTS_VARIABLE)
-    channel = Channel(_connect(_place(source, plan, directory)))
+    message = {
+        "op": "attach",
+        "source": normalise(source),
+        "environment": environment,
+        "pace": None if pace is None else asdict(pace),
+        "early": early,
+        "events": EVENTS_VARIABLE.read() or None,
+    }
+    path = _place(source, plan, directory)
+    try:
+        channel = Channel(peers.connect(path))
+    except peers.PeerError:
+        channel = Channel(_spawn(path))  # which is not waited for
     body = sealed(json.dumps(None if names is None else list(names)).encode(), _encode(plan))
     try:
         channel.send(message, (body,))
@@ -220,19 +205,11 @@ def _ask(
     return channel
 
 
-def _connect(path: Path) -> socket.socket:
-    """Return a connection to the prefetcher at `path`; one that is started is not waited for. Raises PrefetchError."""
-    try:
-        return peers.connect(path)
-    except peers.PeerError:
-        return _spawn(path)
-
-
 def _spawn(path: Path) -> socket.socket:
     # The process gets one end of a socket pair, and reads the request after its start. If another prefetcher started first, the
     # new process closes the socket, and the client connects again.
     parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    command = [sys.executable, "-m", "coldstart.weights.prefetch.daemon", str(path), str(child.fileno())]
+    command = [sys.executable, "-m", "coldstart.weights.prefetch.service", str(path), str(child.fileno())]
     try:
         with path.with_suffix(".log").open("wb") as log:
             subprocess.run(

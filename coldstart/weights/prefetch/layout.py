@@ -1,4 +1,4 @@
-"""Layout of a checkpoint in the shared region: the offset of each file, and all checks.
+"""Shared region of a checkpoint: its memory, the offset of each file in it, and all checks.
 
 A check is a range of bytes of one file with a digest. Checks are numbered in the order of files and bytes, and client and
 prefetcher name bytes by these numbers. Invariant: every byte belongs to one check, and each tensor consists of complete checks.
@@ -6,8 +6,12 @@ prefetcher name bytes by these numbers. Invariant: every byte belongs to one che
 
 from __future__ import annotations
 
+import fcntl
+import os
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +21,8 @@ from coldstart.weights.prefetch import PrefetchRefusedError
 
 # Alignment of files in the region in bytes, so that a huge page holds bytes of one file only.
 ALIGN = 2 << 20
+_STEP = 32 << 20
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +119,44 @@ def read(document: Mapping[str, Any]) -> RegionLayout:
             f"the weights plan describes {total} bytes, expected 1 to {checkpoint.MAX_BYTES}"
         )
     return RegionLayout(plan.chunk, files, tuple(checks), tensors, total)
+
+
+class SharedRegion:
+    """Shared memory of `total` bytes: a memfd, which the kernel frees when its last holder closes it or dies.
+
+    Writers use pwrite and do not map the region: a page is allocated without a fault and holds only verified bytes.
+    A thread allocates pages before they are written (the benchmarks' RESULTS has the cost of the first touch).
+    Raises OSError if the kernel cannot create a memfd.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._descriptor = os.memfd_create("coldstart-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self._descriptor, total)
+        # Seal the size: truncation would crash the processes that map the region.
+        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
+
+    @property
+    def allocated(self) -> int:
+        """Return the number of allocated bytes."""
+        return os.fstat(self._descriptor).st_blocks * 512
+
+    def reader(self) -> int:
+        """Return a read-only descriptor of the region; the caller closes it."""
+        return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write verified bytes. Raises OSError if memory is short."""
+        while data:
+            written = os.pwrite(self._descriptor, data, offset)
+            offset, data = offset + written, data[written:]
+
+    def allocate(self, checks: Iterable[Check]) -> None:
+        """Allocate the pages of these checks in the background."""
+        spans = [(check.file.base + check.start, check.end - check.start) for check in checks]
+        threading.Thread(target=self._allocate, args=(spans,), name="allocator", daemon=True).start()
+
+    def _allocate(self, spans: Iterable[tuple[int, int]]) -> None:
+        with suppress(OSError):  # the write of such bytes fails too, and reports which bytes it was for
+            for start, size in spans:
+                for step in range(start, start + size, _STEP):
+                    os.posix_fallocate(self._descriptor, step, min(_STEP, start + size - step))

@@ -55,13 +55,13 @@ class TokenBucket:
 class FetchPace:
     """Rate limit of one fetch, shared by all leases of the fetch.
 
-    `limited` is whether a rate applied to any byte so far. `served` is whether a lease received all the bytes
-    that it requested.
+    `limited` is whether a rate applied to any byte so far. `served` is whether a lease that has ended received all the bytes
+    that it requested. `streams` is the number of streams that fetch with this pace.
     """
 
     def __init__(self, rate: float | None) -> None:
         self._bucket, self._changed = TokenBucket(rate, monotonic()), Condition()
-        self._bytes, self.limited, self.served = 0, False, False
+        self._bytes, self.streams, self.limited, self.served = 0, 0, False, False
         self._first = self._last = 0.0
 
     def change(self, rate: float | None) -> None:

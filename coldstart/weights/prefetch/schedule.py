@@ -28,11 +28,15 @@ class Lease:
 
 
 class Board:
-    """States of the checks of one model, and the bytes that any lease requested so far."""
+    """States of the checks of one model, and the bytes that any lease requested so far.
+
+    `settled` has each check that became ready or failed, in this order, and `reasons` why a check has failed.
+    """
 
     def __init__(self, layout: RegionLayout) -> None:
         self.layout = layout
         self.states = bytearray(len(layout.checks))
+        self.settled, self.reasons = list[int](), dict[int, str]()
         self.wanted_bytes = self.ready_bytes = 0
 
     def want(self, numbers: Iterable[int]) -> None:
@@ -42,25 +46,32 @@ class Board:
                 self.wanted_bytes += self.layout.size([number])
             if self.states[number] in (CheckState.UNWANTED, CheckState.FAILED):
                 self.states[number] = CheckState.IDLE
+                self.reasons.pop(number, None)
 
     def list_new(self, numbers: Iterable[int]) -> list[int]:
         """Return those of `numbers` that no lease has requested so far."""
         return [number for number in numbers if self.states[number] == CheckState.UNWANTED]
 
-    def mark(self, numbers: Iterable[int], state: CheckState) -> None:
-        """Set the state of checks."""
+    def mark(self, numbers: Iterable[int], state: CheckState, reason: str = "") -> None:
+        """Set the state of checks; `reason` explains a failure."""
         for number in numbers:
             self.states[number] = state
             self.ready_bytes += self.layout.size([number]) if state == CheckState.READY else 0
+            self.settled += [number] if state >= CheckState.READY else []
+            if state == CheckState.FAILED:
+                self.reasons[number] = reason
 
-    def list_ready(self) -> list[int]:
-        """Return the checks whose bytes are verified and readable."""
-        return [number for number, state in enumerate(self.states) if state == CheckState.READY]
+    def list_ready(self, numbers: Iterable[int] | None = None) -> list[int]:
+        """Return those of `numbers` (None: of all) whose bytes are verified and readable."""
+        return self._list(numbers, CheckState.READY)
 
     def list_idle(self, numbers: Iterable[int] | None = None) -> list[int]:
         """Return those of `numbers` (None: of all) that wait to be fetched."""
+        return self._list(numbers, CheckState.IDLE)
+
+    def _list(self, numbers: Iterable[int] | None, state: CheckState) -> list[int]:
         chosen = range(len(self.states)) if numbers is None else numbers
-        return [number for number in chosen if self.states[number] == CheckState.IDLE]
+        return [number for number in chosen if self.states[number] == state]
 
     def is_unfinished(self, lease: Lease) -> bool:
         """Return whether a check of the lease is neither ready nor failed."""
@@ -68,8 +79,8 @@ class Board:
             lease.done += 1
         return lease.done < len(lease.wanted)
 
-    def pick(self, leases: Iterable[Lease], available: Callable[[Lease], bool]) -> tuple[Lease, range] | None:
-        """Return the next checks to fetch, which follow each other in a file, with their lease; None if there are none.
+    def pick(self, leases: Iterable[Lease], available: Callable[[Lease], bool]) -> range | None:
+        """Return the next checks to fetch, which follow each other in a file; None if there are none.
 
         Args:
             leases: All leases, in order of arrival.
@@ -78,7 +89,7 @@ class Board:
         unfinished = [lease for lease in leases if self.is_unfinished(lease)]
         for lease in [lease for lease in unfinished if not lease.background] or unfinished:
             if available(lease) and (run := self._find_run(lease)):
-                return lease, run
+                return run
         return None
 
     def _find_run(self, lease: Lease) -> range:

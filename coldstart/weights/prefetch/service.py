@@ -1,22 +1,32 @@
-"""Main loop of the prefetcher of one source and plan: it owns every client and lease, and the streams only fetch and report.
+"""Prefetcher process of one source and plan: `python -m coldstart.weights.prefetch.service SOCKET DESCRIPTOR`.
 
-One thread makes all decisions, so no state needs a lock. The loop never blocks on a client: it reads messages
-as they arrive and sends them when the socket accepts them.
+Each client is served by a thread, one request after the other. An open connection is a lease. The process ends when it is
+stopped, or after a time without a client.
+
+A file lock decides which process serves. The kernel releases the lock when its holder dies, so a socket without a held lock is
+stale and is replaced. A process that does not get the lock exits when the lock's holder serves, and its client connects again.
+The holder removes socket, lock and log when it ends.
 """
 
 from __future__ import annotations
 
 import os
-import selectors
+import select
+import signal
 import socket
-from collections import deque
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Condition, Thread
 from typing import Any
 
 import msgspec
 
+from coldstart.artifacts import files
 from coldstart.contract.environment import (
     PREFETCH_IDLE_S,
     PREFETCH_MEMORY_BYTES,
@@ -25,27 +35,20 @@ from coldstart.contract.environment import (
 )
 from coldstart.contract.weights import PacedFetch
 from coldstart.system import timeline
-from coldstart.system.ipc import json_lines
-from coldstart.system.ipc.peers import Listener, trusted
+from coldstart.system.ipc import json_lines, peers
+from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.proc import processes
 from coldstart.weights.prefetch import PrefetchRefusedError
-from coldstart.weights.prefetch.model import MAX_WRONG, PrefetchedModel, name_weights
+from coldstart.weights.prefetch.fetcher import Fetcher
 from coldstart.weights.prefetch.paces import FetchPace
-from coldstart.weights.prefetch.schedule import CheckState, Lease, join
-from coldstart.weights.prefetch.sources import (
-    SourceUnavailableError,
-    SourceUnusableError,
-    normalise,
-    redact,
-)
-from coldstart.weights.prefetch.streams import FetchJob, NoMemoryError, WrongBytesError, fetch
+from coldstart.weights.prefetch.schedule import Board, Lease, join
+from coldstart.weights.prefetch.sources import name_weights, normalise
 
-# Each rate limit, and the fetches without one, has its own streams, so that a slow fetch delays no other.
-MAX_JOBS = 64
+_STARTING_S = 10.0
+# Seconds after which the end of a client is noticed that waits for bytes, and that of the last client.
+_LOOK_S = 1.0
 # Each worker copies the weights, and needs at least as much memory as the prefetcher.
-SHARE = 0.5
-# Drop a client that does not read its messages before they fill the daemon's memory.
-_MAX_UNSENT = 16 << 20
+_SHARE = 0.5
 
 
 class _Attach(msgspec.Struct):
@@ -56,294 +59,234 @@ class _Attach(msgspec.Struct):
     events: str | None = None
 
 
-class ClientConnection:
-    """Connection of one client, with its lease and rate limit; it never blocks, and `gone` is True when it must be dropped."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self.channel = json_lines.Channel(connection)
-        self.lease: Lease | None = None
-        self.pace: FetchPace | None = None
-        self.early = self.gone = False
-        self.events: str | None = None
-        self.began = timeline.now()
-        self.unsent = bytearray()
-        self._descriptor: int | None = None
-
-    def say(self, message: dict[str, Any], descriptor: int | None = None) -> None:
-        """Send a message and a descriptor, which is closed after it is sent."""
-        self._descriptor = self._descriptor if descriptor is None else descriptor
-        self.unsent += json_lines.encode(message)
-        self.flush()
-        self.gone = self.gone or len(self.unsent) > _MAX_UNSENT
-
-    def flush(self) -> None:
-        """Send as many bytes as the socket accepts now."""
-        try:
-            while self.unsent:
-                beside = () if self._descriptor is None else (self._descriptor,)
-                del self.unsent[: json_lines.send_some(self.channel.socket, self.unsent, beside)]
-                self._close_descriptor()
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.gone = True
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._close_descriptor()
-        self.channel.close()
-
-    def _close_descriptor(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
 class Service:
-    """Prefetcher service; it ends when stopped, or after `idle_s` seconds without a client.
+    """Clients of one prefetcher. The lock `changed` protects their state and the fetch."""
 
-    `patience_s` is the time in seconds during which an unavailable source is retried.
-    """
-
-    def __init__(self, listener: Listener) -> None:
-        self.streams, self.stopping = int(PREFETCH_STREAMS.read()), False
+    def __init__(self) -> None:
         self.idle_s, self.patience_s = PREFETCH_IDLE_S.read(), PREFETCH_PATIENCE_S.read()
-        memory = int(PREFETCH_MEMORY_BYTES.read())
-        self.budget = memory if memory >= 0 else int(SHARE * processes.available_memory())
-        self.model: PrefetchedModel | None = None
-        self.clients: dict[ClientConnection, None] = {}
-        self._paces = dict[str, FetchPace]()  # by the name of the fetch
-        self._taken = False  # whether a client has attached that is not early
-        self._drawn = set[str]()  # timeline files that have a span of this fetch
-        self._pool, self._jobs, self._ended = ThreadPoolExecutor(MAX_JOBS), set[FetchJob](), deque[FetchJob]()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._quiet_since = monotonic()
-        self._listener = listener
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._wake, selectors.EVENT_READ, lambda: os.eventfd_read(self._wake))
+        self.streams, memory = int(PREFETCH_STREAMS.read()), int(PREFETCH_MEMORY_BYTES.read())
+        self.budget = memory if memory >= 0 else int(_SHARE * processes.available_memory())
+        self.changed = Condition()
+        self.fetcher: Fetcher | None = None
+        self.clients = 0
+        self._quiet_since = time.monotonic()
+        self._paces = dict[str, FetchPace]()  # by the name of the fetch, "" for those without a limit
 
-    def run(self) -> None:
-        """Run the loop until the service is stopped or idle."""
-        while not self.stopping:
-            for key, _ in self._selector.select(self._patience()):
-                key.data()
-            while self._ended:
-                self._settle(self._ended.popleft())
-            self._dispatch()
-            self._look_after()
+    def run(self, listener: peers.Listener) -> None:
+        """Accept clients until none has been here for `idle_s` seconds."""
+        while self._is_needed():
+            if select.select([listener], [], [], _LOOK_S)[0] and (connection := listener.accept()):
+                self.adopt(connection)
 
-    def stop(self) -> None:
-        """End the loop soon; a signal handler may call this."""
-        self.stopping = True
-        os.eventfd_write(self._wake, 1)
+    def _is_needed(self) -> bool:
+        with self.changed:
+            idle_s = 0.0 if self.fetcher is None else self.idle_s
+            return self.clients > 0 or time.monotonic() - self._quiet_since < idle_s
 
     def adopt(self, connection: socket.socket) -> None:
-        """Accept a connection; a connection of another user is closed."""
-        if not trusted(connection):
+        """Serve a connection; one of another user is closed."""
+        if not peers.trusted(connection):
             connection.close()
             return
-        client = ClientConnection(connection)
-        self.clients[client] = None
-        self._selector.register(client.channel, selectors.EVENT_READ, lambda: self._heard(client))
+        with self.changed:
+            self.clients += 1
+        Thread(target=self._serve, args=(_Client(self, Channel(connection)),), daemon=True).start()
 
-    def _accept(self) -> None:
-        connection = self._listener.accept()
-        if connection is not None:
-            self.adopt(connection)
-
-    def _patience(self) -> float | None:
-        now, model = monotonic(), self.model
-        moments = [model.retry_at - now] if model is not None and model.retry_at > now else []
-        if not self.clients:
-            moments.append(self._quiet_since + self.idle_s - now)
-        return max(0.0, min(moments)) if moments else None
-
-    # Messages from clients.
-
-    def _heard(self, client: ClientConnection) -> None:
-        client.flush()
+    def _serve(self, client: _Client) -> None:
         try:
-            messages = client.channel.receive()
-            if messages is None:
-                client.gone = True
-            for message in messages or ():
-                self._answer(client, message)
-        except (json_lines.MalformedMessageError, msgspec.MsgspecError, PrefetchRefusedError) as error:
-            client.say({"refused": str(error)})
-            client.gone = True
+            with client.channel, suppress(OSError):
+                client.answer_all()
+        finally:
+            with self.changed:
+                if self.fetcher is not None and client.lease is not None:
+                    self.fetcher.release(client.lease)
+                self.clients, self._quiet_since = self.clients - 1, time.monotonic()
 
-    def _answer(self, client: ClientConnection, message: dict[str, Any]) -> None:
-        operation = message.get("op")
-        if operation == "attach":
-            self._attach(client, message)
-        elif operation == "stats" and client.lease is not None and self.model is not None:
-            client.say({"stats": {**self.model.stats(), "streams": self.streams}})
-        elif operation == "pace":
-            client.say({"pace": self._paced(msgspec.convert(message, PacedFetch))})
-        elif operation == "status":
-            client.say({"status": self.status()})
-        elif operation == "stop":
-            self.stopping = True
-            client.say({"stopped": os.getpid()})
-        else:
-            raise json_lines.MalformedMessageError(f"unknown operation {str(operation)[:40]!r}")
-
-    def _attach(self, client: ClientConnection, message: dict[str, Any]) -> None:
-        names, plan = json_lines.body(client.channel.take())
-        if client.lease is not None:
-            raise json_lines.MalformedMessageError("a second attach message")
-        asked = msgspec.convert(message, _Attach)
-        model = self._find(asked.source, plan)
-        wanted = model.layout.select(msgspec.json.decode(names, type=list[str] | None))
-        ready = join(model.board.list_ready())
-        model.want(wanted, asked.environment, self.budget)
-        client.lease = Lease(wanted, background=asked.pace is not None and asked.pace.background)
-        if asked.pace is not None:
-            client.pace = self._paces.setdefault(asked.pace.name, FetchPace(asked.pace.rate))
-        client.early, self._taken = asked.early, self._taken or not asked.early
-        client.events = asked.events if asked.events and os.path.isabs(asked.events) else None  # noqa: PTH117
-        region = model.region.reader() if model.region is not None else None
-        client.say({"attached": model.key, "pid": os.getpid(), "ready": ready}, region)
-
-    def _find(self, source: str, plan: bytes) -> PrefetchedModel:
+    def find(self, source: str, plan: bytes) -> Fetcher:
+        """Return the fetch of this source and plan. Raises PrefetchRefusedError if this process has another one."""
         address = normalise(source)
-        if self.model is None:
-            self.model = PrefetchedModel(address, plan)
-        if self.model.key != name_weights(address, plan):
+        if self.fetcher is None:
+            self.fetcher = Fetcher(
+                address,
+                plan,
+                self.changed,
+                streams=self.streams,
+                budget=self.budget,
+                patience_s=self.patience_s,
+            )
+        if self.fetcher.key != name_weights(address, plan):
             raise PrefetchRefusedError("this prefetcher fetches the weights of another source or plan")
-        return self.model
+        return self.fetcher
 
-    def _paced(self, asked: PacedFetch) -> dict[str, Any] | None:
+    def share_pace(self, pace: PacedFetch | None) -> FetchPace:
+        """Return the limit that all leases of a named fetch share."""
+        name, rate = ("", None) if pace is None else (pace.name, pace.rate)
+        return self._paces.setdefault(name, FetchPace(rate))
+
+    def set_pace(self, asked: PacedFetch) -> dict[str, Any] | None:
         """Set the rate of a fetch; return its progress and whether it has ended, or None if it has not begun."""
-        if (pace := self._paces.get(asked.name)) is None:
+        if self.fetcher is None or (pace := self._paces.get(asked.name)) is None:
             return None
         pace.change(asked.rate)
-        waits = any(self._waits(client) for client in self.clients if client.pace is pace)
-        return {**pace.document(), "ended": pace.served and not waits}
-
-    def _waits(self, client: ClientConnection) -> bool:
-        return (
-            self.model is not None
-            and client.lease is not None
-            and self.model.board.is_unfinished(client.lease)
-        )
-
-    # Scheduling, and the results of streams.
-
-    def _dispatch(self) -> None:
-        model, jobs = self.model, self._jobs
-        if model is None or model.retry_at > monotonic():
-            return
-        paces = {client.lease: client.pace for client in self.clients if client.lease}
-
-        def available(lease: Lease) -> bool:
-            return sum(job.pace is paces[lease] for job in jobs) < self.streams
-
-        while len(jobs) < MAX_JOBS and (chosen := model.board.pick(paces, available)) is not None:
-            lease, run = chosen
-            model.board.mark(run, CheckState.BUSY)
-            model.began = model.began or monotonic()
-            job = FetchJob(model, run, model.requests, paces[lease])
-            jobs.add(job)
-            self._pool.submit(self._fetch, job)
-
-    def _fetch(self, job: FetchJob) -> None:
-        fetch(job)
-        self._ended.append(job)
-        os.eventfd_write(self._wake, 1)
-
-    def _settle(self, job: FetchJob) -> None:
-        self._jobs.discard(job)
-        model, error = job.model, job.error
-        model.fetched += job.received
-        model.board.mark(job.run, CheckState.READY if error is None else CheckState.IDLE)
-        if error is None:
-            model.record_arrival()
-            self._tell({"ready": join(job.run)})
-            return
-        model.refetched += job.received
-        if job.request != model.requests:
-            return  # a client has attached since, perhaps with other credentials
-        if isinstance(error, SourceUnavailableError) and model.delay_retry(self.patience_s):
-            model.note(str(error))
-        elif isinstance(error, WrongBytesError):
-            model.wrong[error.number] += 1
-            if model.wrong[error.number] < MAX_WRONG:
-                model.note(f"{error}; fetched again")
-            else:
-                self._fail([error.number], f"{error}, {MAX_WRONG} times, from {redact(model.address)}")
-        elif isinstance(error, NoMemoryError):
-            self._fail(model.board.list_idle(), str(error))
-        else:
-            numbers: Iterable[int] = job.run
-            if isinstance(error, SourceUnavailableError):
-                numbers = model.board.list_idle()
-            elif isinstance(error, SourceUnusableError | OSError):
-                numbers = model.board.list_idle(model.layout.checks[job.run.start].file.checks)
-            self._fail(numbers, f"{redact(model.address)}: {error}")
-
-    def _fail(self, numbers: Iterable[int], reason: str) -> None:
-        assert self.model is not None
-        self.model.note(reason)
-        self.model.board.mark(numbers, CheckState.FAILED)
-        self._tell({"failed": join(numbers), "reason": reason})
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        for client in self.clients:
-            if client.lease is not None:
-                client.say(message)
-
-    # Ends of leases and connections.
-
-    def _look_after(self) -> None:
-        for client in list(self.clients):
-            if client.lease is not None and not self._waits(client):
-                self._complete(client)
-            if client.gone:
-                self._drop(client)
-            else:
-                mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
-                key = self._selector.get_key(client.channel)
-                if key.events != mask:
-                    self._selector.modify(client.channel, mask, key.data)
-        idle_s = 0.0 if self.model is None else self.idle_s
-        if not self.clients and monotonic() - self._quiet_since >= idle_s:
-            self.stopping = True
-
-    def _complete(self, client: ClientConnection) -> None:
-        """Write the span of a client whose requests are complete, and end an early lease after another client attached."""
-        if client.pace is not None:
-            client.pace.served = True
-        path, client.events = client.events, None
-        # An early lease may have written it.
-        if path is not None and self.model is not None and path not in self._drawn:
-            self._drawn.add(path)
-            figures = self.model.document()
-            brief = {name: figures[name] for name in ("source", "fetched_bytes", "ready_bytes")}
-            try:
-                timeline.append(
-                    path, timeline.Span("fetch weights", client.began, timeline.now(), "prefetch", brief)
-                )
-            except OSError as error:
-                self.model.note(f"timeline events: {error}")
-        client.gone = client.gone or (client.early and self._taken)
-
-    def _drop(self, client: ClientConnection) -> None:
-        self._selector.unregister(client.channel)
-        del self.clients[client]
-        client.close()
-        self._quiet_since = monotonic()
+        return {**pace.document(), "ended": self.fetcher.has_ended(pace)}
 
     def status(self) -> dict[str, Any]:
         """Return this prefetcher's entry in `coldstart prefetch status`."""
-        return {
-            "pid": os.getpid(),
-            "streams": self.streams,
-            "idle_s": self.idle_s,
-            "clients": len(self.clients),
-            "leases": sum(client.lease is not None for client in self.clients),
-            "budget_bytes": self.budget,
-            **(self.model.document() if self.model is not None else {}),
-        }
+        own = {"pid": os.getpid(), "idle_s": self.idle_s, "clients": self.clients}
+        return own | (self.fetcher.document() if self.fetcher is not None else {})
+
+
+class _Client:
+    """One connection, with its lease; `known` is the number of settled checks that the client knows of."""
+
+    def __init__(self, service: Service, channel: Channel) -> None:
+        self.service, self.channel = service, channel
+        self.lease: Lease | None = None
+        self.known = 0
+
+    def answer_all(self) -> None:
+        """Answer requests until the connection ends, or one is refused. Raises OSError."""
+        try:
+            while (messages := self.channel.receive()) is not None:
+                for message in messages:
+                    self._answer(message)
+        except (json_lines.MalformedMessageError, msgspec.MsgspecError, PrefetchRefusedError) as error:
+            self.channel.send({"refused": str(error)})
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        operation, service = message.get("op"), self.service
+        if operation == "attach":
+            self._attach(msgspec.convert(message, _Attach))
+        elif operation == "wait" and self.lease is not None and service.fetcher is not None:
+            self._wait(service.fetcher.board)
+        elif operation in ("pace", "status"):
+            with service.changed:
+                found = (
+                    service.set_pace(msgspec.convert(message, PacedFetch))
+                    if operation == "pace"
+                    else service.status()
+                )
+            self.channel.send({operation: found})
+        elif operation == "stop":
+            self.channel.send({"stopped": os.getpid()})
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            raise json_lines.MalformedMessageError(f"unknown operation {str(operation)[:40]!r}")
+
+    def _attach(self, asked: _Attach) -> None:
+        names, plan = json_lines.body(self.channel.take())
+        if self.lease is not None:
+            raise json_lines.MalformedMessageError("a second attach message")
+        began, wanted = timeline.now(), msgspec.json.decode(names, type=list[str] | None)
+        with self.service.changed:
+            fetcher, pace = self.service.find(asked.source, plan), self.service.share_pace(asked.pace)
+            background = asked.pace is not None and asked.pace.background
+            self.lease = fetcher.lease(
+                wanted, pace, asked.environment, background=background, early=asked.early
+            )
+            self.known, ready = len(fetcher.board.settled), join(fetcher.board.list_ready())
+        if asked.early:
+            self._outlast(fetcher, self.lease, began, asked.events)
+            return
+        region = () if fetcher.region is None else (fetcher.region.reader(),)
+        try:
+            self.channel.send({"attached": fetcher.key, "ready": ready}, region)
+        finally:
+            for descriptor in region:
+                os.close(descriptor)
+
+    def _wait(self, board: Board) -> None:
+        """Answer when the client does not know the state of some checks."""
+        with self.service.changed:
+            self._wait_while(lambda: self.known == len(board.settled))
+            news, self.known = sorted(set(board.settled[self.known :])), len(board.settled)
+            ready = join(board.list_ready(news))
+            failed = [(number, board.reasons[number]) for number in news if number in board.reasons]
+        self.channel.send({"ready": ready, "failed": failed})
+
+    def _outlast(self, fetcher: Fetcher, lease: Lease, began: float, events: str | None) -> None:
+        """Hold an early lease until it ends, and write the span of its fetch. Its client waits for no answer."""
+        with self.service.changed:
+            fetches = fetcher.board.is_unfinished(lease)
+            self._wait_while(lambda: fetcher.board.is_unfinished(lease))
+            if fetches and not fetcher.board.is_unfinished(lease) and events is not None:
+                _write_span(fetcher, events, began)
+            self._wait_while(lambda: lease in fetcher.leases)
+        with suppress(OSError):
+            self.channel.socket.shutdown(socket.SHUT_RDWR)
+
+    def _wait_while(self, waits: Callable[[], bool]) -> None:
+        # A client sends nothing while it waits for an answer: its socket is readable when it has left.
+        while waits() and not select.select([self.channel], [], [], 0)[0]:
+            self.service.changed.wait(_LOOK_S)
+
+
+def _write_span(fetcher: Fetcher, path: str, began: float) -> None:
+    figures = fetcher.document()
+    brief = {name: figures[name] for name in ("source", "fetched_bytes", "ready_bytes")}
+    try:
+        timeline.append(path, timeline.Span("fetch weights", began, timeline.now(), "prefetch", brief))
+    except OSError as error:
+        fetcher.note(f"timeline events: {error}")
+
+
+def main(path: Path, descriptor: int) -> None:
+    """Serve until stopped or idle.
+
+    Args:
+        path: The socket to listen on.
+        descriptor: Connection of the client that started this process.
+    """
+    client = socket.socket(fileno=descriptor)
+    deadline = time.monotonic() + _STARTING_S
+    while not _locked(path.with_suffix(".lock")):
+        if _is_served(path) or time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
+    failed = True
+    try:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        threading.excepthook = _fail
+        service, listener = Service(), peers.Listener(path)
+        service.adopt(client)
+        service.run(listener)
+        failed = False
+    except SystemExit:
+        failed = False
+    except Exception:  # noqa: BLE001 - the log explains the error to the client
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        for suffix in (".socket", ".lock") if failed else (".log", ".socket", ".lock"):
+            path.with_suffix(suffix).unlink(missing_ok=True)
+        # Exit without joining the streams: they may block in a read from a server.
+        os._exit(failed)
+
+
+def _fail(failed: threading.ExceptHookArgs) -> None:
+    """End the process after an error in a thread: its clients load from files instead of waiting."""
+    traceback.print_exception(failed.exc_value)
+    os._exit(1)
+
+
+def _locked(path: Path) -> bool:
+    """Lock the file until this process exits, unless another process has the lock or has just removed the file."""
+    handle = files.try_lock(path)
+    if handle is None:
+        return False
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(handle), path.stat()):
+            return True
+    os.close(handle)
+    return False
+
+
+def _is_served(path: Path) -> bool:
+    with suppress(peers.PeerError):
+        peers.connect(path).close()
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

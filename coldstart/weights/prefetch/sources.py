@@ -6,6 +6,7 @@ retried; SourceUnusableError is permanent.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,6 +63,11 @@ def is_local(address: str) -> bool:
 def normalise(address: str) -> str:
     """Return the address in the prefetcher's form: absolute for a directory, otherwise without a trailing slash."""
     return str(paths.expand(address).absolute()) if is_local(address) else address.rstrip("/")
+
+
+def name_weights(address: str, plan: bytes) -> str:
+    """Return the name of the weights of a normalised source and a plan (as JSON): 32 hexadecimal digits."""
+    return hashlib.sha256(address.encode() + b"\n" + plan).hexdigest()[:32]
 
 
 def redact(address: str) -> str:

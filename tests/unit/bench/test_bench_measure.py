@@ -1,23 +1,22 @@
 """Measurement of one run of a fake server that serves, dies, stays silent or detaches."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from coldstart.bench import measure
 from coldstart.bench.measure import RunSettings
 from coldstart.errors import CommandFailedError
-from coldstart.validate import launch, process_tree
+from coldstart.validate import launch
 
 Fake = Callable[..., launch.Launcher]
 
 
-def list_children() -> set[tuple[int, int]]:
-    """Return process identifier and start time of each child of the test's own process."""
-    return {(p.pid, p.started) for p in process_tree.snapshot().values() if p.parent == os.getpid()}
+def list_children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
 
 
 def test_run_measures_a_server_and_leaves_no_process(

@@ -100,18 +100,6 @@ def lookup(model: ResolvedModel, home: Path, monkeypatch: pytest.MonkeyPatch) ->
     return Lookup(model, Arguments(), Cache(home / "cache"), key(seed=1))
 
 
-def test_the_other_sections_are_taken_over_where_the_last_version_has_them(
-    lookup: Lookup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = MaterializationPlan(lookup, Options()).run()
-    # Two bundles of one second with equal times would be the same bundle.
-    monkeypatch.setattr(Assembly, "prove", lambda self: self.seconds.update(again=1.0))
-    second = MaterializationPlan(lookup, Options(only=("weights",), force=True)).run()
-    assert (first.version, second.version) == (1, 2)
-    assert second.json("kv") == {"bytes": 1} and second.entry("kv") == first.entry("kv")
-    assert not second.has("iterations")
-
-
 def test_the_first_start_does_not_hash_the_weights_that_materialize_has_hashed(
     lookup: Lookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ def resident(request: pytest.FixtureRequest, home: Path) -> Iterator[Resident]:
     arguments += ["--kv-cache-memory-bytes", str(1 << 27), "--enable-sleep-mode", "--enforce-eager"]
     place = home / "resident"
     place.mkdir(mode=0o700)
-    LaunchPlan(arguments, key="k").save(place / "plan.json")
+    (place / "plan.json").write_text(json.dumps(LaunchPlan(arguments, key="k").document()))
     reader, writer = os.pipe()
     with (place / "log").open("wb") as log, (place / "plan.json").open() as plan:
         descriptors = (plan.fileno(), writer)

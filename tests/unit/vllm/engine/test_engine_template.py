@@ -20,7 +20,7 @@ from coldstart.launch import server_process, template_pool
 from coldstart.launch.server import has_ended
 from coldstart.system.ipc import json_lines, peers
 from coldstart.system.ipc.json_lines import Channel
-from coldstart.validate import process_tree
+from coldstart.system.proc import processes
 
 
 def plan(*behaviour: str) -> LaunchPlan:
@@ -52,7 +52,7 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 
 def exit_check(pid: int) -> Callable[[], bool]:
-    return lambda: (now := process_tree.snapshot().get(pid)) is None or now.ended
+    return lambda: processes.birth(pid) is None
 
 
 def send_request(connection: Channel, request: object, *descriptors: int) -> None:

@@ -54,8 +54,7 @@ def _made(chance: random.Random) -> tuple[RegionLayout, dict[str, tuple[int, int
 def _fetch_all(board: Board, lease: Lease, data: bytes) -> int:
     """Run a lease like the service, check all verified bytes, and return the number of fetched bytes."""
     fetched = 0
-    while chosen := board.pick([lease], lambda _: True):
-        run = chosen[1]
+    while run := board.pick([lease], lambda _: True):
         checks = board.layout.checks[run.start : run.stop]
         assert checks[-1].end - checks[0].start == board.layout.size(run) <= CHUNK
         for check in checks:
@@ -118,8 +117,8 @@ def test_checks_of_a_released_lease_are_fetched_for_a_later_one() -> None:
         board = Board(made)
         gone = _want(board, None)
         kept = _want(board, [name for name in places if chance.random() < 0.4])
-        if chosen := board.pick([gone], lambda _: True):
-            board.mark(chosen[1], CheckState.IDLE if chance.random() < 0.5 else CheckState.FAILED)
+        if run := board.pick([gone], lambda _: True):
+            board.mark(run, CheckState.IDLE if chance.random() < 0.5 else CheckState.FAILED)
         kept = _want(board, [made.checks[n].tensor.name for n in kept.wanted if made.checks[n].tensor])
         fetched = _fetch_all(board, kept, data)
         assert fetched == made.size(kept.wanted) == board.ready_bytes

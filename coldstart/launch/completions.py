@@ -72,7 +72,7 @@ class CompletionClient:
             time.sleep(POLL_S)
         raise NoAnswerError(f"no token within the time limit; last: {reason}")
 
-    def complete(self, prompt: str, max_tokens: int) -> Completion:
+    def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
         """Return the complete response to one prompt. Raises NoAnswerError where the server returns none."""
         began_s = time.monotonic()
         try:
@@ -129,7 +129,7 @@ def _no_answer(status: int, body: bytes) -> NoAnswerError:
 _HEADERS = {"Content-Type": "application/json"}
 
 
-def _request(prompt: str, max_tokens: int, *, stream: bool) -> bytes:
+def _request(prompt: str | Sequence[int], max_tokens: int, *, stream: bool) -> bytes:
     return json.dumps(build_request(prompt, max_tokens, stream=stream, token_ids=True)).encode()
 
 

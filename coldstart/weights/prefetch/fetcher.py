@@ -1,0 +1,331 @@
+"""Fetch of the weights of one source and plan: the streams that serve all leases, and the memory that they fill.
+
+Each stream is a thread: it takes the next run of checks, reads and verifies its bytes, writes them to the shared memory and
+records the result. Unverified bytes stay in the thread's own buffer.
+
+Invariant: the bytes that leases requested are at most the memory budget. A request that does not fit is rejected before any of
+its bytes are planned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition, Thread
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from coldstart.weights.prefetch import PrefetchRefusedError, layout
+from coldstart.weights.prefetch.http_source import open_http
+from coldstart.weights.prefetch.layout import Check, SharedRegion
+from coldstart.weights.prefetch.paces import FetchPace
+from coldstart.weights.prefetch.schedule import Board, CheckState, Lease
+from coldstart.weights.prefetch.sources import (
+    LocalSource,
+    ObjectSource,
+    RangeSource,
+    SourceTooSlowError,
+    SourceUnavailableError,
+    SourceUnusableError,
+    is_local,
+    name_weights,
+    redact,
+)
+
+MAX_WRONG = 3
+MAX_READS = 64
+"""Maximum number of requests for one run of checks."""
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 2.0
+_ERRORS_KEPT = 20
+
+
+class WrongBytesError(Exception):
+    """Fetched bytes of the check `number` do not match the plan; the message names the file, and the tensor or the bytes."""
+
+    def __init__(self, number: int, check: Check) -> None:
+        what = f"there are wrong bytes in bytes {check.start} to {check.end}"
+        if check.tensor is not None:
+            what = f"tensor {check.tensor.name!r} at offset {check.tensor.offset} has wrong bytes"
+        super().__init__(f"{check.file.name}: {what}")
+        self.number = number
+
+
+class NoMemoryError(RuntimeError):
+    """The machine has too little memory for the fetched bytes; the source works."""
+
+
+def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
+    """Open a source for one stream; `environment` has the client's credentials. Raises SourceUnusableError."""
+    if address.startswith("s3://"):
+        return ObjectSource(address, environment)
+    return LocalSource(Path(address)) if is_local(address) else open_http(address, environment)
+
+
+@dataclass(eq=False)
+class _Job:
+    """Fetch of the checks `run`, which follow each other in one file, after `request` requests of clients."""
+
+    run: range
+    pace: FetchPace
+    environment: Mapping[str, str]
+    request: int
+    received: int = 0
+
+    def count(self, size: int) -> None:
+        """Count `size` received bytes, and wait for the rate limit."""
+        self.received += size
+        self.pace.take(size)
+
+
+class Fetcher:
+    """Fetch of the weights of a plan; `region` is None for a local directory, which has the page cache.
+
+    `changed` is the lock of all this state, and is notified of each change. The caller of a method holds it.
+    """
+
+    def __init__(
+        self, address: str, plan: bytes, changed: Condition, *, streams: int, budget: int, patience_s: float
+    ) -> None:
+        """Read the plan. No byte is fetched or allocated before the first lease.
+
+        Args:
+            address: Normalised source.
+            plan: Weights plan as JSON.
+            changed: Lock of the state.
+            streams: Parallel streams of the fetches of one pace, so that a slow fetch delays no other.
+            budget: Most bytes that leases may request.
+            patience_s: Seconds for which a source is retried that does not answer.
+
+        Raises:
+            PrefetchRefusedError: The plan is invalid, or the kernel has no shared memory for it.
+        """
+        try:
+            self.layout = layout.read(msgspec.json.decode(plan, type=dict[str, Any]))
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise PrefetchRefusedError(f"the weights plan is malformed: {error}") from error
+        self.address, self.key, self.changed = address, name_weights(address, plan), changed
+        try:
+            self.region = None if is_local(address) else SharedRegion(self.layout.total)
+        except OSError as error:
+            raise PrefetchRefusedError(
+                f"cannot create shared memory of {self.layout.total} bytes: {error.strerror}"
+            ) from error
+        self.streams, self.budget, self._patience_s = streams, budget, patience_s
+        self.board, self.leases = Board(self.layout), dict[Lease, FetchPace]()
+        self._early, self._is_taken = set[Lease](), False
+        self._environment: Mapping[str, str] = {}
+        self._requests, self._wrong = 0, Counter[int]()
+        self._began: float | None = None
+        self._ended: float | None = None
+        self._errors: deque[str] = deque(maxlen=_ERRORS_KEPT)
+        self._fetched = self._refetched = 0
+        self._expect_answer()
+
+    def lease(
+        self,
+        names: Sequence[str] | None,
+        pace: FetchPace,
+        environment: Mapping[str, str],
+        *,
+        background: bool = False,
+        early: bool = False,
+    ) -> Lease:
+        """Request the tensors `names` (None: all files), and use the credentials in `environment` from now on.
+
+        An `early` lease ends by itself when its bytes are fetched and another client has a lease.
+
+        Raises:
+            PrefetchRefusedError: The plan lacks a tensor, or all leases would need more than the memory budget.
+        """
+        wanted = self.layout.select(names)
+        new = self.board.list_new(wanted)
+        needed = self.board.wanted_bytes + self.layout.size(new)
+        if self.region is not None and new and needed > self.budget:
+            raise PrefetchRefusedError(
+                f"the request needs {needed} bytes, but the prefetcher may hold {self.budget} "
+                "(coldstart prefetch stop, then set COLDSTART_PREFETCH_MEMORY_BYTES)"
+            )
+        self._environment, self._requests = environment, self._requests + 1
+        self._expect_answer()
+        self._wrong -= Counter(dict.fromkeys(wanted, MAX_WRONG))
+        self.board.want(wanted)
+        if self.region is not None and new:
+            self.region.allocate(self.layout.checks[number] for number in new)
+        lease = Lease(wanted, background=background)
+        self.leases[lease] = pace
+        self._early |= {lease} if early else set()
+        self._is_taken |= not early
+        self._end_early()
+        while pace.streams < self.streams and self.board.is_unfinished(lease):
+            pace.streams += 1
+            Thread(target=self._stream, args=(pace,), name="stream", daemon=True).start()
+        self.changed.notify_all()
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """End a lease; its bytes remain."""
+        if (pace := self.leases.pop(lease, None)) is not None:
+            pace.served |= not self.board.is_unfinished(lease)
+        self._early.discard(lease)
+        self.changed.notify_all()
+
+    def has_ended(self, pace: FetchPace) -> bool:
+        """Return whether a lease of this pace has received all the bytes that it requested, and none waits for any."""
+        waits = [self.board.is_unfinished(lease) for lease, own in self.leases.items() if own is pace]
+        return not any(waits) and (bool(waits) or pace.served)
+
+    def document(self) -> dict[str, Any]:
+        """Return the source, the bytes, the errors, and the times of the first and last byte in seconds on CLOCK_MONOTONIC."""
+        seconds, wanted = (self._ended or 0.0) - (self._began or 0.0), self.board.wanted_bytes
+        return {
+            "source": redact(self.address),
+            "key": self.key,
+            "streams": self.streams,
+            "leases": len(self.leases),
+            "budget_bytes": self.budget,
+            "total_bytes": sum(file.size for file in self.layout.files.values()),
+            "memory_bytes": 0 if self.region is None else max(wanted, self.region.allocated),
+            "bytes_per_s": round(self._fetched / seconds) if seconds > 0 else None,
+            "wanted_bytes": wanted,
+            "ready_bytes": self.board.ready_bytes,
+            "fetched_bytes": self._fetched,
+            "refetched": self._refetched,
+            "began": self._began,
+            "ended": self._ended,
+            "errors": list(self._errors),
+        }
+
+    def note(self, error: str) -> None:
+        """Append an error for `document`, unless it repeats the previous one."""
+        if not self._errors or self._errors[-1] != error:
+            self._errors.append(error)
+
+    def _end_early(self) -> None:
+        for lease in [*self._early] if self._is_taken else ():
+            if not self.board.is_unfinished(lease):
+                self.release(lease)
+
+    # Streams. These three are called without the lock.
+
+    def _stream(self, pace: FetchPace) -> None:
+        """Fetch until no lease of this pace waits for bytes."""
+        space = memoryview(bytearray(min(self.layout.chunk, self.layout.total)))
+        source: RangeSource | None = None
+        opened: Mapping[str, str] | None = None
+        while (job := self._take(pace)) is not None:
+            failure: Exception | None = None
+            try:
+                if source is None or opened != job.environment:
+                    if source is not None:
+                        source.close()
+                    source, opened = open_source(self.address, job.environment), job.environment
+                self._fetch(job, source, space)
+            except Exception as error:  # noqa: BLE001 - `_settle` decides about every error
+                failure = error
+            with self.changed:
+                self._settle(job, failure)
+                self._end_early()
+                self.changed.notify_all()
+        if source is not None:
+            source.close()
+
+    def _take(self, pace: FetchPace) -> _Job | None:
+        """Wait for a run of checks to fetch; return None if no lease of this pace waits for bytes."""
+        with self.changed:
+            while any(own is pace and self.board.is_unfinished(one) for one, own in self.leases.items()):
+                delay_s = self._retry_at - monotonic()
+                run = (
+                    self.board.pick(self.leases, lambda one: self.leases[one] is pace)
+                    if delay_s <= 0
+                    else None
+                )
+                if run is not None:
+                    self.board.mark(run, CheckState.BUSY)
+                    self._began = self._began or monotonic()
+                    return _Job(run, pace, self._environment, self._requests)
+                self.changed.wait(delay_s if delay_s > 0 else None)
+            pace.streams -= 1
+            return None
+
+    def _fetch(self, job: _Job, source: RangeSource, space: memoryview) -> None:
+        """Read, verify and write the bytes of a job."""
+        checks = self.layout.checks[job.run.start : job.run.stop]
+        file, start = checks[0].file, checks[0].start
+        data = space[: checks[-1].end - start]
+        filled = reads = idle = 0
+        while filled < len(data):
+            # Each connection may end after a byte, which its own limit of time does not notice.
+            if (reads := reads + 1) > MAX_READS:
+                raise SourceTooSlowError(
+                    f"{file.name} arrives too slowly: {filled} bytes in {MAX_READS} requests"
+                )
+            try:
+                filled += source.read(file.name, file.size, start + filled, data[filled:], job.count)
+                idle = 0
+            except SourceUnavailableError as error:
+                # Retry once at once: the server may have closed a reused connection.
+                idle += 1
+                if idle > 1 or isinstance(error, SourceTooSlowError):
+                    raise
+        for number, check in zip(job.run, checks, strict=True):
+            if hashlib.sha256(data[check.start - start : check.end - start]).hexdigest() != check.digest:
+                raise WrongBytesError(number, check)
+        if self.region is not None:
+            try:
+                self.region.write(file.base + start, data)
+            except OSError as error:
+                raise NoMemoryError(f"no memory for {file.name} at {start}: {error.strerror}") from error
+
+    # Results of jobs.
+
+    def _settle(self, job: _Job, error: Exception | None) -> None:
+        self._fetched += job.received
+        if error is None:
+            self.board.mark(job.run, CheckState.READY)
+            self._ended = monotonic()
+            self._expect_answer()
+            return
+        self.board.mark(job.run, CheckState.IDLE)
+        self._refetched += job.received
+        if job.request != self._requests:
+            return  # a client has attached since, perhaps with other credentials
+        if isinstance(error, SourceUnavailableError) and self._delay_retry():
+            self.note(str(error))
+        elif isinstance(error, WrongBytesError):
+            self._wrong[error.number] += 1
+            if self._wrong[error.number] < MAX_WRONG:
+                self.note(f"{error}; fetched again")
+            else:
+                self._fail([error.number], f"{error}, {MAX_WRONG} times, from {redact(self.address)}")
+        elif isinstance(error, NoMemoryError):
+            self._fail(self.board.list_idle(), str(error))
+        else:
+            numbers: Iterable[int] = job.run
+            if isinstance(error, SourceUnavailableError):
+                numbers = self.board.list_idle()
+            elif isinstance(error, SourceUnusableError | OSError):
+                numbers = self.board.list_idle(self.layout.checks[job.run.start].file.checks)
+            self._fail(numbers, f"{redact(self.address)}: {error}")
+
+    def _fail(self, numbers: Iterable[int], reason: str) -> None:
+        self.note(reason)
+        self.board.mark(numbers, CheckState.FAILED, reason)
+
+    def _expect_answer(self) -> None:
+        """Forget an outage of the source: it works, or has new credentials."""
+        self._down_since: float | None = None
+        self._retry_at, self._delay_s = 0.0, _FIRST_DELAY_S
+
+    def _delay_retry(self) -> bool:
+        """Delay the next attempt after a failed one; return False if the source failed for the time of patience."""
+        now = monotonic()
+        self._down_since = now if self._down_since is None else self._down_since
+        if now >= self._retry_at:  # count one outage once, although each stream reports it
+            self._retry_at = now + self._delay_s
+            self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)
+        return now - self._down_since < self._patience_s
