@@ -44,6 +44,12 @@ def command(
     level: Annotated[
         Level, typer.Option("--level", help="How deep to check; a level includes those before it.")
     ] = "checksum",
+    against: Annotated[
+        Literal["this"] | None,
+        typer.Option(
+            "--against", help="Also check that the bundle fits this machine; the only value is this."
+        ),
+    ] = None,
     fail_level: Annotated[
         FailLevel, typer.Option("--fail-level", help="Minimum severity that makes the command fail.")
     ] = "error",
@@ -82,7 +88,7 @@ def command(
     """Check every bundle and print the findings; fail if a finding reaches --fail-level."""
     source = Source(common.vllm_args, model, revision, common.offline, common.cache)
     replay = parse_replay(prompts, concurrency, max_tokens)
-    request = ValidationRequest(words, level, source, replay)
+    request = ValidationRequest(words, level, source, replay, against is not None)
     with common.out.phase(f"validating {count(len(words), 'bundle')} at level {level}"):
         try:
             reports = api.validate_all(request)

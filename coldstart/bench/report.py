@@ -17,16 +17,13 @@ from typing import Any
 FORMS = ("json", "csv", "html", "markdown")
 Shown = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Table for people: headers, and rows of text."""
-Plot = tuple[str, str]
-"""Heading of a plot, and its HTML."""
+Plot = tuple[str, str]  # heading, and HTML
 Point = tuple[float, float]
 Bar = tuple[str, float, float, int, float | None]
 """Row of a plot: its name, begin and end in seconds, the number of its colour, and a median within it."""
 
 # Okabe and Ito's palette: distinguishable with any colour vision. The last is for "the rest".
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#999999")
-WIDE = 20.0
-"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
 _MARKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _GRID = f'<path class="grid" d="{"".join(f"M0 {100 * at}H100M{100 * at} 0V100" for at in _MARKS)}"/>'
 _STYLE = """
@@ -109,31 +106,30 @@ def bars(label: str, rows: Sequence[Bar]) -> str:
     longest, drawn = max((row[2] for row in rows), default=0.0) or 1.0, ""
     for name, begin, end, colour, median in rows:
         spans = [(begin, end, colour)] if median is None else [(begin, end, -1), (0.0, median, colour)]
-        marks = "".join(
-            f'<i style="left:{low / longest:.2%};width:{(high - low) / longest:.2%};background:{_colour(number)}"></i>'
-            for low, high, number in spans
+        marks = ""
+        for low, high, number in spans:
+            place = f"left:{low / longest:.2%};width:{(high - low) / longest:.2%}"
+            marks += f'<i style="{place};background:{COLOURS[number % len(COLOURS)]}"></i>'
+        text = (
+            f"{begin:.2f} to {end:.2f} s" if median is None else f"{median:.2f} s ({begin:.2f} to {end:.2f})"
         )
-        text = f"{begin:.2f} to {end:.2f}"
-        text = f"{text} s" if median is None else f"{median:.2f} s ({text})"
         drawn += f'<tr><th scope="row">{escape(name)}</th><td class="track">{marks}</td><td>{text}</td></tr>'
     return f'<figure><figcaption>{escape(label)}</figcaption><table class="wide">{drawn}</table></figure>'
 
 
-def lines(
-    series: Mapping[str, Iterable[Point]], x_label: str, y_label: str, *, may_be_log: bool = False
-) -> str:
-    """Return a plot of lines from points (x, y), by name. Axes begin at zero; a logarithmic x axis does not."""
+def lines(series: Mapping[str, Iterable[Point]], x_label: str, y_label: str, *, wide: bool = False) -> str:
+    """Return a plot of lines from points (x, y), by name. `wide`: the x axis is logarithmic if values are far apart."""
     points = {name: [(float(x), float(y)) for x, y in given] for name, given in series.items()}
     known = [x for of in points.values() for x, _ in of if x > 0] or [1.0]
     top = max((y for of in points.values() for _, y in of), default=0.0) or 1.0
     low, high = min(known), max(known)
-    is_log = may_be_log and high > WIDE * low
+    is_log = wide and high > 20 * low
     marks = names = ""
     for number, (name, of) in enumerate(points.items()):
         shares = ((math.log(max(x, low) / low, high / low) if is_log else x / high, y / top) for x, y in of)
         path = " ".join(f"{100 * x:.2f},{100 - 100 * y:.2f}" for x, y in shares)
-        marks += f'<polyline stroke="{_colour(number)}" points="{path}"/>'
-        names += f'<span><b style="color:{_colour(number)}">■</b> {escape(name)}</span>'
+        marks += f'<polyline stroke="{COLOURS[number % len(COLOURS)]}" points="{path}"/>'
+        names += f'<span><b style="color:{COLOURS[number % len(COLOURS)]}">■</b> {escape(name)}</span>'
     x_ends = "".join(f"<span>{low * (high / low) ** at if is_log else high * at:.3g}</span>" for at in _MARKS)
     y_ends = "".join(f"<span>{top * at:.3g}</span>" for at in _MARKS)
     return (
@@ -141,10 +137,6 @@ def lines(
         f'<div class="ends y">{y_ends}</div><svg viewBox="0 0 100 100" preserveAspectRatio="none">{_GRID}{marks}</svg>'
         f'<div class="ends x">{x_ends}</div><div class="x">{escape(x_label)}</div></figure>'
     )
-
-
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
 
 
 def _cell(text: str) -> str:

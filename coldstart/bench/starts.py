@@ -45,9 +45,8 @@ def report(document: Document) -> Report:
     samples = ((mode, one) for mode, found in document["modes"].items() for one in found.get("samples", ()))
     rows = [{"mode": mode, **one} for mode, one in samples]
     notes = [*list_notes(document), _describe_provenance(document)]
-    return Report(
-        f"Cold start of {document['model']}", document, rows, tabulate(document), notes, [*plot(document)]
-    )
+    title = f"Cold start of {document['model']}"
+    return Report(title, document, rows, tabulate(document), notes, [*plot(document)])
 
 
 def tabulate(document: Document) -> list[Shown]:

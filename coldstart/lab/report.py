@@ -1,21 +1,18 @@
 """Reports of trace-replay: document, tables and plots of one replay, and the comparison of several.
 
-A comparison has a row for each system and rate: medians over the rounds, their range, and the ratio to the first system, whose
-interval pairs the rounds.
+A comparison has a row for each system and rate: medians over the rounds, their range, and the paired ratio to the first system.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coldstart.bench import stats
 from coldstart.bench.report import Plot, Point, Report, Shown, lines
-from coldstart.bench.stats import MIN_SAMPLES, paired_ratio
-from coldstart.bench.stats import summarize as summarize_samples
 from coldstart.lab.records import MARKS, METRICS, Limits, Replay, summarize, tabulate
 
 if TYPE_CHECKING:
@@ -32,8 +29,7 @@ COMPARED = {
     "goodput_per_s": ("goodput (requests/s)", "goodput_per_s", None),
 }
 """Metrics of a comparison: label, and members of the document of a replay."""
-MEETS = 0.95
-"""Share of the requests within the SLO from which on a rate meets it (FastServe, section 6.2)."""
+MEETS = 0.95  # share of the requests within the SLO from which on a rate meets it (FastServe, section 6.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,7 @@ def compare(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for metric in COMPARED:
             own, first = ({number: _find(one, metric) for number, one in of.items()} for of in both)
             known = None not in own.values()
-            row[metric] = {**summarize_samples([*own.values()]), **_ratio(own, first)} if known else None
+            row[metric] = {**stats.summarize([*own.values()]), **_ratio(own, first)} if known else None
         rows.append(row)
     return rows
 
@@ -114,8 +110,8 @@ def _find(document: Mapping[str, Any], metric: str) -> Any:
 def _ratio(own: Mapping[int, float], first: Mapping[int, float]) -> dict[str, Any]:
     """Return the ratio of medians of common rounds, with its 95 % interval if there are enough; None of zeros."""
     known = all(value and value > 0 for value in (*own.values(), *first.values()))
-    found = paired_ratio(own, first) if known else None
-    enough = len(own.keys() & first.keys()) >= MIN_SAMPLES
+    found = stats.paired_ratio(own, first) if known else None
+    enough = len(own.keys() & first.keys()) >= stats.MIN_SAMPLES
     return {"ratio": found and found[0], "ratio_ci95": found[1] if found and enough else None}
 
 
@@ -145,9 +141,9 @@ def _cell(metric: str, found: Mapping[str, Any] | None) -> str:
     median, spread = found["median"], (found["max"] - found["min"]) / 2
     text = _format(metric, median)
     text += f" ±{spread / median:.0%}" if found["n"] > 1 and median else ""
-    low, high = found["ratio_ci95"] or (inf, inf)
-    is_noise = low <= 1 <= high and low < high
-    return text if found["ratio"] in (None, 1) else f"{text} {found['ratio']:.2f}x{'?' * is_noise}"
+    low, high = found["ratio_ci95"] or (0.0, 0.0)
+    noise = "?" * (low <= 1 <= high != low)
+    return text if found["ratio"] in (None, 1) else f"{text} {found['ratio']:.2f}x{noise}"
 
 
 def list_tables(summary: Mapping[str, Any]) -> list[Shown]:
@@ -199,5 +195,5 @@ def plot_distributions(frame: DataFrame) -> Iterator[Plot]:
         if (known[metric] > 0).any():
             values = known.groupby("name", sort=False)[metric]
             series = {name: [*zip(of.quantile(SHARES), 100 * SHARES, strict=True)] for name, of in values}
-            drawn = lines(series, f"{label} (s)", "share of requests (%)", may_be_log=True)
+            drawn = lines(series, f"{label} (s)", "share of requests (%)", wide=True)
             yield f"Distribution: {label}", drawn

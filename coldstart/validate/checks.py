@@ -1,11 +1,15 @@
 """The levels of `validate`; each level includes the levels before it.
 
 `manifest` and `checksum` need neither torch nor vLLM. `load` and `replay` start a server, and only from a bundle that passed
-the earlier levels.
+the earlier levels: a damaged bundle, or one for another machine, is not started.
+
+A machine is the hardware and runtime fields of a key, such as {"hardware.cpu.model": "..."}. Model and engine fields do not
+depend on the machine and are never compared.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +20,7 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.manifest import SECTION_TYPES, supported
 from coldstart.artifacts.oci import Descriptor
 
+Scalar = str | int | float | bool | None
 Level = Literal["manifest", "checksum", "load", "replay"]
 FailLevel = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("manifest", "checksum", "load", "replay")
@@ -47,13 +52,44 @@ class ValidationReport:
         return any(SEVERITIES.index(item.severity) >= SEVERITIES.index(level) for item in self.findings)
 
 
-def check_bundle(bundle: Bundle, level: Level = "checksum") -> ValidationReport:
-    """Check a bundle up to `level`, without a start. An error of the bundle is a finding; any other error is raised."""
+def check_bundle(
+    bundle: Bundle, level: Level = "checksum", machine: Mapping[str, Scalar] | None = None
+) -> ValidationReport:
+    """Check a bundle up to `level`, without a start. An error of the bundle is a finding; any other error is raised.
+
+    Its key is compared with the fields of `machine`, if there are any.
+    """
     findings = check(bundle, level)
     ref = bundle.digest
     with suppress(BundleError):  # the check of the manifest has reported it
         ref = bundle.ref
+        findings += compare_machine(bundle.key.fields, machine, bundle.name) if machine else []
     return ValidationReport(ref, level, tuple(findings))
+
+
+def describe_machine() -> dict[str, Scalar]:
+    """Return the hardware and runtime fields of this machine. Raises ColdstartError where vLLM is not installed."""
+    from coldstart.models import keys
+    from coldstart.system import runtime
+
+    groups = {"hardware": keys.hardware_fields(on_cpu=runtime.targets_cpu()), "runtime": runtime.fields()}
+    return {f"{group}.{name}": value for group, part in groups.items() for name, value in part.items()}
+
+
+def compare_machine(key: Mapping[str, Scalar], machine: Mapping[str, Scalar], name: str) -> list[Finding]:
+    """Return one error for each field in which the machine differs from the machine of the bundle."""
+    fields = sorted(field for field in {*key, *machine} if field.partition(".")[0] in ("hardware", "runtime"))
+    return [
+        Finding(
+            "CS-KEY-MISMATCH",
+            "error",
+            f"{field}: the bundle requires {key.get(field)!r}, the machine has {machine.get(field)!r}",
+            f"on that machine: coldstart materialize {name}",
+            field,
+        )
+        for field in fields
+        if key.get(field) != machine.get(field)
+    ]
 
 
 def check(bundle: Bundle, level: Level = "checksum") -> list[Finding]:

@@ -54,12 +54,16 @@ class Source:
 
 @dataclass(frozen=True)
 class ValidationRequest:
-    """References or models to validate. `source` has the model and the arguments of the servers, `replay` their requests."""
+    """References or models to validate. `source` has the model and the arguments of the servers, `replay` their requests.
+
+    With `against_machine` the hardware and the versions of this machine are compared too.
+    """
 
     words: Sequence[str]
     level: checks.Level = "checksum"
     source: Source = field(default_factory=Source)
     replay: PromptSettings = start.REPLAY
+    against_machine: bool = False
 
 
 def run(request: ValidationRequest) -> list[checks.ValidationReport]:
@@ -70,9 +74,10 @@ def run(request: ValidationRequest) -> list[checks.ValidationReport]:
     """
     _check_request(request)
     found = [(word, find_bundle(word, request.source)) for word in request.words]
+    machine = checks.describe_machine() if request.against_machine else None
     reports = []
     for word, bundle in found:
-        report = checks.check_bundle(bundle, request.level)
+        report = checks.check_bundle(bundle, request.level, machine)
         if request.level in checks.STARTING and not report.fails("error"):
             report = replace(report, findings=(*report.findings, *_check_start(bundle, word, request)))
         reports.append(report)

@@ -66,6 +66,13 @@ def test_a_damaged_bundle_is_whole_after_another_pull(
     assert validate(bundle) == 0
 
 
+@pytest.mark.vllm
+def test_a_bundle_of_another_machine_does_not_fit(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert validate(bundle, "--against", "this", "--format", "json") == 1
+    (report,) = json.loads(capsys.readouterr().out)["bundles"]
+    assert {finding["code"] for finding in report["findings"]} == {"CS-KEY-MISMATCH"}
+
+
 @pytest.mark.slow
 def test_a_model_with_arguments_is_looked_up_by_its_key(
     bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]

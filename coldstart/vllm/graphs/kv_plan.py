@@ -93,11 +93,10 @@ def fit_worker(worker: Any, data: object) -> int:
         raise GraphRefusedError(
             f"the bundle has KV plans for {len(plans)} ranks, but this engine has {world}"
         )
-    plan = plans[worker.rank]
+    plan: KvPlan = plans[worker.rank]
     here = (__version__, current_platform.get_device_name())
     if here != (plan.vllm, plan.device):
         raise GraphRefusedError(
             f"the KV plan was measured with {plan.vllm} on {plan.device}, but this engine has {' on '.join(here)}"
         )
-    free: int = worker.init_snapshot.free_memory
-    return plan.fit(free)
+    return int(plan.fit(worker.init_snapshot.free_memory))

@@ -86,7 +86,7 @@ def test_bars_begin_and_end_at_their_share_of_the_longest() -> None:
     ],
 )
 def test_values_far_apart_are_on_a_logarithmic_axis(far: float, ticks: list[str], points: str) -> None:
-    (found,) = pages.plots(report.lines({"a": [(1.0, 0.0), (far, 4.0)]}, "x", "y", may_be_log=True))
+    (found,) = pages.plots(report.lines({"a": [(1.0, 0.0), (far, 4.0)]}, "x", "y", wide=True))
     (axis,) = (one for one in found.iter("div") if one.attrib["class"] == "ends x")
     assert [one.text for one in axis] == ticks
     assert [one.attrib["points"] for one in found.iter("polyline")] == [points]

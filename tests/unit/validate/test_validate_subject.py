@@ -200,3 +200,11 @@ def test_damage_is_found_by_checksum_and_not_by_manifest(bundle: Bundle) -> None
     report = check_bundle(bundle, "checksum")
     assert [finding.subject for finding in report.findings] == ["compile"]
     assert report.fails("error")
+
+
+def test_foreign_machine_is_reported_by_field(bundle: Bundle) -> None:
+    foreign = {"hardware.name": "gpu", "hardware.sms": 80, "runtime.vllm": "0.32", "model.name": "other"}
+    report = check_bundle(bundle, "manifest", foreign)
+    assert [finding.subject for finding in report.findings] == ["hardware.name", "hardware.sms"]
+    assert {finding.code for finding in report.findings} == {"CS-KEY-MISMATCH"}
+    assert "requires 'cpu', the machine has 'gpu'" in report.findings[0].message
