@@ -78,6 +78,7 @@ def test_bundle_altered_at_its_source_is_not_accepted(
 ) -> None:
     runner = Runner(tmp_path, variables)
     alter(runner.origin, runner.bundle)
+    lines = [line for line in lines if "pip install" not in line]
     results = [runner.run(line) for line in lines]
     (pulled,) = [result for line, result in zip(lines, results, strict=True) if "coldstart pull" in line]
     assert pulled[0] == 1 and "CS-DIGEST" in pulled[1]

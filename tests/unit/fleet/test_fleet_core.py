@@ -289,26 +289,6 @@ def test_pipeline_ends_its_stream_when_the_worker_that_replaced_it_dies() -> Non
     assert [Stop(rank.worker) for rank in ranks] == [a for a in actions if isinstance(a, Stop)]
 
 
-def test_pipeline_serves_on_when_the_worker_that_would_replace_it_dies() -> None:
-    one = core(MODELS[:2], beside=True)
-    ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
-    (single,) = [
-        launch for rank in ranks for launch in launches(one.handle(events.RankReady(rank.worker), 5.0))
-    ]
-    assert one.handle(events.WorkerDied(single.worker, "killed"), 6.0) == []
-    assert one.handle(events.Arrived("2", "large"), 7.0) == [Dispatch("2", ranks[0].group)]
-    assert one.models["large"].failures == 0
-
-
-def test_worker_that_would_replace_a_pipeline_stops_with_it() -> None:
-    one = core(MODELS[:2], beside=True)
-    ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
-    (single,) = [
-        launch for rank in ranks for launch in launches(one.handle(events.RankReady(rank.worker), 5.0))
-    ]
-    assert Stop(single.worker) in one.handle(events.WorkerDied(ranks[0].worker, "killed"), 6.0)
-
-
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_fleet_that_begins_again_does_not_consolidate_a_second_time(ready: bool) -> None:
     one, ranks, single = _consolidated()
@@ -320,17 +300,6 @@ def test_a_fleet_that_begins_again_does_not_consolidate_a_second_time(ready: boo
     assert again.roster.servers[ranks[0].server].free == [0]
     assert actions == ([Stop(rank.worker) for rank in ranks] if ready else [])
     assert again.models["large"].number == 2
-
-
-def test_a_stream_that_cannot_move_ends_where_it_is() -> None:
-    one = core(MODELS[:2])
-    ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
-    (single,) = [
-        launch for rank in ranks for launch in launches(one.handle(events.RankReady(rank.worker), 5.0))
-    ]
-    one.handle(events.RankReady(single.worker), 12.0)
-    assert one.handle(events.Moved("1", False), 20.0) == []
-    assert one.handle(events.Ended("1"), 30.0) == [Stop(rank.worker) for rank in ranks]
 
 
 def test_start_evicts_elsewhere_before_it_retries_the_failed_server() -> None:
