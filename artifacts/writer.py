@@ -84,7 +84,7 @@ class Staging:
     directory: Path
     blobs: dict[str, Path] = field(default_factory=dict)
 
-    def put(self, data: bytes, media_type: str) -> oci.Descriptor:
+    def add_blob(self, data: bytes, media_type: str) -> oci.Descriptor:
         """Stage a small blob."""
         with self.file() as file:
             file.write(data)
@@ -146,10 +146,10 @@ class Staging:
 
     def _stage_signature(self, subject: oci.Descriptor, payload: bytes) -> oci.Descriptor:
         # sigstore's clients find a bundle by the types, and by these annotations whether it is one of theirs.
-        layer = self.put(payload, oci.SIGNATURE_TYPE)
-        config = self.put(b"{}", oci.EMPTY_TYPE)
+        layer = self.add_blob(payload, oci.SIGNATURE_TYPE)
+        config = self.add_blob(b"{}", oci.EMPTY_TYPE)
         image = oci.ImageManifest(oci.SIGNATURE_TYPE, config, (layer,), subject.bare(), _SIGSTORE)
-        entry = self.put(image.document(), oci.MANIFEST_TYPE)
+        entry = self.add_blob(image.document(), oci.MANIFEST_TYPE)
         return replace(entry, artifact_type=oci.SIGNATURE_TYPE, annotations={oci.SUBJECT: subject.digest})
 
 
@@ -218,8 +218,8 @@ def receive(layout: OciLayout, source: BundleSource, descriptor: oci.Descriptor)
         for layer in image.blobs[1:]:
             if faults[layer.digest]:
                 place.copy(VerifiedReader(source.open(layer), layer.digest, layer.size))
-        place.put(config, image.config.media_type)
-        place.put(data, oci.MANIFEST_TYPE)
+        place.add_blob(config, image.config.media_type)
+        place.add_blob(data, oci.MANIFEST_TYPE)
         stored = [blob for blob in every if blob.digest not in place.blobs]
         bundle = place.publish(bare, parsed, source.signatures(bare), stored)
     damaged = [one for one in faults.values() if one and not isinstance(one, MissingBlobError)]
@@ -249,7 +249,7 @@ class Draft:
         data = canonical.dumps(value)
         if len(data) > LIMITS.json_section:
             raise TooLargeError(f"section {name} is {len(data)} bytes, the cap is {LIMITS.json_section}")
-        self.sections[name] = entry = self.staging.put(data, declared.media_type)
+        self.sections[name] = entry = self.staging.add_blob(data, declared.media_type)
         return entry
 
     def add_tree(self, name: str, directory: Path) -> oci.Descriptor:
@@ -284,8 +284,8 @@ class Draft:
         )
         image = manifest.image()
         parse(manifest.config(), image)  # A bundle that no reader accepts must not be published.
-        self.staging.put(manifest.config(), oci.CONFIG_TYPE)
-        descriptor = self.staging.put(image.document(), oci.MANIFEST_TYPE)
+        self.staging.add_blob(manifest.config(), oci.CONFIG_TYPE)
+        descriptor = self.staging.add_blob(image.document(), oci.MANIFEST_TYPE)
         signatures = [signer.sign(descriptor.digest)] if signer else []
         return self.staging.publish(descriptor, manifest, signatures)
 

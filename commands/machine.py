@@ -20,7 +20,7 @@ def doctor(common: Common) -> None:
     """Report what this machine supports, what is missing, and the command that installs it."""
     with common.out.phase("examine this machine"):
         results = probes.examine(common.cache)
-    modes, able = list_permitted(results), probes.able(results)
+    modes, able = list_permitted(results), probes.can_serve(results)
     refused = {mode: {"reason": why.reason, "hint": why.hint} for mode, why in list_reasons().items()}
     data = {
         "able": able,

@@ -270,7 +270,7 @@ def _replay(
         where += f", round {number + 1}" if rounds > 1 else ""
         with common.out.phase(f"replay the trace{where}"):
             done = systems[name](replace(plan, seed=plan.seed + number), trace)
-        runs.append(Run.of(name, plan.rate if is_sweep else None, number, done, limits))
+        runs.append(Run.from_replay(name, plan.rate if is_sweep else None, number, done, limits))
         if done.ended != "complete":
             break
     give(common.out, exports, report(kind, runs, asdict(rows), compares=compares))

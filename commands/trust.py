@@ -78,7 +78,7 @@ def show_own(common: Common) -> None:
 
 @app.command("why")
 @declare()
-def why(
+def explain(
     common: Common,
     ref: Annotated[str, typer.Argument(help="Bundle reference.", autocompletion=complete_reference)],
 ) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from coldstart.host.policies import POLICIES
-from coldstart.host.policies.protocol import Costs, Policy, first
+from coldstart.host.policies.protocol import Costs, Policy, take_first
 
 
 class ShadowCache:
@@ -84,7 +84,7 @@ class GDSF:
     def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         members = set(free)
         order = sorted((m for m in self._value if m in members), key=self._value.__getitem__)
-        return first(order, need, self.costs)
+        return take_first(order, need, self.costs)
 
 
 class SRRIP:
@@ -114,7 +114,7 @@ class SRRIP:
     def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         members = set(free)
         order = sorted((m for m in self._prediction if m in members), key=lambda m: -self._prediction[m])
-        return first(order, need, self.costs)
+        return take_first(order, need, self.costs)
 
 
 class LibCache:

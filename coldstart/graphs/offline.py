@@ -71,7 +71,7 @@ def keep_proven(bundle: Path, proof: prove.Proof) -> None:
     if not proof.proven:
         raise NotProvenError(f"no graph was proven: {format_reasons(proof.failed)}")
     if proof.failed:
-        seal = tables.rewrite(tables.load(bundle).without(proof.failed), bundle)
+        seal = tables.rewrite(tables.load(bundle).drop_graphs(proof.failed), bundle)
         prove.write(replace(proof, seal=seal, failed={}), bundle)
 
 

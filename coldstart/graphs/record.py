@@ -132,7 +132,7 @@ def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, C
     snapshot.ranges = _find_ranges(driver, used[Intervals([*named, *pool]).find(used) == NONE])
     host = Intervals([r for r in snapshot.ranges if r.symbol == HOST])
     pinned = [key for key, found in addresses.items() if (host.find(found) != NONE).any()]
-    snapshot.tables = tables.without(dict.fromkeys(pinned, "pinned host pointer among the parameters"))
+    snapshot.tables = tables.drop_graphs(dict.fromkeys(pinned, "pinned host pointer among the parameters"))
     snapshot.contents = _read_contents(driver, snapshot, used)
     return snapshot
 

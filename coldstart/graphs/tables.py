@@ -132,7 +132,7 @@ class Tables:
     contents: Array = field(default_factory=lambda: np.zeros(0, BYTES))
     content_relocations: Array = field(default_factory=lambda: np.zeros(0, RELOCATION))
 
-    def without(self, reasons: Mapping[str, str]) -> Tables:
+    def drop_graphs(self, reasons: Mapping[str, str]) -> Tables:
         """Return the tables without these graphs, which are refused with the reasons."""
         kept = {key: graph for key, graph in self.graphs.items() if key not in reasons}
         return replace(self, graphs=kept, refused={**self.refused, **reasons})

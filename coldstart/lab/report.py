@@ -43,7 +43,7 @@ class Run:
     document: Mapping[str, Any]
 
     @classmethod
-    def of(cls, name: str, rate: float | None, number: int, replay: Replay, limits: Limits) -> Run:
+    def from_replay(cls, name: str, rate: float | None, number: int, replay: Replay, limits: Limits) -> Run:
         """Summarize a replay; without `limits` its own SLO is judged."""
         frame = tabulate(replay.records)
         causes = frame["error"].value_counts().head(5)

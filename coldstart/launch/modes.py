@@ -316,7 +316,7 @@ def list_permitted(results: Sequence[Probe]) -> dict[str, bool]:
     from coldstart.system import probes
 
     good = {probe.name for probe in results if probe.status == "ok"}
-    able = probes.able(results)
+    able = probes.can_serve(results)
     return {mode.name: able and not mode.unavailable() and good.issuperset(mode.probes) for mode in LADDER}
 
 

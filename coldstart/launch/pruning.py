@@ -52,7 +52,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     unpacked = _find_unpacked(cache, remaining)
     with _leftover_images(cache.runtimes) as partial:
         frozen = (*partial, *_find_images(cache, remaining))
-        freed = pruned.freed_bytes + sum(map(runtime_image.size, (*unpacked, *frozen)))
+        freed = pruned.freed_bytes + sum(map(runtime_image.measure_size, (*unpacked, *frozen)))
         if not dry_run:
             remove(unpacked)
             for path in unpacked:

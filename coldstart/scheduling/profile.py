@@ -42,7 +42,7 @@ class Curve:
     ys: tuple[float, ...]
 
     @classmethod
-    def through(cls, points: Iterable[tuple[float, float]], name: str) -> Curve:
+    def from_points(cls, points: Iterable[tuple[float, float]], name: str) -> Curve:
         """Return the curve of the points, sorted by x, with each y lowered to the minimum of itself and all later ones.
 
         Noise only makes a measurement longer, so the lower value is the accurate one. Raises ProfileError.
@@ -78,7 +78,7 @@ class IterationProfile:
 
     @classmethod
     def create(cls, prefill: Iterable[Point], decode: Iterable[Point]) -> IterationProfile:
-        return cls(Curve.through(prefill, "prefill"), Curve.through(decode, "decode"))
+        return cls(Curve.from_points(prefill, "prefill"), Curve.from_points(decode, "decode"))
 
     @classmethod
     def parse(cls, document: object) -> IterationProfile:

@@ -192,6 +192,6 @@ def examine(cache: Cache) -> list[Probe]:
     return [*own, frozen_runtime(cache), shared_memory()]
 
 
-def able(results: Sequence[Probe]) -> bool:
+def can_serve(results: Sequence[Probe]) -> bool:
     """Return whether cold starts can be served, because no required item is missing."""
     return not any(probe.required and probe.status == "missing" for probe in results)

@@ -152,7 +152,7 @@ class LaunchedServer:
         served = _object(self.files.ready).get("pid") if self.files.ready.exists() else None
         if isinstance(served, int):
             self.tree.adopt(served)
-        return [one for one in self.tree.look() if processes.birth(one.pid) is not None]
+        return [one for one in self.tree.list_processes() if processes.birth(one.pid) is not None]
 
     def stop(self) -> None:
         """Send SIGTERM, wait, then send SIGKILL to every remaining process of the start.

@@ -81,7 +81,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def _processes(fleet: Fleet) -> list[psutil.Process]:
-    return [one for process in fleet.processes for one in ProcessTree(process.pid).look()]
+    return [one for process in fleet.processes for one in ProcessTree(process.pid).list_processes()]
 
 
 def _answers(address: str) -> set[str]:

@@ -43,7 +43,7 @@ def _memory(processes: list[psutil.Process]) -> set[Path]:
 def test_server_listens_on_loopback_and_no_attack_succeeds(
     server: subprocess.Popen[bytes], stranger: Act
 ) -> None:
-    processes = sorted(ProcessTree(server.pid).look(), key=lambda one: one.pid)
+    processes = sorted(ProcessTree(server.pid).list_processes(), key=lambda one: one.pid)
     sockets = [one for process in processes for one in process.net_connections("all")]
     # torch's store and gloo listen in the engine, and no option closes their ports: they must not be on a network.
     listening = {one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN}

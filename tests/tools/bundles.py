@@ -82,9 +82,9 @@ def forge(
 def plant(store: Store, config: bytes, change: Callable[[bytes], bytes] = bytes) -> Bundle:
     """Create a bundle with `config` as its config blob and no layers; `change` edits the bytes of the image manifest."""
     with store.begin(key()) as draft:
-        described = draft.staging.put(config, oci.CONFIG_TYPE)
+        described = draft.staging.add_blob(config, oci.CONFIG_TYPE)
         image = change(oci.ImageManifest(oci.BUNDLE_TYPE, described, ()).document())
-        descriptor = draft.staging.put(image, oci.MANIFEST_TYPE)
+        descriptor = draft.staging.add_blob(image, oci.MANIFEST_TYPE)
         return draft.staging.publish(descriptor, Manifest(key(), (), provenance()), ())
 
 

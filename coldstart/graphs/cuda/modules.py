@@ -39,7 +39,7 @@ class ModuleLog:
     _by_name: dict[str, list[str]] = field(default_factory=dict)
     _by_module: dict[int, str] = field(default_factory=dict)
 
-    def see(self, image: bytes) -> str | None:
+    def record(self, image: bytes) -> str | None:
         """Record one binary and return its digest; images that are not cubins are dropped."""
         digest = sha256(image)
         if digest in self.images:
@@ -130,7 +130,7 @@ class ModuleWatch:
             resource = ctypes.cast(data, ctypes.POINTER(_Resource)).contents
             module = ctypes.cast(resource.descriptor, ctypes.POINTER(_Module)).contents
             image = ctypes.string_at(module.image, module.size) if module.image and module.size else None
-            if image and (seen := self._log.see(image)):
+            if image and (seen := self._log.record(image)):
                 self._loaded[get_ident()].append(seen)
         elif domain == DRIVER_API and number in MODULE_LOADS:
             call = ctypes.cast(data, ctypes.POINTER(_Call)).contents

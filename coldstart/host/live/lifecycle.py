@@ -182,7 +182,7 @@ class Lifecycle:
                 self.facts.get_model(name).gpu_memory_bytes = await asyncio.to_thread(
                     self.meter.gpu_memory, pid
                 )
-                memory = await asyncio.to_thread(self.meter.private, pid)
+                memory = await asyncio.to_thread(self.meter.process_memory, pid)
                 if memory is not None and not ended.done():
                     self.emit(events.Measured(name, max(1, memory)))
 

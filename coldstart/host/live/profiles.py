@@ -176,9 +176,9 @@ class Meter:
     def __init__(self, *, on_cpu: bool = False) -> None:
         self.on_cpu = on_cpu
 
-    def private(self, pid: int) -> int | None:
-        """Return the memory that no other process shares (USS), so that nothing of a template counts twice."""
-        return processes.pss_bytes(processes.tree(pid), "uss") if self.on_cpu else None
+    def process_memory(self, pid: int) -> int | None:
+        """Return the proportional set size. All servers together count the pages of a template at most once more."""
+        return processes.pss_bytes(processes.tree(pid)) if self.on_cpu else None
 
     def gpu_memory(self, pid: int) -> int | None:
         """Return the GPU memory, as the driver reports it."""

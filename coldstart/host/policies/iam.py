@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from heapq import heapify, heappush
 from math import inf, log
 
-from coldstart.host.policies.protocol import Costs, first
+from coldstart.host.policies.protocol import Costs, take_first
 
 UPDATE_S, REBUILD_S = 10.0, 1.0
 SMOOTHING = 0.2
@@ -74,7 +74,7 @@ class IAM:
         late = [entry for entry in self._shadow or () if entry[2] not in queued]
         # Sorted, a heap has the order in which its entries would be popped.
         order = [*sorted(self._queue), *sorted(late)]
-        return first((model for _, _, model in order if model in members), need, self.costs)
+        return take_first((model for _, _, model in order if model in members), need, self.costs)
 
     def _update(self, now: float) -> None:
         if self._shadow is not None and now >= self._ready_at:

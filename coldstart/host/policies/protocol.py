@@ -49,7 +49,7 @@ class Policy(Protocol):
         """
 
 
-def first(order: Iterable[str], need: int, costs: Costs) -> list[str]:
+def take_first(order: Iterable[str], need: int, costs: Costs) -> list[str]:
     """Return the first models of an eviction order that together hold `need` bytes."""
     chosen: list[str] = []
     for model in order:
@@ -84,4 +84,4 @@ class LRU:
 
     def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         members = set(free)
-        return first((model for model in self._uses if model in members), need, self.costs)
+        return take_first((model for model in self._uses if model in members), need, self.costs)

@@ -88,10 +88,8 @@ def tree(pid: int) -> list[int]:
         raise ProcessLookupError(f"process {pid} does not exist") from error
 
 
-def pss_bytes(pids: Iterable[int], kind: str = "pss") -> int:
+def pss_bytes(pids: Iterable[int]) -> int:
     """Return the sum of proportional set sizes in bytes, in which each shared page counts by its share.
-
-    With the kind "uss", a page that another process shares does not count.
 
     Processes that have ended or are not readable count zero.
     """
@@ -100,7 +98,7 @@ def pss_bytes(pids: Iterable[int], kind: str = "pss") -> int:
     total = 0
     for pid in pids:
         with suppress(psutil.Error):
-            total += getattr(psutil.Process(pid).memory_full_info(), kind)
+            total += psutil.Process(pid).memory_full_info().pss
     return total
 
 

@@ -30,7 +30,7 @@ class ProcessTree:
             if (process := psutil.Process(pid)).create_time() >= self._began:
                 self._seen.add(process)
 
-    def look(self) -> set[psutil.Process]:
+    def list_processes(self) -> set[psutil.Process]:
         """Return the living processes of the tree, and remember them: descendants of a dead process cannot be found."""
         for one in list(self._seen):
             with suppress(psutil.Error):
@@ -41,12 +41,12 @@ class ProcessTree:
 
     def is_stopped(self) -> bool:
         """Return whether any of the processes is suspended (state T)."""
-        return any(processes.is_stopped(one.pid) for one in self.look())
+        return any(processes.is_stopped(one.pid) for one in self.list_processes())
 
     def kill(self) -> None:
         """Send SIGKILL to every process, parents first, which also ends stopped ones."""
         # Creation times are too coarse: a child forked at once has its parent's.
-        for one in sorted(self.look(), key=_count_ancestors):
+        for one in sorted(self.list_processes(), key=_count_ancestors):
             with suppress(psutil.Error):
                 one.kill()
 

@@ -111,7 +111,7 @@ def described(directory: Path) -> Image:
     except (OSError, ValueError, KeyError, TypeError):
         python = vllm = made = ""
     reason = obstacle(directory) or fingerprint.obstacle(directory, "runtime snapshot")
-    return Image(directory, python, vllm, made, size(directory), reason)
+    return Image(directory, python, vllm, made, measure_size(directory), reason)
 
 
 def discard(image: Path) -> None:
@@ -120,7 +120,7 @@ def discard(image: Path) -> None:
     file_state.find_record(_KIND, image).unlink(missing_ok=True)
 
 
-def size(path: Path) -> int:
+def measure_size(path: Path) -> int:
     """Return the bytes that a file or a directory takes on disk."""
     inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
     return sum(status.st_blocks * 512 for one in inside if (status := one.lstat()))

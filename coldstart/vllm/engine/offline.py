@@ -51,7 +51,7 @@ class OfflineEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         parsed, fallbacks = server.parse_args(vllm_args)
-        stepdowns.say(fallbacks)
+        stepdowns.report(fallbacks)
         args = AsyncEngineArgs.from_cli_args(parsed)
         self.config = args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         self.engine = LLMEngine.from_vllm_config(self.config, disable_log_stats=True)
@@ -174,7 +174,7 @@ def modelinfos() -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted(directory.glob("*.json"))}
 
 
-def size(plan: LaunchPlan, out: Path) -> None:
+def measure_kv_cache(plan: LaunchPlan, out: Path) -> None:
     """Measure only the KV cache, with the caches that an earlier start has filled, and overwrite that start's result."""
     begin(plan)
     with timeline.measure("start engine, warm", track="offline"):
@@ -225,7 +225,7 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
         with timeline.measure("save compiled forward", track="offline"):
             reason = not_compiled(engine) or write_compiled(engine, out / "compile")
         if reason:
-            stepdowns.say([Fallback("compile", reason)])
+            stepdowns.report([Fallback("compile", reason)])
             _write(out / f"{NOT_MADE}.json", {"compile": reason})
 
 
@@ -276,7 +276,7 @@ if __name__ == "__main__":
         sys.argv[3],
     )
     if work == SIZE:
-        size(given, target)
+        measure_kv_cache(given, target)
     elif work == TASK:
         run_task(given)
     else:

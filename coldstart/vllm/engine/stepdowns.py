@@ -61,7 +61,7 @@ def reports(args: Namespace) -> bool:
     return bool(args.worker_cls == WORKER or args.load_format == LOAD_FORMAT)
 
 
-def say(fallbacks: Fallbacks) -> None:
+def report(fallbacks: Fallbacks) -> None:
     """Write fallbacks to this process's log, for processes that have no report."""
     for fallback in fallbacks:
         sys.stderr.write(f"coldstart: {fallback}\n")

@@ -153,7 +153,7 @@ class Fetcher:
         self._environment, self._requests = environment, self._requests + 1
         self._expect_answer()
         self._wrong -= Counter(dict.fromkeys(wanted, MAX_WRONG))
-        self.board.want(wanted)
+        self.board.request(wanted)
         if self.region is not None and new:
             self.region.allocate(self.layout.checks[number] for number in new)
         lease = Lease(wanted, background=background)

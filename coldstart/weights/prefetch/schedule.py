@@ -39,7 +39,7 @@ class Board:
         self.settled, self.reasons = list[int](), dict[int, str]()
         self.wanted_bytes = self.ready_bytes = 0
 
-    def want(self, numbers: Iterable[int]) -> None:
+    def request(self, numbers: Iterable[int]) -> None:
         """Plan the checks that were not requested before, and failed ones once more."""
         for number in numbers:
             if self.states[number] == CheckState.UNWANTED:

@@ -81,7 +81,7 @@ class SimModel:
         self.fake, self.shape, self.random = fake_cuda(), shape, random.Random(seed)
         modules = ModuleLog()
         for image in images:
-            modules.see(image)
+            modules.record(image)
         self.driver = CudaDriver(modules)
         self.libraries = [self.driver.load_library(image) for image in images]
         # Of one function, as a kernel with much shared memory has them.

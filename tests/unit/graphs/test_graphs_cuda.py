@@ -98,7 +98,7 @@ def test_a_function_is_known_by_the_module_that_it_was_loaded_from(monkeypatch: 
         log.digest(0x300, "lazy", LAYOUT, set) is not None
         and log.digest(0x300, "lazy", ((0, 4),), set) is None
     )
-    assert log.see(b"no cubin") is None
+    assert log.record(b"no cubin") is None
     cupti.load(20, 0x100, other)
     assert log.digest(0x100, "k", LAYOUT, set) == found[1]
     del watch

@@ -64,7 +64,7 @@ def test_engine_without_output_is_reported(tmp_path: Path) -> None:
 
 def test_layouts_in_which_every_graph_conflicts_are_no_bundle(rounds_bundle: Path, tmp_path: Path) -> None:
     """On an H100, all graphs of a model were refused for one reason, and the empty bundle counted as proven."""
-    nothing = tables.load(rounds_bundle).without(dict.fromkeys(KEYS, "a word points elsewhere"))
+    nothing = tables.load(rounds_bundle).drop_graphs(dict.fromkeys(KEYS, "a word points elsewhere"))
 
     def launch(name: str, task: EngineTask) -> None:
         assert task.record is not None, name

@@ -44,7 +44,7 @@ def test_failures_count_as_misses_and_not_as_latencies() -> None:
 
 def test_a_page_has_the_distribution_of_each_metric() -> None:
     done = Replay([FAILED, record(0, 2.0, 4.0, 5)], duration_s=4.0)
-    made = report("live", [Run.of("one", None, 0, done, {})], {}, compares=False)
+    made = report("live", [Run.from_replay("one", None, 0, done, {})], {}, compares=False)
     found = pages.plots(made.render("html"))
     assert len(found) == 5
     assert {"TTFT (s)", "share of requests (%)"} <= set[str]().union(*map(pages.read_labels, found))
@@ -68,7 +68,7 @@ def test_each_model_is_judged_by_its_own_limits() -> None:
 def test_a_comparison_pairs_the_rounds_and_leaves_out_incomplete_replays() -> None:
     def run(name: str, number: int, first: float, ended: str = "complete", rate: float = 1.0) -> Run:
         done = Replay([record(0, 1 + first, 1 + 2 * first, 5), FAILED], 10.0, ended)
-        return Run.of(name, rate, number, done, {None: {"ttft_s": 4.0}})
+        return Run.from_replay(name, rate, number, done, {None: {"ttft_s": 4.0}})
 
     slow = [run("slow", number, first) for number, first in enumerate((2.0, 4.0, 8.0))]
     fast = [run("fast", number, first) for number, first in enumerate((1.0, 2.0, 4.0))]

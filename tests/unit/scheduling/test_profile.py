@@ -13,7 +13,7 @@ POINTS = st.lists(
 
 @given(POINTS, st.floats(0, 8192), st.floats(0, 8192))
 def test_a_curve_never_falls(points: list[tuple[int, float]], a: float, b: float) -> None:
-    curve = Curve.through(points, "prefill")
+    curve = Curve.from_points(points, "prefill")
     low, high = sorted((a, b))
     assert curve(low) <= curve(high) * (1 + 1e-9)
 

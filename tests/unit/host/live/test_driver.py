@@ -134,7 +134,7 @@ def test_observed_memory_of_a_model_is_recorded(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(lifecycle, "MEASURE_EVERY_S", 0.01)
     sizes = [12]
     meter = Meter(on_cpu=True)
-    meter.private = lambda _: sizes[-1]  # type: ignore[method-assign]
+    meter.process_memory = lambda _: sizes[-1]  # type: ignore[method-assign]
 
     async def work() -> None:
         async with staged(tmp_path, meter=meter) as stage:

@@ -67,7 +67,7 @@ def _fetch_all(board: Board, lease: Lease, data: bytes) -> int:
 
 def _want(board: Board, names: list[str] | None, *, background: bool = False) -> Lease:
     wanted = board.layout.select(names)
-    board.want(wanted)
+    board.request(wanted)
     return Lease(wanted, background=background)
 
 
