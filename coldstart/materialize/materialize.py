@@ -34,6 +34,31 @@ def workspace(root: Path) -> AbstractContextManager[Path]:
     return owned(root, patience_s=_PATIENCE_S)
 
 
+def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
+    """Build and publish the bundle, or return the existing one. `phase` is entered around each stage to show progress.
+
+    Raises:
+        CommandFailedError: The engine or the proof fails, or no snapshot can be created (checked first).
+        UsageError: The weight files of a local model are incomplete or do not agree with their index (checked first).
+        NoSpaceError, ReadOnlyStoreError: The store cannot be written.
+    """
+    if options.snapshot and (why := SNAPSHOT.unavailable()):
+        raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
+    if options.snapshot and runtime.targets_cpu() and (reason := criu.missing()) is not None:
+        raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="coldstart doctor")
+    if requested.model.repo_id is None:  # a bundle of the same key may have been built from other files
+        resolution.check_weights(requested.model)
+    with requested.store.lock(requested.key):
+        # Look up again: another process may have published it while this one waited for the lock.
+        lookup = requested.refresh()
+        bundle = lookup.bundle
+        if bundle is None or options.force:
+            bundle = _make(lookup, options, phase)
+        if options.snapshot and not has_snapshot(lookup, bundle):
+            add_snapshot(replace(lookup, bundle=bundle), bundle, phase)
+    return bundle
+
+
 def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
     # These import numpy and cryptography, which no other use of this module needs.
     from coldstart.artifacts import sign
@@ -109,24 +134,6 @@ class MaterializationPlan:
         Args:
             on_progress: Entered around each stage; None reports nothing.
 
-        Raises:
-            CommandFailedError: The engine or the proof fails, or no snapshot can be created (checked first).
-            UsageError: The weight files of a local model are incomplete or do not agree with their index (checked first).
-            NoSpaceError, ReadOnlyStoreError: The store cannot be written.
+        Raises the errors of `materialize`.
         """
-        requested, options, phase = self.lookup, self.options, on_progress or no_progress
-        if options.snapshot and (why := SNAPSHOT.unavailable()):
-            raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
-        if options.snapshot and runtime.targets_cpu() and (reason := criu.missing()) is not None:
-            raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="coldstart doctor")
-        if requested.model.repo_id is None:  # a bundle of the same key may have been built from other files
-            resolution.check_weights(requested.model)
-        with requested.store.lock(requested.key):
-            # Look up again: another process may have published it while this one waited for the lock.
-            lookup = requested.refresh()
-            bundle = lookup.bundle
-            if bundle is None or options.force:
-                bundle = _make(lookup, options, phase)
-            if options.snapshot and not has_snapshot(lookup, bundle):
-                add_snapshot(replace(lookup, bundle=bundle), bundle, phase)
-        return bundle
+        return materialize(self.lookup, self.options, on_progress or no_progress)
