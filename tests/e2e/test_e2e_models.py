@@ -29,7 +29,7 @@ def test_materialize_succeeds_after_a_killed_run(machine: Machine, bundle: Any) 
         assert machine.run("list", "--format", "json") == before
         machine.run("validate", bundle.ref)
     _materialized(machine, "tiny-opt", EAGER)
-    assert list((machine.cache / "work").rglob("*")) == []
+    assert [left for left in (machine.cache / "work").iterdir() if left.is_dir()] == []
 
 
 def test_a_copy_of_the_model_replays_prompts_alone_and_at_once(machine: Machine, tmp_path: Path) -> None:
