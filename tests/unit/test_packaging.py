@@ -139,7 +139,6 @@ def test_a_bare_install_runs_the_commands_of_the_core(bare: Path) -> None:
     assert "org/tiny:v1" in _run(bare, 0, "list")
     assert "hardware.name  cpu" in _run(bare, 0, "inspect", "org/tiny")
     assert "1 valid" in _run(bare, 0, "validate", "org/tiny", "--level", "checksum")
-    assert "<table" in (bare / "page.html").read_text()
     assert "Exported 1" in _run(bare, 0, "export", "org/tiny", "--to", "one.tar")
     assert "Imported 1" in _run(
         bare, 0, "import", str(bare / "one.tar"), COLDSTART_CACHE_DIR=str(bare / "other")
