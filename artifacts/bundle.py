@@ -148,7 +148,7 @@ class Bundle:
 
     def entry(self, name: str) -> oci.Descriptor:
         """Return the entry of a readable section. Raises SectionMissingError or SectionUnsupportedError."""
-        if not supported(entry := self._stored(name)):
+        if not supported(entry := self._find_section(name)):
             raise SectionUnsupportedError(
                 f"section {name} has version {entry.version} ({entry.media_type}), which this release cannot read"
             )
@@ -187,10 +187,10 @@ class Bundle:
 
     def open_blob(self, name: str) -> blobs.VerifiedReader:
         """Open a section as stored; reading to the end raises DigestMismatchError if it is damaged."""
-        entry = self._stored(name)
+        entry = self._find_section(name)
         return blobs.open_verified(self.layout.root, entry.digest, entry.size)
 
-    def _stored(self, name: str) -> oci.Descriptor:
+    def _find_section(self, name: str) -> oci.Descriptor:
         entry = self.manifest.section(name)
         if entry is None:
             raise SectionMissingError(f"{self.name} v{self.version} has no section {name}")

@@ -18,11 +18,11 @@ AUTH_REQUIRED = 4
 
 
 class ColdstartError(Exception):
-    """Root of all errors that are reported to users.
+    """Base class of all errors that are reported to users.
 
-    `message` states what failed, on which object and why. The caller passes one line or a list of lines; `lines` has them as
-    passed. A line break inside a line is quoted input, which the output must escape. `hint` is what the user can do next, or
-    None. `exit_code` is the exit code of a command that ends with the error.
+    `message` states what failed, on which object and why. The caller passes one line or a list of lines; `lines` keeps them
+    as they are. A line break inside a line is quoted input, which the output must escape. `hint` is what the user can do
+    next, or None. `exit_code` is the exit code of a command that fails with this error.
     """
 
     exit_code: int = ERROR

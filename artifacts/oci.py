@@ -91,7 +91,7 @@ class ImageManifest(msgspec.Struct, frozen=True, omit_defaults=True, rename="cam
     annotations: Annotations = {}
 
     def document(self) -> bytes:
-        """Return the canonical bytes."""
+        """Return this manifest as canonical JSON."""
         return canonical.dumps(msgspec.to_builtins(self) | {"schemaVersion": 2, "mediaType": MANIFEST_TYPE})
 
     @property

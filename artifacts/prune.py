@@ -23,13 +23,13 @@ _Images = Mapping[str, oci.ImageManifest | BundleError]
 
 @dataclass(frozen=True)
 class PruneReport:
-    """Removed files and bundles, or those that would be removed with `dry_run`.
+    """Files and bundles that were removed or, with `dry_run`, would be removed.
 
     Attributes:
         removed: Digests of the bundles.
         files: Number of files in the store.
-        freed_bytes: Size of all of it on disk.
-        note: Why blobs were retained, None if none was.
+        freed_bytes: Disk space that was freed, in all.
+        note: Why some blobs were kept; None if all were removed.
         paths: All files and directories.
         unpacked: Directories of unpacked sections.
         frozen: Directories of snapshots.

@@ -240,7 +240,7 @@ def _check(info: TarInfo) -> None:
         raise UnsafeLinkError(f"{info.name[:200]!r} is a link")
     is_sparse = info.sparse is not None or any(name.startswith("GNU.sparse") for name in info.pax_headers)
     if is_sparse or not (info.isdir() or info.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
-        raise UnsafeMemberError(f"{info.name[:200]!r} is of the special type {info.type!r}")
+        raise UnsafeMemberError(f"{info.name[:200]!r} is a special file, which a tree may not contain")
     if info.size < 0 or (info.isdir() and info.size):
         raise InvalidTreeError(f"{info.name[:200]!r} has the size {info.size}")
     _check_name(info.name)

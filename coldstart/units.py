@@ -26,7 +26,7 @@ def parse_size(given: object) -> int:
 
 
 def require_unit(given: object, place: str, *, hint: str) -> None:
-    """Raise UsageError for a memory limit without a unit that no model fits in."""
+    """Raise UsageError if a memory limit has no unit and is too small for any model: its unit is probably missing."""
     if str(given).strip().isdigit() and 0 < int(str(given)) < _UNITS["MiB"]:
         raise UsageError(f"{place}: no model fits in {given} bytes; the unit may be missing", hint=hint)
 

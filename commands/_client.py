@@ -131,7 +131,7 @@ class ServerClient:
         if status in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
             return found
         if status == HTTPStatus.UNAUTHORIZED:
-            raise CommandFailedError(f"{self._url} refuses the key, or requires one", hint=option)
+            raise CommandFailedError(f"{self._url} refused the key, or requires one", hint=option)
         error = found.get("error")
         if not isinstance(error, dict) or "message" not in error:
             raise self._find_other(status)
@@ -141,7 +141,7 @@ class ServerClient:
         # The key is that of a client, and the status would be refused, too.
         if status == HTTPStatus.FORBIDDEN and self._service is HOST:
             hint = f"{option} with the operator's key, or set admin = true for the client"
-        raise CommandFailedError(f"the {name} refuses: {error['message']}", hint=hint)
+        raise CommandFailedError(f"the {name} refused the request: {error['message']}", hint=hint)
 
     def _find_other(self, status: int) -> CommandFailedError:
         return CommandFailedError(

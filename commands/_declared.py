@@ -124,7 +124,7 @@ def _require_content(name: str, key: str | None, variable: str) -> None:
     """Raise UsageError for an empty key, which a server would take for none. An empty variable is an empty key."""
     if (key is None and os.environ.get(variable) == "") or (key is not None and not key.strip()):
         raise UsageError(
-            f"{_flag(name)} is empty", hint=f"{_flag(name)}-file FILE, or unset {variable} for no key"
+            f"{_flag(name)} is empty", hint=f"{_flag(name)}-file FILE, or unset {variable} to use no key"
         )
 
 

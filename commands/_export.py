@@ -25,7 +25,7 @@ class Exports:
 
     @classmethod
     def parse(cls, given: Sequence[str]) -> "Exports":
-        """Parse the values of --export. Raises UsageError for a form or a file that cannot be written."""
+        """Parse the values of --export. Raises UsageError if a form is unknown or a file cannot be written."""
         pairs = [item.partition("=")[::2] for item in given]
         for form, file in pairs:
             _check(form, file)

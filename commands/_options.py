@@ -62,7 +62,7 @@ OnMissing = Annotated[
     ),
 ]
 READY_TIMEOUT = typer.Option(
-    "--ready-timeout", metavar="SECONDS", help="Abort a start that takes longer, in seconds."
+    "--ready-timeout", metavar="SECONDS", help="Abort a start that takes longer than this."
 )
 
 

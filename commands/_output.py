@@ -145,9 +145,9 @@ class Output:
 
     @contextmanager
     def gather(self) -> Iterator[None]:
-        """Print all lines of the block, besides its result, at once at its end.
+        """Hold back all lines that the block prints, except its result, and print them together at its end.
 
-        The log of a server goes to the same terminal and would separate the lines while they are computed.
+        Otherwise lines of a server's log, which goes to the same terminal, could come between them.
         """
         lines = self._held = []
         try:

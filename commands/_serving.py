@@ -55,7 +55,7 @@ ReadyTimeout = Annotated[
     typer.Option(
         "--ready-timeout",
         metavar="SECONDS",
-        help="Abort a start that takes longer, in seconds; default: no limit.",
+        help="Abort a start that takes longer than this; default: no limit.",
     ),
 ]
 

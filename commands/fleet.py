@@ -36,7 +36,7 @@ Memory = Annotated[
     str | None,
     option("--memory", metavar="SIZE", help="Memory for models on each GPU of this machine, such as 60GiB."),
 ]
-Devices = Annotated[int, option("--devices", metavar="N", help="Number of GPUs of this machine.")]
+Devices = Annotated[int, option("--devices", metavar="N", help="Number of GPUs of this machine to use.")]
 Network = Annotated[
     str, option("--network", metavar="SIZE", help="Network bandwidth of this machine in bytes per second.")
 ]
@@ -74,7 +74,7 @@ def up(
     """Run the gateway of a fleet. Uses a new or an existing Ray cluster."""
     from coldstart.fleet.live import ray_process
 
-    ray_process.require()
+    ray_process.require_ray()
     if address is not None and memory is not None:
         raise UsageError(
             "--memory applies to a Ray cluster that this command starts, not to the one at --address",
@@ -124,7 +124,7 @@ def join(
     from coldstart.fleet.live import local_state, ray_process
     from coldstart.host.live.log import Log
 
-    ray_process.require()
+    ray_process.require_ray()
     if memory is None:
         raise UsageError("--memory is missing: the memory for models on each device", hint="--memory 60GiB")
     server = _server(memory, devices, network, load)

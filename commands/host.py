@@ -114,7 +114,7 @@ def run(
     memory = settings.get("memory")
     if memory is None and host_file is None:
         raise UsageError(
-            "--memory is missing: the memory of all models together",
+            "--memory is required: the total memory of all models",
             hint=f"--memory 60GiB, or {environment.PREFIX}_HOST_RUN_MEMORY=60GiB",
         )
     if heartbeat <= 0:

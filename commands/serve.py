@@ -56,7 +56,7 @@ def command(
         typer.Option(
             "--ready-file",
             metavar="FILE",
-            help="Write mode, times and fallbacks to this file as JSON when the server is ready.",
+            help="When the server is ready, write its start mode, times and fallbacks to this file as JSON.",
         ),
     ] = None,
     timeline: Annotated[

@@ -75,7 +75,7 @@ def command(
         typer.Option(
             "--concurrency",
             metavar="N,...",
-            help="Numbers of concurrent requests at level replay; 1 is always included.",
+            help="Numbers of concurrent requests to try at level replay; 1 is always included.",
         ),
     ] = "1,8",
     max_tokens: Annotated[

@@ -49,7 +49,7 @@ class BenchRequest:
         True, "Also measure latency and throughput after the start.", "--steady/--no-steady"
     )
     ready_timeout_s: float = setting(
-        900.0, "Abort a start that takes longer, in seconds.", "--ready-timeout", "SECONDS", above=0
+        900.0, "Abort a start that takes longer than this.", "--ready-timeout", "SECONDS", above=0
     )
     baseline: Path | None = setting(  # noqa: RUF009 - a field
         None, "JSON result of an earlier run to compare with.", "--baseline", "FILE"

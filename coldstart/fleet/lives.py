@@ -47,17 +47,17 @@ class GroupLives:
             return
         group.since = now
         if group.phase is GroupPhase.LEAVING:
-            yield from self._close(group, now)
+            yield from self._remove_group(group, now)
         else:
-            self._rest(group, now)
+            self._await_idle_end(group, now)
 
-    def _rest(self, group: Group, now: float) -> None:
+    def _await_idle_end(self, group: Group, now: float) -> None:
         self.idle.pop(group.name, None)
         if group.idle:
             self.idle[group.name] = group
             self.agenda.plan(now + self.models[group.model].spec.idle_s, IDLE, group.name)
 
-    def _close(self, group: Group, now: float) -> Iterator[Action]:
+    def _remove_group(self, group: Group, now: float) -> Iterator[Action]:
         """Remove a group without requests, and stop its workers."""
         self.groups.pop(group.name, None)
         self.idle.pop(group.name, None)
@@ -93,13 +93,13 @@ class GroupLives:
         for worker in group.workers:
             model.failed_on.pop(worker.server, None)
         self.agenda.touch(group.model)
-        self._rest(group, now)
+        self._await_idle_end(group, now)
         if model.list_replacing(group):
             yield from self._switch(group, now)
         elif self.settings.consolidate and len(group.workers) > 1:
-            yield from self._consolidate(group, model, now)
+            yield from self._launch_full_workers(group, model, now)
 
-    def _consolidate(self, group: Group, model: Deployment, now: float) -> Iterator[LaunchRank]:
+    def _launch_full_workers(self, group: Group, model: Deployment, now: float) -> Iterator[LaunchRank]:
         """Launch workers for the full model beside the ranks of a ready pipeline: as many as the load requires."""
         full = [worker for worker in group.workers if worker.full]
         group.keep = max(1, min(len(full), group.keep + model.wanted(now)))
@@ -123,9 +123,9 @@ class GroupLives:
             self.agenda.open[request].target = target.name
             yield Move(request, pipeline.name, target.name)
         for single in singles:
-            self._rest(single, now)
+            self._await_idle_end(single, now)
         if not pipeline.in_flight:
-            yield from self._close(pipeline, now)
+            yield from self._remove_group(pipeline, now)
         self.agenda.touch(pipeline.model)
 
     def end_move(self, request: str, done: bool, now: float) -> Iterator[Action]:
@@ -158,7 +158,7 @@ class GroupLives:
         model, starting = self.models[group.model], group.phase is GroupPhase.STARTING
         requests = list(group.in_flight)
         group.in_flight.clear()
-        yield from self._close(group, now)
+        yield from self._remove_group(group, now)
         if starting and group.replaces:
             yield from self._keep_fewer(group.replaces, now)
             return
@@ -193,7 +193,7 @@ class GroupLives:
         """Stop the workers that would have replaced a pipeline which ends before the switch."""
         for single in self.models[pipeline.model].list_replacing(pipeline):
             if single.phase is GroupPhase.STARTING:
-                yield from self._close(single, now)
+                yield from self._remove_group(single, now)
 
     def _again(
         self, request: str, group: Group, reason: str, now: float, *, counts: bool
@@ -270,7 +270,7 @@ class GroupLives:
         yield from self._stop_replacing(group, now)
         group.phase = GroupPhase.LEAVING
         if not group.in_flight:
-            yield from self._close(group, now)
+            yield from self._remove_group(group, now)
 
     def stop_idle(self, group: Group, now: float) -> Iterator[Action]:
         """Stop a group that has been idle for its `idle_s`, unless its model needs it."""

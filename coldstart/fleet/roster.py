@@ -111,8 +111,8 @@ class Roster:
     def offers(self, model: FleetModel, now: float, avoided: Collection[str] = ()) -> list[Offer]:
         """Return the offers among which Algorithm 1 chooses for the model, without servers in `avoided`.
 
-        Of idle servers behind equal links it takes those with the least sufficient memory. So the first few suffice of
-        those that have enough for a rank, and of those that have enough for a full worker.
+        Among idle servers with equal links the algorithm prefers those with the least memory that is enough. Therefore only a
+        few servers are offered: the smallest that can hold a rank, and the smallest that can hold a full worker.
         """
         self._update_index()
         sizes, count = range(2, self.settings.most_ranks + 1), self.settings.most_ranks + len(avoided)

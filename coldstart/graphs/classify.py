@@ -80,13 +80,13 @@ class Memory:
 
     def explain(self, a: Array, b: Array) -> tuple[Array, Array]:
         """Return for each pair of words whether it is an address in common memory, or else one past its end."""
-        inside, past = self._find_moved(a, b)
+        inside, past = self._find_relocated(a, b)
         if self._pair_libraries(a[~inside], b[~inside]):
-            inside, past = self._find_moved(a, b)
+            inside, past = self._find_relocated(a, b)
         inside &= self._where.find(b) != NONE
         return inside, past & ~inside & (self._where.find(b - np.uint64(1)) != NONE)
 
-    def _find_moved(self, a: Array, b: Array) -> tuple[Array, Array]:
+    def _find_relocated(self, a: Array, b: Array) -> tuple[Array, Array]:
         inside, past = np.zeros(len(a), bool), np.zeros(len(a), bool)
         distances, group = np.unique(b - a, return_inverse=True)
         for number, distance in enumerate(distances.tolist()):
@@ -193,7 +193,10 @@ class Classifier:
         self._rows = [np.zeros(0, RELOCATION)]
 
     def run(self, aligned: Array, everywhere: Array) -> Classified:
-        """Classify; `aligned` are the windows at 4-byte stride, `everywhere` those at any byte, as in packed structs."""
+        """Classify the words of the parameters.
+
+        `aligned` has the windows at each fourth byte, `everywhere` those at each byte, for packed structs.
+        """
         a, b = self._words(aligned)
         self._find_pointers(aligned[a != b])
         self._find_maps()

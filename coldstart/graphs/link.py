@@ -216,7 +216,7 @@ def relocate(payload: Array, relocations: Array, base: Array, driver: CudaDriver
 
 @dataclass
 class Launches:
-    """Launch parameters: `rows[i]` launches node i (zeros for other kinds).
+    """Launch parameters of kernels: `rows[i]` holds those of node i, or zeros if node i is not a kernel.
 
     `pointers` and `payload` must stay alive while the rows are used.
     """

@@ -55,7 +55,7 @@ def make(work: Path, launch: Launch) -> Path:
     drop_changed(work)
     launch("prove graphs", EngineTask(prove=work))
     _expect(work, bundle / prove.PROOF)
-    keep_proven(bundle, prove.decode(bundle))
+    keep_proven(bundle, prove.parse_proof(bundle))
     return bundle
 
 
@@ -69,7 +69,7 @@ def _expect(work: Path, written: Path) -> None:
 def keep_proven(bundle: Path, proof: prove.Proof) -> None:
     """Drop the graphs that failed from the bundle and its proof. Raises NotProvenError if no graph remains."""
     if not proof.proven:
-        raise NotProvenError(f"no graph was proven: {format_reasons(proof.failed)}")
+        raise NotProvenError(f"no graph could be verified: {format_reasons(proof.failed)}")
     if proof.failed:
         seal = tables.rewrite(tables.load(bundle).drop_graphs(proof.failed), bundle)
         prove.write(replace(proof, seal=seal, failed={}), bundle)

@@ -99,7 +99,7 @@ def write(proof: Proof, directory: Path) -> None:
     (directory / PROOF).write_text(json.dumps(asdict(proof), sort_keys=True))
 
 
-def decode(directory: Path) -> Proof:
+def parse_proof(directory: Path) -> Proof:
     """Return the written proof, valid or not. Raises NotProvenError if there is none."""
     try:
         return msgspec.json.decode(require_file(directory / PROOF).read_bytes(), type=Proof)
@@ -109,7 +109,7 @@ def decode(directory: Path) -> Proof:
 
 def read_proof(directory: Path) -> Proof:
     """Return the proof of exactly these tables, of which every graph passed. Raises NotProvenError."""
-    proof, manifest = decode(directory), read_manifest(directory)
+    proof, manifest = parse_proof(directory), read_manifest(directory)
     if proof.failed or proof.seal != manifest.seal or sorted(proof.proven) != sorted(manifest.keys):
         reason = format_reasons(proof.failed) or "it is for other graphs than those of this bundle"
         raise NotProvenError(f"the proof is not valid: {reason}")

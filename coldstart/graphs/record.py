@@ -129,7 +129,7 @@ def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, C
     )  # fmt: skip
     addresses = {key: _candidates(graph, tables.kernels) for key, graph in tables.graphs.items()}
     used = np.unique(np.concatenate([np.zeros(0, np.uint64), *addresses.values()]))
-    snapshot.ranges = _find_ranges(driver, used[Intervals([*named, *pool]).find(used) == NONE])
+    snapshot.ranges = _find_allocations(driver, used[Intervals([*named, *pool]).find(used) == NONE])
     host = Intervals([r for r in snapshot.ranges if r.symbol == HOST])
     pinned = [key for key, found in addresses.items() if (host.find(found) != NONE).any()]
     snapshot.tables = tables.drop_graphs(dict.fromkeys(pinned, "pinned host pointer among the parameters"))
@@ -254,7 +254,7 @@ def _candidates(graph: Graph, kernels: Sequence[Kernel]) -> Array:
     return values[(values >= LOWEST) & (values < HIGHEST)]
 
 
-def _find_ranges(driver: CudaDriver, addresses: Array) -> list[SymbolRegion]:
+def _find_allocations(driver: CudaDriver, addresses: Array) -> list[SymbolRegion]:
     """Return the driver allocations at these addresses, which are sorted."""
     ranges: dict[int, SymbolRegion] = {}
     end = 0
@@ -286,7 +286,7 @@ def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) ->
     for place in stored.maps(graph, kernels).tolist():
         descriptor = graph.payload[place : place + TENSOR_MAP_BYTES].tobytes()
         try:
-            masks = masks or bit_masks(driver, descriptor)
+            masks = masks or compute_bit_masks(driver, descriptor)
             address = decode_map(driver, descriptor, masks)
         except DriverError:  # these 128 bytes are not a tensor map
             continue
@@ -296,7 +296,7 @@ def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) ->
     return np.array(rows, MAP)
 
 
-def bit_masks(driver: CudaDriver, descriptor: bytes) -> list[int]:
+def compute_bit_masks(driver: CudaDriver, descriptor: bytes) -> list[int]:
     """Return the descriptor bits that each address bit 0..47 sets (none below bit 4: addresses are aligned).
 
     The address is never 0: a driver may reject it.

@@ -53,7 +53,7 @@ class TorchFramework:
         return snapshot
 
     def reserve(self, sizes: Sequence[int]) -> list[int]:
-        """Allocate memory that this object retains."""
+        """Allocate one block for each size in bytes, keep them until `release`, and return their addresses."""
         new = [self.torch.empty(size, dtype=self.torch.uint8, device="cuda") for size in sizes]
         self.reserved += new
         return [tensor.data_ptr() for tensor in new]

@@ -61,7 +61,7 @@ class Core:
             case events.Arrived():
                 yield from self._arrived(event, now)
             case events.Ended(request):
-                self._ended(request, now)
+                self._end_request(request, now)
             case events.Configured(specs, settings, reason):
                 self._retirement = reason
                 yield from self._configured(specs, settings or self.settings, now)
@@ -106,7 +106,7 @@ class Core:
             self.residents.requested(model, now)
         self.pending.add(request, name, now)
 
-    def _ended(self, request: str, now: float) -> None:
+    def _end_request(self, request: str, now: float) -> None:
         name = self._serving.pop(request, None)
         if name is None:
             self.pending.drop(request)

@@ -43,7 +43,7 @@ class ClientKey:
     admin: bool = False
 
     def may_use(self, asked: str | None, catalogue: Catalogue) -> bool:
-        """Return whether the client may use the model that a request for the name `asked` reaches."""
+        """Return whether the client may use the model that the name `asked` selects."""
         if self.models is None:
             return True
         route = catalogue.route(asked)
@@ -174,7 +174,7 @@ class GatewayEndpoint:
     )
     client_keys: ClientKeys | None = setting(
         None,
-        "TOML file of named API keys with their models; read again when it changes; default: none.",
+        "TOML file of named API keys and the models that each may use; read again when it changes; default: none.",
         "--client-keys",
         "FILE",
     )

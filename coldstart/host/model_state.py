@@ -105,7 +105,7 @@ class Model:
     def fail(
         self, failure: Failure, now: float, backoff_s: float, backoff_max_s: float, *, external: bool = False
     ) -> None:
-        """Record that the process died or did not start; its requests end on their own."""
+        """Record that the process died or failed to start. Other events end its requests."""
         self._only("fail", *RESIDENT, State.ASLEEP)
         self.failure, self.tier = failure, self.spec.tiers[-1]
         killed = external and self.state is State.STARTING

@@ -126,7 +126,7 @@ class HostSettings:
         least=1,
     )
     ready_timeout_s: Seconds = setting(
-        600.0, "Abort a start that takes longer, in seconds.", "--ready-timeout", "SECONDS"
+        600.0, "Abort a start that takes longer than this.", "--ready-timeout", "SECONDS"
     )
     hang_timeout_s: Seconds = setting(
         120.0, "Kill a server that makes no progress for this time.", "--hang-timeout", "SECONDS", least=1

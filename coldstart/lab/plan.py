@@ -58,7 +58,9 @@ class TracePlan:
         above=0,
     )
     seed: int = setting(0, "Random seed of arrivals, models and prompts.", "--seed", "N")
-    models: str | None = setting(None, "Models to which rows are assigned, separated by commas.", "--models")
+    models: str | None = setting(
+        None, "Models, separated by commas, to which the requests of the trace are assigned.", "--models"
+    )
     mapping: str = setting(
         "round-robin",
         "Assignment of rows to models: round-robin, zipf or column.",

@@ -212,7 +212,7 @@ class SnapshotMode(StartMode):
         return Reason("the bundle has no snapshot", lookup.format_materialize("--snapshot"))
 
     def launch(self, start: ServerStart) -> Running:
-        """Have the thawed engine fork a server that adopts it, or vLLM restore it, as specified by StartMode."""
+        """Start the server as `StartMode` specifies: on a CPU a thawed engine forks it, on a GPU vLLM restores it."""
         from coldstart.launch import process_snapshot, vllm_snapshot
 
         if not runtime.targets_cpu():

@@ -47,12 +47,12 @@ _AS_IT_IS = ((None, False), (None, 0, 1))
 
 @dataclass(frozen=True)
 class ServeRequest:
-    """Start options of the user, and the bundle that was found for them.
+    """The user's start options, and the bundle that was found for them.
 
     - `listen`: vLLM's host and port arguments.
     - `mode`: name of a start mode, or "auto".
-    - `without_bundle`: start vLLM the ordinary way if no bundle is found.
-    - `ready_timeout`: seconds until the server must be ready, None without limit.
+    - `without_bundle`: start stock vLLM if no bundle is found.
+    - `ready_timeout`: seconds within which the server must be ready; None means no limit.
     - `trust`: judges which bundles may provide code. With `require_signature`, a bundle that it rejects is refused completely;
       otherwise only the bundle's code is ignored.
     - `weights_from`: source of the weights, None for the model's own directory. `weights_pace` limits the rate.

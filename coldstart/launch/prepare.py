@@ -41,10 +41,10 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
 
 
 def inductor_env(compile_dir: Path) -> dict[str, str]:
-    """Return Inductor's settings, equal when kernels are built and when they are looked up.
+    """Return the environment variables of Inductor that must be the same when kernels are built and when they are looked up.
 
-    The cache key contains the vector ISA, so Inductor need not probe it with the compiler. Headers are not precompiled, because
-    the path of a precompiled header would be part of every kernel's name.
+    The cache key contains the vector ISA, so Inductor does not have to find it out with the compiler. Headers are not
+    precompiled, because the path of a precompiled header would be part of every kernel's name.
     """
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(compile_dir / "inductor"),
@@ -111,7 +111,7 @@ class _Preparation:
         return self.code("compile")
 
     def code(self, section: str) -> Path | None:
-        """Return the directory of an unpacked code section, None with a fallback if it cannot be used."""
+        """Return the directory of an unpacked code section. If it cannot be used, record a fallback and return None."""
         refused: list[str] = []
         try:
             return unpacked(self.bundle, section, self.root, self.trust, refused)

@@ -179,7 +179,9 @@ def _meeting(images: Path) -> Path:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LaunchRefusedError("the snapshot does not record the directory where it was frozen") from error
     if (reason := ownership.private(meeting.parent)) is not None:
-        raise LaunchRefusedError(f"the snapshot was frozen at {meeting.parent}, and {reason}")
+        raise LaunchRefusedError(
+            f"the snapshot needs the directory {meeting.parent}, where it was frozen, but {reason}"
+        )
     return meeting
 
 
@@ -283,7 +285,9 @@ def first_error(log: Path) -> str:
 
 def _require_criu(level: str) -> None:
     if (reason := criu.missing()) is not None:
-        raise CommandFailedError(f"cannot freeze the {level}: {reason}", hint="coldstart doctor")
+        raise CommandFailedError(
+            f"cannot create a snapshot of the {level}: {reason}", hint="coldstart doctor"
+        )
 
 
 def freeze_runtime(cache: Cache, timeout: float) -> Path:

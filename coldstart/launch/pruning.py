@@ -72,7 +72,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
 
 def _find_unpacked(cache: Cache, remaining: Sequence[Bundle]) -> tuple[Path, ...]:
     """Return what was unpacked from sections that no remaining bundle has, also where stores share a directory."""
-    live = {blob.digest.removeprefix("sha256:") for bundle in remaining for blob in _layers(bundle)}
+    live = {blob.digest.removeprefix("sha256:") for bundle in remaining for blob in _list_layers(bundle)}
     roots = [cache.unpacked, paths.compiled_dir()]
     if (paths.state_dir() / "unpacked").is_dir():
         with suppress(UsageError):  # A directory of another user contains nothing of this store.
@@ -80,7 +80,7 @@ def _find_unpacked(cache: Cache, remaining: Sequence[Bundle]) -> tuple[Path, ...
     return find_dead(roots, live)
 
 
-def _layers(bundle: Bundle) -> tuple[Descriptor, ...]:
+def _list_layers(bundle: Bundle) -> tuple[Descriptor, ...]:
     try:
         return bundle.image.layers
     except BundleError:

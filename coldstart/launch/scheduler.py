@@ -48,7 +48,8 @@ def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
     for own, names in ours.items():
         if taken := [name for name in names if vllm_args.gives(name)]:
             flag = "--" + taken[0].replace("_", "-")
-            raise UsageError(f"{own} sets {flag} itself", hint=f"omit {flag} or {own.partition(' ')[0]}")
+            hint = f"omit {flag} or {own.partition(' ')[0]}"
+            raise UsageError(f"{flag} cannot be combined with {own}, which sets it", hint=hint)
 
 
 def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:

@@ -76,12 +76,12 @@ class Server:
 
     @property
     def ready_s(self) -> float:
-        """Time from the begin of the start until the server answered one token, in seconds."""
+        """Seconds from the launch until the server returned its first token."""
         return self.running.ready_s
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """Each part of the start that was done the ordinary way, with the reason."""
+        """The parts of the start that vLLM did in its ordinary way, each with the reason."""
         return (*self.account.fallbacks, *fallback.decode(self.running.report.get("fallbacks")))
 
     def document(self) -> dict[str, Any]:

@@ -46,9 +46,8 @@ class SchedulerSettings:
 
     policy: str = setting(
         MLFQ,
-        "Scheduling policy: fcfs is vLLM's own scheduler, first come, first served; deadline is vLLM's own scheduler, and each"
-        " request's priority is its arrival plus a multiple of its prefill time; skip-join-mlfq preempts long requests; auto"
-        " selects fcfs.",
+        "Scheduling policy: fcfs, vLLM's order of arrival; deadline, vLLM's order of priority, the arrival plus a multiple of"
+        " the prefill time; skip-join-mlfq, which preempts long requests; auto, which is fcfs.",
         "--scheduler",
         "NAME",
         choices=(AUTO, FCFS, MLFQ, DEADLINE),
@@ -106,8 +105,8 @@ class SchedulerSettings:
     )
     promoted_cap: float | None = setting(
         None,
-        "Maximum number of promoted requests in the first queue as a share of the batch (default: 0.25, with --mlfq paper no"
-        " limit).",
+        "Maximum share of the batch that promoted requests in the first queue may take (default: 0.25; no limit with --mlfq"
+        " paper).",
         "--promoted",
         "SHARE",
         least=0,
@@ -142,16 +141,16 @@ class SchedulerSettings:
     )
     host_bytes: int | None = setting(
         None,
-        "Host memory in bytes for the KV of evicted requests (default: the size of the device's KV memory; with fcfs and"
-        " deadline none).",
+        "Host memory in bytes for the KV of evicted requests (default: the size of the device's KV memory; none with fcfs or"
+        " deadline).",
         "--kv-host-memory",
         "BYTES",
         least=0,
     )
     factor: float = setting(
         64.0,
-        "Multiple of the prefill time by which the deadline of --scheduler deadline lies after the arrival; a larger one lets"
-        " more short prompts pass a long one.",
+        "With --scheduler deadline, the deadline of a request is its arrival plus FACTOR times its prefill time; a larger"
+        " FACTOR lets more short prompts pass a long one.",
         "--deadline-factor",
         "FACTOR",
         least=0,

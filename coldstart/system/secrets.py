@@ -75,9 +75,9 @@ def arguments(argv: Sequence[str]) -> list[str]:
         if word.startswith("--"):
             flag, equals, value = word.partition("=")
             hidden = named(flag)
-            shown.append(f"{flag}={HIDDEN if hidden else _word(value)}" if equals else flag)
+            shown.append(f"{flag}={HIDDEN if hidden else _mask_word(value)}" if equals else flag)
         else:
-            shown.append(HIDDEN if hidden else _word(word))
+            shown.append(HIDDEN if hidden else _mask_word(word))
     return shown
 
 
@@ -149,7 +149,7 @@ def harmless(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, 
     return {name: value for name, value in chosen.items() if text(value, environment) == value}
 
 
-def _word(word: str) -> str:
+def _mask_word(word: str) -> str:
     if word[:1] not in "{[" or not word:
         return text(word)
     try:

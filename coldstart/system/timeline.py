@@ -102,7 +102,7 @@ class Span:
 
 
 class Timeline:
-    """Spans of one start, of all its processes."""
+    """Timing spans that all processes of one start recorded."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self.spans: list[Span] = list(spans)

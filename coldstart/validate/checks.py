@@ -55,9 +55,10 @@ class ValidationReport:
 def check_bundle(
     bundle: Bundle, level: Level = "checksum", machine: Mapping[str, Scalar] | None = None
 ) -> ValidationReport:
-    """Check a bundle up to `level`, without a start. An error of the bundle is a finding; any other error is raised.
+    """Check a bundle up to `level` without starting a server.
 
-    Its key is compared with the fields of `machine`, if there are any.
+    An error in the bundle becomes a finding; any other error is raised. If `machine` is given, the bundle's key is compared
+    with its fields.
     """
     findings = check(bundle, level)
     ref = bundle.digest

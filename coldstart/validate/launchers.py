@@ -67,8 +67,8 @@ class VllmLauncher:
     """An ordinary vLLM server.
 
     A warm start uses `caches`, which all runs share. A cold start has empty caches; the first one fills `caches` if they do
-    not exist yet, which saves one compilation. VLLM_FREE has every free option of vLLM, VLLM_EAGER neither compiles nor
-    captures; both are warm.
+    not exist yet, which saves one compilation. VLLM_FREE uses each option of vLLM that shortens a start without a cost later;
+    VLLM_EAGER compiles and captures nothing. Both start warm.
     """
 
     subject: Subject
@@ -192,7 +192,7 @@ def runtime_variables(directory: Path) -> dict[str, str]:
 
 
 def console() -> list[str]:
-    """Return the command of the installed `coldstart` script of this interpreter, else of the module."""
+    """Return the command that runs coldstart: this interpreter's installed script, or its module if there is no script."""
     script = Path(sys.executable).with_name("coldstart")
     return [str(script)] if script.exists() else [sys.executable, "-m", "coldstart.commands.cli"]
 

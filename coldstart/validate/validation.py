@@ -54,9 +54,10 @@ class Source:
 
 @dataclass(frozen=True)
 class ValidationRequest:
-    """References or models to validate. `source` has the model and the arguments of the servers, `replay` their requests.
+    """References or models to validate.
 
-    With `against_machine` the hardware and the versions of this machine are compared too.
+    `source` specifies the model and the arguments of the servers, `replay` the requests that they receive. With
+    `against_machine`, the hardware and the versions of this machine are compared, too.
     """
 
     words: Sequence[str]

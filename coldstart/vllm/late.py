@@ -52,9 +52,9 @@ class _Finder:
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def then(module: ModuleType) -> None:
+            def execute_and_work(module: ModuleType) -> None:
                 execute(module)
                 self._work(module)
 
-            spec.loader.exec_module = then  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_work  # type: ignore[method-assign]
         return spec

@@ -33,7 +33,7 @@ def test_registry_error_appears_on_one_line(run: Run) -> None:
 def test_fleet_error_and_hint_appear_on_one_line_each(run: Run) -> None:
     with answering(lambda c, _: say(c, {"error": {"message": FORGED, "hint": FORGED}}, 400)) as server:
         done = run("fleet", "status", "--url", server.url, code=1)
-    assert done.stderr == f"error: the fleet refuses: {SHOWN}\nhint: {SHOWN}\n"
+    assert done.stderr == f"error: the fleet refused the request: {SHOWN}\nhint: {SHOWN}\n"
 
 
 def test_fleet_status_has_a_line_for_each_server_only(run: Run) -> None:

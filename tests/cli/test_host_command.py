@@ -90,7 +90,7 @@ def test_status_as_json(run: Run, host: str) -> None:
         (("host", "run"), 2, "no model is given"),
         (("host", "--memory", "1GiB"), 2, "no model is given"),
         (("host", "--host-file", "/nowhere/host.toml"), 2, "cannot read the host file"),
-        (("host", "tiny-llama"), 2, "--memory is missing"),
+        (("host", "tiny-llama"), 2, "--memory is required"),
         (("host", "bogus"), 2, "hint: coldstart host tiny-llama --memory 60GiB, or coldstart host --help"),
         (
             ("host", "./absent", "--memory", "1GiB"),
@@ -172,17 +172,17 @@ def test_first_lines_name_the_address_and_the_page(
         (
             {"message": "the host file is invalid", "hint": 'write memory = "9GiB"'},
             None,
-            'error: the host refuses: the host file is invalid\nhint: write memory = "9GiB"\n',
+            'error: the host refused the request: the host file is invalid\nhint: write memory = "9GiB"\n',
         ),
         (
             {"message": "no model"},
             "operators",
-            "error: the host refuses: no model\nhint: coldstart host status --url {url} --api-key-file FILE\n",
+            "error: the host refused the request: no model\nhint: coldstart host status --url {url} --api-key-file FILE\n",
         ),
         (
             {"message": "no model"},
             None,
-            "error: the host refuses: no model\nhint: coldstart host status --url {url}\n",
+            "error: the host refused the request: no model\nhint: coldstart host status --url {url}\n",
         ),
     ],
 )

@@ -29,10 +29,10 @@ OURS = ("--scheduler", "skip-join-mlfq")
         ),
         (
             ("--kv-host-memory", "1", "--", "--kv-transfer-config", "{}"),
-            "--kv-host-memory sets --kv-transfer-config",
+            "--kv-transfer-config cannot be combined with --kv-host-memory",
         ),
-        ((*OURS, "--", "--scheduler-cls", "x.Y"), "sets --scheduler-cls itself"),
-        ((*OURS, "--", "--kv-transfer-config", "{}"), "sets --kv-transfer-config itself"),
+        ((*OURS, "--", "--scheduler-cls", "x.Y"), "--scheduler-cls cannot be combined"),
+        ((*OURS, "--", "--kv-transfer-config", "{}"), "--kv-transfer-config cannot be combined"),
         ((*OURS, "--oldest-share", "2"), "--oldest-share must be at least 0, at most 1, got 2.0"),
         (
             ("--alpha", "1"),

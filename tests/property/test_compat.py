@@ -21,7 +21,7 @@ def config(stages: int = 1, connector: str | None = None, **changes: object) -> 
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_require_accepts_a_common_configuration(stages: int) -> None:
-    scheduler.require(config(stages))
+    scheduler.require_support(config(stages))
 
 
 def test_require_names_the_missing_integration_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_require_names_the_missing_integration_point(monkeypatch: pytest.MonkeyP
     with pytest.raises(
         scheduler.IncompatibleVllmError, match=r"no scheduler here; serve with --scheduler fcfs"
     ):
-        scheduler.require(config())
+        scheduler.require_support(config())
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_require_names_the_missing_integration_point(monkeypatch: pytest.MonkeyP
 )
 def test_require_refuses_unsupported_configuration(change: dict[str, object], words: str) -> None:
     with pytest.raises(scheduler.IncompatibleVllmError, match=words):
-        scheduler.require(config(**change))  # type: ignore[arg-type]
+        scheduler.require_support(config(**change))  # type: ignore[arg-type]
 
 
 def test_settings_survive_the_command_line() -> None:

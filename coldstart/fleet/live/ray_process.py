@@ -103,7 +103,7 @@ def own_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp" if len(os.fsencode(longest)) > 107 else None))
 
 
-def require() -> None:
+def require_ray() -> None:
     """Raise UsageError if Ray is not installed; does not import it."""
     from importlib.util import find_spec
 

@@ -52,7 +52,7 @@ def encode(thing: Any) -> Any:
 
 
 def decode(given: Any, kind: Any) -> Any:
-    """Return the object of a document; `kind` is its class, or a union of classes.
+    """Decode a document into an object of the type `kind`: a class, or a union of classes.
 
     Raises:
         msgspec.ValidationError: The document is not of this kind; a ValueError.

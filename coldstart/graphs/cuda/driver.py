@@ -270,9 +270,9 @@ class CudaDriver:
             call(self.d.cuGraphKernelNodeSetAttribute, node, self.d.CUlaunchAttributeID(number), value)
 
     def add_edges(self, graph: int, nodes: Sequence[Any], edges: Array) -> None:
-        """Add edges, with one call for each distinct edge data.
+        """Add edges, with one call for each distinct value of their edge data.
 
-        Drivers 580 to 610 use the data of a call's first edge for all its edges.
+        Drivers 580 to 610 apply the data of the first edge in a call to all edges of that call.
         """
         words = (
             edges["from_port"]

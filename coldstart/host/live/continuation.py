@@ -128,7 +128,7 @@ class Continuation:
         return len(self.tokens) > self.clean
 
     def request(self, path: str) -> tuple[str, bytes]:
-        """Return the path and body of the next request: at first the full request, then the request for the rest."""
+        """Return path and body to send next: first the client's request, later a continuation for the rest of the output."""
         self._rest, self.broken = b"", ""
         if self.prompt is None:
             return path, self._body({**self.document, "return_token_ids": True})
@@ -139,7 +139,7 @@ class Continuation:
         return COMPLETIONS, self._body(self._remaining())
 
     def warming(self, kv: Mapping[str, str] | None = None) -> bytes:
-        """Return a completion request of one token that makes a server compute the tokens so far, or load their KV."""
+        """Return the body of a one-token request that makes a server compute, or load, the KV of the tokens so far."""
         more = {name: self.document[name] for name in ("cache_salt",) if name in self.document}
         return self._one_token(self._so_far(), more | ({} if kv is None else {PARAMETER: kv}))
 

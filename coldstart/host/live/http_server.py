@@ -66,7 +66,7 @@ def create_server(app: Gateway, look_at_files: Callable[[], None] = lambda: None
     Once a second it reads changed keys of clients, and calls `look_at_files`.
     """
 
-    def look() -> None:
+    def refresh_files() -> None:
         app.access.refresh_keys()
         look_at_files()
 
@@ -89,7 +89,7 @@ def create_server(app: Gateway, look_at_files: Callable[[], None] = lambda: None
         ssl_keyfile=app.endpoint.tls_key,
         backlog=BACKLOG,
     )
-    return GatewayServer(config, look)
+    return GatewayServer(config, refresh_files)
 
 
 def raise_connection_limit() -> int:

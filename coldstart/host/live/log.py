@@ -45,7 +45,7 @@ class Log:
             self._quiet = True
 
 
-class _Lines(logging.Handler):
+class _LogHandler(logging.Handler):
     """Handler that writes each record as one line of a log."""
 
     def __init__(self, log: Log) -> None:
@@ -66,7 +66,7 @@ class _Lines(logging.Handler):
 @contextmanager
 def capture_loggers(log: Log) -> Iterator[None]:
     """Write what libraries log during the block, such as uvicorn and asyncio, as lines of `log`."""
-    handler, root = _Lines(log), logging.getLogger()
+    handler, root = _LogHandler(log), logging.getLogger()
     root.addHandler(handler)
     try:
         yield

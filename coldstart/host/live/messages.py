@@ -115,7 +115,7 @@ _TYPES = {
 
 
 def error(status: int, reason: str, hint: str = "") -> bytes:
-    """Return the JSON body of an error, with what helps as a member of its own."""
+    """Return the JSON body of an error, with the hint in a field of its own."""
     kind = _TYPES.get(status, "BadRequestError" if status < 500 else "ServiceUnavailableError")
     content = {"message": reason, "type": kind, "param": None, "code": status}
     content |= {"hint": hint} if hint else {}

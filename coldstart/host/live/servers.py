@@ -105,7 +105,7 @@ class ModelServer:
         self._signal(signal.SIGUSR1)
 
     def kill(self) -> None:
-        """Kill the server and its supervisor, also if they are stopped or do not answer."""
+        """Kill the server and its supervisor, even if they are stopped or do not respond."""
         for tree in self._trees:
             tree.kill()
         if not self.is_begun and not self.ended.done():

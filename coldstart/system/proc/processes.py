@@ -116,7 +116,7 @@ def outer_pid(guardian: int, inner: int) -> int:
         if len(names) > 1 and int(names[-1]) == inner:
             return pid
         pending += children(pid)
-    raise ProcessLookupError(f"process {inner} of that namespace does not exist")
+    raise ProcessLookupError(f"no process {inner} in the PID namespace of process {guardian}")
 
 
 def available_memory() -> int:

@@ -52,7 +52,7 @@ class EarlyApplication:
         os.register_at_fork(after_in_parent=self._begin)
 
     def begin(self, args: Namespace, config: Any) -> None:
-        """Build the application now."""
+        """Start building the application now instead of when vLLM asks for it."""
         self._asked = args, config
         self._begin()
 

@@ -227,7 +227,7 @@ class Aot:
         module._try_load_aot_compiled_fn = load
 
     def lay(self, path: Path) -> bool:
-        """Copy the artifact of `path`'s rank and Inductor's cache there, unless the path exists. Return whether it exists."""
+        """Copy the artifact of `path`'s rank and Inductor's cache there, unless `path` exists. Return whether it does then."""
         if path.exists():
             return True
         held = self._held(path.parent.name, path.name)

@@ -85,7 +85,7 @@ class OfflineEngine:
         return name
 
     def step_seconds(self) -> float:
-        """Run one iteration and return its seconds."""
+        """Run one iteration and return how many seconds it took."""
         start = time.perf_counter()
         self.engine.step()
         return time.perf_counter() - start
@@ -200,10 +200,12 @@ def begin(plan: LaunchPlan) -> None:
 
 
 def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> None:
-    """Run the offline phase into the existing directory `out`, with at most `profile_s` seconds for the iteration profile.
+    """Run the offline phase and write its results to the existing directory `out`.
+
+    The profile of iteration times takes at most `profile_s` seconds.
 
     Raises:
-        SystemExit: This vLLM does not support it.
+        SystemExit: The installed vLLM does not support the offline phase.
     """
     begin(plan)
     if runtime.targets_cpu():

@@ -37,7 +37,7 @@ SERVING = "serving"
 PATIENCE_S, AGAIN_S = 10.0, 0.1
 
 
-def difference(held: dict[str, str], asked: dict[str, str]) -> str | None:
+def describe_difference(held: dict[str, str], asked: dict[str, str]) -> str | None:
     """Return the engine arguments in which `asked` differs from `held`, or None."""
     names = [name for name, value in held.items() if asked[name] != value]
     return f"the sleeping engine was started with another value of: {', '.join(names)}" if names else None
@@ -138,7 +138,7 @@ class Standby:
             plan.install()
             args, fallbacks = server.parse_args(plan.vllm_args)
             plan.fallbacks.extend(fallbacks)
-            if reason := difference(self.held, describe(args)):
+            if reason := describe_difference(self.held, describe(args)):
                 refuse(reason)
                 return 1
             self.serving = asyncio.create_task(self._awake(plan, args))

@@ -129,7 +129,7 @@ def fetch(address: tuple[str, int], secret: str, query: Query, size: Callable[[s
                     raise TransferError(f"the bytes of layer {layer.name} were changed on their way")
                 yield layer.name, data
     except KeyError as error:
-        raise TransferError(f"layer {error} is unknown here") from error
+        raise TransferError(f"this server has no layer {error}") from error
     except OSError as error:  # includes TimeoutError
         raise TransferError(str(error) or type(error).__name__) from error
 

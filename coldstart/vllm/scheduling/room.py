@@ -83,7 +83,7 @@ class Room:
         return (request for request in self.view.list_evictable() if request not in kept)
 
     def list_victims(self, spared: Iterable[Request], enst: Enst) -> list[Request]:
-        """Return the requests that may be evicted, the largest ENST last."""
+        """Return the requests that may be evicted, by ascending ENST (estimated next scheduled time)."""
         kept = set(spared)
         return sorted((request for request in self.evictable() if request not in kept), key=enst)
 
@@ -122,12 +122,12 @@ class Room:
             return False
         if joining and fresh.pledged + pledged > fresh.capacity:
             return False
-        if not self._slots_for(len(joining), picked, enst):
+        if not self._free_slots_for(len(joining), picked, enst):
             return False
         self._promised, self._joining, self.pledged = bound, len(joining), pledged
         return True
 
-    def _slots_for(self, joining: int, picked: list[Request], enst: Enst) -> bool:
+    def _free_slots_for(self, joining: int, picked: list[Request], enst: Enst) -> bool:
         """Evict requests if only slots of the model runner are missing; return whether enough slots are free.
 
         The requests with the largest ENST are evicted first.
@@ -146,7 +146,7 @@ class Room:
         chosen = self._in_order(picked, enst)
         if not picked or picked[0] in chosen:
             return chosen
-        leader = self._leader(picked[0])
+        leader = self._choose_first(picked[0])
         if leader in chosen:
             return chosen
         self._forget_promises()
@@ -172,7 +172,7 @@ class Room:
                 self._promise(request)
         return chosen
 
-    def _leader(self, top: Request) -> Request:
+    def _choose_first(self, top: Request) -> Request:
         """Return the request that runs first if requests without a token block the first of the batch.
 
         Two starved requests could evict each other forever if requests without a token were evicted. One of

@@ -43,7 +43,7 @@ class IncompatibleVllmError(RuntimeError):
     """Our scheduler cannot run here; the message has the reason."""
 
 
-def require(config: Any) -> None:
+def require_support(config: Any) -> None:
     """Check a server that was started manually. Raises IncompatibleVllmError if our scheduler cannot run."""
     if reason := compat.check("scheduler") or find_unsupported(config):
         raise IncompatibleVllmError(f"{reason.removesuffix('.')}; serve with --scheduler fcfs")
@@ -78,7 +78,7 @@ class PolicyScheduler(AsyncScheduler):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require(self.vllm_config)
+        require_support(self.vllm_config)
         self.stages: int = self.parallel_config.pipeline_parallel_size
         self.settings = SchedulerSettings.read(self.vllm_config.additional_config)
         self.profile = self.settings.iteration_profile()

@@ -88,7 +88,7 @@ def test_reason_contains_the_error_of_the_process(tmp_path: Path) -> None:
 
 def test_no_bundle_is_published_without_a_proven_graph(rounds_bundle: Path, tmp_path: Path) -> None:
     bundle = Path(shutil.copytree(rounds_bundle, tmp_path / "b"))
-    with pytest.raises(NotProvenError, match="no graph was proven"):
+    with pytest.raises(NotProvenError, match="no graph could be verified"):
         offline.keep_proven(bundle, Proof("seal", [1], failed=dict.fromkeys(KEYS, "wrong")))
 
 
@@ -114,7 +114,7 @@ def test_graphs_over_memory_that_moves_are_refused_and_the_others_proven(here: H
 
 
 def test_no_bundle_is_created_when_all_graphs_need_the_memory(here: Here, tmp_path: Path) -> None:
-    with pytest.raises(NotProvenError, match="no graph was proven"):
+    with pytest.raises(NotProvenError, match="no graph could be verified"):
         offline.make(tmp_path, Rounds(here, step=_moving("table")))
 
 

@@ -50,7 +50,7 @@ def test_deadlines_are_priorities_of_vllms_own_scheduler(publish: Publish) -> No
     assert replace(told, profile=None) == choice and told.profile is not None and not made.fallbacks
     kept = scheduler.apply(PLAN, replace(choice, host_bytes=1 << 20), None, on_cpu=True)
     assert "--kv-transfer-config" in flags(kept)
-    with pytest.raises(UsageError, match="--scheduler deadline sets --scheduling-policy itself"):
+    with pytest.raises(UsageError, match="--scheduling-policy cannot be combined with --scheduler deadline"):
         scheduler.check(choice, Arguments(["--scheduling-policy", "fcfs"]))
     with pytest.raises(UsageError, match="cannot use --alpha with deadline"):
         scheduler.check(replace(choice, alpha_s=1.0), PLAN.vllm_args)
@@ -66,7 +66,7 @@ def test_shadow_adds_its_settings_to_vllms_own_scheduler(publish: Publish) -> No
     assert given.keys() == {"--additional-config"}
     told = SchedulerSettings.read(json.loads(given["--additional-config"]))
     assert replace(told, profile=None) == choice and told.profile is not None
-    with pytest.raises(UsageError, match="--shadow sets --additional-config itself"):
+    with pytest.raises(UsageError, match="--additional-config cannot be combined with --shadow"):
         scheduler.check(choice, Arguments(["--additional-config", "{}"]))
     with pytest.raises(UsageError, match="cannot use --shadow with skip-join-mlfq"):
         scheduler.check(mlfq(shadow_s=60.0), PLAN.vllm_args)
