@@ -7,7 +7,7 @@ a run that is cut off retains its rounds.
 
 Run: python -m benchmarks host/live_policies [--minutes M] [--rounds N] [--models N]
 Time: 17 minutes on an idle machine, and once a minute more to write the models
-Result: none yet; it writes host-policies-live-cpu.json
+Result: host-policies-live-cpu.json
 """
 
 from __future__ import annotations
