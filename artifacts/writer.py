@@ -263,17 +263,6 @@ class Draft:
         self.sections[name] = entry = oci.Descriptor(declared.media_type, file.digest, file.size)
         return entry
 
-    def keep(self, bundle: Bundle, name: str) -> oci.Descriptor:
-        """Copy a section of an earlier bundle unchanged.
-
-        Raises DigestMismatchError, SectionMissingError, NoSpaceError.
-        """
-        entry = bundle.entry(name)
-        self._declared(name, SECTION_TYPES[name].encoding)
-        self.staging.copy(bundle.open_blob(name))
-        self.sections[name] = entry
-        return entry
-
     def publish(self, provenance: Provenance, *, signer: Signer | None = None) -> Bundle:
         """Publish the bundle as the key's next version, durable and complete; the signature is part of the same step.
 

@@ -17,10 +17,10 @@ from typing import Literal
 from coldstart.artifacts import trees
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
+from coldstart.artifacts.key import Scalar
 from coldstart.artifacts.manifest import SECTION_TYPES, supported
 from coldstart.artifacts.oci import Descriptor
 
-Scalar = str | int | float | bool | None
 Level = Literal["manifest", "checksum", "load", "replay"]
 FailLevel = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("manifest", "checksum", "load", "replay")
@@ -66,15 +66,6 @@ def check_bundle(
         ref = bundle.ref
         findings += compare_machine(bundle.key.fields, machine, bundle.name) if machine else []
     return ValidationReport(ref, level, tuple(findings))
-
-
-def describe_machine() -> dict[str, Scalar]:
-    """Return the hardware and runtime fields of this machine. Raises ColdstartError where vLLM is not installed."""
-    from coldstart.models import keys
-    from coldstart.system import runtime
-
-    groups = {"hardware": keys.hardware_fields(on_cpu=runtime.targets_cpu()), "runtime": runtime.fields()}
-    return {f"{group}.{name}": value for group, part in groups.items() for name, value in part.items()}
 
 
 def compare_machine(key: Mapping[str, Scalar], machine: Mapping[str, Scalar], name: str) -> list[Finding]:

@@ -15,7 +15,7 @@ from typing import Any, cast
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import diff
 from coldstart.errors import UsageError
-from coldstart.models import inspection, resolution, resolver
+from coldstart.models import inspection, keys, resolution, resolver
 from coldstart.models.inspection import Lookup
 from coldstart.system import secrets
 from coldstart.system.paths import Cache
@@ -75,7 +75,7 @@ def run(request: ValidationRequest) -> list[checks.ValidationReport]:
     """
     _check_request(request)
     found = [(word, find_bundle(word, request.source)) for word in request.words]
-    machine = checks.describe_machine() if request.against_machine else None
+    machine = keys.machine_fields() if request.against_machine else None
     reports = []
     for word, bundle in found:
         report = checks.check_bundle(bundle, request.level, machine)

@@ -16,6 +16,7 @@ from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
 from support.families import find_family, remaining
+from tools import bundles
 from tools.machine import EAGER, READY_S, Machine
 
 pytestmark = pytest.mark.vllm
@@ -51,7 +52,7 @@ def test_server_with_a_wrong_canary_answers_no_client(machine: Machine) -> None:
     with store.begin(original.key) as draft:
         for entry in original.manifest.sections:
             if entry.type != "modelinfo":
-                draft.keep(original, entry.type)
+                bundles.keep(draft, original, entry.type)
         wrong = [token + 1 for token in right]
         draft.add_json("modelinfo", info | {"canary": info["canary"] | {"tokens": wrong}})
         signer = sign.host_key(machine.root / "home" / "state" / "coldstart")

@@ -14,7 +14,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, Provenance
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.writer import Signer
+from coldstart.artifacts.writer import Draft, Signer
 
 NAME = "org/tiny"
 KV = {"blocks": 7, "bytes_per_block": 4096.5}
@@ -42,6 +42,12 @@ def write_tree(directory: Path, files: Mapping[str, bytes]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return directory
+
+
+def keep(draft: Draft, bundle: Bundle, name: str) -> None:
+    """Take over a section of another bundle unchanged."""
+    draft.staging.copy(bundle.open_blob(name))
+    draft.sections[name] = bundle.entry(name)
 
 
 def publish(

@@ -105,18 +105,9 @@ def _reserve() -> int | None:
 
 def peer_uid(connection: socket.socket) -> int:
     """Return the user id of the process at the other end, as the kernel reports it. Raises OSError for other sockets."""
-    return _credentials(connection)[1]
-
-
-def peer_pid(connection: socket.socket) -> int:
-    """Return the PID of the process that listens at the other end. Raises OSError for other sockets."""
-    return _credentials(connection)[0]
-
-
-def _credentials(connection: socket.socket) -> tuple[int, int]:
     size = struct.calcsize("3i")
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return pid, uid
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(uid)
 
 
 def trusted(connection: socket.socket) -> bool:

@@ -220,9 +220,10 @@ class Fetcher:
         while (job := self._take(pace)) is not None:
             failure: Exception | None = None
             try:
-                if source is None or opened != job.environment:
-                    if source is not None:
-                        source.close()
+                if source is not None and opened != job.environment:
+                    source.close()
+                    source = None
+                if source is None:
                     source, opened = open_source(self.address, job.environment), job.environment
                 self._fetch(job, source, space)
             except Exception as error:  # noqa: BLE001 - `_settle` decides about every error

@@ -14,7 +14,7 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.store import Store
 from support.registry import host
-from tools.bundles import flip, key, provenance, publish, write_tree
+from tools.bundles import flip, keep, key, provenance, publish, write_tree
 
 from coldstart.validate.checks import check
 
@@ -43,7 +43,7 @@ def test_pushing_again_uploads_nothing_and_keeps_both_signatures(
     for state in ("one", "two"):
         with store.begin(bundle.key) as draft:
             for name in ("kv", "compile"):
-                draft.keep(bundle, name)
+                keep(draft, bundle, name)
             signed = draft.publish(provenance(), signer=sign.host_key(tmp_path / state))
     assert signed == bundle
     remote.push(bundle, address)

@@ -100,14 +100,6 @@ def test_draft_refuses_invalid_sections(store: Store, tmp_path: Path) -> None:
     assert bundle.has("kv") and not bundle.has("stages")
 
 
-def test_sections_can_be_taken_over_from_an_earlier_bundle(store: Store, tmp_path: Path) -> None:
-    first = publish(store, tmp_path)
-    with store.begin(key(tp=2)) as draft:
-        draft.keep(first, "compile")
-        second = draft.publish(provenance())
-    assert second.entry("compile") == first.entry("compile")
-
-
 def test_extraction_never_overwrites(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     (tmp_path / "out").mkdir()
