@@ -13,6 +13,7 @@ POST  /stop                   stop the host as SIGTERM does.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
@@ -37,6 +38,10 @@ MAX_BYTES = 8 << 20
 READABLE = ("/health", "/load", "/metrics", "/ping", "/tokenizer_info", "/version")
 """Routes of vLLM's server that a GET may read: they change nothing and reveal no arguments and no paths."""
 _READ = "coldstart_host_server_metrics_read"
+_ABOUT = ("# HELP ", "# TYPE ")
+_LABELS = r'(?:\w+="(?:[^"\\]|\\.)*"(?:,|(?=\})))*'
+_VALUE = r"[-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|Inf|NaN)(?: -?[0-9]+)?"
+_SAMPLE = re.compile(rf"[a-zA-Z_:][\w:]*(?:\{{{_LABELS}\}})? {_VALUE}", re.ASCII)
 
 
 async def read(residence: Residence, path: str, timeout_s: float) -> tuple[int, str, bytes]:
@@ -69,17 +74,24 @@ def merge(own: str, servers: Iterable[tuple[str, str]]) -> str:
     families: dict[str, tuple[list[str], list[str]]] = {}
     for model, text in servers:
         label, about, samples = f'model="{escape(model)}"', list[str](), list[str]()
-        for line in text.splitlines():
-            if line.startswith("#"):
+        for line in text.split("\n"):
+            if line.startswith(_ABOUT):
                 about, samples = families.setdefault(line.split(" ", 3)[2], ([], []))
                 if line not in about:
                     about.append(line)
+            elif not line or line.startswith("#"):
+                continue
             elif "{" in line:
                 samples.append(line.replace("{", f"{{{label},", 1))
             else:
                 samples.append(line.replace(" ", f"{{{label}}} ", 1))
     lines = (line for family in families.values() for part in family for line in part)
     return own + "".join(f"{line}\n" for line in lines)
+
+
+def is_exposition(text: str) -> bool:
+    """Return whether each line is a sample or a comment in Prometheus' text format: one other line would spoil all metrics."""
+    return all(not line or line.startswith("#") or _SAMPLE.fullmatch(line) for line in text.split("\n"))
 
 
 def escape(value: str) -> str:
@@ -96,21 +108,19 @@ async def add_metrics(own: bytes, residences: Iterable[Residence]) -> str:
     # A thread, because many servers have many lines.
     merged = await asyncio.to_thread(merge, own.decode(), given)
     about = f"# HELP {_READ} 1 if the server's own metrics are included, else 0.\n# TYPE {_READ} gauge\n"
-    return (
-        merged
-        + about
-        + "".join(
-            f'{_READ}{{model="{escape(model)}"}} {int(text is not None)}\n' for model, text in texts.items()
-        )
+    were_read = (
+        f'{_READ}{{model="{escape(model)}"}} {int(text is not None)}\n' for model, text in texts.items()
     )
+    return merged + about + "".join(were_read)
 
 
 async def _read_metrics(residence: Residence) -> str | None:
     try:
         status, _, body = await read(residence, "/metrics", METRICS_S)
-    except OSError:
+        text = body.decode()
+    except (OSError, UnicodeDecodeError):
         return None
-    return body.decode() if status == 200 else None
+    return text if status == 200 and await asyncio.to_thread(is_exposition, text) else None
 
 
 async def _load(driver: Driver, request: Request) -> Response:

@@ -125,9 +125,8 @@ def _is_called(key: TrustedKey, word: str) -> bool:
 def judge(bundle: Bundle) -> TrustResult:
     """Return whether a trusted key signed `bundle`. Raises InvalidSignatureError and ExposedKeyError for a trusted key file."""
     record = paths.state_dir() / "verdicts" / bundle.digest.removeprefix("sha256:")
-    with suppress(
-        OSError, ValueError, KeyError, TypeError, BundleError
-    ):  # then the signature itself is verified
+    # Without a usable record the signature itself is verified.
+    with suppress(OSError, ValueError, KeyError, TypeError, BundleError):
         known = canonical.read(record, cap=LIMITS.signature)
         if _hash_key(known["key"]) == known["sha256"]:
             return TrustResult(True, known["signer"], f"signed by {known['signer']}")
@@ -136,9 +135,8 @@ def judge(bundle: Bundle) -> TrustResult:
     trusted = sign.trust_dir(paths.state_dir())
     result = sign.TrustStore(trusted)(bundle)
     if result.ok and result.signer and not is_dry_run():
-        with suppress(
-            OSError, ValueError, BundleError
-        ):  # without a writable state directory, each start verifies again
+        # Without a writable state directory each start verifies again.
+        with suppress(OSError, ValueError, BundleError):
             key = min(trusted.glob(f"*-{result.signer.partition(':')[2]}.pub")).name
             files.make_private(record.parent)
             text = json.dumps({"signer": result.signer, "key": key, "sha256": _hash_key(key)})

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.fake_upstream import TWO, Stage, run, staged
 
@@ -110,3 +111,22 @@ def test_samples_of_a_family_stand_together_and_name_their_model() -> None:
     ]
     assert [one.labels["model"] for one in families["down"]] == ['q"\\\n', "b"]
     assert merged.count("# TYPE") == len(families) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ('# TYPE up gauge\n# EOF\nup{y="} 1"} 1 1395066363000\n\nup{} +Inf\nup 2.5e-03\n', True),
+        *((text, False) for text in (
+            "<html>", "up{", 'up{a="b} 1', 'up{a="b"c="d"} 1', "up one", "1up 1", "up 1 2 3", 'up{a="\nb"} 1',
+        )),
+    ],
+)  # fmt: skip
+def test_metrics_of_a_server_are_in_the_text_format(text: str, valid: bool) -> None:
+    assert host_routes.is_exposition(text) is valid
+
+
+def test_other_comments_and_separators_within_a_line_change_no_sample() -> None:
+    merged = host_routes.merge("", [("m", '# TYPE up gauge\n# EOF\nup{y="a\u2028b"} 2.0\n')])
+    (family,) = text_string_to_metric_families(merged)
+    assert [(one.labels, one.value) for one in family.samples] == [({"model": "m", "y": "a\u2028b"}, 2.0)]
