@@ -45,6 +45,17 @@ def test_metrics_do_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
     run(work())
 
 
+def test_text_of_a_server_that_is_no_metrics_is_omitted(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with staged(tmp_path) as stage:
+            stage.servers.metrics = METRICS + "<html>\n"
+            await stage.ask(model="a", prompt=1)
+            found = await _samples(stage)
+            assert found[READ, "a"] == 0.0 and ("vllm:num_requests_running", "a") not in found
+
+    run(work())
+
+
 def test_upstream_reads_safe_routes_of_a_running_server(tmp_path: Path) -> None:
     models = {"org/a": {**TWO["a"], "args": ["--api-key", "own"]}, "b": TWO["b"]}
 
