@@ -5,33 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from coldstart.artifacts import sign
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.store import Store
-from support.graphs_tools import SMALL, proven
+from support.graphs_tools import proven
 from tools.bundles import key, provenance
 from tools.shell import Run
 
 from coldstart.models.inspection import NOT_MADE
 from coldstart.system import paths
 from coldstart.system.paths import Cache
-from tests.support.graphs.model import Shape
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "graphs"
-REFRESH = bool(os.environ.get("COLDSTART_REFRESH_GOLDEN"))
-OTHER = Shape("other", 2, width=16, sizes=(1, 8, 64, 512))
-
-
-@pytest.fixture(scope="module")
-def sections(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    root = tmp_path_factory.mktemp("sections")
-    for name, shape in (("one", SMALL), ("other", OTHER)):
-        proven(root / name, shape)
-    yield root / "one", root / "other"
+GOLDEN = Path(__file__).parent.parent / "golden" / "graphs" / "inspect.txt"
 
 
 def publish(section: Path | None, **stages: object) -> Bundle:
@@ -42,21 +29,14 @@ def publish(section: Path | None, **stages: object) -> Bundle:
         return draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
 
 
-def golden(name: str, shown: str) -> None:
-    steady = re.sub(r"sha256:[0-9a-f]{64}", "sha256:...", shown)
-    steady = re.sub(r"\b[0-9a-f]{64}\b", "...", steady)
-    if REFRESH:
-        (GOLDEN / name).write_text(steady, encoding="utf-8")
-    assert steady == (GOLDEN / name).read_text(encoding="utf-8")
-
-
-def _graphs_part(text: str) -> str:
-    return text[text.index("CUDA graphs\n") :]
-
-
-def test_inspect_shows_the_graphs(run: Run, home: Path, sections: tuple[Path, Path]) -> None:
-    publish(sections[0])
-    golden("inspect.txt", _graphs_part(run("inspect", "org/tiny").stdout))
+def test_inspect_shows_the_graphs(run: Run, home: Path, tmp_path: Path) -> None:
+    proven(tmp_path / "section")
+    publish(tmp_path / "section")
+    shown = run("inspect", "org/tiny").stdout
+    steady = re.sub(r"\b[0-9a-f]{64}\b", "...", shown[shown.index("CUDA graphs\n") :])
+    if os.environ.get("COLDSTART_REFRESH_GOLDEN"):
+        GOLDEN.write_text(steady, encoding="utf-8")
+    assert steady == GOLDEN.read_text(encoding="utf-8")
     data = json.loads(run("inspect", "org/tiny", "--format", "json").stdout)["graphs"]
     assert data["nodes"] == sum(data["nodes_by_kind"].values()) and data["graphs"] == 4
     assert sum(data["relocations_by_region"].values()) == data["relocations"]

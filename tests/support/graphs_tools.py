@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from coldstart.graphs import tables as stored
-from coldstart.graphs.api import Captured
 from coldstart.graphs.link import combine
 from coldstart.graphs.prove import prove, write
 from coldstart.graphs.record import Snapshot, take
@@ -18,36 +15,23 @@ from tests.support.graphs.model import Shape, SimModel
 SMALL = Shape("small", 2, sizes=(1, 8, 64, 256))
 
 
-@dataclass
-class Half:
-    """One process that captured everything."""
-
-    model: SimModel
-    captured: dict[str, Captured]
-    snapshot: Snapshot
+def offline(seed: int, model: SimModel | None = None) -> Snapshot:
+    """Capture every size in one process, largest first."""
+    model = model or SimModel(SMALL, seed)
+    return take(model.driver, model, {key: model.capture(key) for key in reversed(model.sizes())})
 
 
-def offline(seed: int, shape: Shape = SMALL, model: SimModel | None = None) -> Half:
-    """Capture every size, largest first."""
-    model = model or SimModel(shape, seed)
-    captured = {key: model.capture(key) for key in reversed(model.sizes())}
-    return Half(model, captured, take(model.driver, model, captured))
-
-
-def bundle(directory: Path, shape: Shape = SMALL, seeds: Sequence[int] = (1, 2)) -> Tables:
+def bundle(directory: Path) -> None:
     """Combine two processes to one bundle on disk."""
-    a, b = (offline(seed, shape).snapshot for seed in seeds)
-    tables = combine(a, b)
-    stored.save(tables, directory, b.binaries)
-    return tables
+    a, b = offline(1), offline(2)
+    stored.save(combine(a, b), directory, b.binaries)
 
 
-def proven(directory: Path, shape: Shape = SMALL) -> Tables:
+def proven(directory: Path) -> None:
     """Create a bundle that passed the proof in a third process."""
-    tables = bundle(directory, shape)
-    model = SimModel(shape, 3)
+    bundle(directory)
+    model = SimModel(SMALL, 3)
     write(prove(Restorer(directory, model.driver, model), model), directory)
-    return tables
 
 
 def linked(directory: Path, model: SimModel) -> Restorer:
@@ -66,10 +50,8 @@ def restored(restorer: Restorer, key: str) -> Replayable:
 
 def seal(bundle: Path, target: Path, tables: Tables) -> Path:
     """Write `tables` with the binaries of `bundle` to `target` and seal them."""
-    digests = stored.read_manifest(bundle).binaries
-    stored.save(
-        tables, target, {digest: stored.read_by_digest(bundle / "kernels", digest) for digest in digests}
-    )
+    digests, place = stored.read_manifest(bundle).binaries, bundle / "kernels"
+    stored.save(tables, target, {digest: stored.read_by_digest(place, digest) for digest in digests})
     return target
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,15 +23,15 @@ from coldstart.graphs.api import Captured
 from coldstart.graphs.tables import SymbolRegion
 from coldstart.vllm.graphs import hooks, record, restore
 from tests.support.graphs.model import Shape, SimModel
+from tests.support.graphs_tools import proven
 
-INPUTS = ("ids", "positions", "slots", "lengths")
 OUT = "static:cudagraph_manager.hidden_states"
 # A graph computes as many rows as its descriptor has tokens.
 SHAPE = Shape("worker", 2, sizes=(1, 8, 64, 256), divide=1)
 
 
 class Mode(Enum):
-    FULL = 2
+    FULL, PIECEWISE = 2, 1
 
 
 @dataclass(frozen=True)
@@ -74,16 +75,16 @@ class Manager:
 
     def __post_init__(self) -> None:
         sizes = sorted(self.model.sizes().values(), reverse=True)
-        self._capture_descs = {Mode.FULL: [Descriptor(Mode.FULL, n) for n in sizes]}
-        self._candidates = {(d.num_tokens, 0): [d] for d in self._capture_descs[Mode.FULL]}
+        full, piece = [Descriptor(Mode.FULL, n) for n in sizes], Descriptor(Mode.PIECEWISE, sizes[0])
+        self._capture_descs = {Mode.FULL: full, Mode.PIECEWISE: [piece]}
         self.captured: list[int] = []
 
     def capture(self, create_forward_fn: Any, progress_bar_desc: str = "") -> None:
-        for desc in self._capture_descs[Mode.FULL]:
+        for desc in chain(*self._capture_descs.values()):
             create_forward_fn(desc, True)
             create_forward_fn(desc, False)
             self.graphs[desc] = Graph(self.model.capture(f"decode:{desc.num_tokens}"))
-            self.captured.append(desc.num_tokens)
+            self.captured += [desc.num_tokens] if desc.cg_mode is Mode.FULL else []
 
 
 class Framework:
@@ -102,8 +103,7 @@ class Framework:
         return [replace(r, symbol=OUT) if s == "static:out" else r for s, r in self._model.named.items()]
 
     def capture(self, key: str) -> Captured:
-        captured: Captured = self._capture(key).captured
-        return captured
+        return self._capture(key).captured  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -200,24 +200,26 @@ class Rounds:
             assert runner.execute_model(number) == f"step {number}"
 
 
-def materialize(
-    here: dict[str, SimModel], work: Path, shape: Shape = SHAPE, before: Change = unchanged
-) -> Path:
-    """Run the rounds of materialize; return the bundle's directory."""
-    return offline.make(work, Rounds(here, shape, before))
-
-
 def start(
-    here: dict[str, SimModel],
-    bundle: Path,
-    seed: int = 200,
-    *,
-    shape: Shape = SHAPE,
-    before: Change = unchanged,
-) -> tuple[Any, Runner]:
+    here: dict[str, SimModel], bundle: Path, *, before: Change = unchanged
+) -> tuple[restore.Restoring, Runner]:
     """Start from the bundle in a new process; `before` can change the process."""
-    here["model"] = model = SimModel(shape, seed)
+    here["model"] = model = SimModel(SHAPE, 200)
     session, runner = restore.Restoring(bundle), Runner(model)
     before(model)
     session.run(runner, runner.own)
     return session, runner
+
+
+@pytest.fixture(scope="session")
+def bundle_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A proven bundle of the small simulated model, for all tests that only read it."""
+    proven(directory := tmp_path_factory.mktemp("graphs") / "bundle")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def rounds_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that simulated workers recorded and proved."""
+    with pytest.MonkeyPatch.context() as patch:
+        return offline.make(tmp_path_factory.mktemp("rounds"), Rounds(replace_worker(patch)))

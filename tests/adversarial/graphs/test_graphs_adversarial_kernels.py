@@ -61,13 +61,13 @@ def test_graph_that_cannot_be_moved_is_refused_with_the_reason(
     state = cubin({"k_counts": TWICE}, globals_=("counter",)) if reason == "mutable globals" else cubin(
         {"ncclDevKernel_AllReduce": TWICE, "k_scale": TWICE}
     )  # fmt: skip
-    half = offline(5, model=Spoilt(Shape("one", 1, sizes=(8,)), 5, (IMAGE, OTHER, state)))
-    assert reason in half.snapshot.tables.refused.get("decode:8", "")
+    snapshot = offline(5, Spoilt(Shape("one", 1, sizes=(8,)), 5, (IMAGE, OTHER, state)))
+    assert reason in snapshot.tables.refused.get("decode:8", "")
 
 
 def test_a_kernel_is_refused_when_the_second_process_does_not_know_its_binary() -> None:
     """The first may not: a process that compiles several candidates cannot tell which it launches; the proof decides."""
-    a, b = (offline(seed).snapshot for seed in (11, 12))
+    a, b = offline(11), offline(12)
     a.tables.kernels[:] = [replace(k, binary=None) for k in a.tables.kernels]
     assert combine(a, b).refused == {}
     b.tables.kernels[:] = [replace(k, binary=None) if k.name == "k_split" else k for k in b.tables.kernels]
@@ -77,7 +77,7 @@ def test_a_kernel_is_refused_when_the_second_process_does_not_know_its_binary() 
 
 
 def test_graphs_that_differ_between_two_processes_are_refused() -> None:
-    a, b = (offline(seed).snapshot for seed in (11, 12))
+    a, b = offline(11), offline(12)
     b.tables.graphs["decode:8"].nodes["grid"][1] = 9
     tables = combine(a, keep(b, ["decode:8", "decode:256"]))
     assert list(tables.graphs) == ["decode:256"]
@@ -85,7 +85,7 @@ def test_graphs_that_differ_between_two_processes_are_refused() -> None:
 
 
 def test_a_refusal_names_kernel_byte_addresses_and_memory() -> None:
-    a, b = (offline(seed).snapshot for seed in (11, 12))
+    a, b = offline(11), offline(12)
     graph = b.tables.graphs["decode:8"]
     at = int(graph.nodes["payload"][1]) + 8  # the second parameter of `k_gather`, a weight
     graph.payload = graph.payload.copy()
@@ -100,9 +100,6 @@ def test_a_refusal_names_kernel_byte_addresses_and_memory() -> None:
 
 
 def test_views_of_one_storage_are_one_region() -> None:
-    views = [
-        SymbolRegion("param:tied", 64, 512),
-        SymbolRegion("param:embed", 64, 512),
-        SymbolRegion("buffer:part", 8, 520),
-    ]
+    spans = {"param:tied": (64, 512), "param:embed": (64, 512), "buffer:part": (8, 520)}
+    views = [SymbolRegion(symbol, *span) for symbol, span in spans.items()]
     assert [r.symbol for r in drop_aliases(views)] == ["param:embed"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from coldstart.graphs.api import AllocationEvent
 from coldstart.graphs.errors import BaseCollisionError
 from coldstart.graphs.link import combine
 from coldstart.graphs.record import Snapshot, number_allocations
-from coldstart.graphs.tables import Kernel, Tables
-from tests.support.graphs.random_graphs import KEY, Field, Placement, Program, judge, place, snapshot, third
+from coldstart.graphs.tables import Kernel
+from tests.support.graphs.random_graphs import KEY, Field, Program, judge, place, snapshot, third
 
 SIZES = [4096, 8192, 12288]
 SYMBOLS = ["param:w", "kv:0", "hidden"]
@@ -24,29 +22,12 @@ def _program(*fields: Field, size: int, layout: tuple[tuple[int, int], ...] | No
     return program
 
 
-def _combine(program: Program) -> Tables:
-    return combine(*(snapshot(program, place(program, seed)) for seed in (1, 2)))
-
-
-def _right(program: Program, tables: Tables, bases: list[int] | None = None) -> bool:
-    found = judge(program, tables, third(program, tables, place(program, 2), 3, bases))
-    return found.corrupted == found.missed == 0
-
-
 def test_equal_bases_prove_nothing_and_are_refused() -> None:
     program = _program(Field("pointer", 0, 8, 1, 8), size=8)
     bases = place(program, 1).bases
     shots = [snapshot(program, place(program, seed, bases=bases)) for seed in (1, 2)]
     with pytest.raises(BaseCollisionError, match="kv:0"):
         combine(*shots)
-
-
-def test_a_word_that_points_elsewhere_each_time_is_a_conflict() -> None:
-    program = _program(Field("pointer", 0, 8, 0, 8), size=8)
-    a = snapshot(program, place(program, 1))
-    program.nodes = [(0, [Field("pointer", 0, 8, 1, 16)])]
-    tables = combine(a, snapshot(program, place(program, 2)))
-    assert list(tables.refused) == [KEY] and not tables.graphs
 
 
 A = 0x7F0000100000
@@ -84,12 +65,7 @@ def test_every_graph_is_recorded_when_the_second_process_has_one_more_segment() 
     assert len(b.segments) > len(a.segments)
     tables = combine(snapshot(program, a), snapshot(program, b))
     assert tables.refused == {} and len(tables.graphs[KEY].relocations) == 12
-    found = judge(program, tables, third(program, tables, b, 3))
-    assert found.corrupted == found.missed == 0
-
-
-def _with(placed: Placement, *events: AllocationEvent) -> Placement:
-    return replace(placed, trace=[*events, *placed.trace])
+    assert judge(program, tables, third(program, tables, b, 3)) == (0, 0)
 
 
 def test_a_framework_segment_is_never_adopted_as_library_memory() -> None:
@@ -97,7 +73,8 @@ def test_a_framework_segment_is_never_adopted_as_library_memory() -> None:
     program, shots = _program(Field("pointer", 0, 8, 2, 4096), size=8), list[Snapshot]()
     for seed in (1, 2):
         placed = place(program, seed)
-        shots.append(snapshot(program, _with(placed, AllocationEvent("alloc", placed.bases[2], 512))))
+        placed.trace.insert(0, AllocationEvent("alloc", placed.bases[2], 512))
+        shots.append(snapshot(program, placed))
     assert list(combine(*shots).refused) == [KEY]
 
 

@@ -14,9 +14,7 @@ def info(layout: Layout) -> bytes:
     """A .nv.info section: one unrelated attribute, then one KPARAM_INFO per parameter."""
     data = struct.pack("<BBHI", 4, 0x2F, 4, 7) + struct.pack("<BBH", 3, 0x1B, 0xFF)
     for ordinal, (offset, size) in enumerate(layout):
-        data += struct.pack("<BBH", 4, 0x17, 12) + struct.pack(
-            "<IHHI", 0, ordinal, offset, size << 18 | 0x1F000
-        )
+        data += struct.pack("<BBHIHHI", 4, 0x17, 12, 0, ordinal, offset, size << 18 | 0x1F000)
     return data
 
 
@@ -56,18 +54,6 @@ def _assemble(parts: list[tuple[str, int, int, int, bytes]]) -> bytes:
     for at, (_, kind, flags, link, data) in zip(offsets, parts, strict=True):
         rows += _SECTION.pack(at, kind, flags, 0, _HEADER.size + len(body), len(data), link, 0, 8, 0)
         body += data.ljust(-(-len(data) // 8) * 8, b"\0")
-    head = (
-        b"\x7fELF\x02\x01\x01".ljust(16, b"\0"),
-        2,
-        190,
-        1,
-        0,
-        0,
-        _HEADER.size + len(body),
-        0,
-        64,
-        56,
-        0,
-        64,
-    )
-    return _HEADER.pack(*head, len(parts), len(parts) - 1) + body + rows
+    magic, start = b"\x7fELF\x02\x01\x01".ljust(16, b"\0"), _HEADER.size + len(body)
+    counts = (len(parts), len(parts) - 1)
+    return _HEADER.pack(magic, 2, 190, 1, 0, 0, start, 0, 64, 56, 0, 64, *counts) + body + rows

@@ -28,17 +28,8 @@ def fake_cuda() -> ctypes.CDLL:
     if not built.exists():
         PLACE.mkdir(parents=True, exist_ok=True)
         staged = built.with_suffix(f".{os.getpid()}")
-        command = [
-            "cc",
-            "-O1",
-            "-shared",
-            "-fPIC",
-            "-Wl,-soname,libcuda.so.1",
-            "-o",
-            str(staged),
-            str(SOURCE),
-        ]
-        subprocess.run(command, check=True, capture_output=True)
+        options = ["-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+        subprocess.run(["cc", *options, "-o", staged, SOURCE], check=True, capture_output=True)
         staged.rename(built)
     library = ctypes.CDLL(str(built), ctypes.RTLD_GLOBAL)
     library.fake_pin.argtypes = (ctypes.c_uint64,)

@@ -25,18 +25,10 @@ from tests.support.graphs.library import fake_cuda
 VOCABULARY, SLOTS, TABLE, MAGIC = 64, 4, 16, 0x5AFE
 # Parameters by the letters of `struct`, or the layout of a struct that is one parameter.
 KERNELS: dict[str, str | tuple[tuple[int, int], ...]] = {
-    "k_scale": "QQI",
-    "k_add": ((0, 32),),
-    "k_mapped": ((0, 128), (128, 8), (136, 4)),
-    "k_tiles": ((112, 640),),
-    "k_gather": "QQQII",
-    "k_split": "QQQQI",
-    "k_turn": "QQQIIQ",
-    "k_store": "QQQII",
-    "k_read": "QQQII",
-    "k_sum": "QQII",
+    "k_scale": "QQI", "k_add": ((0, 32),), "k_mapped": ((0, 128), (128, 8), (136, 4)), "k_tiles": ((112, 640),),
+    "k_gather": "QQQII", "k_split": "QQQQI", "k_turn": "QQQIIQ", "k_store": "QQQII", "k_read": "QQQII", "k_sum": "QQII",
     "k_twin": "QQI",
-}
+}  # fmt: skip
 
 
 def layout(name: str) -> tuple[tuple[int, int], ...]:
@@ -44,9 +36,8 @@ def layout(name: str) -> tuple[tuple[int, int], ...]:
     letters = KERNELS[name]
     if not isinstance(letters, str):
         return letters
-    return tuple(
-        (struct.calcsize("<" + letters[:at]), struct.calcsize(one)) for at, one in enumerate(letters)
-    )
+    ends = [struct.calcsize("<" + letters[:at]) for at in range(len(letters))]
+    return tuple((at, struct.calcsize(one)) for at, one in zip(ends, letters, strict=True))
 
 
 IMAGE = cubin({name: ("double" if name == "k_twin" else name, layout(name)) for name in KERNELS})
@@ -57,6 +48,11 @@ def pack_map(address: int) -> bytes:
     """Return a tensor map, in which the address is rotated and keyed, so that it is no plain pointer."""
     coded = ((address << 13 | address >> 51) & (1 << 64) - 1) ^ 0x5A5A5A5A5A5A5A5A
     return coded.to_bytes(8, "little").ljust(128, b"\1")
+
+
+def normal(values: np.random.Generator, size: int) -> bytes:
+    """Return so many bytes of random floats."""
+    return values.standard_normal(size // 4).astype(np.float32).tobytes()
 
 
 @dataclass(frozen=True)
@@ -95,28 +91,20 @@ class SimModel:
         weights = {f"param:layers.{i}": self.bytes for i in range(shape.layers)}
         caches = {f"kv:{i}": SLOTS * self.bytes for i in range(shape.layers)}
         parts = {
-            "param:embed": 4 * VOCABULARY * shape.width,
-            "param:norm": self.bytes,
-            "param:head": self.bytes,
-        }
-        self.named = {
-            symbol: SymbolRegion(symbol, size, self.allocate(size))
-            for symbol, size in {**parts, **weights, **inputs, **caches, "static:out": self.bytes}.items()
-        }
+            "param:embed": 4 * VOCABULARY * shape.width, "param:norm": self.bytes, "param:head": self.bytes,
+        }  # fmt: skip
+        sizes = {**parts, **weights, **inputs, **caches, "static:out": self.bytes}
+        self.named = {symbol: SymbolRegion(symbol, n, self.allocate(n)) for symbol, n in sizes.items()}
         values = np.random.default_rng(7)
         for symbol, region in self.named.items():
-            held = values.standard_normal(region.size // 4).astype(np.float32)
-            self.driver.write(
-                region.base, held.tobytes() if symbol in {*parts, *weights} else bytes(region.size)
-            )
+            held = normal(values, region.size)
+            self.driver.write(region.base, held if symbol in {*parts, *weights} else bytes(region.size))
         # Memory without a name: a table of the framework at its second allocation of this size, and that of a library.
-        self._note(freed := self.allocate(4 * TABLE * shape.width), 4 * TABLE * shape.width)
+        self._note(freed := self.allocate(table := 4 * TABLE * shape.width), table)
         self.events.append(AllocationEvent("free", freed, 0))
-        self.rope_table = self.allocate(4 * TABLE * shape.width)
-        self._note(self.rope_table, 4 * TABLE * shape.width)
-        self.driver.write(
-            self.rope_table, values.standard_normal(TABLE * shape.width).astype(np.float32).tobytes()
-        )
+        self.rope_table = self.allocate(table)
+        self._note(self.rope_table, table)
+        self.driver.write(self.rope_table, normal(values, table))
         self.hidden = {"work": self.allocate(8 * shape.width), "semaphore": self.allocate(520)}
         self.driver.write(self.hidden["semaphore"] + 256, MAGIC.to_bytes(4, "little"))
 
@@ -136,9 +124,6 @@ class SimModel:
     def capture(self, key: str) -> Captured:
         graph = self.build(self.sizes()[key])
         return Captured(graph, self.driver.instantiate(graph))
-
-    def eager(self, key: str) -> None:
-        self.driver.launch(self.capture(key).executable, 0)
 
     def build(self, size: int) -> int:
         """Build the graph of one decoding step into static:out."""
@@ -204,20 +189,14 @@ class SimModel:
 
     def _tiles(self, out: int, floats: int) -> bytes:
         """112 bytes that no parameter has, then a struct with two maps and noise between them."""
-        maps, noise = (
-            [pack_map(self.at(f"param:{name}")) for name in ("norm", "head")],
-            self.random.randbytes(128),
-        )
-        return bytes(112) + (
-            struct.pack("<QI", out, floats).ljust(128, b"\0") + maps[0] + noise + maps[1]
-        ).ljust(640, b"\0")
+        norm, head = (pack_map(self.at(f"param:{name}")) for name in ("norm", "head"))
+        first = struct.pack("<QI", out, floats).ljust(128, b"\0")
+        return bytes(112) + (first + norm + self.random.randbytes(128) + head).ljust(640, b"\0")
 
     def launch(self, graph: int, name: str, payload: bytes, library: int = 0) -> Any:
         """Add a kernel node with these packed parameters."""
-        held, spans = (
-            ctypes.create_string_buffer(payload, len(payload)),
-            layout(name) if name in KERNELS else layout("k_scale"),
-        )
+        held = ctypes.create_string_buffer(payload, len(payload))
+        spans = layout(name if name in KERNELS else "k_scale")
         pointers = np.array([ctypes.addressof(held) + offset for offset, _ in spans], np.uint64)
         row = np.zeros(1, LAUNCH)
         row["function"] = self.driver.library_kernel(self.libraries[library], name)
@@ -267,16 +246,13 @@ class SimModel:
         self.write("static:slots", np.arange(rows) * SLOTS)
         for region in self.named.values():
             if region.symbol.startswith("kv:"):
-                self.driver.write(
-                    region.base, values.standard_normal(region.size // 4).astype(np.float32).tobytes()
-                )
+                self.driver.write(region.base, normal(values, region.size))
 
     def write(self, symbol: str, values: Array) -> None:
         self.driver.write(self.at(symbol), values.astype(np.int32).tobytes())
 
     def observe(self, key: str) -> bytes:
         written = 4 * self.shape.rows(self.sizes()[key]) * self.shape.width
-        caches = [r for s, r in self.named.items() if s.startswith("kv:")]
-        return self.driver.read(self.at("static:out"), written) + b"".join(
-            self.driver.read(r.base, r.size) for r in caches
-        )
+        spans = [(self.at("static:out"), written)]
+        spans += [(r.base, r.size) for s, r in self.named.items() if s.startswith("kv:")]
+        return b"".join(self.driver.read(*span) for span in spans)

@@ -69,10 +69,12 @@ def place(
     rng = random.Random(seed)
     chosen, trace = list(bases or _bases(program, rng)), list[AllocationEvent]()
     for number, (symbol, size) in enumerate(zip(program.symbols, program.sizes, strict=True)):
-        for churned in _churn(rng, size) if symbol == "alloc" else []:
-            trace += [AllocationEvent(kind, churned[0], churned[1]) for kind in ("alloc", "free")]
+        # Memory that every process allocates and frees, more or less often.
+        for _ in range(rng.randrange(3) if symbol == "alloc" else 0):
+            churned = rng.randrange(HIGH, HIGH + (1 << 40), 1 << 21)
+            trace += [AllocationEvent(kind, churned, size + 8) for kind in ("alloc", "free")]
             if bases is None and rng.random() < 0.3:
-                chosen[number] = churned[0]  # the address of memory that was freed (Figure 6)
+                chosen[number] = churned  # the address of memory that was freed (Figure 6)
         if symbol == "alloc":
             trace.append(AllocationEvent("alloc", chosen[number], size))
     pool = _Pool(rng, segment or rng.choice((1, 2, 4)) * SEGMENT)
@@ -84,11 +86,6 @@ def place(
             if later is not None and other + later == number:
                 pool.free(chosen[other])
     return Placement(chosen, pool.segments, trace + pool.trace, random.Random(seed ^ 0x5EED))
-
-
-def _churn(rng: random.Random, size: int) -> list[tuple[int, int]]:
-    """Return memory that every process allocates and frees: of other sizes, which only differ in number by process."""
-    return [(rng.randrange(HIGH, HIGH + (1 << 40), 1 << 21), size + 8) for _ in range(rng.randrange(3))]
 
 
 class _Pool:
@@ -158,24 +155,12 @@ def payload(
         if f.kind == "pointer":
             data = (bases[f.memory] + f.offset).to_bytes(8, "little")
         elif f.kind == "stale":
-            data = _stale(noise, f.size) if noise else bytes(f.size)
+            data = noise.randbytes(f.size) if noise else bytes(f.size)
+            if noise and f.size == 8 and noise.random() < 0.7:
+                # Often a host address with the prefix of device addresses.
+                data = noise.randrange(0x7FFC00000000, 0x7FFFFFFFFFFF).to_bytes(8, "little")
         out[f.at : f.at + f.size] = data
     return bytes(out)
-
-
-def _stale(noise: random.Random, size: int) -> bytes:
-    """Return stale stack bytes, often a host address with the prefix of device addresses."""
-    if size == 8 and noise.random() < 0.7:
-        return noise.randrange(0x7FFC00000000, 0x7FFFFFFFFFFF).to_bytes(8, "little")
-    return noise.randbytes(size)
-
-
-@dataclass
-class Judgement:
-    """Number of wrong words in the third placement."""
-
-    corrupted: int
-    missed: int
 
 
 @dataclass
@@ -197,20 +182,16 @@ def third(
     at = {r.symbol: by_symbol.get(r.symbol, provided[r.symbol]) for r in tables.regions}
     sizes = {r.size: at[r.symbol] for r in tables.regions if r.symbol.startswith(("lib:", "alloc:"))}
     moved = list[int]()
-    for number, symbol in enumerate(program.symbols):
-        base = second.bases[number]
+    for number, (symbol, base) in enumerate(zip(program.symbols, second.bases, strict=True)):
         held = next((s for s in second.segments if s.base <= base < s.base + s.size), None)
-        if number in program.frees and held is not None:
-            moved.append(at.get(held.symbol, 0) + base - held.base)
-        else:
-            moved.append(
-                at.get(symbol, own[number]) if ":" in symbol else sizes.get(program.sizes[number], 0)
-            )
+        own_base = at.get(symbol, own[number]) if ":" in symbol else sizes.get(program.sizes[number], 0)
+        inside = number in program.frees and held is not None
+        moved.append(at.get(held.symbol, 0) + base - held.base if inside and held else own_base)
     return Third(np.array([at[r.symbol] for r in tables.regions], np.uint64), moved)
 
 
-def judge(program: Program, tables: Tables, process: Third) -> Judgement:
-    """Relocate to a process and compare every pointer and constant with the truth there."""
+def judge(program: Program, tables: Tables, process: Third) -> tuple[int, int]:
+    """Relocate to a process; return how many constants and how many pointers are not the truth there."""
     graph = tables.graphs[KEY]
     out = relocate(graph.payload, graph.relocations, process.base, None)  # type: ignore[arg-type]
     corrupted = missed = 0
@@ -222,7 +203,7 @@ def judge(program: Program, tables: Tables, process: Third) -> Judgement:
             wrong = got[f.at : f.at + f.size] != want[f.at : f.at + f.size]
             corrupted += wrong and f.kind == "constant"
             missed += wrong and f.kind == "pointer"
-    return Judgement(corrupted, missed)
+    return corrupted, missed
 
 
 def generate(seed: int) -> Program:
@@ -232,9 +213,8 @@ def generate(seed: int) -> Program:
     symbols = [rng.choice((*NAMED, "hidden", "alloc")).format(i) for i in range(count)]
     sizes = [ALIGN * (8 + i) + rng.choice((0, 0, 64)) for i in range(count)]
     program = Program(symbols, [size + 8 * i if size % ALIGN else size for i, size in enumerate(sizes)])
-    for _ in range(
-        rng.randrange(0, 9)
-    ):  # few sizes: the number among those of a size identifies an allocation
+    # Few sizes: the number among those of a size identifies an allocation.
+    for _ in range(rng.randrange(0, 9)):
         program.frees[len(program.symbols)] = rng.choice((None, 0, 1, 2, 4))
         program.symbols.append("pool")
         program.sizes.append(rng.choice((ALIGN, 3 * ALIGN, 700, 1 << 15)))
@@ -249,23 +229,20 @@ def generate(seed: int) -> Program:
     return program
 
 
-def _node(
-    rng: random.Random, program: Program, lookalikes: list[int]
-) -> tuple[list[Field], tuple[tuple[int, int], ...]]:
+Layout = tuple[tuple[int, int], ...]
+
+
+def _node(rng: random.Random, program: Program, lookalikes: list[int]) -> tuple[list[Field], Layout]:
     """Return parameters: scalars, and by-value structs with holes between fields, some packed."""
-    fields: list[Field] = []
-    layout: list[tuple[int, int]] = []
-    at = 0
+    fields, layout, at = list[Field](), list[tuple[int, int]](), 0
     for _ in range(rng.randrange(1, 5)):
         at = -(-at // 8) * 8
         inner = rng.randrange(1, 6) if rng.random() < 0.5 else 1
         step, start = rng.choice((8, 8, 8, 4, 1)) if inner > 1 else 8, at
         for _ in range(inner):
-            one = _field(rng, program, lookalikes, at, step)
-            fields.append(one)
+            fields.append(one := _field(rng, program, lookalikes, at, step))
             at += one.size
-            hole = -at % step
-            if hole:
+            if hole := -at % step:
                 fields.append(Field("stale", at, hole))
                 at += hole
         layout.append((start, at - start))
@@ -286,6 +263,5 @@ def _field(rng: random.Random, program: Program, lookalikes: list[int], at: int,
     if kind < 0.7:
         return Field("stale", at, 8)
     size = rng.choice((8, 4, 4)) if step != 1 else rng.choice((1, 2, 4, 8))
-    return Field(
-        "constant", at, size, value=rng.choice((rng.randbytes(size), bytes(size), b"\1" + bytes(size - 1)))
-    )
+    values = (rng.randbytes(size), bytes(size), b"\1" + bytes(size - 1))
+    return Field("constant", at, size, value=rng.choice(values))

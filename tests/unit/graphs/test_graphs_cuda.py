@@ -27,7 +27,7 @@ CUPTI_HEADER = Path(sysconfig.get_paths()["purelib"]) / "nvidia/cu13/include/cup
 def test_launch_attributes_and_flags_of_captured_graphs() -> None:
     """The attributes are read through the driver's structures; the flags of an instantiation are those of PyTorch."""
     model = SimModel(SMALL, 5)
-    captured = {key: model.capture(key) for key in model.sizes()}
+    captured, d = {key: model.capture(key) for key in model.sizes()}, model.driver.d
     assert model.fake.fake_last_flags() == 1 | 8
 
     def refused() -> dict[str, str]:
@@ -38,7 +38,6 @@ def test_launch_attributes_and_flags_of_captured_graphs() -> None:
         assert [*refused()] == list(captured) * unreadable
         assert all("CUDA_ERROR_UNKNOWN" in reason for reason in refused().values())
     model.fake.fake_attribute_error(-1, 0)
-    d = model.driver.d
     kernel = next(n for n in model.driver.nodes(captured["decode:8"].graph) if model.driver.kind(n) == 0)
     value = d.CUkernelNodeAttrValue()
     policy = value.accessPolicyWindow
@@ -46,12 +45,6 @@ def test_launch_attributes_and_flags_of_captured_graphs() -> None:
     value.accessPolicyWindow = policy
     d.cuGraphKernelNodeSetAttribute(d.CUgraphNode(kernel), d.CUlaunchAttributeID(1), value)
     assert refused() == {"decode:8": "a node has an access-policy window"}
-
-
-def _twins() -> tuple[bytes, bytes]:
-    """Return two binaries that define one function, as an autotuner compiles them."""
-    one, other = (cubin({"k": ("scale", LAYOUT)}, salt=salt) for salt in ("4 warps", "8 warps"))
-    return one, other
 
 
 class Cupti:
@@ -86,7 +79,8 @@ class Cupti:
 
 def test_a_function_is_known_by_the_module_that_it_was_loaded_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor gives different kernels one name, and an autotuner loads all candidates."""
-    log, cupti, (one, other) = ModuleLog(), Cupti(), _twins()
+    log, cupti = ModuleLog(), Cupti()
+    one, other = (cubin({"k": ("scale", LAYOUT)}, salt=salt) for salt in ("4 warps", "8 warps"))
     monkeypatch.setattr(modules, "library", lambda: cupti)
     watch = ModuleWatch(log)
     cupti.load(19, 0x100, one)
@@ -94,10 +88,7 @@ def test_a_function_is_known_by_the_module_that_it_was_loaded_from(monkeypatch: 
     cupti.load(678, 0x300, cubin({"lazy": ("scale", LAYOUT)}))
     found = [log.digest(module, "k", LAYOUT, lambda: {"k"}) for module in (0x100, 0x200, 0x300)]
     assert [log.images[digest] if digest else None for digest in found] == [one, other, None]
-    assert (
-        log.digest(0x300, "lazy", LAYOUT, set) is not None
-        and log.digest(0x300, "lazy", ((0, 4),), set) is None
-    )
+    assert log.digest(0x300, "lazy", LAYOUT, set) and not log.digest(0x300, "lazy", ((0, 4),), set)
     assert log.record(b"no cubin") is None
     cupti.load(20, 0x100, other)
     assert log.digest(0x100, "k", LAYOUT, set) == found[1]

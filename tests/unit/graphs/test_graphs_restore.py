@@ -15,7 +15,7 @@ from support.graphs_tools import SMALL, bundle, linked, outputs, restored, seal
 from coldstart.graphs import prove as gate
 from coldstart.graphs import tables as stored
 from coldstart.graphs.api import Captured
-from coldstart.graphs.errors import DriverError, GraphRefusedError, NotProvenError
+from coldstart.graphs.errors import GraphRefusedError, NotProvenError
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import Graph, Tables
 from tests.support.graphs.model import SimModel
@@ -28,16 +28,10 @@ def _proof(directory: Path, model: SimModel) -> gate.Proof:
 def _structure(model: SimModel, graph: int) -> tuple[list[object], list[tuple[int, ...]]]:
     """Return the nodes without their parameters, and the edges with their data."""
     driver, nodes = model.driver, model.driver.nodes(graph)
-    number = {handle: at for at, handle in enumerate(nodes)}
-    launches = [
-        replace(driver.kernel_node(n), function=0, payload=b"") if driver.kind(n) == 0 else None
-        for n in nodes
-    ]
-    kernels = [driver.kernel(driver.kernel_node(n).function) for n in nodes if driver.kind(n) == 0]
-    edges = sorted(
-        (number[e.source], number[e.target], e.from_port, e.to_port, e.type) for e in driver.edges(graph)
-    )
-    return [*launches, *kernels], edges
+    held = [driver.kernel_node(n) if driver.kind(n) == 0 else None for n in nodes]
+    launches = [one and (driver.kernel(one.function), replace(one, function=0, payload=b"")) for one in held]
+    ends = ((nodes.index(e.source), nodes.index(e.target), e) for e in driver.edges(graph))
+    return launches, sorted((a, b, e.from_port, e.to_port, e.type) for a, b, e in ends)
 
 
 def test_restored_graphs_are_the_captured_ones_without_a_forward(
@@ -54,36 +48,24 @@ def test_restored_graphs_are_the_captured_ones_without_a_forward(
         assert outputs(model, graph.executable, key) == outputs(model, captured.executable, key)
         structure = _structure(model, graph.keep[1])
         assert structure == _structure(model, captured.graph)
-        # Not a chain, and with programmatic edges.
-        assert len({edge[0] for edge in structure[1]}) < len(structure[1]) and any(
-            edge[4] for edge in structure[1]
-        )
+        edges = structure[1]  # not a chain, and with programmatic edges
+        assert len({edge[0] for edge in edges}) < len(edges) and any(edge[4] for edge in edges)
 
 
-def test_contents_are_what_outlives_the_capture(bundle_directory: Path) -> None:
-    tables = stored.load(bundle_directory)
+def test_contents_are_what_outlives_the_capture_and_other_memory_of_it_is_nan(bundle_directory: Path) -> None:
+    model, tables = SimModel(SMALL, 42), stored.load(bundle_directory)
+    assert linked(bundle_directory, model) and len(tables.content_relocations) == 2
     held = {tables.regions[row["region"]].symbol for row in tables.blocks}
     assert held == {"pool:0", "lib:0", "lib:1", "alloc:512.1"}
-    pool = next(i for i, r in enumerate(tables.regions) if r.symbol == "pool:0")
-    # Two buffers and the array of their addresses; not the activations behind them.
-    assert sorted(tables.blocks["length"][tables.blocks["region"] == pool].tolist()) == [16, 1024, 1024]
-    assert len(tables.content_relocations) == 2
-
-
-def test_memory_that_a_capture_would_have_written_is_nan_where_nothing_is_stored(
-    bundle_directory: Path,
-) -> None:
-    model = SimModel(SMALL, 42)
-    assert linked(bundle_directory, model)
-    tables = stored.load(bundle_directory)
-    number = next(i for i, r in enumerate(tables.regions) if r.symbol == "pool:0")
     provided = [r for r in tables.regions if r.is_provided]
-    pool, base = tables.regions[number], model.reserved[provided.index(tables.regions[number])]
-    blocks = [(offset, length) for region, length, offset, _ in tables.blocks.tolist() if region == number]
-    held = bytearray(model.driver.read(base, pool.size))
-    for offset, length in blocks:
-        held[offset : offset + length] = b"\xff" * length
-    assert blocks and set(held) == {0xFF}
+    pool = next(r for r in tables.regions if r.symbol == "pool:0")
+    blocks = [(at, size) for n, size, at, _ in tables.blocks.tolist() if tables.regions[n] is pool]
+    # Two buffers and the array of their addresses; not the activations behind them.
+    assert sorted(size for _, size in blocks) == [16, 1024, 1024]
+    memory = bytearray(model.driver.read(model.reserved[provided.index(pool)], pool.size))
+    for at, size in blocks:
+        memory[at : at + size] = b"\xff" * size
+    assert set(memory) == {0xFF}
 
 
 def test_replay_launches_on_the_stream_of_the_moment(
@@ -92,28 +74,10 @@ def test_replay_launches_on_the_stream_of_the_moment(
     model, streams = SimModel(SMALL, 4), list[int]()
     graph = restored(linked(bundle_directory, model), "decode:1")
     monkeypatch.setattr(model.driver, "launch", lambda executable, stream: streams.append(stream))
-    for stream in (0, 7):
-        monkeypatch.setattr(model, "stream", lambda s=stream: s)
-        graph.replay()
+    monkeypatch.setattr(model, "stream", iter((0, 7)).__next__)
+    graph.replay()
+    graph.replay()
     assert streams == [0, 7]
-
-
-def test_a_graph_without_its_kernel_has_a_reason_and_the_others_are_restored(
-    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = SimModel(SMALL, 4)
-    real = model.driver.library_kernel
-
-    def hide(library: int, name: str) -> int:
-        if name == "k_split":
-            raise DriverError("cuLibraryGetKernel", "NOT_FOUND")
-        return real(library, name)
-
-    monkeypatch.setattr(model.driver, "library_kernel", hide)
-    restorer = linked(bundle_directory, model)
-    assert restorer.restore("decode:1") is None and "k_split" in restorer.fallbacks["decode:1"]
-    assert restorer.restore("decode:3") is None and "does not contain" in restorer.fallbacks["decode:3"]
-    assert restored(restorer, "decode:256")
 
 
 def test_a_region_of_another_size_prevents_the_restore(bundle_directory: Path) -> None:
@@ -132,7 +96,8 @@ def test_every_driver_call_fails_in_turn_and_no_graph_is_wrong(bundle_directory:
 
     def restore() -> dict[str, gate.Replayable | None]:
         restorer = Restorer(bundle_directory, model.driver, model)
-        restorer.link()
+        # A failed link gives its memory back.
+        assert restorer.link() or (restorer.fallbacks["*"] and not model.reserved)
         return {key: restorer.restore(key) for key in model.sizes()}
 
     before = model.fake.fake_calls()
@@ -147,10 +112,8 @@ def test_every_driver_call_fails_in_turn_and_no_graph_is_wrong(bundle_directory:
             finally:
                 fail_at(-1, 0)
             found |= {graph is not None for graph in graphs.values()}
-            assert all(
-                graph is None or outputs(model, graph.executable, key) == want[key]
-                for key, graph in graphs.items()
-            )
+            built = {key: graph for key, graph in graphs.items() if graph}
+            assert all(outputs(model, graph.executable, key) == want[key] for key, graph in built.items())
     assert calls > 100 and found == {True, False}
 
 
@@ -166,9 +129,8 @@ def _shift(tables: Tables, graph: Graph) -> Graph:
 
 def _swap(tables: Tables, graph: Graph) -> Graph:
     rows = graph.relocations.copy()
-    params = np.isin(
-        rows["region"], [i for i, r in enumerate(tables.regions) if r.symbol.startswith("param:")]
-    )
+    params = [i for i, r in enumerate(tables.regions) if r.symbol.startswith("param:")]
+    params = np.isin(rows["region"], params)
     rows["region"][params] = np.roll(rows["region"][params], 1)
     return replace(graph, relocations=rows)
 
@@ -256,20 +218,6 @@ def test_graph_that_cannot_be_compared_fails_alone(
     bundle_directory: Path, kind: type[SimModel], reason: str | None
 ) -> None:
     proof = _proof(bundle_directory, kind(SMALL, 61))
-    assert list(proof.failed) == ["decode:8"] * bool(reason) and len(proof.proven) + len(proof.failed) == len(
-        SMALL.sizes
-    )
+    assert list(proof.failed) == ["decode:8"] * bool(reason)
+    assert len(proof.proven) + len(proof.failed) == len(SMALL.sizes)
     assert reason is None or reason in proof.failed["decode:8"]
-
-
-def test_a_failed_link_gives_its_memory_back(bundle_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = SimModel(SMALL, 33)
-    before = model.fake.fake_live()
-
-    def broken(address: int, data: bytes) -> None:
-        raise DriverError("cuMemcpyHtoD", "injected")
-
-    monkeypatch.setattr(model.driver, "write", broken)
-    restorer = Restorer(bundle_directory, model.driver, model)
-    assert not restorer.restore_all()
-    assert "injected" in restorer.fallbacks["*"] and model.fake.fake_live() == before and not model.reserved

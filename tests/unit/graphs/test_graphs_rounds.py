@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.graphs_worker import KEYS, Change, Rounds, start
 
 from coldstart.contract.graphs import EngineTask
 from coldstart.graphs import offline, tables
 from coldstart.graphs.errors import GraphRefusedError, NotProvenError
-from coldstart.graphs.prove import Proof, read_proof
+from coldstart.graphs.prove import read_proof
 from tests.support.graphs.model import SimModel
 
 Here = dict[str, SimModel]
+STEPS = 3
 
 
 def test_two_layouts_and_a_proof(here: Here, tmp_path: Path) -> None:
@@ -57,9 +53,18 @@ def test_a_graph_that_fails_the_proof_is_dropped_and_the_proof_is_of_the_rest(
     assert start(here, directory)[1].cudagraph_manager.captured == [1]
 
 
-def test_engine_without_output_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(GraphRefusedError, match="captured no graph, or did not load the plug-in"):
-        offline.make(tmp_path, lambda name, task: None)
+@pytest.mark.parametrize(
+    ("written", "reason"), [(None, "captured no graph, or did not load the plug-in"), ("several ranks", None)]
+)
+def test_engine_without_output_is_reported_with_its_reason(
+    tmp_path: Path, written: str | None, reason: str | None
+) -> None:
+    def launch(name: str, task: EngineTask) -> None:
+        if written and task.record:
+            offline.fail(task.record, written)
+
+    with pytest.raises(GraphRefusedError, match=reason or written):
+        offline.make(tmp_path, launch)
 
 
 def test_layouts_in_which_every_graph_conflicts_are_no_bundle(rounds_bundle: Path, tmp_path: Path) -> None:
@@ -77,72 +82,35 @@ def test_layouts_in_which_every_graph_conflicts_are_no_bundle(rounds_bundle: Pat
         offline.make(tmp_path, launch)
 
 
-def test_reason_contains_the_error_of_the_process(tmp_path: Path) -> None:
-    def launch(name: str, task: EngineTask) -> None:
-        assert task.record is not None
-        offline.fail(task.record, "graphs of several ranks hold collectives")
-
-    with pytest.raises(GraphRefusedError, match="several ranks"):
-        offline.make(tmp_path, launch)
-
-
-def test_no_bundle_is_published_without_a_proven_graph(rounds_bundle: Path, tmp_path: Path) -> None:
-    bundle = Path(shutil.copytree(rounds_bundle, tmp_path / "b"))
-    with pytest.raises(NotProvenError, match="no graph could be verified"):
-        offline.keep_proven(bundle, Proof("seal", [1], failed=dict.fromkeys(KEYS, "wrong")))
-
-
 # --- contents that the engine rewrites between steps ---
 
 
-def _moving(memory: str) -> Change:
-    """Return a step that rewrites memory that no tensor names: the table or the semaphore."""
+def _moving(memory: str, at: int) -> Change:
+    """Return a step that rewrites memory that no tensor names, the table or the semaphore, at the step of this number."""
+    steps = count()
 
     def change(model: SimModel) -> None:
-        at = model.rope_table if memory == "table" else model.hidden["semaphore"]
-        (held,) = model.driver.read(at, 1)
-        model.driver.write(at, bytes([held ^ 0x5A]))
+        if next(steps) % STEPS == at:
+            address = model.rope_table if memory == "table" else model.hidden["semaphore"]
+            (held,) = model.driver.read(address, 1)
+            model.driver.write(address, bytes([held ^ 0x5A]))
 
     return change
 
 
-def test_graphs_over_memory_that_moves_are_refused_and_the_others_proven(here: Here, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", range(1, STEPS))
+def test_graphs_over_memory_that_moves_are_refused_and_the_others_proven(
+    here: Here, tmp_path: Path, at: int
+) -> None:
     """Its contents are not stored, so the proof fails for the graphs that need them."""
-    found = tables.load(offline.make(tmp_path, Rounds(here, step=_moving("semaphore"))))
+    found = tables.load(offline.make(tmp_path, Rounds(here, steps=STEPS, step=_moving("semaphore", at))))
     assert sorted(found.graphs) == sorted(KEYS[1:]) and list(found.refused) == KEYS[:1]
     assert all("restored outputs differ" in reason for reason in found.refused.values())
-
-
-def test_no_bundle_is_created_when_all_graphs_need_the_memory(here: Here, tmp_path: Path) -> None:
     with pytest.raises(NotProvenError, match="no graph could be verified"):
-        offline.make(tmp_path, Rounds(here, step=_moving("table")))
+        offline.make(tmp_path / "all", Rounds(here, steps=STEPS, step=_moving("table", at)))
 
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_engine_without_observed_steps_proves_no_graph(here: Here, tmp_path: Path, steps: int) -> None:
     with pytest.raises(GraphRefusedError, match=f"{steps} live steps, but 2 are needed"):
         offline.make(tmp_path, Rounds(here, steps=steps))
-
-
-class Memory:
-    """One byte string as device memory."""
-
-    data = bytes(1024)
-
-    def synchronize(self) -> None:
-        """Do nothing; the fake is synchronous."""
-
-    def read(self, address: int, size: int) -> bytes:
-        return self.data[address : address + size]
-
-
-@given(st.lists(st.sets(st.integers(0, 1023)), min_size=2, max_size=6))
-def test_any_change_at_any_step_is_seen(states: list[set[int]]) -> None:
-    memory: Any = Memory()
-    with TemporaryDirectory() as work:
-        watch = offline.ContentWatch(memory, Path(work), [(0, 600), (600, 424)])
-        for changed in states:
-            memory.data = bytes(int(at in changed) for at in range(1024))
-            watch.look()
-        seen = json.loads((Path(work) / offline.LIVE).read_text())
-    assert seen == {"steps": len(states), "changed": sorted({int(at >= 600) for at in set().union(*states)})}

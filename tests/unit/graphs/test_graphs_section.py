@@ -32,13 +32,7 @@ from coldstart.validate.answers import ServerAnswers
 from coldstart.validate.checks import Finding, Level
 from coldstart.validate.launchers import Subject
 
-PLAN = {
-    "rank": 0,
-    "kv_cache_memory_bytes": 700,
-    "free_memory_baseline": 1000,
-    "vllm": "0.32",
-    "device": "H",
-}
+PLAN = {"rank": 0, "kv_cache_memory_bytes": 700, "free_memory_baseline": 1000, "vllm": "0.32", "device": "H"}
 
 
 @pytest.fixture
@@ -47,6 +41,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
     monkeypatch.delenv("COLDSTART_CACHE_DIR", raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
 
 
 def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bundle:
@@ -79,6 +78,7 @@ def test_untrusted_graphs_are_not_unpacked(place: Path, rounds_bundle: Path) -> 
     assert "not trusted" in reason
 
 
+@pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize(
     ("free", "used"),
     [([9, 2000], False), ([1000, 1000], True), ([None, None], True), ([999, 1000], True), ([1000, 9], False)],
@@ -86,7 +86,6 @@ def test_untrusted_graphs_are_not_unpacked(place: Path, rounds_bundle: Path) -> 
 def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, free: list[int | None], used: bool
 ) -> None:
-    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
     monkeypatch.setattr(nvml, "free_bytes", free.__getitem__)
     monkeypatch.setattr(prepare, "available_memory", lambda: pytest.fail("the host's memory was requested"))
     plan = prepared(publish(place, rounds_bundle, plans=[PLAN, PLAN | {"rank": 1}]), place)
@@ -95,13 +94,11 @@ def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     assert "--kv-cache-memory-bytes" not in plan.vllm_args
 
 
+@pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize(
-    "plans", [None, [], [{"rank": 0}], [PLAN | {"kv_cache_memory_bytes": "700"}], [PLAN, PLAN]]
+    "plans", [None, {}, [], [{"rank": 1}], [PLAN | {"kv_cache_memory_bytes": "700"}], [PLAN, PLAN]]
 )
-def test_invalid_plan_is_reported(
-    place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, plans: object
-) -> None:
-    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
+def test_invalid_plan_is_reported(place: Path, rounds_bundle: Path, plans: object) -> None:
     made = prepared(publish(place, rounds_bundle, plans=plans), place)
     assert made.engine.kv_plan is None and "kv" in [f.stage for f in made.fallbacks]
 
@@ -110,29 +107,22 @@ def test_invalid_plan_is_reported(
 
 
 def test_cpu_engine_has_no_graphs(tmp_path: Path) -> None:
-    def never(name: str, task: EngineTask) -> None:
-        raise AssertionError("an engine was started")
-
-    reason = graphs.make(tmp_path / "out", tmp_path / "work", never, Arguments())
+    reason = graphs.make(tmp_path / "out", tmp_path / "work", lambda *_: pytest.fail("started"), Arguments())
     assert "runs on the CPU" in str(reason) and not (tmp_path / "out").exists()
 
 
-def test_materialize_makes_the_section_with_engines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: dict[str, Any]
+@pytest.mark.usefixtures("on_gpu")
+def test_materialize_makes_the_section_and_a_failed_engine_only_omits_it(
+    tmp_path: Path, here: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
-    reason = graphs.make(tmp_path / "out", tmp_path / "work", Rounds(here), Arguments())
-    assert reason is None and (tmp_path / "out" / "proof.json").exists()
-
-
-def test_failed_engine_only_omits_the_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coldstart.system.runtime.targets_cpu", lambda: False)
+    assert graphs.make(tmp_path / "out", tmp_path / "work", Rounds(here), Arguments()) is None
+    assert (tmp_path / "out" / "proof.json").exists()
 
     def fail(name: str, task: EngineTask) -> None:
         raise CommandFailedError("the engine ended with exit code 1")
 
-    reason = graphs.make(tmp_path / "out", tmp_path / "work", fail, Arguments())
-    assert "exit code 1" in str(reason) and not (tmp_path / "out").exists()
+    reason = graphs.make(tmp_path / "none", tmp_path / "work", fail, Arguments())
+    assert "exit code 1" in str(reason) and not (tmp_path / "none").exists()
 
 
 def test_recording_engines_have_one_kv_size() -> None:
@@ -144,8 +134,11 @@ def test_recording_engines_have_one_kv_size() -> None:
 # --- validate ---
 
 
+Validate = Callable[..., list[Finding]]
+
+
 @pytest.fixture
-def validate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
+def validate(monkeypatch: pytest.MonkeyPatch) -> Validate:
     """Return validate(bundle, level, *fallbacks), which checks the bundle with servers that report these fallbacks."""
 
     def check(bundle: Bundle, level: Level, *fallbacks: tuple[str, str]) -> list[Finding]:
@@ -159,36 +152,25 @@ def validate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
     return check
 
 
-def test_validation_reports_graphs_that_cannot_be_replayed_here(
-    place: Path, rounds_bundle: Path, validate: Callable[..., list[Finding]]
+def test_validation_requires_that_graphs_are_replayed_on_a_gpu(
+    place: Path, rounds_bundle: Path, validate: Validate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = publish(place, rounds_bundle)
     (finding,) = validate(bundle, "replay")
     assert (finding.code, finding.severity) == ("CS-GRAPHS-NOT-REPLAYED", "warning")
     assert "cannot replay the CUDA graphs" in finding.message and finding.hint.startswith("on a GPU")
     assert validate(bundle, "load") == []
-
-
-def test_on_a_gpu_a_graph_that_was_captured_is_wrong(
-    place: Path,
-    rounds_bundle: Path,
-    validate: Callable[..., list[Finding]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setattr(nvml, "query", lambda: ["a device"])
-    slow, other = ("graphs", "all: another driver"), ("kv", "too little memory")
-    found = validate(publish(place, rounds_bundle), "replay", slow, other)
-    assert [(f.code, f.severity) for f in found] == [
-        ("CS-GRAPHS-REPLAY", "error"),
-        ("CS-FALLBACK", "warning"),
-    ]
+    found = validate(bundle, "replay", ("graphs", "all: another driver"), ("kv", "too little memory"))
+    kinds = [(f.code, f.severity) for f in found]
+    assert kinds == [("CS-GRAPHS-REPLAY", "error"), ("CS-FALLBACK", "warning")]
 
 
 @pytest.mark.parametrize(
     ("name", "code"), [("tables.npz", "CS-GRAPH-ALTERED"), ("proof.json", "CS-GRAPH-UNPROVEN")]
 )
 def test_altered_or_unproven_tables_are_errors(
-    place: Path, rounds_bundle: Path, validate: Callable[..., list[Finding]], name: str, code: str
+    place: Path, rounds_bundle: Path, validate: Validate, name: str, code: str
 ) -> None:
     copy = Path(shutil.copytree(rounds_bundle, place / "copy"))
     (copy / name).write_bytes(b"{}")

@@ -17,7 +17,7 @@ import pytest
 
 from coldstart import vllm
 from coldstart.system import runtime
-from coldstart.vllm import compat
+from coldstart.vllm import compat, late
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [
@@ -119,3 +119,19 @@ def test_our_overrides_take_what_vllms_methods_take() -> None:
     ]
     assert len(pairs) > 10
     assert [problem for ours, theirs in pairs for problem in _misfits(ours, theirs)] == []
+
+
+def test_modules_are_worked_on_when_they_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Work of other tests on modules that are not imported here stays pending.
+    before, seen = list(sys.meta_path), list[int]()
+    (tmp_path / "late_module.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for more in (0, 1):
+        late.when_imported("late_module", lambda module, more=more: seen.append(module.value + more))  # type: ignore[misc]
+    assert seen == [] and "late_module" not in sys.modules
+    importlib.import_module("late_module")
+    assert sorted(seen) == [1, 2] and sys.meta_path == before
+    late.when_imported("late_module", lambda module: seen.append(3))
+    assert seen[-1] == 3

@@ -45,14 +45,12 @@ class Runner:
             ),
         )  # fmt: skip
         manager = self.cudagraph_manager = CudaGraphManager.__new__(CudaGraphManager)
-        manager.vllm_config, manager.compilation_config = (
-            self.vllm_config,
-            self.vllm_config.compilation_config,
-        )
-        manager.cudagraph_mode, manager.decode_query_len, manager.varlen_decode = self.mode, 1, False
-        manager.max_num_reqs, manager.lora_capture_cases, manager.ubatch_runner = max(SIZES), [0], None
-        manager.graphs, manager._graphs_captured, manager._lora_dispatch_map = {}, True, {}
-        manager._candidates, manager._capture_descs = {}, {}
+        vars(manager).update(
+            vllm_config=self.vllm_config, compilation_config=self.vllm_config.compilation_config,
+            cudagraph_mode=self.mode, decode_query_len=1, varlen_decode=False, max_num_reqs=max(SIZES),
+            lora_capture_cases=[0], ubatch_runner=None, graphs={}, _graphs_captured=True, _lora_dispatch_map={},
+            _candidates={}, _capture_descs={},
+        )  # fmt: skip
         manager._init_candidates()
 
     def capture_model(self) -> int:
@@ -64,23 +62,19 @@ class Runner:
                 self.order.append((mode.name, row.num_tokens))
         return 0
 
-    def dispatch(self, size: int, *, decode: bool) -> tuple[Any, Any]:
-        row = self.cudagraph_manager.dispatch(size, size, 1 if decode else None, 0, 1 if decode else None)
-        return row.cg_mode, row
-
     def run(self, size: int, *, decode: bool) -> tuple[str, bytes]:
         """Run a batch of this size as vLLM dispatches it; return the mode and all that the model has written."""
         self.model.prepare(f"decode:{size}", size)
-        mode, row = self.dispatch(size, decode=decode)
-        if mode.name == "NONE":
-            self.model.eager(f"decode:{size}")
+        row = self.cudagraph_manager.dispatch(size, size, 1 if decode else None, 0, 1 if decode else None)
+        if (mode := row.cg_mode.name) == "NONE":
+            graph = self.model.capture(f"decode:{size}")
         else:
             assert row.num_tokens == size
-            self.model.driver.launch(self.held[mode, row].executable, 0)
-        return mode.name, self.model.observe(f"decode:{size}")
+            graph = self.held[row.cg_mode, row]
+        self.model.driver.launch(graph.executable, 0)
+        return mode, self.model.observe(f"decode:{size}")
 
 
-MODES = pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE"])
 BATCHES = [(size, decode) for size in SIZES for decode in (True, False)]
 
 
@@ -88,7 +82,7 @@ def run_all(runner: Runner) -> dict[tuple[int, bool], tuple[str, bytes]]:
     return {(size, decode): runner.run(size, decode=decode) for size, decode in BATCHES}
 
 
-@MODES
+@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE"])
 def test_each_size_gives_equal_results_before_and_after_its_capture(mode: str) -> None:
     plain, runner = Runner(mode), Runner(mode)
     plain.capture_model()
@@ -110,8 +104,7 @@ def test_each_size_gives_equal_results_before_and_after_its_capture(mode: str) -
         left -= 1
     assert left == 0 and run_all(runner) == wanted
     assert sorted(runner.order) == sorted(plain.order)
-    # Small sizes first, each one in all its modes.
-    assert [size for _, size in runner.order[-len(plain.order) :]][-1] == 24
+    assert runner.order[-1][1] == 24  # small sizes first, each one in all its modes
     assert deferral.advance(True) == {"left": 0, "error": None}
 
 
@@ -144,10 +137,9 @@ class Engine:
     """The engine of a server, with these ranks and requests that end after so many looks."""
 
     def __init__(self, ranks: list[Deferral], busy: int = 0) -> None:
-        self._ranks, self.busy, self.agreed = ranks, busy, list[bool]()
-        self.output_processor = SimpleNamespace(has_unfinished_requests=self._has_unfinished)
+        self._ranks, self.busy, self.agreed, self.output_processor = ranks, busy, list[bool](), self
 
-    def _has_unfinished(self) -> bool:
+    def has_unfinished_requests(self) -> bool:
         self.busy -= 1
         return self.busy >= 0
 

@@ -1,12 +1,8 @@
-"""The hook's integration points on the installed vLLM, its logic on fakes, and KV plans with vLLM's check."""
+"""Integration points of the hooks on the installed vLLM, and what a task installs."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,25 +10,15 @@ from typing import Any
 import pytest
 
 from coldstart.contract.graphs import EngineTask
-from coldstart.graphs.errors import AlteredTableError, GraphRefusedError
-from coldstart.vllm.graphs import hooks, kv_plan, plugin
-from coldstart.vllm.graphs.hooks import graph_key
-from coldstart.vllm.graphs.record import captured_graphs
+from coldstart.contract.plan import PLAN_ENV, LaunchPlan
+from coldstart.graphs.errors import GraphRefusedError
+from coldstart.vllm.graphs import entry, hooks, plugin
+from coldstart.vllm.graphs.hooks import graph_key, refuse_unsupported
+from coldstart.vllm.graphs.names import runner_tensors
+from coldstart.vllm.graphs.restore import Restoring
 
-needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
-
-
-class Mode(Enum):
-    FULL = 2
-    PIECEWISE = 1
-
-
-@dataclass(frozen=True)
-class Descriptor:
-    cg_mode: Mode
-    num_tokens: int
-    num_reqs: int | None = None
-    num_ubatches: int = 1
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
 
 
 @pytest.fixture(autouse=True)
@@ -41,108 +27,38 @@ def nothing_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin.compat, "fallbacks", [])
 
 
-def _restored(*sizes: int) -> dict[str, str]:
-    return {f"FULL:num_tokens={size},num_ubatches=1": f"restored {size}" for size in sizes}
-
-
-@dataclass
-class Manager:
-    _capture_descs: dict[Mode, list[Descriptor]]
-    graphs: dict[Descriptor, Any] = field(default_factory=dict)
-    hidden_states: Any = None
-    _max_full_descs_to_capture: int | None = None
-    _candidates: dict[Any, list[Descriptor]] = field(default_factory=dict)
-
-    def capture(self, create_forward_fn: Any, progress_bar_desc: str = "") -> None:
-        for rows in self._capture_descs.values():
-            for row in rows:
-                create_forward_fn(row, warmup=True)
-                create_forward_fn(row, warmup=False)
-                self.graphs[row] = f"captured {row.num_tokens}"
-
-
-def _forward(descriptor: Any, warmup: bool) -> None:
-    """Prepare nothing."""
-
-
-@pytest.fixture
-def capturing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the hooks find the manager of this test."""
-    monkeypatch.setitem(sys.modules, hooks.MODULE, SimpleNamespace(CudaGraphManager=Manager))
-    monkeypatch.setattr(hooks, "require", lambda: None)
-
-
-def _runner(manager: Any) -> Any:
-    return SimpleNamespace(cudagraph_manager=manager)
-
-
-def _manager() -> Manager:
-    full = [Descriptor(Mode.FULL, n) for n in (4, 2, 1)]
-    return Manager({Mode.FULL: full, Mode.PIECEWISE: [Descriptor(Mode.PIECEWISE, 8)]})
-
-
-@pytest.mark.usefixtures("capturing")
-def test_the_manager_gets_restored_graphs_and_captures_the_rest() -> None:
-    """A restored piece would read the bundle's pool, while the captured piece before it writes another one."""
-    manager, graphs = _manager(), _restored(4, 8)
-    with hooks.hooked(_runner(manager), partial(hooks.capture_rest, manager, graphs)):
-        manager.capture(_forward)
-    found = {(d.cg_mode.name, d.num_tokens): g for d, g in manager.graphs.items()}
-    assert found == {
-        ("FULL", 4): "restored 4", ("FULL", 2): "captured 2", ("FULL", 1): "captured 1",
-        ("PIECEWISE", 8): "captured 8",
-    }  # fmt: skip
-    assert [d.num_tokens for d in manager._capture_descs[Mode.FULL]] == [4, 2, 1]
-    assert set(captured_graphs(_runner(manager))) == {
-        graph_key(d) for d in manager.graphs if d.cg_mode is Mode.FULL
-    }
+def reported() -> dict[str, str]:
+    return {one["section"]: one["reason"] for one in plugin.compat.report()["fallbacks"]}
 
 
 def _fail(*_: object) -> None:
     pytest.fail("not called for this capture")
 
 
-@needs_vllm
-def test_a_draft_models_manager_captures_its_own_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft manager inherits `capture`, and its descriptors have the keys of the target."""
+def test_draft_models_manager_captures_its_own_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It inherits `capture`, and its descriptors have the keys of the target's; the hook is gone after the block."""
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
     from vllm.v1.worker.gpu.spec_decode.target_dependent_ar.cudagraph_utils import SpeculatorCudaGraphManager
 
     assert issubclass(SpeculatorCudaGraphManager, CudaGraphManager)
-    draft = SpeculatorCudaGraphManager.__new__(SpeculatorCudaGraphManager)
-    vars(draft).update(vars(_manager()))
-    monkeypatch.setattr(CudaGraphManager, "capture", Manager.capture)
-    with hooks.hooked(_runner(_manager()), _fail):
-        CudaGraphManager.capture(draft, _forward)  # as its own method does
-    assert set(draft.graphs.values()) == {"captured 4", "captured 2", "captured 1", "captured 8"}
-
-
-@pytest.mark.usefixtures("capturing")
-def test_memory_profiling_captures_as_always() -> None:
-    manager = _manager()
-    manager._max_full_descs_to_capture = 2
-    with hooks.hooked(_runner(manager), _fail):
-        manager.capture(_forward)
-    assert len(manager.graphs) == 4
+    draft: Any = SpeculatorCudaGraphManager.__new__(SpeculatorCudaGraphManager)
+    draft._max_full_descs_to_capture, captured = None, []
+    monkeypatch.setattr(CudaGraphManager, "capture", lambda self, forward: captured.append(self))
+    before = CudaGraphManager.capture
+    with hooks.hooked(SimpleNamespace(cudagraph_manager=object()), _fail):
+        assert CudaGraphManager.capture is not before
+        CudaGraphManager.capture(draft, None)  # as its own method does
+    assert captured == [draft] and CudaGraphManager.capture is before
 
 
 def test_keys_tell_descriptors_apart() -> None:
-    one, other = Descriptor(Mode.FULL, 4), Descriptor(Mode.FULL, 4, num_reqs=4)
-    assert graph_key(one) == "FULL:num_tokens=4,num_ubatches=1"
-    assert len({graph_key(replace(d, cg_mode=mode)) for d in (one, other) for mode in Mode}) == 4
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+
+    both = [BatchExecutionDescriptor(CUDAGraphMode.FULL, 4, requests) for requests in (None, 4)]
+    assert graph_key(both[0]) == "FULL:num_tokens=4,num_ubatches=1" != graph_key(both[1])
 
 
-@needs_vllm
-def test_the_hook_is_gone_after_the_block() -> None:
-    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
-
-    before = CudaGraphManager.capture
-    with hooks.hooked(object(), _fail):
-        assert CudaGraphManager.capture is not before
-    assert CudaGraphManager.capture is before
-
-
-@needs_vllm
 def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     renamed = SimpleNamespace(CudaGraphManager=type("Renamed", (), {}))
     monkeypatch.setitem(sys.modules, hooks.MODULE, renamed)
@@ -150,123 +66,169 @@ def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
         hooks.hooked(object(), _fail).__enter__()
     monkeypatch.setattr(hooks.compat, "check", lambda feature, load=None: f"{feature} differ.")
     with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
-        hooks.refuse_unsupported(object())
+        refuse_unsupported(object())
     assert not hasattr(renamed.CudaGraphManager, "capture")
 
 
 def test_a_hook_that_misses_a_name_is_reported_and_fails_no_import(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    worker = type("Worker", (), {})
     modules = {name: SimpleNamespace() for name in (*plugin.RUNNERS, plugin.compiled.DECORATORS)}
-    for name, module in {**modules, plugin.WORKER: SimpleNamespace(Worker=worker)}.items():
+    worker = SimpleNamespace(Worker=type("Worker", (), {}))
+    for name, module in {**modules, plugin.WORKER: worker}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: None)
     plugin.register(EngineTask(compiled=tmp_path, kv_plan=[{}], restore=tmp_path))
-    reasons = {one["section"]: one["reason"] for one in plugin.compat.report()["fallbacks"]}
+    reasons = reported()
     assert "_try_load_aot_compiled_fn" in reasons["compile"]
     assert "maybe_apply_startup_plan" in reasons["kv"] and "GPUModelRunner" in reasons["graphs"]
 
 
 @pytest.mark.parametrize(
-    ("task", "section"),
+    ("task", "reasons"),
     [
-        (EngineTask(kv_plan=[{}]), "kv-plan"),
-        (EngineTask(kv_note=Path("/noted")), "kv-plan"),
-        (EngineTask(compiled=Path("/none")), "aot"),
+        (EngineTask(), {}),
+        (EngineTask(kv_plan=[{}]), {"kv": "kv-plan is gone."}),
+        (EngineTask(kv_note=Path("/noted")), {"kv": "kv-plan is gone."}),
+        (EngineTask(compiled=Path("/none")), {"compile": "aot is gone."}),
     ],
 )
-def test_server_reports_what_this_vllm_does_not_support(
-    monkeypatch: pytest.MonkeyPatch, task: EngineTask, section: str
+def test_nothing_is_patched_without_a_request_or_support(
+    monkeypatch: pytest.MonkeyPatch, task: EngineTask, reasons: dict[str, str]
 ) -> None:
     monkeypatch.setattr(plugin.compat, "check", lambda feature, load=None: f"{feature} is gone.")
     monkeypatch.setattr(plugin.late, "when_imported", lambda *_: pytest.fail("hooked"))
     plugin.register(task)
-    assert [one["reason"] for one in plugin.compat.report()["fallbacks"]] == [f"{section} is gone."]
+    assert reported() == reasons
 
 
-def _plan(baseline: int = 1000) -> kv_plan.KvPlan:
-    return kv_plan.KvPlan(0, 700, baseline, "0.32", "one device")
+@pytest.mark.parametrize("plan", [None, LaunchPlan([], key="k", canary={"prompt": [1]}),
+                                  LaunchPlan([], engine=EngineTask(restore=Path("/g")))])  # fmt: skip
+def test_the_plan_says_whether_the_plug_in_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, plan: LaunchPlan | None
+) -> None:
+    monkeypatch.setenv(PLAN_ENV, plan.variables()[PLAN_ENV] if plan else "")
+    found: list[EngineTask] = []
+    monkeypatch.setattr(plugin, "register", found.append)
+    entry.register()
+    assert found == ([plan.engine] if plan and plan.engine.restore else [])
 
 
-@needs_vllm
-def test_each_rank_leaves_its_own_plan_with_a_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's check is a strict comparison, and one failure changes the size on which graphs depend."""
-    import vllm
-    from vllm.platforms import current_platform
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Replace vLLM's modules and return them by name when they were patched."""
+    made: dict[str, Any] = {}
 
-    monkeypatch.setattr(type(current_platform), "get_device_name", classmethod(lambda *_: "H200"))
-    saved: list[tuple[int, int]] = []
-    module = SimpleNamespace(maybe_save_startup_plan=lambda worker, size: saved.append((worker.rank, size)))
-    plugin._note_kv(tmp_path, module)
-    for rank in (1, 0):
-        worker = SimpleNamespace(rank=rank, init_snapshot=SimpleNamespace(free_memory=80 << 30))
-        module.maybe_save_startup_plan(worker, (60 << 30) + rank)
-    plans = kv_plan.collect(tmp_path)
-    less = 256 << 20
-    assert [(p.rank, p.kv_cache_memory_bytes, p.free_memory_baseline) for p in plans] == [
-        (0, (60 << 30) - less, (80 << 30) - less), (1, (60 << 30) + 1 - less, (80 << 30) - less),
-    ]  # fmt: skip
-    assert {(p.vllm, p.device) for p in plans} == {(vllm.__version__, "H200")}
-    assert saved == [(1, (60 << 30) + 1), (0, 60 << 30)]
+    def module(name: str) -> Any:
+        own = {"capture_model": lambda self, profile_only=False: "own", "load_model": lambda self: "loaded"}
+        runner, worker = type("GPUModelRunner", (), own), type("Worker", (), {})
+        return made.setdefault(name, SimpleNamespace(GPUModelRunner=runner, Worker=worker))
+
+    monkeypatch.setattr(plugin.late, "when_imported", lambda name, work, failed=None: work(module(name)))
+    return made
 
 
-@pytest.mark.parametrize("free", [1000, 999, 600, 475])
-def test_what_others_hold_is_taken_off_the_plan(free: int) -> None:
-    assert _plan().fit(free) == free - 300
+def test_bundle_without_a_proof_is_not_used_with_a_reason(tmp_path: Path, installed: dict[str, Any]) -> None:
+    plugin.register(EngineTask(restore=tmp_path))
+    assert "no CUDA graph" in reported()["graphs"]
+    session = Restoring(tmp_path)
+    assert session.run(_runner(), lambda: "captured") == "captured"
+    assert "cannot read the proof" in session.fallbacks["*"]
 
 
-def test_much_less_free_memory_means_profiling() -> None:
-    with pytest.raises(GraphRefusedError, match="profiles again"):
-        _plan().fit(474)
+def test_impossible_round_is_reported_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(hooks.compat, "check", lambda feature: f"no adapter for {feature}")
+    plugin.register(EngineTask(record=tmp_path))
+    assert installed[plugin.RUNNERS[0]].GPUModelRunner().capture_model() == "own"
+    assert (tmp_path / "reason").read_text() == "no adapter for graphs"
 
 
-@needs_vllm
-def test_each_rank_gets_its_size_where_vllm_applies_its_own_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    import vllm
-    from vllm.platforms import current_platform
-    from vllm.v1.worker import gpu_worker
-
-    monkeypatch.setattr(
-        type(current_platform), "get_device_name", classmethod(lambda cls, device_id=0: "H200")
+def test_session_prepares_the_load_and_leaves_profiling_captures_alone(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
+) -> None:
+    done: list[str] = []
+    session = SimpleNamespace(
+        prepare_load=lambda: done.append("scattered"),
+        run=lambda runner, own: done.append(own()),
+        fallbacks={},
     )
-    original = gpu_worker.maybe_apply_startup_plan
-    monkeypatch.setattr(gpu_worker, "maybe_apply_startup_plan", original)
-
-    def worker(free: int, rank: int = 1, given: int | None = None) -> Any:
-        return SimpleNamespace(
-            vllm_config=None, rank=rank, parallel_config=SimpleNamespace(world_size=2),
-            init_snapshot=SimpleNamespace(free_memory=free),
-            cache_config=SimpleNamespace(kv_cache_memory_bytes=given),
-        )  # fmt: skip
-
-    plan = {"rank": 0, "kv_cache_memory_bytes": 500, "free_memory_baseline": 800,
-            "vllm": vllm.__version__, "device": "H200"}  # fmt: skip
-    plans = [plan, plan | {"rank": 1, "kv_cache_memory_bytes": 700, "free_memory_baseline": 1000}]
-
-    def applied(plans: Any, one: Any) -> tuple[int | None, str | None]:
-        gpu_worker.maybe_apply_startup_plan = original
-        plugin._apply_kv(plans, gpu_worker)
-        plugin.compat.fallbacks.clear()
-        gpu_worker.maybe_apply_startup_plan(one)
-        reasons = [one.reason for one in plugin.compat.fallbacks]
-        return one.cache_config.kv_cache_memory_bytes, "; ".join(reasons) or None
-
-    size, reason = applied(plans, worker(474))
-    assert size is None and "rank 1 has 474 bytes free" in str(reason)
-    assert applied(plans, worker(1000)) == (700, None)
-    assert applied(plans, worker(800, rank=0)) == (500, None)
-    assert applied(plans, worker(700)) == (400, None)
-    assert applied(plans, worker(1, given=9)) == (9, None)
-    for wrong, said in (
-        ([plan], "for 1 ranks, but this engine has 2"),
-        ([plan | {"device": "A"}, plans[1]], "on A, but this engine has"),
-    ):
-        size, reason = applied(wrong, worker(1 << 40, rank=0))
-        assert size is None and said in str(reason)
+    monkeypatch.setattr(plugin, "_create_session", lambda task: session)
+    plugin.register(EngineTask(record=Path("/work")))
+    runner = installed[plugin.RUNNERS[1]].GPUModelRunner()
+    assert runner.load_model() == "loaded" and done == ["scattered"]
+    assert runner.capture_model(profile_only=True) == "own" and done == ["scattered"]
+    runner.capture_model()
+    assert done == ["scattered", "own"]
 
 
-@pytest.mark.parametrize("data", [None, {}, [{"rank": 1}], []])
-def test_invalid_plan_is_refused(data: object) -> None:
-    with pytest.raises(AlteredTableError):
-        kv_plan.parse_plans(data)
+# --- the runner ---
+
+
+class Buffers:
+    """Fake with the module name of a vLLM class."""
+
+    __module__ = "vllm.v1.worker.gpu.input_batch"
+
+    def __init__(self) -> None:
+        self.ids, self.nested = torch.zeros(4), {"a": [torch.ones(2), None]}
+        self.me = self
+
+
+class Foreign:
+    """Class of another package that must not be entered."""
+
+    def __init__(self) -> None:
+        self.hidden = torch.zeros(9)
+
+
+def _runner() -> Any:
+    model = torch.nn.Linear(2, 2)
+    layers = {
+        "layers.0": SimpleNamespace(kv_cache=torch.zeros(3)),
+        "layers.1": SimpleNamespace(kv_cache=[torch.zeros(3)] * 2),
+    }
+    runner = type("Runner", (), {"__module__": "vllm.v1.worker.gpu.model_runner"})()
+    runner.__dict__ |= {
+        "model": SimpleNamespace(unwrap=lambda: model), "input_buffers": Buffers(), "other": Foreign(),
+        "compilation_config": SimpleNamespace(static_forward_context=layers),
+        "parallel_config": SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        "vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=False), "cudagraph_manager": SimpleNamespace(),
+    }  # fmt: skip
+    return runner
+
+
+def test_names_of_everything_a_runner_reaches() -> None:
+    assert sorted(runner_tensors(_runner(), lambda tensor: True)) == [
+        "kv:layers.0", "kv:layers.1.0", "kv:layers.1.1", "param:bias", "param:weight",
+        "static:input_buffers.ids", "static:input_buffers.nested.a.0",
+    ]  # fmt: skip
+
+
+def test_the_first_model_runner_is_refused() -> None:
+    runner = _runner()
+    del runner.cudagraph_manager
+    with pytest.raises(GraphRefusedError, match="first model runner"):
+        refuse_unsupported(runner)
+
+
+@pytest.mark.parametrize("backend", ["cumem", "cuda-checkpoint"])
+def test_the_pool_of_the_sleep_mode_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own rule decides whether it captures into that pool."""
+    from vllm import config, platforms
+
+    monkeypatch.setattr(type(platforms.current_platform), "is_cuda_alike", lambda self: True)
+    runner = _runner()
+    runner.vllm_config = object.__new__(config.VllmConfig)
+    runner.vllm_config.__dict__ |= {
+        "model_config": SimpleNamespace(
+            sleep_mode_offload_cudagraph=True, enable_sleep_mode=True, sleep_mode_backend=backend
+        ),
+        "compilation_config": SimpleNamespace(cudagraph_mode=config.CUDAGraphMode.FULL),
+    }
+    if backend == "cumem":
+        with pytest.raises(GraphRefusedError, match="--sleep-mode-offload-cudagraph"):
+            refuse_unsupported(runner)
+    else:
+        refuse_unsupported(runner)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.graphs_worker import KEYS, SHAPE, Graph, Runner, start
+from support.graphs_worker import KEYS, SHAPE, Graph, Mode, Rounds, Runner, start
 
 from coldstart.graphs import offline
 from coldstart.graphs import prove as gate
@@ -16,46 +18,50 @@ from coldstart.graphs import tables as stored
 from coldstart.graphs.errors import DriverError
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import record, restore
-from tests.support.graphs.model import SimModel
+from coldstart.vllm.graphs.hooks import graph_key
+from tests.support.graphs.model import Shape, SimModel
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+Here = dict[str, SimModel]
+WRITTEN = 8
+# The output buffer has more than 1 MiB.
+WIDE = Shape("wide", 0, width=2048, sizes=(1, WRITTEN, 192), divide=1)
 
 
 @pytest.fixture
-def bundle_directory(rounds_bundle: Path, tmp_path: Path) -> Path:
+def recorded(rounds_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(rounds_bundle, tmp_path / "bundle"))
 
 
-def _equal(runner: Runner) -> dict[int, bool]:
-    """Compare each graph of vLLM with a new capture."""
-    model, found = runner.model, {}
+def _captured(runner: Runner) -> set[str]:
+    """Return the keys of the graphs that vLLM captured, after a comparison of each graph with a new capture."""
+    model, found = runner.model, set[str]()
     for desc, graph in runner.cudagraph_manager.graphs.items():
-        key = f"decode:{desc.num_tokens}"
-        held = graph.captured.executable if isinstance(graph, Graph) else graph.executable
-        results = []
-        for executable in (held, model.capture(key).executable):
+        key, results = f"decode:{desc.num_tokens}", []
+        held = graph.captured if isinstance(graph, Graph) else graph
+        for executable in (held.executable, model.capture(key).executable):
             model.prepare(key, 5)
             model.driver.launch(executable, 0)
             results.append(model.observe(key))
-        found[desc.num_tokens] = results[0] == results[1]
+        assert results[0] == results[1]
+        found |= {graph_key(desc)} if isinstance(graph, Graph) else set()
+    assert [desc.cg_mode for desc in runner.cudagraph_manager.graphs].count(Mode.FULL) == len(KEYS)
     return found
 
 
-def test_recorded_and_proved_inside_the_worker(bundle_directory: Path) -> None:
-    tables, proof = stored.load(bundle_directory), gate.read_proof(bundle_directory)
+PIECES = {f"PIECEWISE:num_tokens={max(SHAPE.sizes)}"}
+
+
+def test_a_start_captures_pieces_only(here: Here, recorded: Path) -> None:
+    """A restored piece would read the bundle's pool, while the captured piece before it writes another one."""
+    tables, proof = stored.load(recorded), gate.read_proof(recorded)
     assert proof.proven == KEYS == list(reversed(tables.graphs)) and proof.failed == {}
+    session, runner = start(here, recorded)
+    assert session.fallbacks == {} and _captured(runner) == PIECES
+    assert [d.num_tokens for d in runner.cudagraph_manager._capture_descs[Mode.FULL]] == [256, 64, 8, 1]
 
 
-def test_a_start_captures_nothing(here: dict[str, SimModel], bundle_directory: Path) -> None:
-    session, runner = start(here, bundle_directory)
-    assert runner.cudagraph_manager.captured == [] and session.fallbacks == {}
-    assert _equal(runner) == dict.fromkeys((1, 8, 64, 256), True)
-    assert all(rows for rows in runner.cudagraph_manager._candidates.values())
-
-
-def test_one_graph_that_cannot_be_built_is_captured_and_named(
-    here: dict[str, SimModel], bundle_directory: Path
-) -> None:
+def test_one_graph_that_cannot_be_built_is_captured_and_named(here: Here, recorded: Path) -> None:
     def break_the_largest(model: SimModel) -> None:
         real, built = model.driver.instantiate, list[int]()
 
@@ -67,41 +73,100 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(
 
         model.driver.instantiate = instantiate  # type: ignore[method-assign]
 
-    session, runner = start(here, bundle_directory, before=break_the_largest)
+    session, runner = start(here, recorded, before=break_the_largest)
     assert list(session.fallbacks) == ["FULL:num_tokens=256"]
     assert "OUT_OF_MEMORY" in session.fallbacks["FULL:num_tokens=256"]
-    assert runner.cudagraph_manager.captured == [256] and _equal(runner)[256]
+    assert _captured(runner) == {"FULL:num_tokens=256", *PIECES}
 
 
 def test_another_driver_of_the_same_branch_captures(
-    here: dict[str, SimModel], bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+    here: Here, recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml, "driver", lambda: "580.159.04")
-    session, runner = start(here, bundle_directory)
+    session, runner = start(here, recorded)
     assert session.fallbacks["*"].endswith("this machine has 580.159.04")
-    assert runner.cudagraph_manager.captured == [256, 64, 8, 1]
+    assert _captured(runner) == {*KEYS, *PIECES}
 
 
-PARALLEL = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1)
-ASLEEP = SimpleNamespace(use_cumem_cudagraph_pool=True)
+def test_a_bundle_of_another_engine_and_a_capture_for_profiling_restore_nothing(
+    here: Here, recorded: Path, bundle_directory: Path
+) -> None:
+    assert start(here, bundle_directory)[0].fallbacks == {"*": "the bundle was not recorded from vLLM"}
+    here["model"] = model = SimModel(SHAPE, 300)
+    runner = Runner(model)
+    runner.cudagraph_manager._max_full_descs_to_capture = 2
+    restore.Restoring(recorded).run(runner, runner.own)
+    assert _captured(runner) == {*KEYS, *PIECES}
 
 
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [
-        ({"parallel_config": PARALLEL}, "collectives"),
-        ({"vllm_config": ASLEEP}, "--sleep-mode-offload-cudagraph"),
+        ({"parallel_config": SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1)}, "collectives"),
+        ({"vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=True)}, "--sleep-mode-offload-cudagraph"),
+        ({"use_aux_hidden_state_outputs": True}, "inner layers"),
     ],
-)
+)  # fmt: skip
 def test_graphs_of_an_engine_that_is_not_supported_are_captured_and_not_recorded(
-    here: dict[str, SimModel], bundle_directory: Path, tmp_path: Path, engine: dict[str, Any], reason: str
+    here: Here, recorded: Path, tmp_path: Path, engine: dict[str, Any], reason: str
 ) -> None:
     here["model"] = model = SimModel(SHAPE, 300)
-    runner = Runner(model, **engine)
+    runner = Runner(model)
+    vars(runner).update(engine)
     # In its sleep mode vLLM captures into the pool that its allocator yields, and the manager's own pool remains unused.
     runner.cudagraph_manager.pool = (0, 99)
-    session = restore.Restoring(bundle_directory)
+    session = restore.Restoring(recorded)
     assert session.run(runner, runner.own) == "captured" and reason in session.fallbacks["*"]
     (tmp_path / "work").mkdir()
     record.GraphRecording(tmp_path / "work").run(runner, runner.own)
     assert reason in (tmp_path / "work" / offline.REASON).read_text()
+
+
+# --- outputs: each graph writes the rows of its own tokens, into one buffer ---
+
+
+def _change_row(row: int) -> Callable[[SimModel], None]:
+    """Return a function that makes a process write other bytes into this output row after each replay."""
+
+    def change(model: SimModel) -> None:
+        launch, out, numbers = model.driver.launch, model.named["static:out"], count()
+
+        def launched(executable: int, stream: int) -> None:
+            launch(executable, stream)
+            model.driver.write(out.base + row * 4 * WIDE.width, next(numbers).to_bytes(4, "little"))
+
+        model.driver.launch = launched  # type: ignore[method-assign]
+
+    return change
+
+
+@pytest.mark.parametrize(("row", "proven"), [(WRITTEN - 1, [1]), (WRITTEN, [1, WRITTEN])])
+def test_the_proof_compares_the_rows_of_a_graphs_own_tokens(
+    here: Here, tmp_path: Path, row: int, proven: list[int]
+) -> None:
+    found = stored.load(offline.make(tmp_path, Rounds(here, WIDE, _change_row(row))))
+    assert sorted(graph.size for graph in found.graphs.values()) == proven
+    assert ["two replays" in reason for reason in found.refused.values()] == [True] * (3 - len(proven))
+
+
+def test_the_output_buffer_is_created_before_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, manager = torch.empty, SimpleNamespace(hidden_states=None)
+    monkeypatch.setattr(torch, "empty", lambda shape, dtype, device: empty(shape, dtype=dtype))
+    restore.create_output(SimpleNamespace(cudagraph_manager=manager), {"shape": [4, 8], "dtype": "bfloat16"})
+    assert manager.hidden_states.shape == (4, 8) and manager.hidden_states.dtype is torch.bfloat16
+
+
+def test_tokens_and_kv_are_whole_storages_and_outputs_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, kv, output = torch.zeros(4, dtype=torch.int32), torch.zeros(2, 3), torch.zeros(4, 8)
+    tensors = {"kv:0": kv[1:], "static:input_buffers.input_ids": ids[:2], "static:view.input_ids": ids}
+    monkeypatch.setattr(restore, "runner_tensors", lambda runner: tensors)
+    model, manager = SimpleNamespace(get_vocab_size=lambda: 64), SimpleNamespace(hidden_states=output)
+    full, written = {str(n): SimpleNamespace(num_tokens=n) for n in (2, 9)}, list[Any]()
+    found = restore.create_workload(
+        SimpleNamespace(model_config=model, cudagraph_manager=manager), Any, full,  # type: ignore[arg-type]
+        lambda descriptor, warmup: written.append((descriptor, warmup)),
+    )  # fmt: skip
+    assert found.tokens == [((ids.data_ptr(), 16), 4)] and found.kv == [(kv.data_ptr(), 24)]
+    assert found.outputs == {"2": (output.data_ptr(), 64), "9": (output.data_ptr(), 128)}
+    found.write("9")
+    assert written == [(full["9"], False)] and found.vocabulary == 64
