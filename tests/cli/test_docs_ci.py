@@ -28,7 +28,7 @@ def jobs() -> Iterator[Any]:
         lines = [step["run"] for step in job["steps"] if "run" in step]
         yield pytest.param(GITHUB["env"], lines, id="github")
     for name, job in GITLAB.items():
-        yield pytest.param(job["variables"], job["script"], id=f"gitlab-{name}")
+        yield pytest.param(job["variables"], job["script"], id=f"gitlab-{name}", marks=pytest.mark.nightly)
 
 
 class Runner:

@@ -22,7 +22,10 @@ from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 # The second needs no bundle, and runs while the first worker materializes the one of both.
-LONGEST = ("elsewhere", "fleet", "models", "kv_handover", "scheduler", "many", "fleet_vllm")
+LONGEST = (
+    "elsewhere", "fleet", "models", "kv_handover", "scheduler", "many", "fleet_vllm", "endings", "templates",
+    "runtime_snapshot", "fleet_fetch", "snapshot",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def machine(shared: Path) -> Iterator[Machine]:
     if WORKER and not made.root.exists():
         _furnish(made, shared / "home")
     yield made
+    made.run("template", "stop", "--force")
     if not kept:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -96,12 +100,18 @@ def reference(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     return [tuple(tokens) for tokens in json.loads(known.read_text())]
 
 
-@pytest.fixture(scope="module")
-def engine_template(machine: Machine, bundle: BundleReference) -> Iterator[None]:
-    """Start an engine template of tiny-llama."""
-    machine.run("template", "start", "tiny-llama", "--level", "engine", "--", *VLLM)
-    yield
-    machine.run("template", "stop", "--level", "engine")
+@pytest.fixture
+def engine_template(machine: Machine, bundle: BundleReference) -> None:
+    """Start an engine template of tiny-llama, unless that of another test still runs."""
+    templates = json.loads(machine.run("template", "status", "--format", "json"))["templates"]
+    if not any(one["level"] == "engine" and one["ready"] for one in templates):
+        machine.run("template", "start", "tiny-llama", "--level", "engine", "--", *VLLM)
+
+
+@pytest.fixture
+def no_template(machine: Machine) -> None:
+    """Stop the templates of other tests."""
+    machine.run("template", "stop", "--force")
 
 
 def _stock_tokens(model: Path, directory: Path) -> list[list[float]] | None:

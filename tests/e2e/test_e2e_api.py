@@ -20,7 +20,8 @@ from tools.machine import PROJECT, PROMPTS, READY_S, Machine, Tokens
 
 from coldstart.system.ipc.addresses import free_port
 
-pytestmark = pytest.mark.vllm
+# A fork of a template would be no descendant of the example.
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("no_template")]
 EXAMPLES = PROJECT / "examples"
 
 

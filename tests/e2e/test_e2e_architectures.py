@@ -61,6 +61,7 @@ def test_embedding_equals_that_of_stock_vllm(machine: Machine, models: Path, tmp
         assert [_vector(served.client.port, prompt) for prompt in PROMPTS] == expected
 
 
+@pytest.mark.nightly  # unit/launch/test_rejected_starts.py reads the error of each refusal
 def test_materialize_reports_vllm_error_when_architecture_is_unsupported(
     machine: Machine, models: Path
 ) -> None:

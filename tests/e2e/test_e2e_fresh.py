@@ -12,14 +12,9 @@ from tools.machine import VLLM, Machine, Tokens
 pytestmark = pytest.mark.vllm
 SECTIONS = {"kv", "compile", "modelinfo", "weights", "iterations", "stages"}
 SPANS = {
-    "coldstart",
-    "import torch",
-    "import vllm",
-    "load weights",
-    "restore compiled forward",
-    "start engine",
+    "coldstart", "import torch", "import vllm", "load weights", "restore compiled forward", "start engine",
     "first token",
-}
+}  # fmt: skip
 
 
 def test_the_bundle_is_complete_and_valid(machine: Machine, bundle: Any) -> None:
@@ -48,7 +43,7 @@ def test_fresh_answers_vllms_tokens(machine: Machine, bundle: Any, reference: To
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events)
 
 
-def test_a_start_leaves_no_file_behind(machine: Machine, bundle: Any) -> None:
+def test_a_start_leaves_no_file_behind(machine: Machine, bundle: Any, no_template: None) -> None:
     # vLLM leaves sockets there. Of coldstart one directory per user with its lock remains.
     assert {path.name for path in (machine.root / "tmp").glob("coldstart*/*")} <= {".scratch.lock"}
     assert len(list((machine.root / "tmp").glob("coldstart*"))) <= 1

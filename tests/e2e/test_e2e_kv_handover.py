@@ -23,7 +23,8 @@ from coldstart.contract.handover import Pull
 from coldstart.host.live.continuation import COMPLETIONS, Continuation
 from coldstart.vllm.handover import handover_arguments
 
-pytestmark = pytest.mark.vllm
+# Without vLLM, unit/fleet/live/test_kv_transfer.py and test_moves.py show the same and more faults.
+pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 KEYS = {"source": "5" * 64, "target": "7" * 64}
 BLOCK_TOKENS, MOVED_AFTER, TOKENS = 32, 20, 200
@@ -31,11 +32,9 @@ BLOCK_TOKENS, MOVED_AFTER, TOKENS = 32, 20, 200
 SMALL = ("--dtype", "bfloat16", "--max-model-len", "1024", "--block-size", str(BLOCK_TOKENS))
 SMALL = (*SMALL, "--kv-cache-memory-bytes", str(1 << 26))
 HERE = {
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def _loads(served: Served) -> int:
     return served.log.read_text(errors="replace").count("KV of a request: ")
 
 
-@pytest.mark.parametrize("length", [*(pytest.param(n, marks=pytest.mark.nightly) for n in (5, 100)), 400])
+@pytest.mark.parametrize("length", [5, 100, 400])
 def test_a_moved_request_has_the_tokens_of_one_that_stays(pair: Pair, length: int) -> None:
     prompt = pair.prompt(length)
     stays = _finish(*_begin(pair, prompt, secrets.token_hex(8)))
@@ -133,14 +132,7 @@ def stayed(pair: Pair) -> tuple[list[int], list[int]]:
     return prompt, _finish(*_begin(pair, prompt, secrets.token_hex(8)))
 
 
-# unit/fleet/live/test_kv_transfer.py has the other faults without vLLM.
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "unreachable",
-        *(pytest.param(one, marks=pytest.mark.nightly) for one in ("signature", "identity", "lease")),
-    ],
-)
+@pytest.mark.parametrize("fault", ["unreachable", "signature", "identity", "lease"])
 def test_kv_that_cannot_be_loaded_is_computed(
     pair: Pair, stayed: tuple[list[int], list[int]], fault: str
 ) -> None:
@@ -172,11 +164,9 @@ def test_no_other_client_can_hold_or_read_a_request(pair: Pair) -> None:
         (handover.Pin(request, 20, handover.digest_tokens(stream.prompt or ())), "guessed"),
     ):
         body = {
-            "model": "tiny-llama",
-            "prompt": [1],
-            "max_tokens": 1,
+            "model": "tiny-llama", "prompt": [1], "max_tokens": 1,
             handover.PARAMETER: handover.sign(key, pin),
-        }
+        }  # fmt: skip
         assert json.loads(_post(pair.source, json.dumps(body).encode()).read())[handover.PARAMETER] is None
     assert len(_finish(stream, response)) == TOKENS
 

@@ -6,10 +6,12 @@ Invariant: the order of requests never changes an answer, also when requests are
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, body, count_overtaken, counters, metrics, together
-from tools.machine import Machine, Served
+from tools.machine import VLLM, Machine, Served
 
 pytestmark = pytest.mark.vllm
 
@@ -30,21 +32,29 @@ SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", "--kv-host-memory",
 COUNTERS = {"demotions", "promotions", "parks", "evictions", "loads", "blocks_evicted"}
 
 
+@contextmanager
+def forked(machine: Machine, *options: str) -> Iterator[Served]:
+    """Serve with the small pool from the runtime template, which needs no bundle of these arguments."""
+    how = ("--on-miss", "warn", "--mode", "template-runtime")
+    with machine.serving("tiny-llama", *how, *options, vllm=SMALL) as served:
+        assert served.report["mode"] == "template-runtime"
+        assert {one["section"] for one in served.report["fallbacks"]} <= {"bundle", "iterations"}
+        yield served
+
+
 @pytest.fixture(scope="module")
-def expected(machine: Machine) -> Iterator[list[list[int]]]:
-    """Return the answers of vLLM's scheduler; start an engine template with the small pool for all tests."""
-    machine.run("materialize", "tiny-llama", "--", *SMALL)
-    machine.run("template", "start", "tiny-llama", "--level", "engine", "--", *SMALL)
-    with machine.serving("tiny-llama", vllm=SMALL) as stock:
+def expected(machine: Machine, bundle: Any) -> Iterator[list[list[int]]]:
+    """Return the answers of vLLM's scheduler; start a runtime template for all tests."""
+    machine.run("template", "start", "tiny-llama", "--level", "runtime", "--", *VLLM)
+    with forked(machine) as stock:
         answers = together(stock, [body(number) for number in range(REQUESTS)])
         assert counters(stock) == {}
     yield answers
-    machine.run("template", "stop", "--level", "engine", "--force")
+    machine.run("template", "stop", "--level", "runtime", "--force")
 
 
 def test_mlfq_answers_equal_those_of_fcfs(machine: Machine, expected: list[list[int]]) -> None:
-    with machine.serving("tiny-llama", *SWAPPING, vllm=SMALL) as ours:
-        assert [one["section"] for one in ours.report["fallbacks"]] == ["compile"]
+    with forked(machine, *SWAPPING) as ours:
         before = counters(ours)
         assert set(before) >= COUNTERS
         assert together(ours, [body(number) for number in range(REQUESTS)]) == expected
@@ -54,11 +64,11 @@ def test_mlfq_answers_equal_those_of_fcfs(machine: Machine, expected: list[list[
         check_that_an_urgent_request_overtakes(ours)
 
 
+@pytest.mark.nightly  # property/test_deadline_carrier.py has vLLM's own queue
 def test_deadlines_change_no_answer_and_a_clients_priority_comes_first(
     machine: Machine, expected: list[list[int]]
 ) -> None:
-    with machine.serving("tiny-llama", "--scheduler", "deadline", "--batch", "4", vllm=SMALL) as ours:
-        assert [one["section"] for one in ours.report["fallbacks"]] == ["compile"]
+    with forked(machine, "--scheduler", "deadline", "--batch", "4") as ours:
         assert together(ours, [body(number) for number in range(REQUESTS)]) == expected
         assert counters(ours) == {}
         check_that_an_urgent_request_overtakes(ours, tokens=20)
@@ -66,8 +76,7 @@ def test_deadlines_change_no_answer_and_a_clients_priority_comes_first(
 
 @pytest.mark.nightly
 def test_vllms_own_scheduler_loads_back_what_it_evicted(machine: Machine, expected: list[list[int]]) -> None:
-    with machine.serving("tiny-llama", "--kv-host-memory", str(1 << 27), vllm=SMALL) as stock:
-        assert [one["section"] for one in stock.report["fallbacks"]] == ["compile"]
+    with forked(machine, "--kv-host-memory", str(1 << 27)) as stock:
         assert together(stock, [body(number) for number in range(REQUESTS)]) == expected
         assert counters(stock) == {}
         assert loaded_bytes(stock) > 0

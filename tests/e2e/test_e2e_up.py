@@ -22,7 +22,7 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
-def up(machine: Machine, bundle: Any) -> Iterator[dict[str, Any]]:
+def up(machine: Machine, bundle: Any, no_template: None) -> Iterator[dict[str, Any]]:
     """Bring tiny-llama up in the background."""
     port = str(free_port())
     words = ("up", "tiny-llama", "--detach", "--port", port, "--format", "json")
