@@ -56,10 +56,8 @@ class TerminalHost:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 ["env", "--default-signal=HUP", "setsid", "--ctty", *prefix, *command, "--port", "0"],
-                stdin=slave,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-            )
+                stdin=slave, stdout=subprocess.DEVNULL, stderr=log,
+            )  # fmt: skip
         os.close(slave)
         self.wait_for("listening")
 

@@ -60,11 +60,9 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
         import numpy
 
         print(
-            random.random(),
-            numpy.random.random(),
-            multiprocessing.current_process().authkey.hex(),
+            random.random(), numpy.random.random(), multiprocessing.current_process().authkey.hex(),
             flush=True,
-        )
+        )  # fmt: skip
     if behaviour == "measures":
         from coldstart.system import timeline
 

@@ -33,13 +33,9 @@ CODES = {
     "no-revision": (404, "RevisionNotFound", "no such revision"),
 }
 BODIES = {
-    "html": b"<html>Log in to this network</html>",
-    "nothing": b"",
-    "list": b"[]",
-    "truncated": b'{"sha": "',
-    "nested": b"[" * 200_000,
-    "no-commit": b'{"id": "acme/tiny", "sha": null, "siblings": []}',
-}
+    "html": b"<html>Log in to this network</html>", "nothing": b"", "list": b"[]", "truncated": b'{"sha": "',
+    "nested": b"[" * 200_000, "no-commit": b'{"id": "acme/tiny", "sha": null, "siblings": []}',
+}  # fmt: skip
 SLOW = ("silent", "dribbles")
 _SCRIPT = """
 import json, sys

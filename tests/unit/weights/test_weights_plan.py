@@ -27,10 +27,8 @@ def write(path: Path, tensors: dict[str, bytes]) -> bytes:
     data = b""
     for name, content in tensors.items():
         header[name] = {
-            "dtype": "U8",
-            "shape": [len(content)],
-            "data_offsets": [len(data), len(data) + len(content)],
-        }
+            "dtype": "U8", "shape": [len(content)], "data_offsets": [len(data), len(data) + len(content)],
+        }  # fmt: skip
         data += content
     text = json.dumps(header).encode()
     whole = struct.pack("<Q", len(text)) + text + data
