@@ -53,4 +53,4 @@ def test_windows_and_tokens_differ_from_each_other_and_by_the_seed() -> None:
 def test_prepare_overwrites_the_outputs_of_an_earlier_replay() -> None:
     """The captured and the restored graph share their outputs: one that writes nothing must not pass."""
     work, _ = _prepare(1)
-    assert len(work.observe("k")) == OUT[1] and work.observe("k") != bytes(OUT[1])
+    assert work.observe("k")[: OUT[1]] != bytes(OUT[1])

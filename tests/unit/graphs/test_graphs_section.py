@@ -121,7 +121,7 @@ def test_materialize_makes_the_section_and_a_failed_engine_only_omits_it(
     def fail(name: str, task: EngineTask) -> None:
         raise CommandFailedError("the engine ended with exit code 1")
 
-    reason = graphs.make(tmp_path / "none", tmp_path / "work", fail, Arguments())
+    reason = graphs.make(tmp_path / "none", tmp_path / "again", fail, Arguments())
     assert "exit code 1" in str(reason) and not (tmp_path / "none").exists()
 
 

@@ -50,7 +50,7 @@ def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Pat
     ("changes", "reason"),
     [
         ({"format": 4}, "has format 4, but this version reads format 5"), ({"format": 99}, "has format 99"),
-        ({"keys": ["decode:1"]}, ""), ({"kernels": [{"name": 3}]}, ""), ({"regions": "all"}, ""),
+        ({"keys": ["decode:1"]}, "."), ({"kernels": [{"name": 3}]}, "."), ({"regions": "all"}, "."),
     ],
 )  # fmt: skip
 def test_a_manifest_that_was_sealed_again_with_another_format_type_or_count_is_refused(
