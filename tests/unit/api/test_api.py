@@ -48,3 +48,14 @@ def test_package_reexports_the_names_of_the_api(name: str) -> None:
 
 def test_package_is_marked_as_typed() -> None:
     assert (files("coldstart") / "py.typed").is_file()
+
+
+def test_modules_of_every_start_import_neither_torch_nor_a_driver() -> None:
+    parts = (
+        "launch.ladder, materialize.graphs, validate.start, graphs.prove, graphs.restore, vllm.graphs.plugin"
+    )
+    code = f"import sys, {', '.join(f'coldstart.{part}' for part in parts.split(', '))}\n"
+    code += "from coldstart.vllm.graphs import entry\nentry.register()\n"
+    code += "print({name.partition('.')[0] for name in sys.modules} & {'torch', 'vllm', 'cuda'})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -15,7 +15,7 @@ from support.graphs_tools import SMALL, bundle, linked, outputs, restored, seal
 from coldstart.graphs import prove as gate
 from coldstart.graphs import tables as stored
 from coldstart.graphs.api import Captured
-from coldstart.graphs.errors import GraphRefusedError, NotProvenError
+from coldstart.graphs.errors import DriverError, GraphRefusedError, NotProvenError
 from coldstart.graphs.restore import Restorer
 from coldstart.graphs.tables import Graph, Tables
 from tests.support.graphs.model import SimModel
@@ -78,6 +78,24 @@ def test_replay_launches_on_the_stream_of_the_moment(
     graph.replay()
     graph.replay()
     assert streams == [0, 7]
+
+
+def test_only_the_graphs_of_a_missing_kernel_are_not_restored(
+    bundle_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = SimModel(SMALL, 4)
+    real = model.driver.library_kernel
+
+    def hide(library: int, name: str) -> int:
+        if name == "k_split":
+            raise DriverError("cuLibraryGetKernel", "NOT_FOUND")
+        return real(library, name)
+
+    monkeypatch.setattr(model.driver, "library_kernel", hide)
+    restorer = linked(bundle_directory, model)
+    assert restorer.restore("decode:1") is None and "k_split" in restorer.fallbacks["decode:1"]
+    assert restorer.restore("decode:3") is None and "does not contain" in restorer.fallbacks["decode:3"]
+    assert restored(restorer, "decode:256")
 
 
 def test_a_region_of_another_size_prevents_the_restore(bundle_directory: Path) -> None:
