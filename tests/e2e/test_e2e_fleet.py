@@ -58,6 +58,7 @@ def test_a_pipeline_becomes_one_worker_under_its_streams(tmp_path: Path) -> None
         fleet.wait_until(lambda s: sorted(one["free_bytes"] for one in s["servers"]) == [[30], [40]])
 
 
+@pytest.mark.nightly  # unit/fleet/live/test_moves.py restarts a fleet with fakes
 def test_servers_of_a_cluster_survive_the_fleets_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

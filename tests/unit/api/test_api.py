@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.resources import files
 
 import pytest
 
@@ -44,10 +43,6 @@ def test_import_api_is_light() -> None:
 @pytest.mark.parametrize("name", coldstart.__all__)
 def test_package_reexports_the_names_of_the_api(name: str) -> None:
     assert getattr(coldstart, name) is getattr(api, name)
-
-
-def test_package_is_marked_as_typed() -> None:
-    assert (files("coldstart") / "py.typed").is_file()
 
 
 def test_modules_of_every_start_import_neither_torch_nor_a_driver() -> None:

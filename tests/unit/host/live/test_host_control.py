@@ -18,7 +18,7 @@ from support.fake_upstream import TWO, Stage, run, staged, wait_until
 from support.hosted import Served
 from tools.forked import coldstart
 
-from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
+from coldstart.host.endpoint import ClientKeys
 
 UNCHANGED = "nothing changed since the host last read its files\n"
 
@@ -77,16 +77,6 @@ def test_load_is_withdrawn_when_its_client_disconnects(tmp_path: Path) -> None:
             await wait_until(lambda: stage.model("b")["held"] == 0)
             stage.servers.begun[0].gate.set()
             assert (await starting)[0] == 200
-
-    run(work())
-
-
-def test_control_needs_the_key(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with staged(tmp_path, gateway={"endpoint": GatewayEndpoint(api_key="k")}) as stage:
-            assert (await _post(stage, "/load/a"))[0] == 401
-            assert not stage.servers.begun
-            assert (await _post(stage, "/load/a", Authorization="Bearer k"))[0] == 200
 
     run(work())
 
