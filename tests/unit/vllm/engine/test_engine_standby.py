@@ -97,7 +97,9 @@ def _end(running: server_process.Running) -> int:
 
 @pytest.mark.vllm
 @pytest.mark.timeout(3 * READY_S)
-@pytest.mark.parametrize("resident", list(WOKEN), indirect=True)
+@pytest.mark.parametrize(
+    "resident", ["asleep-1", pytest.param("asleep-2", marks=pytest.mark.nightly)], indirect=True
+)
 def test_engine_wakes_for_one_server_at_a_time_and_sleeps_again(
     resident: Resident, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
