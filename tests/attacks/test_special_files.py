@@ -62,10 +62,13 @@ def _link_to_pipe(path: Path) -> None:
 
 
 SPECIAL: dict[str, Callable[[Path], object]] = {
-    "pipe": os.mkfifo, "directory": Path.mkdir, "socket": _bind, "link to a pipe": _link_to_pipe,
+    "pipe": os.mkfifo,
+    "directory": Path.mkdir,
+    "socket": _bind,
+    "link to a pipe": _link_to_pipe,
     "link to a device": lambda path: path.symlink_to("/dev/zero"),
     "dangling link": lambda path: path.symlink_to("nothing"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=SPECIAL)
@@ -132,8 +135,10 @@ def test_document_of_a_store_is_refused(signed: Bundle, tmp_path: Path, replace:
 @pytest.mark.parametrize("part", ["manifest", "config", "section"])
 def test_blob_is_refused(signed: Bundle, tmp_path: Path, replace: Replace, part: str) -> None:
     digests_ = {
-        "manifest": signed.digest, "config": signed.image.config.digest, "section": signed.entry("kv").digest,
-    }  # fmt: skip
+        "manifest": signed.digest,
+        "config": signed.image.config.digest,
+        "section": signed.entry("kv").digest,
+    }
     root, digest = signed.layout.root, digests_[part]
     replace(blob_path(root, digest))
     _refuse(lambda: pull_directory(Store(tmp_path / "other"), root), digest)
@@ -236,10 +241,13 @@ def test_shard_of_a_local_source_is_refused(tmp_path: Path, replace: Replace) ->
 
 
 NAMED: dict[str, Callable[[Path], object]] = {
-    "key": read_key, "public key": lambda path: trusted_keys.add(path, "other"),
-    "host": lambda path: read_toml(path, "host"), "fleet state": FleetState, "prompts": answers.read_prompts,
+    "key": read_key,
+    "public key": lambda path: trusted_keys.add(path, "other"),
+    "host": lambda path: read_toml(path, "host"),
+    "fleet state": FleetState,
+    "prompts": answers.read_prompts,
     "baseline": compare.load,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", NAMED)

@@ -21,13 +21,19 @@ from coldstart.errors import AuthRequiredError, CommandFailedError, NoBundleErro
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (CommandFailedError("x"), 1), (UsageError("x"), 2), (NoBundleError("x"), 3),
-        (AuthRequiredError("x"), 4), (BundleNotFoundError("x"), 3), (bundle_errors.RemoteDeniedError("x"), 4),
-        (bundle_errors.DigestMismatchError("x"), 1), (bundle_errors.InvalidReferenceError("x"), 2),
-        (bundle_errors.NoSpaceError("x"), 2), (PermissionError(13, "Permission denied", "file"), 2),
+        (CommandFailedError("x"), 1),
+        (UsageError("x"), 2),
+        (NoBundleError("x"), 3),
+        (AuthRequiredError("x"), 4),
+        (BundleNotFoundError("x"), 3),
+        (bundle_errors.RemoteDeniedError("x"), 4),
+        (bundle_errors.DigestMismatchError("x"), 1),
+        (bundle_errors.InvalidReferenceError("x"), 2),
+        (bundle_errors.NoSpaceError("x"), 2),
+        (PermissionError(13, "Permission denied", "file"), 2),
         (RuntimeError("x"), 2),
     ],
-)  # fmt: skip
+)
 def test_report_returns_the_exit_code_of_each_error(
     error: Exception, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,17 +63,21 @@ def test_report_names_the_extra_when_a_module_is_not_installed(
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (("lst",), 2, "Did you mean 'list'?"), (("list", "--colour"), 2, "No such option"),
+        (("lst",), 2, "Did you mean 'list'?"),
+        (("list", "--colour"), 2, "No such option"),
         (("list", "--format", "yaml"), 2, "yaml"),
         (("list", "--", "--port", "1"), 2, "takes no arguments after --"),
-        (("inspect", "lama2-7b"), 2, "llama2-7b"), (("inspect", "--key", "--tree", "x"), 2, "exclude"),
+        (("inspect", "lama2-7b"), 2, "llama2-7b"),
+        (("inspect", "--key", "--tree", "x"), 2, "exclude"),
         (("inspect", "facebook/opt-125m", "--offline"), 4, "hf download"),
         (("pull", "oci://registry.example/x", "--offline"), 4, "--offline"),
-        (("push", "nothing", "there"), 3, "nothing"), (("export", "nothing"), 3, "coldstart materialize"),
-        (("import", "missing.tar"), 2, "missing.tar"), (("pull", "missing"), 1, "missing"),
+        (("push", "nothing", "there"), 3, "nothing"),
+        (("export", "nothing"), 3, "coldstart materialize"),
+        (("import", "missing.tar"), 2, "missing.tar"),
+        (("pull", "missing"), 1, "missing"),
         (("trust", "add", "missing.pub"), 2, "trust show"),
     ],
-)  # fmt: skip
+)
 def test_command_reports_error_with_hint_when_it_fails(
     run: Run, argv: tuple[str, ...], code: int, words: str
 ) -> None:
@@ -111,7 +121,9 @@ def read_error(run: Run, *words: str, code: int = 2) -> dict[str, Any]:
     [
         (("inspect", "no-such-bundle"), 2, "no-such-bundle", "use one of tiny-llama"),
         (
-            ("serve", "tiny-llama", "--port", "99999"), 2, "99999 is not in the range",
+            ("serve", "tiny-llama", "--port", "99999"),
+            2,
+            "99999 is not in the range",
             "coldstart serve --help",
         ),
         (("serve",), 2, "Missing argument 'MODEL'", "coldstart serve --help"),
@@ -121,7 +133,7 @@ def read_error(run: Run, *words: str, code: int = 2) -> dict[str, Any]:
         (("lisst",), 2, "Did you mean 'list'?", "coldstart --help"),
         (("import", "/nonexistent.tar"), 2, "/nonexistent.tar", ""),
     ],
-)  # fmt: skip
+)
 def test_each_error_is_one_object(
     words: tuple[str, ...], code: int, message: str, hint: str, run: Run
 ) -> None:

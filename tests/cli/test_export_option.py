@@ -30,10 +30,12 @@ def test_exports_write_every_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["pdf"], "the forms are json"), (["csv", "json"], "only one"),
-        (["csv=/no/such/x"], "not a directory"), (["csv=/"], "directory"),
+        (["pdf"], "the forms are json"),
+        (["csv", "json"], "only one"),
+        (["csv=/no/such/x"], "not a directory"),
+        (["csv=/"], "directory"),
     ],
-)  # fmt: skip
+)
 def test_parse_refuses_invalid_exports(given: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Exports.parse(given)

@@ -27,13 +27,15 @@ def test_names_of_secrets(name: str) -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--api-key", "S3CRET", "--port", "8000"], ["--api-key=S3CRET", "--port", "8000"],
-        ["--api_key", "first", "S3CRET", "--port", "8000"], ["--hf-tok", "S3CRET", "--port", "8000"],
+        ["--api-key", "S3CRET", "--port", "8000"],
+        ["--api-key=S3CRET", "--port", "8000"],
+        ["--api_key", "first", "S3CRET", "--port", "8000"],
+        ["--hf-tok", "S3CRET", "--port", "8000"],
         ["--model-loader-extra-config", '{"s3": {"s3_secret_access_key": "S3CRET"}}', "--port", "8000"],
         ["--model-loader-extra-config.s3_secret_access_key", "S3CRET", "--port", "8000"],
         ["--model", "https://user:S3CRET@host/m?X-Amz-Signature=S3CRET&v=S3CRET", "--port", "8000"],
     ],
-)  # fmt: skip
+)
 def test_scrub_hides_secrets_in_arguments(argv: list[str]) -> None:
     shown = secrets.arguments(argv)
     assert "S3CRET" not in " ".join(shown) and secrets.HIDDEN in " ".join(shown)
@@ -42,24 +44,37 @@ def test_scrub_hides_secrets_in_arguments(argv: list[str]) -> None:
 
 def test_arguments_that_hold_none_are_left_alone() -> None:
     argv = [
-        "--model", "/m/tiny", "--max-model-len", "1k", "-tp", "2", "-O3", "--speculative-config", '{"n": 3}',
-    ]  # fmt: skip
+        "--model",
+        "/m/tiny",
+        "--max-model-len",
+        "1k",
+        "-tp",
+        "2",
+        "-O3",
+        "--speculative-config",
+        '{"n": 3}',
+    ]
     assert secrets.arguments(argv) == argv == secrets.drop_secret_options(argv)
 
 
 def test_template_environment_contains_no_secret() -> None:
     argv = ["--api-key", "a", "b", "--seed", "-1", "--hf-token=c", "--max-model-len", "5", "-cc", '{"n":3}']
     hidden = [
-        "--allowed-origins", "a", "https://user:S3CRET@host/", '--hf-overrides={"auth_token": "S3CRET"}',
-    ]  # fmt: skip
+        "--allowed-origins",
+        "a",
+        "https://user:S3CRET@host/",
+        '--hf-overrides={"auth_token": "S3CRET"}',
+    ]
     assert secrets.drop_secret_options([*argv, *hidden]) == ["--seed", "-1", *argv[6:]]
 
 
 def test_scrub_hides_secrets_in_texts() -> None:
     environment = {
-        "MY_TOKEN": "correct-horse", "MY_TOKENIZER": "a/b-c", "SHORT_TOKEN": "abc",
+        "MY_TOKEN": "correct-horse",
+        "MY_TOKENIZER": "a/b-c",
+        "SHORT_TOKEN": "abc",
         "KEY_FILE_TOKEN": "/run/secret",
-    }  # fmt: skip
+    }
     said = (
         "GET https://u:p4ss@h/x?sig=abc#f failed: correct-horse, Bearer abcdefghij, hf_abcdefghijklmnopqr, "
         "abc a/b-c /run/secret"
@@ -83,9 +98,12 @@ def test_scrub_hides_secrets_in_documents() -> None:
 
 def test_the_harmless_part_of_an_environment() -> None:
     given = {
-        "OMP_NUM_THREADS": "2", "VLLM_API_KEY": "abcdefgh", "VLLM_MEDIA": "https://u:p@h/", "OTHER": "x",
+        "OMP_NUM_THREADS": "2",
+        "VLLM_API_KEY": "abcdefgh",
+        "VLLM_MEDIA": "https://u:p@h/",
+        "OTHER": "x",
         "A": "abcdefgh",
-    }  # fmt: skip
+    }
     assert secrets.harmless(given, [*given, "UNSET"]) == {"OMP_NUM_THREADS": "2", "OTHER": "x"}
 
 

@@ -18,11 +18,13 @@ def verdict(now: list[float], then: list[float], *, alike: bool = True) -> str:
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
-        ([13.0, 13.1, 12.9, 13.0, 13.2], "regression"), ([10.1, 10.0, 10.2, 9.9, 10.0], "ok"),
-        ([5.0, 5.1, 5.0, 5.2, 4.9], "ok"), ([8.0, 14.0, 12.0, 9.0, 13.0], "inconclusive"),
+        ([13.0, 13.1, 12.9, 13.0, 13.2], "regression"),
+        ([10.1, 10.0, 10.2, 9.9, 10.0], "ok"),
+        ([5.0, 5.1, 5.0, 5.2, 4.9], "ok"),
+        ([8.0, 14.0, 12.0, 9.0, 13.0], "inconclusive"),
         ([20.0, 20.0], "inconclusive"),
     ],
-)  # fmt: skip
+)
 def test_change_returns_the_verdict(now: list[float], expected: str) -> None:
     assert verdict(now, [10.0, 10.1, 9.9, 10.0, 10.05]) == expected
 
@@ -30,9 +32,12 @@ def test_change_returns_the_verdict(now: list[float], expected: str) -> None:
 def document(seconds: list[float], **more: object) -> dict[str, Any]:
     samples = [{"round": i, "first_token_s": s, "cpu_s": 1.0} for i, s in enumerate(seconds)]
     return {
-        "kind": "bench", "schema_version": SCHEMA_VERSION, "machine": facts.machine(),
-        "modes": {"fresh": {"samples": samples}, "snapshot": {"unavailable": "no"}}, **more,
-    }  # fmt: skip
+        "kind": "bench",
+        "schema_version": SCHEMA_VERSION,
+        "machine": facts.machine(),
+        "modes": {"fresh": {"samples": samples}, "snapshot": {"unavailable": "no"}},
+        **more,
+    }
 
 
 def test_documents_are_compared_by_the_modes_both_measured() -> None:

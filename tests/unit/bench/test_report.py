@@ -22,13 +22,24 @@ def run(mode: str, number: int, seconds: float) -> Run:
         {"name": "imports <torch>", "track": "server", "start_s": 0.0, "end_s": seconds / 2},
     ]
     phases = {
-        "until listening": seconds * 0.9, "first request": seconds * 0.1, "imports <torch>": seconds / 2,
-    }  # fmt: skip
+        "until listening": seconds * 0.9,
+        "first request": seconds * 0.1,
+        "imports <torch>": seconds / 2,
+    }
     steady = Steady(latency_s=0.1, one_token_s=0.01, tokens_per_s=500.0)
     return Run(
-        mode, number, seconds, seconds / 2, 2**29, phases, dict.fromkeys(STAGES, seconds / 6), spans,
-        [((1, 2), "a")], steady, PROOF,
-    )  # fmt: skip
+        mode,
+        number,
+        seconds,
+        seconds / 2,
+        2**29,
+        phases,
+        dict.fromkeys(STAGES, seconds / 6),
+        spans,
+        [((1, 2), "a")],
+        steady,
+        PROOF,
+    )
 
 
 @pytest.fixture
@@ -55,8 +66,10 @@ def test_page_is_self_contained_and_plots_have_labels_and_values(document: dict[
     ]
     assert len(timelines) == 2  # of the modes that ran
     assert [one.text for one in timelines[1].iter("th")] == [
-        "until listening", "imports <torch>", "first request",
-    ]  # fmt: skip
+        "until listening",
+        "imports <torch>",
+        "first request",
+    ]
 
 
 def test_bars_begin_and_end_at_their_share_of_the_longest() -> None:

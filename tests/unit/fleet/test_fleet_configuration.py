@@ -41,8 +41,10 @@ def test_a_file_is_read() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("placement",), "pipeline", "unknown key placement"), (("most_ranks",), 0, "most_ranks"),
-        (("retries",), True, "retries"), (("colour",), 1, "unknown key colour"),
+        (("placement",), "pipeline", "unknown key placement"),
+        (("most_ranks",), 0, "most_ranks"),
+        (("retries",), True, "retries"),
+        (("colour",), 1, "unknown key colour"),
         (("servers",), {}, r"no servers: the table \[servers.NAME\] is missing"),
         (("models",), {"x": 3}, r"no models: the table \[models.NAME\] is missing"),
         (("servers", "a", "memory"), "24 apples", r"servers\.a\.memory: invalid size"),
@@ -52,10 +54,11 @@ def test_a_file_is_read() -> None:
         (("models", "small", "memory"), "40GB", "largest device"),
         (("models", "small", "container_s"), -1, "container_s"),
         (("models", "small", "overlap"), "most", "overlap"),
-        (("models", "small", "shares"), 1, "unknown key shares"), (("models", "small", "batch"), 0, "batch"),
+        (("models", "small", "shares"), 1, "unknown key shares"),
+        (("models", "small", "batch"), 0, "batch"),
         (("models", "small", "batch"), 1.5, "batch"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_member_is_named(path: tuple[str, ...], value: object, said: str) -> None:
     table = copy.deepcopy(GOOD)
     place = table

@@ -34,8 +34,11 @@ class Fleet(RuleBasedStateMachine):
     """State machine that executes actions in any order, loses servers and workers, and keeps its own counts."""
 
     @initialize(
-        beside=st.booleans(), reclaim=st.booleans(), consolidate=st.booleans(), retries=st.integers(0, 3),
-    )  # fmt: skip
+        beside=st.booleans(),
+        reclaim=st.booleans(),
+        consolidate=st.booleans(),
+        retries=st.integers(0, 3),
+    )
     def begin(self, **given: object) -> None:
         self.core, self.now, self.count = core(**given), 0.0, 0
         self.waiting: dict[str, str] = {}

@@ -82,13 +82,17 @@ def test_a_damaged_section_is_a_reason(publish: Publish, model: ResolvedModel, s
 @pytest.mark.parametrize(
     ("section", "value"),
     [
-        ("kv", [1]), ("kv", {"bytes": "4096; rm"}), ("kv", {"bytes": -1}), ("kv", {"blocks": 1}),
-        ("modelinfo", "text"), ("modelinfo", {"canary": "no", "vllm_modelinfos": [1]}),
+        ("kv", [1]),
+        ("kv", {"bytes": "4096; rm"}),
+        ("kv", {"bytes": -1}),
+        ("kv", {"blocks": 1}),
+        ("modelinfo", "text"),
+        ("modelinfo", {"canary": "no", "vllm_modelinfos": [1]}),
         ("modelinfo", {"canary": {"prompt": [], "tokens": [1]}}),
         ("modelinfo", {"canary": {"prompt": ["a"], "tokens": [1]}}),
         ("modelinfo", {"canary": {"tokens": [1]}, "vllm_modelinfos": {"a.json": 3}}),
     ],
-)  # fmt: skip
+)
 def test_malformed_section_becomes_a_reason(
     publish: Publish, model: ResolvedModel, section: str, value: object
 ) -> None:

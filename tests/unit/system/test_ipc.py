@@ -35,12 +35,19 @@ def pair() -> Iterator[Pair]:
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
-        (b"", "truncated"), (b"\0\0", "truncated"), (b'{"a": 1}', "truncated"), (b"no json\n", "not JSON"),
-        (b"\xff\xfe{}\n", "not JSON"), (b"[" * 100_000 + b"\n", "not JSON"), (b"[1]\n", "not a JSON object"),
-        (b"null\n", "not a JSON object"), (b"{}\n{}\n", "more than one"), (b"{}\n{", "more than one"),
+        (b"", "truncated"),
+        (b"\0\0", "truncated"),
+        (b'{"a": 1}', "truncated"),
+        (b"no json\n", "not JSON"),
+        (b"\xff\xfe{}\n", "not JSON"),
+        (b"[" * 100_000 + b"\n", "not JSON"),
+        (b"[1]\n", "not a JSON object"),
+        (b"null\n", "not a JSON object"),
+        (b"{}\n{}\n", "more than one"),
+        (b"{}\n{", "more than one"),
         (b"GET / HTTP/1.1\r\n\r\n", "not JSON"),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_request_is_refused_and_its_descriptors_are_closed(
     pair: Pair, sent: bytes, reason: str
 ) -> None:
@@ -194,9 +201,12 @@ def test_stop_listening_leaves_other_descriptors_open(tmp_path: Path) -> None:
         )
         kept = [local.fileno(), connected.fileno()]
         done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, numbers + kept)], pass_fds=numbers + kept,
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", code, *map(str, numbers + kept)],
+            pass_fds=numbers + kept,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert done.stdout == "2 True [True, True]\n"
     # No other process holds the ports, so they can be bound again.
     for family, address in zip((socket.AF_INET, socket.AF_INET6), ports, strict=True):
