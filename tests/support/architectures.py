@@ -8,6 +8,7 @@ imports torch and transformers:
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -25,11 +26,14 @@ ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
     "gpt-neox": ("GPTNeoXConfig", _WIDE, "AutoModelForCausalLM"),
     "mpt": ("MptConfig", _MPT | {"tie_word_embeddings": True}, "AutoModelForCausalLM"),
     "bert": ("BertConfig", _WIDE, "AutoModel"),
+    "llama-lora": ("LlamaConfig", _WIDE | {"num_key_value_heads": 1}, "AutoModelForCausalLM"),
 }
+ADAPTER = "/adapter"
+LORA = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", "styled={adapter}")
 
 
 def build(name: str, models: Path) -> Path:
-    """Return the directory of one model below `models`, built on first use.
+    """Return the directory of one model below `models`, built on first use with its adapter.
 
     Raises:
         RuntimeError: The model cannot be built; the message has the output of the builder.
@@ -61,6 +65,29 @@ def _write(name: str, target: Path) -> None:
     tiny.fill(model)
     model.save_pretrained(target)
     tiny.make_tokenizer().save_pretrained(target)
+    if name == "llama-lora":
+        _write_adapter(target, Path(f"{target}{ADAPTER}"))
+
+
+def _write_adapter(model: Path, adapter: Path) -> None:
+    """Write a LoRA adapter of rank 4 for queries and values in PEFT's format, with a visible effect on the output."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    generator, held, rank = torch.Generator().manual_seed(1), {}, 4
+    with safe_open(model / "model.safetensors", "pt") as tensors:
+        for key in tensors.keys():  # noqa: SIM118 - not a mapping
+            if key.endswith(("q_proj.weight", "v_proj.weight")):
+                rows, columns = tensors.get_slice(key).get_shape()
+                place = f"base_model.model.{key.removesuffix('.weight')}"
+                for part, shape in (("A", (rank, columns)), ("B", (rows, rank))):
+                    held[f"{place}.lora_{part}.weight"] = torch.randn(shape, generator=generator) / 4
+    adapter.mkdir()
+    save_file(held, adapter / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 8, "bias": "none"}
+    said |= {"target_modules": ["q_proj", "v_proj"], "base_model_name_or_path": str(model)}
+    (adapter / "adapter_config.json").write_text(json.dumps(said))
 
 
 if __name__ == "__main__":

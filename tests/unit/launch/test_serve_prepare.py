@@ -130,6 +130,14 @@ def test_too_little_memory_for_the_kv_cache(
     assert prepare_plan(bundle, model).vllm_args[-2:] == ("--kv-cache-memory-bytes", "4096")
 
 
+def test_untrusted_code_is_not_unpacked(publish: Publish, model: ResolvedModel, tmp_path: Path) -> None:
+    bundle = publish(signer=sign.host_key(tmp_path / "stranger"), kv=KV, modelinfo={})
+    sign.host_key(paths.state_dir())
+    plan = prepare_plan(bundle, model)
+    assert "is not a trusted key" in reasons(plan)["compile"] and plan.compile_dir is None
+    assert list(Cache.at().unpacked.glob("*")) == []
+
+
 def test_untrusted_modelinfo_is_not_written_to_the_cache(
     publish: Publish, model: ResolvedModel, tmp_path: Path
 ) -> None:
