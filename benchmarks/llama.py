@@ -14,10 +14,13 @@ from benchmarks.common import ROOT
 
 # Layers, hidden and inner size, heads, KV heads, vocabulary; 7b is Llama2-7B's.
 SHAPES = {
-    "tiny": (2, 256, 512, 4, 4, 32000), "16M": (8, 384, 1024, 6, 2, 4096),
-    "125M": (16, 768, 2048, 12, 4, 16000), "0.5B": (24, 1280, 3456, 20, 4, 32000),
-    "1B": (22, 2048, 5632, 32, 4, 32000), "7b": (32, 4096, 11008, 32, 32, 32000),
-}  # fmt: skip
+    "tiny": (2, 256, 512, 4, 4, 32000),
+    "16M": (8, 384, 1024, 6, 2, 4096),
+    "125M": (16, 768, 2048, 12, 4, 16000),
+    "0.5B": (24, 1280, 3456, 20, 4, 32000),
+    "1B": (22, 2048, 5632, 32, 4, 32000),
+    "7b": (32, 4096, 11008, 32, 32, 32000),
+}
 # Twelve sizes for a host of many models: 67 to 805 MB.
 SIZED = tuple(f"{layers}-layers" for layers in range(2, 25, 2))
 SHAPES |= {name: (int(name.partition("-")[0]), 1024, 4096, 16, 16, 4096) for name in SIZED}

@@ -24,7 +24,7 @@ QUOTED = {
         ("model-cache-simulated", "verdict"),
     ),
 }
-CLAIMS = ("papers", "start", "scheduling", "host")
+CLAIMS = ("papers", "start", "scheduling", "host", "fleet")
 Cell = str | Callable[[Any], object]
 """A format string over a mapping, such as "{gap[worst_s]:.2f} s", or a function of it."""
 

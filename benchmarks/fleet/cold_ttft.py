@@ -130,26 +130,40 @@ def line(kind: str) -> dict[str, float]:
 
 
 def main() -> None:
-    given, others = points(), {kind: line(kind) for kind in ("serverless vLLM", "ServerlessLLM")}
+    given = points()
     found = fit(given)
-    each, out, vllm = errors(found, given), cross_validate(given), others["serverless vLLM"]
-    published = [
-        v / p for v, p in zip(COLD_TTFT_S["serverless vLLM"], COLD_TTFT_S["four workers"], strict=True)
-    ]
+    each, out = errors(found, given), cross_validate(given)
+    ratios = [v / p for v, p in zip(COLD_TTFT_S["serverless vLLM"], COLD_TTFT_S["four workers"], strict=True)]
+    line_of = {kind: line(kind) for kind in ("serverless vLLM", "ServerlessLLM")}
+    vllm = line_of["serverless vLLM"]
     modelled = [
-        (vllm["constant_s"] + vllm["s_per_gb"] * n) / found.predicted(n, 4) for n in SIZES_GB.values()
+        (vllm["constant_s"] + vllm["s_per_gb"] * size) / found.predicted(size, 4)
+        for size in SIZES_GB.values()
     ]
-    rows = [
-        {"model": p.model, "ranks": p.ranks, "published_s": p.seconds, "predicted_s": found.predicted(p.size_gb, p.ranks)}
-        for p in given
-    ]  # fmt: skip
-    finish("fleet-cold-ttft", {
-        "kind": "computed from published figures", "fit": asdict(found),
-        "in_sample": {"worst": max(each), "mean": fmean(each), "asked": ASKED_IN_SAMPLE},
-        "left_out": {"worst": max(out.values()), "asked": ASKED_LEFT_OUT, "by_model": out}, "others": others,
-        "vllm_over_four_workers": {"claimed": CLAIMED_TTFT, "published": max(published), "modelled": max(modelled)},
-        "rows": rows,
-    })  # fmt: skip
+    finish(
+        "fleet-cold-ttft",
+        {
+            "kind": "computed from published figures",
+            "fit": asdict(found),
+            "in_sample": {"worst": max(each), "mean": fmean(each), "asked": ASKED_IN_SAMPLE},
+            "left_out": {"worst": max(out.values()), "asked": ASKED_LEFT_OUT, "by_model": out},
+            "others": line_of,
+            "vllm_over_four_workers": {
+                "claimed": CLAIMED_TTFT,
+                "published": max(ratios),
+                "modelled": max(modelled),
+            },
+            "rows": [
+                {
+                    "model": p.model,
+                    "ranks": p.ranks,
+                    "published_s": p.seconds,
+                    "predicted_s": found.predicted(p.size_gb, p.ranks),
+                }
+                for p in given
+            ],
+        },
+    )
 
 
 if __name__ == "__main__":

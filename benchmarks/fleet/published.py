@@ -8,9 +8,14 @@ of 4 A10 and 4 servers of 4 V100.
 from __future__ import annotations
 
 SIZES_GB = {
-    "OPT-2.7B": 5.30, "OPT-6.7B": 13.32, "OPT-13B": 25.71, "Llama2-7B": 13.48, "Llama2-13B": 26.03, "Llama3-8B": 16.06,
+    "OPT-2.7B": 5.30,
+    "OPT-6.7B": 13.32,
+    "OPT-13B": 25.71,
+    "Llama2-7B": 13.48,
+    "Llama2-13B": 26.03,
+    "Llama3-8B": 16.06,
     "Falcon-7B": 14.43,
-}  # fmt: skip
+}
 COLD_TTFT_S = {
     "serverless vLLM": (16.8, 23.6, 40.3, 23.2, 38.6, 29.2, 25.4),
     "ServerlessLLM": (13.1, 17.1, 26.1, 19.1, 26.2, 21.2, 19.1),

@@ -74,8 +74,9 @@ def shrink(path: Path, architecture: int) -> None:
     shrunk = bytearray(library)
     for kind, target, offset, size in entries(library):
         code = library[offset : offset + size]
-        other = b"bfloat16_t" not in code and (b"half_t" in code or b"e4m3" in code)
-        other = other and BF16_ONLY in path.name
+        other = (
+            BF16_ONLY in path.name and b"bfloat16_t" not in code and (b"half_t" in code or b"e4m3" in code)
+        )
         if kind != _CUBIN or target != architecture or other:
             shrunk[offset : offset + size] = bytes(size)
     path.write_bytes(shrunk)
@@ -101,7 +102,9 @@ def unpack(wheels: Path, site: Path) -> None:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--python", default=sys.executable, help="of the other machine's version")
+    arguments.add_argument(
+        "--python", default=sys.executable, help="interpreter of the other machine's version"
+    )
     arguments.add_argument("--architecture", type=int, default=90)
     arguments.add_argument("--limit-mib", type=float, default=56.0)
     arguments.add_argument("--out", type=Path, default=Path("build/gpu-pack"))
@@ -118,10 +121,12 @@ def main() -> None:
     archive = out / "pack.tar.xz"
     pack = ["tar", "-C", str(out), "-I", "xz -7 -T0", "-cf", str(archive), "site", "optional"]
     subprocess.run(pack, check=True)
-    places = list((out / "site").iterdir())
-    sizes = [(sum(one.stat().st_size for one in (path, *path.rglob("*"))), path.name) for path in places]
-    for size, name in sorted(sizes, reverse=True)[:15]:
-        print(f"{size / MIB:8.1f} MiB  {name}")
+    sizes = {
+        path.name: sum(one.stat().st_size for one in (path, *path.rglob("*")))
+        for path in (out / "site").iterdir()
+    }
+    for name in sorted(sizes, key=sizes.__getitem__, reverse=True)[:15]:
+        print(f"{sizes[name] / MIB:8.1f} MiB  {name}")
     total = archive.stat().st_size / MIB
     print(f"{total:8.1f} MiB  {archive}, of at most {options.limit_mib:g}")
     if total > options.limit_mib:

@@ -51,11 +51,9 @@ class Part:
         rehearsed = "--rehearse" in sys.argv
         self.shape, self.work, self.end = shape, work, time.monotonic() + seconds
         self.model, self.logs = str(work / "model"), work / "logs"
-        self.report = {
-            **about(), "kind": REHEARSED if rehearsed else "measured", "seconds": seconds,
-            "answers": (answers := {}),
+        self.report: dict[str, Any] = {
+            **about(), "kind": REHEARSED if rehearsed else "measured", "seconds": seconds, "answers": {},
         }  # fmt: skip
-        self._answers: dict[str, Any] = answers
         self.place = out / f"{'rehearsal' if rehearsed else 'plan'}-{name}.json"
         self.logs.mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
@@ -75,12 +73,19 @@ class Part:
             except Exception as error:  # noqa: BLE001 - one failed answer must not lose the others
                 row["error"] = f"{type(error).__name__}: {error}"[-TAIL:]
         row["seconds"] = round(time.monotonic() - start, 2)
-        self._answers[name] = row
+        self.report["answers"][name] = row
         part = self.place.with_suffix(".part")
         part.write_text(json.dumps(self.report, indent=1) + "\n")
         part.replace(self.place)
-        seconds = found.get("first_token_s") if isinstance(found := row.get("found"), dict) else None
-        print(name, row["seconds"], "s, first token", seconds, row.get("error", "")[-700:], flush=True)
+        found, brief = row.get("found"), ("first_token_s", "gpu", "report")
+        short = {
+            "answer": name,
+            "s": row["seconds"],
+            "left": round(self.left()),
+            "error": row.get("error", "")[-700:],
+        }
+        short |= {key: found[key] for key in brief if key in found} if isinstance(found, dict) else {}
+        print(json.dumps(short), flush=True)
         return found
 
     def run(self, name: str, *command: str) -> str:
@@ -101,6 +106,10 @@ class Part:
     def coldstart(self, name: str, *words: str) -> str:
         """Run a command of this interpreter's coldstart."""
         return self.run(name, sys.executable, "-m", "coldstart.commands.cli", *words)
+
+    def script(self, name: str, text: str, *words: str) -> Any:
+        """Run a Python text and return the JSON of its last line."""
+        return json.loads(self.run(name, sys.executable, "-c", text, *words).splitlines()[-1])
 
     def start(self, name: str, launcher: Launcher) -> dict[str, Any]:
         """Start a server, measure it until it has answered, and end it."""
@@ -159,8 +168,10 @@ def probe(part: Part) -> None:
 def materialize(part: Part) -> None:
     """Make and prove the bundle, and start once from it."""
     words = (part.model, "--format", "json", "--", *VLLM_ARGS, *SLEEP)
-    for name, command in (("materialize", ("materialize", *PROFILE)), ("kv plan", ("inspect",))):
-        part.answer(name, lambda c=command: json.loads(part.coldstart(c[0], *c, *words)))  # type: ignore[misc]
+    part.answer(
+        "materialize", lambda: json.loads(part.coldstart("materialize", "materialize", *PROFILE, *words))
+    )
+    part.answer("kv plan", lambda: json.loads(part.coldstart("inspect", "inspect", *words)))
     part.answer("fresh", lambda: part.serve("fresh", 0))
 
 
@@ -225,28 +236,28 @@ print(json.dumps(steps))
 """
 
 
-def _park(part: Part) -> dict[str, Any]:
+def _park(part: Part) -> list[dict[str, Any]]:
     """Let the driver move the memory of the process that sleeps on the device to host memory and back."""
-    before = gpu_memory()
     query = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader")
     listed = part.run("apps", *query).strip()
-    pids = [line.split(",")[0] for line in listed.splitlines() if line.strip()] or _engine_pids()
-    steps = {
-        pid: json.loads(part.run("park", sys.executable, "-c", PARK, pid).splitlines()[-1]) for pid in pids
-    }
-    return {"listed": listed, "before": before, "steps": steps}
+    pids = [int(line.split(",")[0]) for line in listed.splitlines() if line.strip()] or _engine_pids()
+    found: list[dict[str, Any]] = [{"listed": listed, "pids": pids, "before": gpu_memory()}]
+    return found + [{"pid": pid, "steps": part.script("park", PARK, str(pid))} for pid in pids]
 
 
-def _engine_pids() -> list[str]:
+def _engine_pids() -> list[int]:
     """Return the processes that have a device file open, for a machine on which nvidia-smi lists none."""
-    pids = set()
-    for fd in Path("/proc").glob("[0-9]*/fd/*"):
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            pids |= {fd.parts[2]} if "/dev/nvidia0" in str(fd.readlink()) else set()
-    return sorted(pids - {str(os.getpid())})
+            if any("/dev/nvidia0" in str(fd.readlink()) for fd in (entry / "fd").iterdir()):
+                pids.append(int(entry.name))
+    return [pid for pid in pids if pid != os.getpid()]
 
 
-PARTS = {"probe": probe, "materialize": materialize, "compare": compare, "rest": rest}
+PARTS: dict[str, Callable[[Part], None]] = {
+    "probe": probe, "materialize": materialize, "compare": compare, "rest": rest,
+}  # fmt: skip
 
 
 def main() -> None:
@@ -269,14 +280,18 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     (work / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in options.parts or PARTS:
-        part = Part(name, options.shape, work, out, options.seconds)
-        try:
-            PARTS[name](part)
-        finally:  # templates end with their part
-            part.end = time.monotonic() + 60 + END_S
-            with suppress(RuntimeError):
-                part.coldstart("stop", "template", "stop", "--force")
-        shutil.make_archive(str(out / f"logs-{name}"), "xztar", part.logs)
+        run_part(name, Part(name, options.shape, work, out, options.seconds))
+
+
+def run_part(name: str, part: Part) -> None:
+    """Run one part and pack its logs; templates end with it."""
+    try:
+        PARTS[name](part)
+    finally:
+        part.end = time.monotonic() + 60 + END_S
+        with suppress(RuntimeError):
+            part.coldstart("stop", "template", "stop", "--force")
+    shutil.make_archive(str(part.place.parent / f"logs-{name}"), "xztar", part.logs)
 
 
 if __name__ == "__main__":

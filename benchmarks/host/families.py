@@ -16,7 +16,10 @@ from benchmarks import traces
 from coldstart.host.policies.protocol import ModelCost
 
 Arrivals = list[tuple[float, str]]
-GB, HOUR = 10**9, 3600.0
+GB = 10**9
+HOUR = 3600.0
+
+
 START_S = (0.5, 2.0, 8.0, 30.0)
 """Set-up seconds of a snapshot, a template, a bundle, and stock vLLM."""
 
@@ -64,8 +67,11 @@ def _merge(streams: dict[str, Iterator[float]]) -> Arrivals:
     return sorted((time, name) for name, times in streams.items() for time in times)
 
 
-def gamma(cv: float, names: list[str], random: Random, count: int = 3000, end: float = 6 * HOUR) -> Arrivals:
-    shares, rate = zipf(len(names), 1.0, random), count / end
+def gamma(
+    cv: float, names: list[str], random: Random, requests: int = 3000, end: float = 6 * HOUR
+) -> Arrivals:
+    shares = zipf(len(names), 1.0, random)
+    rate = requests / end
     return _merge({n: renewal(rate * share, cv, end, random) for n, share in zip(names, shares, strict=True)})
 
 
@@ -194,8 +200,9 @@ def _functions() -> dict[int, list[float]]:
 
 def azure_functions(names: list[str], random: Random) -> Arrivals:
     """Twenty minutes of 31 functions, each as a model."""
-    bound = ((names[i % len(names)], times) for i, times in enumerate(_functions().values()))
-    return sorted((time, name) for name, times in bound for time in times)
+    return sorted(
+        (time, names[i % len(names)]) for i, times in enumerate(_functions().values()) for time in times
+    )
 
 
 def azure_bootstrap(names: list[str], random: Random) -> Arrivals:
@@ -215,15 +222,24 @@ def _bootstrap(times: list[float], end: float, random: Random) -> Iterator[float
 
 Family = Callable[[list[str], Random], Arrivals]
 TUNED: dict[str, Family] = {
-    "gamma CV 4": lambda names, random: gamma(4.0, names, random), "churn": churn, "cron": cron,
-    "on and off": alternate, "Azure LLM 2023": azure_llm, "mCache recipe": mcache,
-}  # fmt: skip
+    "gamma CV 4": lambda names, random: gamma(4.0, names, random),
+    "churn": churn,
+    "cron": cron,
+    "on and off": alternate,
+    "Azure LLM 2023": azure_llm,
+    "mCache recipe": mcache,
+}
 HELD_OUT: dict[str, Family] = {
     "Poisson": lambda names, random: gamma(1.0, names, random),
-    "gamma CV 8": lambda names, random: gamma(8.0, names, random), "scans": scans, "diurnal": diurnal,
-    "flash crowds": flash, "agent sessions": sessions, "Mooncake": mooncake,
-    "Azure functions": azure_functions, "Azure functions, bootstrapped": azure_bootstrap,
-}  # fmt: skip
+    "gamma CV 8": lambda names, random: gamma(8.0, names, random),
+    "scans": scans,
+    "diurnal": diurnal,
+    "flash crowds": flash,
+    "agent sessions": sessions,
+    "Mooncake": mooncake,
+    "Azure functions": azure_functions,
+    "Azure functions, bootstrapped": azure_bootstrap,
+}
 
 
 def trace(family: str, seed: int) -> tuple[Arrivals, dict[str, ModelCost]]:

@@ -1,10 +1,11 @@
-"""Cost of the gateway of the live host: the first token, and the tokens per second of several clients.
+"""The live host: cost of the gateway, and requests to a stopped model.
 
-Real vLLM on the CPU with a tiny model, whose bundle is created first. One warm server is asked through the gateway and
-directly, in turns.
+Real vLLM on the CPU with a tiny model, whose bundle and template are created first. `cold` sends requests to a model that
+does not run: one start, all answered, in their order. `overhead` asks one warm server through the gateway and directly,
+in turns: the first token, and the tokens per second of several clients. Each part replaces its own member of the result.
 
-Run: python -m benchmarks host/live [--seconds N]
-Time: 5 to 15 minutes
+Run: python -m benchmarks host/live --part overhead|cold|all [--seconds N]
+Time: 5 to 15 minutes for each part
 Result: host-live-cpu.json
 """
 
@@ -13,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import quantiles
@@ -26,15 +29,19 @@ from typing import Any
 import aiohttp
 import psutil
 
-from benchmarks.common import ROOT, about, finish, parser
+from benchmarks.common import ROOT, about, finish, load, parser
+from coldstart.bench.stats import summarize
 from coldstart.system import paths
 from coldstart.validate.launchers import console
 
 RESULT = "host-live-cpu"
 ARGS = ["--max-model-len", "512", "--kv-cache-memory-bytes", "134217728"]
 MODEL = "tiny-llama"
-PROMPT = "Once upon a time there was a server that nobody asked for anything"
-BODY = {"model": MODEL, "prompt": PROMPT, "temperature": 0}
+BODY = {
+    "model": MODEL,
+    "prompt": "Once upon a time there was a server that nobody asked for anything",
+    "temperature": 0,
+}
 LIMITS = {"memory": "4GiB", "runtime_template": False}
 # Requests of each client of a round, and by clients at once the tokens of each request.
 EACH, LOADS = 4, {8: 64, 64: 16}
@@ -115,8 +122,36 @@ async def stream(client: aiohttp.ClientSession, url: str, tokens: int) -> float:
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Return median, quartiles and range."""
-    p25, p50, p75 = quantiles(values, n=4)
-    return {"n": len(values), "p50": p50, "p25": p25, "p75": p75, "min": min(values), "max": max(values)}
+    known, (low, _, high) = summarize(values), quantiles(values, n=4)
+    return {"n": known["n"], "p50": known["median"], "p25": low, "p75": high} | {
+        k: known[k] for k in ("min", "max")
+    }
+
+
+async def cold(requests: int) -> dict[str, Any]:
+    """Send requests one after the other to a model that does not run."""
+    model = {"args": [*ARGS, "--enable-log-requests"]}
+    async with hosting({MODEL: model}, LIMITS | {"max_held": 1000}) as live:
+        began, asked = time.perf_counter(), []
+        for number in range(requests):
+            asked.append(asyncio.create_task(live.ask(str(number))))
+            # So that they arrive one after the other: connections of one moment have no order.
+            while (await live.status())["requests"]["total"] <= number:
+                await asyncio.sleep(0)
+        answers = await asyncio.gather(*asked)
+        seconds = time.perf_counter() - began
+        said = await live.status()
+        order = [int(n) for n in re.findall(r"Received request cmpl-(\d+)", find_one("*.log").read_text())]
+        return {
+            "requests": requests,
+            "answered": answers.count(200),
+            "starts": said["starts"]["total"],
+            "seen_by_server": len(set(order)),
+            "out_of_order_at_server": sum(a > b for a, b in pairwise(order)),
+            "waited_for_the_start": requests - said["requests"]["hits"],
+            "start": said["models"][0]["last_start"],
+            "seconds": seconds,
+        }
 
 
 async def overhead(rounds: int, requests: int, seconds: float) -> dict[str, Any]:
@@ -175,16 +210,31 @@ async def _throughput(
     return found | {"ratio": spread(ratios), "gateway_cpu_s_per_token": cpu / len(ratios) / count}
 
 
-def main() -> None:
-    arguments = parser(__doc__)
-    arguments.add_argument("--seconds", type=float, default=480.0, help="about how long it takes")
-    arguments.add_argument("--rounds", type=int, default=15, help="at most")
-    arguments.add_argument("--requests", type=int, default=200, help="for the first token")
-    given = arguments.parse_args()
+def prepare(part: str) -> None:
+    """Build the bundle of the model, and for `cold` start its engine template if none runs."""
     subprocess.run([*console(), "materialize", MODEL, "-q", "--", *ARGS], check=True)
-    made = about() | {"load_before": os.getloadavg()[0], "cores": os.cpu_count()}
-    found = asyncio.run(overhead(given.rounds, given.requests, given.seconds))
-    finish(RESULT, about() | {"overhead": {"about": made, **found}})
+    command = [*console(), "template", "status", "--format", "json"]
+    known = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["templates"]
+    ready = [(one["model"], one["level"]) for one in known if one["ready"]]
+    if part == "cold" and (MODEL, "engine") not in ready:
+        subprocess.run([*console(), "template", "start", MODEL, "--level", "engine", "--", *ARGS], check=True)
+
+
+def main() -> None:
+    """Measure one part after the other."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--part", default="all", choices=("overhead", "cold", "all"))
+    arguments.add_argument("--seconds", type=float, default=480.0, help="about how long overhead takes")
+    arguments.add_argument("--rounds", type=int, default=15, help="of overhead, at most")
+    arguments.add_argument("--requests", type=int, default=200, help="of overhead and cold")
+    given = arguments.parse_args()
+    for part in ("overhead", "cold") if given.part == "all" else (given.part,):
+        prepare(part)
+        made = about() | {"load_before": os.getloadavg()[0], "cores": os.cpu_count()}
+        found = (
+            cold(given.requests) if part == "cold" else overhead(given.rounds, given.requests, given.seconds)
+        )
+        finish(RESULT, (load(RESULT) or {}) | about() | {part: {"about": made, **asyncio.run(found)}})
 
 
 if __name__ == "__main__":

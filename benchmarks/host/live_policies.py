@@ -1,7 +1,7 @@
 """Eviction policies on a live host: the default, IAM, LRU and GDSF with twelve models of real vLLM in 40 % of their memory.
 
 Each model starts twice alone: its memory and its second start are what the host file says. Each round has a trace of its own
-(`draw`), which every policy gets in an order that is drawn for the round. `simulated_start_s` is the same trace on
+(`short_traces.draw`), which every policy gets in an order that is drawn for the round. `simulated_start_s` is the same trace on
 the host's core in simulation. All starts are forked from the host's runtime template. The result is stored after each round, so
 a run that is cut off retains its rounds.
 
@@ -24,13 +24,11 @@ from typing import Any
 from benchmarks import llama
 from benchmarks.common import finish, parser
 from benchmarks.host.baselines import GDSF
-from benchmarks.host.families import Arrivals, gamma, renewal, zipf
+from benchmarks.host.families import Arrivals
 from benchmarks.host.live import Live, hosting
+from benchmarks.host.short_traces import SHARE, draw, limit, replay
 from coldstart.host.live.profiles import RUNTIME_TEMPLATE_BYTES
 from coldstart.host.policies import POLICIES
-from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.lab.host import simulate
-from coldstart.lab.records import ModelRequest
 from coldstart.system.paths import Cache
 
 RESULT = "host-policies-live-cpu"
@@ -40,45 +38,7 @@ KINDS = ("bursts", "churn", "cron")
 PROGRAM = [sys.executable, "-m", "benchmarks.host.baselines"]
 # Beside its trace a run starts a host with its template, answers the last requests, and stops.
 BESIDE_S, LEAST_S = 22.0, 10.0
-# Memory over the bytes of all models, requests per second, and the seconds in which a simulated server ends.
-SHARE, RATE, LEAVE_S = 0.4, 0.9, 0.2
 Row = dict[str, Any]
-
-
-def draw(kind: str, names: list[str], seed: int, seconds: float) -> Arrivals:
-    """Return bursts, a popularity shuffled three times, or models called on the clock beside random ones."""
-    random, requests = Random(f"{kind}/{seed}"), round(RATE * seconds)
-    shares, found = zipf(len(names), 1.0, random), Arrivals()
-    if kind == "bursts":
-        return gamma(4.0, names, random, requests, seconds)
-    if kind == "churn":
-        parts = [gamma(1.0, names, random, requests // 4, seconds / 4) for _ in range(4)]
-        return [(n * seconds / 4 + when, name) for n, part in enumerate(parts) for when, name in part]
-    for number, name in enumerate(names):
-        if number % 2:
-            times = list(renewal(requests * shares[number] / seconds, 1.0, seconds, random))
-        else:
-            period = seconds / random.choice((3, 5, 8))
-            start = random.uniform(0, period)
-            times = [max(0.0, start + n * period + random.gauss(0, period / 50)) for n in range(9)]
-        found += [(at, name) for at in times]
-    return sorted((at, name) for at, name in found if at < seconds)
-
-
-def replay(policy: str, arrivals: Arrivals, models: Mapping[str, Row], memory: int) -> float:
-    """Return the seconds of all starts of a simulated host that was given the measured start times."""
-    start_s = {name: one["start_s"] for name, one in models.items()}
-    specs = [ModelSpec.simple(name, one["memory_bytes"], start_s[name]) for name, one in models.items()]
-    requests = [ModelRequest(at, name, models[name]["service_s"]) for at, name in arrivals]
-    settings = HostSettings(memory, policy=policy, hold_s=300.0)
-    done = simulate(requests, specs, settings, leave_s=LEAVE_S, start_s=lambda start: start_s[start.model])
-    return float(done.counts["start_s"])
-
-
-def limit(models: Mapping[str, Row]) -> int:
-    """Return SHARE of the models' bytes, at least the size of the largest model."""
-    sizes = [one["memory_bytes"] for one in models.values()]
-    return max(round(SHARE * sum(sizes)), *sizes)
 
 
 def build(count: int) -> dict[str, Row]:
@@ -135,8 +95,10 @@ async def alone(tables: Mapping[str, Row]) -> dict[str, Row]:
 
                 await until(observed, f"the memory of {name}")
                 status = await _model(live, name)
+                print(
+                    name, round(status["last_start"]["seconds"], 2), "s", status["memory_bytes"], flush=True
+                )
                 row |= {"memory_bytes": status["memory_bytes"], "start_s": status["last_start"]["seconds"]}
-                print(name, row, flush=True)
     return found
 
 
@@ -159,11 +121,15 @@ async def measure(
         status = await live.status()
     starts = status["starts"]
     return {
-        "policy": policy, "starts": starts["total"], "failed": starts["failed"], "start_s": starts["seconds"],
-        "hit_ratio": status["requests"]["hit_ratio"], "mean_latency_s": fmean(waits),
+        "policy": policy,
+        "starts": starts["total"],
+        "failed": starts["failed"],
+        "start_s": starts["seconds"],
+        "hit_ratio": status["requests"]["hit_ratio"],
+        "mean_latency_s": fmean(waits),
         "modes": sorted({str(one["mode"]) for one in status["recent_starts"]}),
         "simulated_start_s": replay(policy, arrivals, models, limit(models)),
-    }  # fmt: skip
+    }
 
 
 def totals(rounds: Sequence[Row]) -> list[Row]:
@@ -174,20 +140,26 @@ def totals(rounds: Sequence[Row]) -> list[Row]:
         base = [run for one in rounds for run in one["runs"] if run["policy"] == "lru"]
         row = {key: sum(run[key] for run in runs) for key in ("starts", "start_s", "simulated_start_s")}
         row |= {key: fmean(run[key] for run in runs) for key in ("hit_ratio", "mean_latency_s")}
-        for key in ("start_s", "simulated_start_s"):
-            row[f"{key}_over_lru"] = row[key] / (sum(run[key] for run in base) or 1.0)
-        pairs = zip(runs, base, strict=True)
-        by_round = [round(run["start_s"] / (of["start_s"] or 1.0), 3) for run, of in pairs]
-        found.append({"policy": policy, **row, "over_lru_by_round": by_round})
+        over = {
+            f"{key}_over_lru": row[key] / (sum(run[key] for run in base) or 1.0)
+            for key in ("start_s", "simulated_start_s")
+        }
+        by_round = [
+            round(run["start_s"] / (of["start_s"] or 1.0), 3) for run, of in zip(runs, base, strict=True)
+        ]
+        found.append({"policy": policy, **row, **over, "over_lru_by_round": by_round})
     return found
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--minutes", type=float, default=17.0, help="of all rounds and the starts alone")
+    arguments.add_argument(
+        "--minutes", type=float, default=17.0, help="time of all rounds and of the starts alone"
+    )
     arguments.add_argument("--rounds", type=int, default=3)
-    most = len(llama.SIZED)
-    arguments.add_argument("--models", type=int, default=most, choices=range(2, most + 1))
+    arguments.add_argument(
+        "--models", type=int, default=len(llama.SIZED), choices=range(2, len(llama.SIZED) + 1)
+    )
     given = arguments.parse_args()
     POLICIES["gdsf"] = GDSF
     tables = build(given.models)

@@ -7,8 +7,9 @@ from typing import Any
 
 from benchmarks.tables import Part, Table, listed, met
 
-PAGE, LIVE = "benchmarks/MODEL_CACHE.md", "docs/reference/host-measurements.md"
-CACHE = "model-cache-simulated"
+PAGE, LIVE, CACHE = (
+    "benchmarks/MODEL_CACHE.md", "docs/reference/host-measurements.md", "model-cache-simulated"
+)  # fmt: skip
 # Target of the throughput through the gateway over direct.
 THROUGHPUT = 0.97
 GROUPS = ("tuned", "held out", "all", "all, percentile 90", "all, worst")
@@ -34,16 +35,17 @@ def families(result: Row) -> Iterator[Row]:
             yield {"name": family, "kind": kind, **costs}
 
 
-def live_rows(result: Row) -> Iterator[Row]:
+def live_rows(result: Row) -> Iterator[tuple[str, str]]:
     """Yield what was asked of the live host, and the answer."""
-    return ({"part": part, "result": found} for part, found in _live(result))
-
-
-def _live(result: Row) -> Iterator[tuple[str, str]]:
-    runs = result["overhead"]["throughput"]
+    cold, runs = result["cold"], result["overhead"]["throughput"]
     later = result["overhead"]["ttft_s"]["over_direct"]
     yield (
-        f"first token of a running model through the gateway and directly ({later['n']} pairs)",
+        f"`cold`: {cold['requests']} requests to a stopped model",
+        "{starts} start ({start[seconds]:.1f} s until ready, `{start[mode]}`), {answered} answered, {seen_by_server}"
+        " received by vLLM, {out_of_order_at_server} out of order".format_map(cold),
+    )
+    yield (
+        f"`overhead`: first token of a running model through the gateway and directly ({later['n']} pairs)",
         f"{later['p50'] * 1e3:.1f} ms later at the median (quartiles {later['p25'] * 1e3:.1f} and"
         f" {later['p75'] * 1e3:.1f} ms)",
     )
@@ -52,15 +54,16 @@ def _live(result: Row) -> Iterator[tuple[str, str]]:
     cost = " and ".join(f"{one['gateway_cpu_s_per_token'] * 1e6:.0f}" for one in runs.values())
     holds = met(all(one["ratio"]["p50"] >= THROUGHPUT for one in runs.values()))
     yield (
-        f"output tokens per second over direct, both on {result['overhead']['about']['cores']} shared cores",
+        f"`overhead`: output tokens per second over direct, both on {result['overhead']['about']['cores']} shared cores",
         f"{ratios}; target {THROUGHPUT}: {holds}; the gateway uses {cost} µs of CPU for each token",
     )
 
 
 def when(result: Row) -> str:
     """Return the models, the traces, and when they were measured."""
-    each = "{trace} ({requests} requests in {seconds:.0f} s)"
-    rounds = listed(map(each.format_map, result["rounds"]))
+    rounds = listed(
+        f"{one['trace']} ({one['requests']} requests in {one['seconds']:.0f} s)" for one in result["rounds"]
+    )
     return (
         f"{len(result['models'])} models; rounds: {rounds}; load average before {result['load_before']:.1f}; measured"
         f" {result['date']} at {result['commit']}."
@@ -69,27 +72,51 @@ def when(result: Row) -> str:
 
 def policies(path: str) -> Table:
     """Return a table of the cost of each policy over that of GDSF."""
-    columns = {"policy": "{name}"} | {group: f"{{{group}:.2f}}" for group in GROUPS}
-    return Table(lambda result: ({"name": name, **row} for name, row in result[path].items()), columns)
+    columns = {group: f"{{{group}:.2f}}" for group in GROUPS}
+    return Table(
+        lambda result: ({"name": name, **row} for name, row in result[path].items()),
+        {"policy": "{name}", **columns},
+    )
 
 
-TOTALS = Table(lambda result: result["totals"], {
-    "policy": "{policy}", "starts": "{starts}", "seconds of starts": "{start_s:.1f}", "over LRU": "{start_s_over_lru:.2f}",
-    "over LRU by round": lambda row: listed(f"{one:.2f}" for one in row["over_lru_by_round"]),
-    "simulated over LRU": "{simulated_start_s_over_lru:.2f}", "hit ratio": "{hit_ratio:.2f}",
-    "mean latency": "{mean_latency_s:.2f} s",
-})  # fmt: skip
+SHORT = Table(
+    lambda result: result["rows"],
+    {
+        "estimates": "{estimates}",
+        "trace": "{trace}",
+        **{name: f"{{cost_over_lru[{name}]:.2f}}" for name in ("lru", "gdsf", "iam", "predictive")},
+        "traces on which predictive costs less, more": "{better}, {worse} of {seeds}",
+        "standard deviation of predictive over LRU": "{deviation:.2f}",
+    },
+)
+TOTALS = Table(
+    lambda result: result["totals"],
+    {
+        "policy": "{policy}",
+        "starts": "{starts}",
+        "seconds of starts": "{start_s:.1f}",
+        "over LRU": "{start_s_over_lru:.2f}",
+        "over LRU by round": lambda row: listed(f"{one:.2f}" for one in row["over_lru_by_round"]),
+        "simulated over LRU": "{simulated_start_s_over_lru:.2f}",
+        "hit ratio": "{hit_ratio:.2f}",
+        "mean latency": "{mean_latency_s:.2f} s",
+    },
+)
 FAMILIES = Table(families, {"family": "{name}", "set": "{kind}", **{one: f"{{{one}:.2f}}" for one in SHOWN}})
-LOADS = "{overhead[about][load_before]:.1f}"
+LOADS = "{cold[about][load_before]:.1f} in `cold`, {overhead[about][load_before]:.1f} in `overhead`"
 PARTS = [
     Part(LIVE, "live-policies", "host-policies-live-cpu", (TOTALS, when), "host/live_policies"),
+    Part(LIVE, "short-traces", "host-short-traces", (SHORT,), "host/short_traces"),
     Part(LIVE, "host-load", "host-live-cpu", (LOADS,), "host/live"),
     Part(
-        LIVE, "host", "host-live-cpu", (Table(live_rows, {"part": "{part}", "result": "{result}"}),),
+        LIVE,
+        "host",
+        "host-live-cpu",
+        (Table(live_rows, {"part": lambda row: row[0], "result": lambda row: row[1]}),),
         "host/live",
     ),
     Part(PAGE, "policies", CACHE, (policies("cost_over_gdsf"),), "host/policies"),
     Part(PAGE, "verdict", CACHE, (verdicts,), "host/policies"),
     Part(PAGE, "host", CACHE, (policies("cost_over_gdsf_on_host"),), "host/policies"),
     Part(PAGE, "families", CACHE, (FAMILIES,), "host/policies"),
-]  # fmt: skip
+]

@@ -204,7 +204,9 @@ class Engine:
         self.peak = max(self.peak, self.held)
 
     def _stuck(self) -> float:
-        raise RuntimeError(f"none of {len(self.policy)} jobs can run in {self.capacity} tokens")
+        raise RuntimeError(
+            f"none of {len(self.policy)} jobs can run: one needs more than {self.capacity} tokens"
+        )
 
     def _choose(self) -> list[Job]:
         """Return the first jobs of the order whose KV fits together."""

@@ -10,7 +10,7 @@ Result: papers/medusa-7.json and one for each other experiment that needs no GPU
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.common import load
@@ -18,74 +18,86 @@ from benchmarks.papers import Experiment, Rows, run
 
 VLLM, OURS = "vllm-warm", "fresh"
 Found = tuple[Rows, Mapping[str, Any]]
-Measure = Callable[[], Found]
 
 
-def _median(mode: Mapping[str, Any]) -> float:
-    return float(mode["first_token_s"]["median"])
+def _modes() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    found = load("cold-start-cpu")
+    source = {key: found[key] for key in ("date", "model", "vllm_args", "versions")}
+    return found["modes"], {"from": "cold-start-cpu.json", **source}
 
 
-def measured(rows: Callable[[Mapping[str, Any], Mapping[str, float], Mapping[str, float]], Rows]) -> Measure:
-    """Return a measurement of start modes; `rows` gets all modes, and the median stages of vLLM and of ours."""
-
-    def measure() -> Found:
-        found = load("cold-start-cpu")
-        source = {key: found[key] for key in ("date", "model", "vllm_args", "versions")}
-        modes: Mapping[str, Any] = found["modes"]
-        theirs, ours = ({n: of["median"] for n, of in modes[mode]["phases"].items()} for mode in (VLLM, OURS))
-        return rows(modes, theirs, ours), {"from": "cold-start-cpu.json", **source}
-
-    return measure
+def _stages(mode: Mapping[str, Any]) -> dict[str, float]:
+    return {name: of["median"] for name, of in mode["phases"].items()}
 
 
-@measured
-def figure1(modes: Mapping[str, Any], theirs: Mapping[str, float], ours: Mapping[str, float]) -> Rows:
+def figure1() -> Found:
     """Loading phase in the cold start of vLLM."""
-    whole, loading = _median(modes[VLLM]), ("load weights", "torch.compile", "init engine without compiling")
-    engine = sum(theirs.get(name, 0.0) for name in loading)
-    shown = f"{100 * engine / whole:.0f} % of {whole:.1f} s; the rest are imports and processes"
-    return [("loading phase in the cold start of vLLM", "76 % (runtime 22 %, first token 2 %)", shown)]
-
-
-@measured
-def figure2(modes: Mapping[str, Any], theirs: Mapping[str, float], ours: Mapping[str, float]) -> Rows:
-    """Stages of the loading phase of vLLM."""
-    kept = {name: s for name, s in theirs.items() if name not in ("until listening", "first request")}
-    paper = "KV cache initialization and capture are 47 % on average of ten models"
-    return [("stages of vLLM's loading phase", paper, ", ".join(f"{n} {s:.2f} s" for n, s in kept.items()))]
-
-
-@measured
-def figure7(modes: Mapping[str, Any], theirs: Mapping[str, float], ours: Mapping[str, float]) -> Rows:
-    """Reduction of the cold start."""
-    base, papers = (
-        _median(modes[VLLM]),
-        {OURS: "34.9 % on average", "template-runtime": "-", "template-engine": "-"},
+    modes, source = _modes()
+    whole, stages = modes[VLLM]["first_token_s"]["median"], _stages(modes[VLLM])
+    engine = sum(
+        stages.get(name, 0.0) for name in ("load weights", "torch.compile", "init engine without compiling")
     )
-    times = {mode: _median(modes[mode]) for mode in papers}
-    return [(f"cold start less than vLLM, mode {mode}", papers[mode], f"{1 - s / base:.1%} ({base:.1f} to {s:.2f} s)")
-            for mode, s in times.items()]  # fmt: skip
+    shown = f"{100 * engine / whole:.0f} % of {whole:.1f} s; the rest are imports and processes"
+    return [
+        ("loading phase in the cold start of vLLM", "76 % (runtime 22 %, first token 2 %)", shown)
+    ], source
 
 
-@measured
-def figure8(modes: Mapping[str, Any], theirs: Mapping[str, float], ours: Mapping[str, float]) -> Rows:
+def figure2() -> Found:
+    """Stages of the loading phase of vLLM."""
+    modes, source = _modes()
+    stages = _stages(modes[VLLM])
+    shown = ", ".join(
+        f"{name} {stages[name]:.2f} s" for name in stages if name not in ("until listening", "first request")
+    )
+    paper = "KV cache initialization and capture are 47 % on average of ten models"
+    return [("stages of vLLM's loading phase", paper, shown)], source
+
+
+def figure7() -> Found:
+    """Reduction of the cold start."""
+    modes, source = _modes()
+    base, rows = modes[VLLM]["first_token_s"]["median"], []
+    for mode in (OURS, "template-runtime", "template-engine"):
+        ours = modes[mode]["first_token_s"]["median"]
+        paper = "34.9 % on average" if mode == OURS else "-"
+        rows.append(
+            (
+                f"cold start less than vLLM, mode {mode}",
+                paper,
+                f"{1 - ours / base:.1%} ({base:.1f} to {ours:.2f} s)",
+            )
+        )
+    return rows, source
+
+
+def figure8() -> Found:
     """Stages of one start, vLLM and from a bundle."""
+    modes, source = _modes()
+    theirs, ours = _stages(modes[VLLM]), _stages(modes[OURS])
     return [
         ("KV cache initialization and capture, or warm-up", "0.50 + 0.90 s to 0.02 + 0.57 s",
          f"{theirs['init engine without compiling']:.2f} s (init engine) to"
          f" {ours['warm up'] + ours['restore compiled forward']:.2f} s"),
         ("model weights", "0.39 s, beside other stages", f"{theirs['load weights']:.2f} s to {ours['load']:.2f} s"),
-    ]  # fmt: skip
+    ], source  # fmt: skip
 
 
 def figure9() -> Found:
     """Seconds of the offline phase."""
-    made = {size: one["materialize"] for size, one in load("model-sizes-cpu")["rows"].items()}
-    paper = "39.2 s on average, below a minute"
-    rows = [
-        (f"offline phase, {size}", paper, f"{sum(of['stages'].values()):.0f} s") for size, of in made.items()
+    result = load("model-sizes-cpu")
+    rows: Rows = [
+        (
+            f"offline phase, {size}",
+            "39.2 s on average, below a minute",
+            f"{sum(one['materialize']['stages'].values()):.0f} s",
+        )
+        for size, one in result["rows"].items()
     ]
-    return rows, {"from": "model-sizes-cpu.json", "stages": made}
+    return rows, {
+        "from": "model-sizes-cpu.json",
+        "stages": {s: r["materialize"] for s, r in result["rows"].items()},
+    }
 
 
 CPU = "tiny-llama, vLLM on two CPU cores"

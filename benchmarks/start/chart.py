@@ -42,8 +42,8 @@ def render(result: Mapping[str, Any]) -> str:
         f'<rect class="page" width="{WIDTH}" height="{height}" rx="8"/>',
         '<text class="title" x="16" y="26">Time from process launch to the first token</text>',
         *(
-            f'<text class="small" x="16" y="{46 + 16 * n}">{escape(fact)}</text>'
-            for n, fact in enumerate(facts)
+            f'<text class="small" x="16" y="{46 + 16 * number}">{escape(fact)}</text>'
+            for number, fact in enumerate(facts)
         ),
     ]
     for number, name in enumerate(order):

@@ -68,7 +68,9 @@ def evict(path: Path) -> None:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("sizes", nargs="*", metavar="SIZE", help="default: all that are missing")
+    arguments.add_argument(
+        "sizes", nargs="*", metavar="SIZE", help=f"of {', '.join(SIZES)}; default: all that are missing"
+    )
     arguments.add_argument("--runs", type=int, default=3)
     options = arguments.parse_args()
     if unknown := set(options.sizes) - set(SIZES):
@@ -95,13 +97,18 @@ def measured(size: str, runs: int, place: Path) -> Row:
         modes = {**document["modes"], COLD_FILES: cold["modes"][run_order.FRESH]}
         for found in modes.values():
             found.pop("timeline", None)
-        kept = ("date", "machine", "versions", "tokens_identical", "failures")
-        # Parameters in bfloat16, beside some kilobytes of headers.
         return {
-            "parameters": weights // 2, "dtype": "bfloat16", "weights_bytes": weights,
-            "materialize": {"stages": json.loads(built)["seconds"]}, "disk_bytes": disk(model, cache),
-            "modes": modes, **{name: document[name] for name in kept},
-        }  # fmt: skip
+            "parameters": weights // 2,  # in bfloat16, beside some kilobytes of headers
+            "dtype": "bfloat16",
+            "weights_bytes": weights,
+            "materialize": {"stages": json.loads(built)["seconds"]},
+            "disk_bytes": disk(model, cache),
+            "modes": modes,
+            **{
+                name: document[name]
+                for name in ("date", "machine", "versions", "tokens_identical", "failures")
+            },
+        }
     finally:
         shutil.rmtree(cache.root, ignore_errors=True)
 

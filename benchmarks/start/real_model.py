@@ -15,23 +15,28 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.common import finish
+from benchmarks.common import RESULTS, finish
 from benchmarks.start import transcript
 from coldstart.bench import facts
 from coldstart.launch.completions import CompletionClient
 from coldstart.validate.launch import HOST
 
-RESULT = "real-model-cpu"
+RESULT = RESULTS / "real-model-cpu.json"
 PORT = 8558
 TOKENS = 16
 START_S = 600.0
 PROMPTS = (
-    "The capital of France is", "Water boils at a temperature of", "def fibonacci(n):\n",
+    "The capital of France is",
+    "Water boils at a temperature of",
+    "def fibonacci(n):\n",
     "<|im_start|>user\nWhat is the largest planet?<|im_end|>\n<|im_start|>assistant\n",
-)  # fmt: skip
+)
 ARGS = "-- --dtype float32 --max-model-len 1024 --kv-cache-memory-bytes 268435456"
-QUESTION = {"role": "user", "content": "What is the capital of France?"}
-CHAT = {"model": "smollm2", "messages": [QUESTION], "temperature": 0}
+CHAT = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+}
 COMMANDS = {
     "write": "python examples/smollm2.py smollm2",
     "materialize": f"coldstart materialize ./smollm2 {ARGS}",
@@ -79,10 +84,17 @@ def main() -> None:
 
     printed = transcript.run_all(COMMANDS, measure)
     expected = expected_tokens(Path("smollm2"))
-    rows = [{"prompt": p, "transformers": tokens} for p, tokens in zip(PROMPTS, expected, strict=True)]
-    equal = {mode: tokens == expected for mode, tokens in answers.items()}
-    finish(RESULT, {"versions": facts.versions(), "prompts": rows, "equal": equal, "printed": printed})
-    assert all(equal.values()), answers
+    rows = [
+        {"prompt": prompt, "transformers": tokens} for prompt, tokens in zip(PROMPTS, expected, strict=True)
+    ]
+    document = {
+        "versions": facts.versions(),
+        "prompts": rows,
+        "equal": {mode: tokens == expected for mode, tokens in answers.items()},
+        "printed": printed,
+    }
+    finish(RESULT.stem, document)
+    assert all(document["equal"].values()), answers
 
 
 if __name__ == "__main__":

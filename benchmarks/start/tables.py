@@ -79,15 +79,21 @@ def console(page: str, result: str, benchmark: str, *commands: str) -> Part:
     """Return the part of a page with these commands and their output; its mark is the first command."""
 
     def text(document: Row) -> str:
-        printed, lines = document.get("printed", document), list[str]()
-        for command in map(printed.__getitem__, commands):
-            lines += [f"$ {command['command']}", *command["printed"].rstrip().splitlines()]
-        shown = (
-            line if len(line) <= LONGEST or line[0] == "$" else f"{line[:LONGEST]} ..." for line in lines
-        )
-        return "\n".join(["```console", *shown, "```"])
+        printed = document.get("printed", document)
+        lines = []
+        for name in commands:
+            lines += [
+                f"$ {printed[name]['command']}",
+                *map(cut, printed[name]["printed"].rstrip().splitlines()),
+            ]
+        return "\n".join(["```console", *lines, "```"])
 
     return Part(page, commands[0], result, (text,), benchmark)
+
+
+def cut(line: str) -> str:
+    """Return a line of output, cut if it is as long as a response."""
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
 
 
 def real_tokens(result: Row) -> str:
@@ -100,13 +106,17 @@ def real_tokens(result: Row) -> str:
 LONGEST = 240
 """Longest line of output in characters."""
 COLD = ("cold-start-cpu", "start/cold_start")
-SCRIPT = ("transcript", "start/transcript")
 TUTORIALS = {
-    ("docs/tutorial/first-bundle.md", *SCRIPT): "materialize list validate miss",
-    ("docs/tutorial/first-fast-start.md", *SCRIPT): "serve request template serve-template stop",
-    ("docs/tutorial/real-model.md", "real-model-cpu", "start/real_model"):
-        "write materialize serve chat template serve-template stop",
-}  # fmt: skip
+    ("docs/tutorial/first-bundle.md", "transcript", "start/transcript"): "materialize list validate miss",
+    (
+        "docs/tutorial/first-fast-start.md",
+        "transcript",
+        "start/transcript",
+    ): "serve request template serve-template stop",
+    ("docs/tutorial/real-model.md", "real-model-cpu", "start/real_model"): (
+        "write materialize serve chat template serve-template stop"
+    ),
+}
 # Start modes in the order in which `coldstart serve` tries them: what starts, on a CPU, on a GPU, what it needs.
 MODES = {
     "standby": (
@@ -131,17 +141,29 @@ MODES = {
     "vllm-warm": ("a new process, vLLM's own caches warm", "yes", "yes, [one start](docs/how-to/gpu.md#what-was-measured)", ""),
     "vllm-cold": ("a new process, empty caches", "yes", "yes, predicted", ""),
 }  # fmt: skip
-START_MODES = Table(start_modes, {
-    "Mode": "{mode}", "What starts": "{what}", "CPU": "{cpu}", "GPU": "{gpu}", "Needs": "{needs}",
-    "First token (two CPU cores)": "{measured}",
-})  # fmt: skip
-SIZES = Table(sizes, {
-    "size": "{size}", "mode": "{mode}", "first token (s)": lambda row: starts.seconds(row["first_token_s"]["median"]),
-    "range": lambda row: " to ".join(starts.seconds(row["first_token_s"][of]) for of in ("min", "max")),
-    "n": "{first_token_s[n]}", "weights (s)": weights, "CPU (s)": lambda row: starts.seconds(row["cpu_s"]["median"]),
-    "PSS (MiB)": lambda row: f"{row['pss_bytes']['median'] / 2**20:.0f}",
-    "on disk (MiB)": lambda row: f"{row['disk'] / 2**20:.1f}" if row["disk"] else "",
-})  # fmt: skip
+START_MODES = Table(
+    start_modes,
+    {
+        "Mode": "{mode}", "What starts": "{what}", "CPU": "{cpu}", "GPU": "{gpu}", "Needs": "{needs}",
+        "First token (two CPU cores)": "{measured}",
+    },
+)  # fmt: skip
+SIZES = Table(
+    sizes,
+    {
+        "size": "{size}",
+        "mode": "{mode}",
+        "first token (s)": lambda row: starts.seconds(row["first_token_s"]["median"]),
+        "range": lambda row: (
+            f"{starts.seconds(row['first_token_s']['min'])} to {starts.seconds(row['first_token_s']['max'])}"
+        ),
+        "n": "{first_token_s[n]}",
+        "weights (s)": weights,
+        "CPU (s)": lambda row: starts.seconds(row["cpu_s"]["median"]),
+        "PSS (MiB)": lambda row: f"{row['pss_bytes']['median'] / 2**20:.0f}",
+        "on disk (MiB)": lambda row: f"{row['disk'] / 2**20:.1f}" if row["disk"] else "",
+    },
+)
 PARTS = [
     Part("README.md", "claim", COLD[0], (claim,), COLD[1]),
     Part("README.md", "modes", COLD[0], (START_MODES,), COLD[1]),
@@ -149,6 +171,10 @@ PARTS = [
     console("README.md", "transcript", "start/transcript", "up", "up-request", "down"),
     Part("benchmarks/RESULTS.md", "cold-start", COLD[0], (report,), COLD[1]),
     Part("benchmarks/RESULTS.md", "model-sizes", "model-sizes-cpu", (SIZES, size_facts), "start/model_sizes"),
-    *(console(*tutorial, name) for tutorial, names in TUTORIALS.items() for name in names.split()),
+    *(
+        console(*tutorial, command)
+        for tutorial, commands in TUTORIALS.items()
+        for command in commands.split()
+    ),
     Part("docs/tutorial/real-model.md", "tokens", "real-model-cpu", (real_tokens,), "start/real_model"),
 ]

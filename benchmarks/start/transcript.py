@@ -22,20 +22,22 @@ from typing import Any
 from benchmarks.common import ROOT, finish
 
 ARGS = "-- --max-model-len 1024 --kv-cache-memory-bytes 268435456"
-REQUEST = (
-    "/v1/completions -H 'Content-Type: application/json'"
-    """ -d '{"model": "tiny-llama", "prompt": "Once upon a time", "max_tokens": 8}'"""
-)
 COMMANDS = {
-    "materialize": f"coldstart materialize tiny-llama {ARGS}", "list": "coldstart list",
+    "materialize": f"coldstart materialize tiny-llama {ARGS}",
+    "list": "coldstart list",
     "miss": "coldstart inspect tiny-llama -- --max-model-len 512",
     "validate": "coldstart validate tiny-llama --level checksum",
-    "serve": "coldstart serve tiny-llama --port 8557", "request": f"curl -s http://127.0.0.1:8557{REQUEST}",
+    "serve": "coldstart serve tiny-llama --port 8557",
+    "request": "curl -s http://127.0.0.1:8557/v1/completions -H 'Content-Type: application/json'"
+    """ -d '{"model": "tiny-llama", "prompt": "Once upon a time", "max_tokens": 8}'""",
     "template": "coldstart template start tiny-llama",
-    "serve-template": "coldstart serve tiny-llama --port 8557", "stop": "coldstart template stop",
-    "up": f"coldstart up tiny-llama --detach {ARGS}", "up-request": f"curl -s http://127.0.0.1:8000{REQUEST}",
+    "serve-template": "coldstart serve tiny-llama --port 8557",
+    "stop": "coldstart template stop",
+    "up": f"coldstart up tiny-llama --detach {ARGS}",
+    "up-request": "curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json'"
+    """ -d '{"model": "tiny-llama", "prompt": "Once upon a time", "max_tokens": 8}'""",
     "down": "coldstart down",
-}  # fmt: skip
+}
 # Lines of a server's own log, its path on this machine, and those that report that a phase still runs.
 OMITTED = re.compile(
     r"\(APIServer|\(EngineCore|INFO:|Loading safetensors|\[(?!\d+ of )|  .*: \d+ s$|The log of the server"
@@ -46,7 +48,8 @@ Server = subprocess.Popen[str]
 def run(command: str) -> tuple[str, Server | None]:
     """Run `command`. Return what it prints, stdout and then stderr, without a server's own log; and the server if it is one."""
     program, *arguments = shlex.split(command)
-    program = str(Path(sys.executable).with_name(program)) if program in ("coldstart", "python") else program
+    if program == "coldstart":
+        program = str(Path(sys.executable).with_name("coldstart"))
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen([program, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True)
         assert process.stdout is not None
@@ -60,13 +63,14 @@ def run(command: str) -> tuple[str, Server | None]:
 
 def run_all(commands: Mapping[str, str], measure: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Run every command in order and return what it printed; `measure` gets the first line of each server."""
-    printed, server = dict[str, Any](), None
+    printed: dict[str, Any] = {}
+    server = None
     for name, command in commands.items():
         if server and not command.startswith("curl"):
             server.terminate()
             server.communicate()
             server = None
-        text, started = run(command.replace("examples/", f"{ROOT}/examples/", 1))
+        text, started = run(command.replace("python examples", f"{sys.executable} {ROOT}/examples", 1))
         printed[name] = {"command": command, "printed": text}
         if started:
             server = started

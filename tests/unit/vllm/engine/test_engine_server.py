@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import weakref
@@ -53,12 +53,9 @@ asyncio.run(main())
 """
 
 
-def test_an_engine_that_is_just_forked_dies_with_its_server(capfd: pytest.CaptureFixture[str]) -> None:
-    importlib.import_module("vllm.v1.engine.async_llm")  # once for all tests of this process
-    process = multiprocessing.get_context("fork").Process(target=exec, args=(FORKED, {"__name__": "forked"}))
-    process.start()
-    process.join()
-    assert f"dies by {signal.SIGKILL.value}\n" in capfd.readouterr().out
+def test_an_engine_that_is_just_forked_dies_with_its_server() -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", FORKED], capture_output=True, text=True, check=False)
+    assert f"dies by {signal.SIGKILL.value}\n" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("outlived", [False, True])
