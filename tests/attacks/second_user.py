@@ -136,15 +136,22 @@ def ask(request: str) -> object:
 
 
 CONTROLS: dict[Attempt, Callable[[Path, int, str], Any]] = {
-    read: lambda place, pid, url: place / "file", list_names: lambda place, pid, url: place,
-    overwrite: lambda place, pid, url: place / "file", replace: lambda place, pid, url: place / "movable",
-    plant: lambda place, pid, url: place, link: lambda place, pid, url: place,
-    hold: lambda place, pid, url: place / "file", connect: lambda place, pid, url: place / "socket",
-    read_environment: lambda place, pid, url: pid, read_memory: lambda place, pid, url: pid,
-    list_files: lambda place, pid, url: pid, steal_file: lambda place, pid, url: pid,
-    trace: lambda place, pid, url: pid, ask: lambda place, pid, url: f"GET {url}/",
+    read: lambda place, pid, url: place / "file",
+    list_names: lambda place, pid, url: place,
+    overwrite: lambda place, pid, url: place / "file",
+    replace: lambda place, pid, url: place / "movable",
+    plant: lambda place, pid, url: place,
+    link: lambda place, pid, url: place,
+    hold: lambda place, pid, url: place / "file",
+    connect: lambda place, pid, url: place / "socket",
+    read_environment: lambda place, pid, url: pid,
+    read_memory: lambda place, pid, url: pid,
+    list_files: lambda place, pid, url: pid,
+    steal_file: lambda place, pid, url: pid,
+    trace: lambda place, pid, url: pid,
+    ask: lambda place, pid, url: f"GET {url}/",
     end: lambda place, pid, url: pid,
-}  # fmt: skip
+}
 """From an open directory, a process of the second user and an address without a key: the target of each function."""
 
 

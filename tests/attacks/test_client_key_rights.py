@@ -15,12 +15,20 @@ from coldstart.host.endpoint import ClientKeys, GatewayEndpoint
 from coldstart.host.live.log import Log
 
 CLIENTS = {
-    "laptop": 'models = ["alpha"]', "ci": "", "operator": "admin = true", "nothing": "models = []",
-}  # fmt: skip
+    "laptop": 'models = ["alpha"]',
+    "ci": "",
+    "operator": "admin = true",
+    "nothing": "models = []",
+}
 ADMIN = (
-    ("GET", "/status"), ("GET", "/metrics"), ("GET", "/logs/a"), ("GET", "/upstream/a/version"),
-    ("POST", "/load/a"), ("POST", "/unload"), ("POST", "/unload/a"),
-)  # fmt: skip
+    ("GET", "/status"),
+    ("GET", "/metrics"),
+    ("GET", "/logs/a"),
+    ("GET", "/upstream/a/version"),
+    ("POST", "/load/a"),
+    ("POST", "/unload"),
+    ("POST", "/unload/a"),
+)
 
 
 def _gateway(directory: Path, **more: Any) -> dict[str, Any]:
@@ -80,9 +88,11 @@ def test_models_of_a_client_are_the_only_ones_that_it_sees(tmp_path: Path) -> No
                 found = (await _send(stage, "GET", "/v1/models", f"key-of-{name}"))[1]
                 seen[name] = [card["id"] for card in found["data"]]
             assert seen == {
-                "laptop": ["a", "alpha"], "ci": ["a", "alpha", "b"], "operator": ["a", "alpha", "b"],
+                "laptop": ["a", "alpha"],
+                "ci": ["a", "alpha", "b"],
+                "operator": ["a", "alpha", "b"],
                 "nothing": [],
-            }  # fmt: skip
+            }
             assert (await _send(stage, "GET", "/v1/models/b", "key-of-laptop"))[0] == 404
 
     run(work())

@@ -10,9 +10,12 @@ from support.fake_upstream import TWO, run, staged
 from coldstart.host.endpoint import GatewayEndpoint
 
 SECRETS = {
-    "Authorization": "Bearer clients-key", "X-Api-Key": "clients-key", "Cookie": "session=clients-key",
-    "Proxy-Authorization": "Basic clients-key", "X-Coldstart-Admin-Key": "clients-key",
-}  # fmt: skip
+    "Authorization": "Bearer clients-key",
+    "X-Api-Key": "clients-key",
+    "Cookie": "session=clients-key",
+    "Proxy-Authorization": "Basic clients-key",
+    "X-Coldstart-Admin-Key": "clients-key",
+}
 
 
 @pytest.mark.parametrize("args", [[], ["--api-key", "servers-key"]])

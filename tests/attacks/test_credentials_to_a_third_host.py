@@ -52,11 +52,14 @@ def test_challenge_behind_a_redirect_is_not_answered(
 @pytest.mark.parametrize(
     "challenge",
     [
-        "", "Basic", 'Bearer realm="{}/token"', "Digest realm=x, nonce=y",
+        "",
+        "Basic",
+        'Bearer realm="{}/token"',
+        "Digest realm=x, nonce=y",
         'Bearer realm="http://localhost.example.invalid/token"',
         'Bearer realm="http://127.0.0.1@example.invalid/token"',
     ],
-)  # fmt: skip
+)
 def test_registry_may_not_name_a_realm_on_another_host(
     challenge: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,14 +40,28 @@ from coldstart.validate.checks import check
 DEADLINE_S = 5.0
 NUMBERS = (None, True, False, 0, -1, 1, 10**9, 2**63, -(2**63), 10**400, 0.5, -0.0, 1e308, 1e-308)
 TEXTS = (
-    "", "x" * 5000, "\0", "\x1b[2J", "../../etc/passwd", "/etc/passwd", "~root", "\u202e", "NaN", "sha256:",
-)  # fmt: skip
+    "",
+    "x" * 5000,
+    "\0",
+    "\x1b[2J",
+    "../../etc/passwd",
+    "/etc/passwd",
+    "~root",
+    "\u202e",
+    "NaN",
+    "sha256:",
+)
 PLACES = ("C:\\x", "${HOME}", "; rm", "\n", "é" * 300, "http://127.0.0.1:1/x", "file:///etc/passwd")
 NESTED = ([], {}, [[]], [None], {"": None}, [1, "a", None], {"a": {"a": {"a": []}}}, [0] * 3000)
 EVIL: tuple[Any, ...] = (*NUMBERS, *TEXTS, *PLACES, *NESTED)
 TENSOR = {
-    "name": "model.norm.weight", "dtype": "F32", "shape": [1], "offset": 8, "size": 4, "digest": "0" * 64,
-}  # fmt: skip
+    "name": "model.norm.weight",
+    "dtype": "F32",
+    "shape": [1],
+    "offset": 8,
+    "size": 4,
+    "digest": "0" * 64,
+}
 SECTIONS: dict[str, Any] = {
     "kv": {"bytes": 1 << 20, "blocks": 7, "bytes_per_block": 4096.5},
     "iterations": {"prefill": [[1, 0.01], [64, 0.1]], "decode": [[1, 0.01], [8, 0.02]]},

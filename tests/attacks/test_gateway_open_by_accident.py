@@ -38,10 +38,13 @@ def test_other_machines_are_refused_without_a_key(run: Run, words: tuple[str, ..
 @pytest.mark.parametrize(
     "endpoint",
     [
-        GatewayEndpoint("0.0.0.0", insecure=True), GatewayEndpoint("0.0.0.0", api_key="k"),
-        GatewayEndpoint("localhost"), GatewayEndpoint("127.3.2.1"), GatewayEndpoint("::1"),
+        GatewayEndpoint("0.0.0.0", insecure=True),
+        GatewayEndpoint("0.0.0.0", api_key="k"),
+        GatewayEndpoint("localhost"),
+        GatewayEndpoint("127.3.2.1"),
+        GatewayEndpoint("::1"),
     ],
-)  # fmt: skip
+)
 def test_chosen_endpoints_pass(endpoint: GatewayEndpoint) -> None:
     endpoint.check()
 

@@ -54,9 +54,11 @@ def test_import_reads_a_blob_from_no_link_and_writes_no_other_member(store: Stor
     with tarfile.open(tmp_path / "good.tar") as archive:
         members = [(info, archive.extractfile(info).read()) for info in archive]  # type: ignore[union-attr]
     others = [
-        (member("../x"), b"x"), (member("/etc/x"), b"x"), (member("index.json/x"), b"x"),
+        (member("../x"), b"x"),
+        (member("/etc/x"), b"x"),
+        (member("index.json/x"), b"x"),
         (member("blobs", type=tarfile.SYMTYPE, linkname=str(tmp_path / "elsewhere")), b""),
-    ]  # fmt: skip
+    ]
     (tmp_path / "more.tar").write_bytes(
         plain_tar(*others, *members, (member("x", type=tarfile.CHRTYPE), b""))
     )

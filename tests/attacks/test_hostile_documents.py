@@ -17,8 +17,10 @@ from tools.bundles import config, forge, plant, publish
 from coldstart.validate.checks import check
 
 _LAYER = {
-    "mediaType": "application/vnd.coldstart.section.kv.v1+json", "digest": f"sha256:{'0' * 64}", "size": 1,
-}  # fmt: skip
+    "mediaType": "application/vnd.coldstart.section.kv.v1+json",
+    "digest": f"sha256:{'0' * 64}",
+    "size": 1,
+}
 
 
 def _layers(*layers: object) -> Callable[[bytes], bytes]:

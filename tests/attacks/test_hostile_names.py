@@ -95,11 +95,14 @@ def test_hostile_names_are_refused_within_seconds(name: str, store: Store) -> No
 @pytest.mark.parametrize(
     ("first", "second", "error"),
     [
-        (("a/b", False), ("a", False), UnsafePathError), (("a", False), ("a/b", False), UnsafePathError),
-        (("a", False), ("a/b/c", True), UnsafePathError), (("a", True), ("a/b/c", False), UnsafePathError),
-        (("a", False), ("a", True), DuplicateMemberError), (("a", True), ("a", False), DuplicateMemberError),
+        (("a/b", False), ("a", False), UnsafePathError),
+        (("a", False), ("a/b", False), UnsafePathError),
+        (("a", False), ("a/b/c", True), UnsafePathError),
+        (("a", True), ("a/b/c", False), UnsafePathError),
+        (("a", False), ("a", True), DuplicateMemberError),
+        (("a", True), ("a", False), DuplicateMemberError),
     ],
-)  # fmt: skip
+)
 def test_every_conflict_of_two_names_is_named(
     first: tuple[str, bool], second: tuple[str, bool], error: type[BundleError]
 ) -> None:

@@ -109,9 +109,11 @@ class TestLeftoverFiles:
             started[0].kill()
             started[0].wait()
             third = subprocess.run(
-                [sys.executable, "-c", program.replace("time.sleep(60)", "pass")], env=environment,
-                check=True, capture_output=True,
-            )  # fmt: skip
+                [sys.executable, "-c", program.replace("time.sleep(60)", "pass")],
+                env=environment,
+                check=True,
+                capture_output=True,
+            )
             assert third.returncode == 0 and not one.exists() and two.exists()
         finally:
             for process in started:

@@ -95,11 +95,17 @@ def _answer(connection: socket.socket) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "data",
     [
-        b"\0" * 100 + b"\n", b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b"[" * 60000 + b"\n",
-        b'{"op": "format"}\n', b'{"op": "attach", "source": "/tmp"}\n', b'{"op": "stats"}\n',
-        b'{"op": ["stats"]}\n', b'{"op": 1e999}\n',
+        b"\0" * 100 + b"\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[1, 2]\n",
+        b"[" * 60000 + b"\n",
+        b'{"op": "format"}\n',
+        b'{"op": "attach", "source": "/tmp"}\n',
+        b'{"op": "stats"}\n',
+        b'{"op": ["stats"]}\n',
+        b'{"op": 1e999}\n',
     ],
-)  # fmt: skip
+)
 @pytest.mark.usefixtures("bystander")
 def test_garbage_is_refused(runtime: Path, data: bytes) -> None:
     connection = _raw(runtime)
@@ -158,19 +164,30 @@ def _tensor(plan: dict[str, Any], **tensor: object) -> dict[str, Any]:
 
 
 HOSTILE: list[Callable[[dict[str, Any]], Any]] = [
-    lambda plan: _changed(plan, name="../secret"), lambda plan: _changed(plan, name="/etc/passwd"),
-    lambda plan: _changed(plan, name=".."), lambda plan: _changed(plan, name="a\0b"),
-    lambda plan: _changed(plan, name=7), lambda plan: _changed(plan, size=-1),
-    lambda plan: _changed(plan, size=1 << 60), lambda plan: _changed(plan, size=1e3),
-    lambda plan: _changed(plan, size=True), lambda plan: _changed(plan, chunks=[]),
-    lambda plan: _changed(plan, chunks=["0" * 63]), lambda plan: _changed(plan, tensors=None),
-    lambda plan: _tensor(plan, offset=-5), lambda plan: _tensor(plan, size=1 << 40),
+    lambda plan: _changed(plan, name="../secret"),
+    lambda plan: _changed(plan, name="/etc/passwd"),
+    lambda plan: _changed(plan, name=".."),
+    lambda plan: _changed(plan, name="a\0b"),
+    lambda plan: _changed(plan, name=7),
+    lambda plan: _changed(plan, size=-1),
+    lambda plan: _changed(plan, size=1 << 60),
+    lambda plan: _changed(plan, size=1e3),
+    lambda plan: _changed(plan, size=True),
+    lambda plan: _changed(plan, chunks=[]),
+    lambda plan: _changed(plan, chunks=["0" * 63]),
+    lambda plan: _changed(plan, tensors=None),
+    lambda plan: _tensor(plan, offset=-5),
+    lambda plan: _tensor(plan, size=1 << 40),
     lambda plan: _tensor(plan, offset=plan["files"][0]["tensors"][0]["offset"] + 1),
-    lambda plan: _tensor(plan, name="t0"), lambda plan: _tensor(plan, digest="md5:0"),
-    lambda plan: {**plan, "chunk": 0}, lambda plan: {**plan, "chunk": 1 << 40},
-    lambda plan: {**plan, "files": []}, lambda plan: {**plan, "files": plan["files"] * 2},
-    lambda plan: {"chunk": 1}, lambda plan: [],
-]  # fmt: skip
+    lambda plan: _tensor(plan, name="t0"),
+    lambda plan: _tensor(plan, digest="md5:0"),
+    lambda plan: {**plan, "chunk": 0},
+    lambda plan: {**plan, "chunk": 1 << 40},
+    lambda plan: {**plan, "files": []},
+    lambda plan: {**plan, "files": plan["files"] * 2},
+    lambda plan: {"chunk": 1},
+    lambda plan: [],
+]
 
 
 def _refusal(server: RangeServer, runtime: Path, names: list[str] | None, plan: dict[str, Any]) -> str:

@@ -277,14 +277,20 @@ def test_ambiguous_head_ends_its_connection(tmp_path: Path, head: bytes) -> None
 
 
 BROKEN_CHUNKS = {
-    "a hexadecimal prefix": b"0x1\r\nx\r\n", "a sign": b"+1\r\nx\r\n", "a space": b"1 \r\nx\r\n",
-    "no size": b"\r\nx\r\n", "a size too large for 64 bits": b"10000000000000001\r\nx\r\n",
-    "a line feed after the size": b"1\nx\r\n", "a line feed in an extension": b"1;a\nx\r\n",
+    "a hexadecimal prefix": b"0x1\r\nx\r\n",
+    "a sign": b"+1\r\nx\r\n",
+    "a space": b"1 \r\nx\r\n",
+    "no size": b"\r\nx\r\n",
+    "a size too large for 64 bits": b"10000000000000001\r\nx\r\n",
+    "a line feed after the size": b"1\nx\r\n",
+    "a line feed in an extension": b"1;a\nx\r\n",
     "a carriage return in an extension": b"1;a\rb\r\nx\r\n",
-    "a line feed in a quoted extension": b'1;a="\n"\r\nx\r\n', "a line feed after the data": b"1\r\nx\n",
-    "no end of the data": b"1\r\nx0\r\n\r\n", "more data": b"1\r\nxyz0\r\n",
+    "a line feed in a quoted extension": b'1;a="\n"\r\nx\r\n',
+    "a line feed after the data": b"1\r\nx\n",
+    "no end of the data": b"1\r\nx0\r\n\r\n",
+    "more data": b"1\r\nxyz0\r\n",
     "a line feed at the end": b"0\r\n\n",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("chunk", BROKEN_CHUNKS.values(), ids=BROKEN_CHUNKS)
@@ -293,12 +299,16 @@ def test_broken_chunk_ends_its_connection(tmp_path: Path, chunk: bytes) -> None:
 
 
 TRAILERS = {
-    "host": b"host: other\r\n", "authorization": b"authorization: Bearer other\r\n",
-    "x-api-key": b"x-api-key: other\r\n", "origin": b"origin: http://other.example\r\n",
-    "x-request-id": b"x-request-id: other\r\n", "content-type": b"content-type: text/plain\r\n",
-    "x-forwarded": b"x-forwarded: other\r\n", "upgrade": UPGRADES["any protocol"],
+    "host": b"host: other\r\n",
+    "authorization": b"authorization: Bearer other\r\n",
+    "x-api-key": b"x-api-key: other\r\n",
+    "origin": b"origin: http://other.example\r\n",
+    "x-request-id": b"x-request-id: other\r\n",
+    "content-type": b"content-type: text/plain\r\n",
+    "x-forwarded": b"x-forwarded: other\r\n",
+    "upgrade": UPGRADES["any protocol"],
     "expect": b"expect: 100-continue\r\n",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("key", [True, False], ids=["with a key", "without a key"])

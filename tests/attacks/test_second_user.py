@@ -40,7 +40,7 @@ from attacks.second_user import (
     steal_file,
     trace,
     won,
-)  # fmt: skip
+)
 from coldstart.artifacts import ownership, sign
 from coldstart.artifacts.blobs import blob_path
 from coldstart.artifacts.store import Store
@@ -138,7 +138,8 @@ def _attacks(v: Victim) -> list[Attack]:
         Attack("replace the directory of unpacked code", replace, v.code),
         Attack("add a module beside unpacked code", plant, v.code),
         Attack("replace the directory of all unpacked code", replace, v.code.parent),
-        Attack("read the signing key", read, secret), Attack("replace the signing key", replace, secret),
+        Attack("read the signing key", read, secret),
+        Attack("replace the signing key", replace, secret),
         Attack("trust a key of one's own", plant, sign.trust_dir(state)),
         Attack("replace the trusted keys", replace, sign.trust_dir(state)),
         Attack("plant in the state directory", plant, state),
@@ -154,15 +155,19 @@ def _attacks(v: Victim) -> list[Attack]:
         Attack("read a template's environment", read_environment, pid),
         Attack("read a template's memory", read_memory, pid),
         Attack("list a template's files", list_files, pid),
-        Attack("steal a template's descriptor", steal_file, pid), Attack("debug a template", trace, pid),
-        Attack("stop a template", end, pid), Attack("list a server's temporary files", list_names, v.scratch),
+        Attack("steal a template's descriptor", steal_file, pid),
+        Attack("debug a template", trace, pid),
+        Attack("stop a template", end, pid),
+        Attack("list a server's temporary files", list_names, v.scratch),
         Attack("plant a socket for a server", plant, v.scratch),
         Attack("link from a server's temporary files", link, v.scratch),
         Attack("remove the directory of temporary files", replace, v.scratch.parent),
-        Attack("read shared memory", read, v.segment), Attack("write shared memory", overwrite, v.segment),
-        Attack("list frozen state", list_names, kept), Attack("plant in frozen state", plant, kept),
+        Attack("read shared memory", read, v.segment),
+        Attack("write shared memory", overwrite, v.segment),
+        Attack("list frozen state", list_names, kept),
+        Attack("plant in frozen state", plant, kept),
         Attack("link from frozen state", link, kept),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.slow
@@ -207,11 +212,13 @@ def _squat_directory(name: Path) -> None:
 
 
 SQUATS: dict[str, Callable[[Path], object]] = {
-    "directory": _squat_directory, "file": lambda name: name.write_bytes(MARKER),
+    "directory": _squat_directory,
+    "file": lambda name: name.write_bytes(MARKER),
     "link to a directory": lambda name: name.symlink_to("/var/tmp"),
     "link to a private directory": lambda name: name.symlink_to("/root"),
-    "dangling link": lambda name: name.symlink_to("/nonexistent/elsewhere"), "pipe": os.mkfifo,
-}  # fmt: skip
+    "dangling link": lambda name: name.symlink_to("/nonexistent/elsewhere"),
+    "pipe": os.mkfifo,
+}
 
 
 @pytest.mark.parametrize("squat", SQUATS)
@@ -231,6 +238,8 @@ def test_name_taken_by_another_user_is_not_used(
     place = find()
     assert place != taken and place.stat().st_mode & 0o777 == 0o700 and place.stat().st_uid == os.getuid()
     tried = [
-        Attack("list", list_names, place), Attack("plant", plant, place), Attack("replace", replace, place),
-    ]  # fmt: skip
+        Attack("list", list_names, place),
+        Attack("plant", plant, place),
+        Attack("replace", replace, place),
+    ]
     assert won(stranger, tried) == {} and find() == place

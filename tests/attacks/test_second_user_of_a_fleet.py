@@ -27,7 +27,7 @@ from attacks.second_user import (
     read,
     replace,
     won,
-)  # fmt: skip
+)
 from support.fleet_on_ray import Fleet
 
 from coldstart.system.proc.tree import ProcessTree

@@ -23,15 +23,20 @@ PLANTED = {name: f"PLANTED-{number:02}" for number, name in enumerate(NAMES)}
 PLANTED["VLLM_OF_A_URL"] = "https://user:PLANTED-17@host/"
 ARGUMENTS = ["serves", "--api-key", "PLANTED-18", "--hf-token=PLANTED-19"]
 ARGUMENTS += [
-    "--allowed-origins", "https://user:PLANTED-22@host", "--hf-overrides", '{"s3_secret": "PLANTED-23"}',
-]  # fmt: skip
+    "--allowed-origins",
+    "https://user:PLANTED-22@host",
+    "--hf-overrides",
+    '{"s3_secret": "PLANTED-23"}',
+]
 
 
 def plan(*arguments: str) -> LaunchPlan:
     return LaunchPlan(
-        list(arguments), key="sha256:" + "a" * 64, env={"MY_TOKEN": "PLANTED-20", "OMP_NUM_THREADS": "1"},
+        list(arguments),
+        key="sha256:" + "a" * 64,
+        env={"MY_TOKEN": "PLANTED-20", "OMP_NUM_THREADS": "1"},
         weights_from=WeightsRequest("https://user:PLANTED-21@host/weights", Path("/plan.json")),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

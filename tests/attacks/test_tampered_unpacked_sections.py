@@ -81,10 +81,17 @@ def _open_parent(place: Path) -> None:
 @pytest.mark.parametrize(
     "attack",
     [
-        _overwrite, _same_size_and_times, _replace_file, _replace_directory, _link, _delete, _open_file,
-        _open_directory, _open_parent,
+        _overwrite,
+        _same_size_and_times,
+        _replace_file,
+        _replace_directory,
+        _link,
+        _delete,
+        _open_file,
+        _open_directory,
+        _open_parent,
     ],
-)  # fmt: skip
+)
 def test_unpack_replaces_code_when_it_was_changed(bundle: Bundle, attack: Attack) -> None:
     place = used(bundle, paths.Cache.at().unpacked)
     attack(place)

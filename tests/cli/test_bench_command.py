@@ -32,10 +32,15 @@ def bench(*arguments: str, modes: str = "vllm-warm,fresh", runs: int = 1) -> int
     with pytest.raises(SystemExit) as ended:
         cli.main(
             [
-                "bench", "tiny-llama", f"--runs={runs}", "--warmup=0", "--no-steady", f"--modes={modes}",
+                "bench",
+                "tiny-llama",
+                f"--runs={runs}",
+                "--warmup=0",
+                "--no-steady",
+                f"--modes={modes}",
                 *arguments,
             ]
-        )  # fmt: skip
+        )
     assert isinstance(ended.value.code, int)
     return ended.value.code
 

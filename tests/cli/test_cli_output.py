@@ -105,10 +105,16 @@ def show_on_terminal(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        "list", "trust list", "trust why org/tiny", "inspect org/tiny", "inspect org/tiny --key", "doctor",
-        "prefetch status", "template status",
+        "list",
+        "trust list",
+        "trust why org/tiny",
+        "inspect org/tiny",
+        "inspect org/tiny --key",
+        "doctor",
+        "prefetch status",
+        "template status",
     ],
-)  # fmt: skip
+)
 def test_a_narrow_terminal_shows_whole_words_within_its_width(
     words: str, width: int, home: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,8 +56,10 @@ class TerminalHost:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 ["env", "--default-signal=HUP", "setsid", "--ctty", *prefix, *command, "--port", "0"],
-                stdin=slave, stdout=subprocess.DEVNULL, stderr=log,
-            )  # fmt: skip
+                stdin=slave,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
         os.close(slave)
         self.wait_for("listening")
 

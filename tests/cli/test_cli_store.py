@@ -129,11 +129,14 @@ def test_a_name_means_its_newest_trusted_version(run: Run, bundle: Bundle, home:
 @pytest.mark.parametrize(
     ("address", "hint"),
     [
-        ("docker:foo/bar", "./docker:foo/bar"), ("gs:/b", "./gs:/b"), ("C:\\x", "'./C:\\x'"),
-        (" oci://h/x", "'./ oci://h/x'"), ("registry.example/foo:v1", "oci://registry.example/foo:v1;"),
+        ("docker:foo/bar", "./docker:foo/bar"),
+        ("gs:/b", "./gs:/b"),
+        ("C:\\x", "'./C:\\x'"),
+        (" oci://h/x", "'./ oci://h/x'"),
+        ("registry.example/foo:v1", "oci://registry.example/foo:v1;"),
         ("localhost:5000/foo", "oci://localhost:5000/foo;"),
     ],
-)  # fmt: skip
+)
 def test_push_and_pull_refuse_what_is_no_address(
     run: Run, bundle: Bundle, home: Path, address: str, hint: str
 ) -> None:

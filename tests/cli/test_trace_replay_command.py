@@ -58,8 +58,13 @@ METRICS = ("ttft_mean_s", "ttft_p95_s", "tpot_mean_s", "normalized_mean_s", "att
 @SIMULATES
 def test_schedulers_are_compared_at_each_rate_with_options_of_one(run: Run, trace: Path, home: Path) -> None:
     given = [
-        "--simulate", "--profile=profile.json", "--sweep=2,50", "--slo=ttft=1", "--export=json", "--alpha=1",
-    ]  # fmt: skip
+        "--simulate",
+        "--profile=profile.json",
+        "--sweep=2,50",
+        "--slo=ttft=1",
+        "--export=json",
+        "--alpha=1",
+    ]
     policies = ["fcfs", "deadline", "skip-join-mlfq"]
     done = run("trace-replay", str(trace), *given, *(f"--scheduler={one}" for one in policies))
     found = json.loads(done.stdout)
@@ -75,8 +80,14 @@ def test_servers_take_turns_in_rounds_and_are_compared(run: Run, trace: Path, ho
     with running(FakeServer()) as fast, running(FakeServer(gap_s=0.05)) as slow:
         urls = [f"http://127.0.0.1:{server.port}" for server in (slow, fast)]
         given = [
-            "--target", urls[0], "--target", urls[1], "--rounds=3", "--slo=ttft=0.04,tpot=9", "--limit=4",
-        ]  # fmt: skip
+            "--target",
+            urls[0],
+            "--target",
+            urls[1],
+            "--rounds=3",
+            "--slo=ttft=0.04,tpot=9",
+            "--limit=4",
+        ]
         reports = [f"--export={form}=out.{form}" for form in ("csv", "html", "markdown", "json")]
         done = run("trace-replay", str(trace), *given, *reports)
     found = json.loads((home / "out.json").read_text())
@@ -121,17 +132,26 @@ def test_a_replay_of_failed_requests_lists_the_causes_and_ends_with_no(run: Run,
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("--profile=trace.jsonl", "--profile"), ("--profile=program", "--profile"), ("--slo=foo", "--slo"),
-        ("--slo=ttft=x", "--slo"), ("--speedup=0", "--speedup must be above 0"),
-        ("--speedup=nan", "--speedup must be above 0"), ("--limit=0", "--limit must be at least 1"),
-        ("--duration=-1", "--duration must be above 0"), ("--rate=0", "--rate must be above 0"),
-        ("--rate=1 --cv=0", "--cv must be above 0"), ("--sweep=1,0 --slo=ttft=1", "--sweep"),
-        ("--models=", "contains an empty name"), ("--models=a,,b", "contains an empty name"),
-        ("--on-bad-row=x", "--on-bad-row must be one of"), ("--on-bad-row=refuse", "line 11"),
-        ("--columns=time=t,prompt=p,output=o", "no column t, p, o"), ("--rounds=0 --rate=1", "--rounds"),
+        ("--profile=trace.jsonl", "--profile"),
+        ("--profile=program", "--profile"),
+        ("--slo=foo", "--slo"),
+        ("--slo=ttft=x", "--slo"),
+        ("--speedup=0", "--speedup must be above 0"),
+        ("--speedup=nan", "--speedup must be above 0"),
+        ("--limit=0", "--limit must be at least 1"),
+        ("--duration=-1", "--duration must be above 0"),
+        ("--rate=0", "--rate must be above 0"),
+        ("--rate=1 --cv=0", "--cv must be above 0"),
+        ("--sweep=1,0 --slo=ttft=1", "--sweep"),
+        ("--models=", "contains an empty name"),
+        ("--models=a,,b", "contains an empty name"),
+        ("--on-bad-row=x", "--on-bad-row must be one of"),
+        ("--on-bad-row=refuse", "line 11"),
+        ("--columns=time=t,prompt=p,output=o", "no column t, p, o"),
+        ("--rounds=0 --rate=1", "--rounds"),
         ("--scheduler=magic", "--scheduler must be"),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_option_has_a_hint(given: str, words: str, run: Run, trace: Path, home: Path) -> None:
     (home / "program").write_bytes(b"\x7fELF\xff")
     done = run("trace-replay", "trace.jsonl", "--simulate", "--profile=profile.json", *given.split(), code=2)
@@ -166,8 +186,14 @@ def test_ctrl_c_writes_the_partial_report(trace: Path, home: Path) -> None:
     with running(FakeServer()) as server:
         url = f"http://127.0.0.1:{server.port}"
         program = [
-            sys.executable, "-m", "coldstart.commands.cli", "trace-replay", str(trace), "--target", url,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "coldstart.commands.cli",
+            "trace-replay",
+            str(trace),
+            "--target",
+            url,
+        ]
         child = subprocess.Popen(
             [*program, "--speedup", "0.001", "--format", "json", "-o", "part.json"],
             cwd=home,
@@ -205,8 +231,13 @@ def test_host_simulation_of_two_models_that_do_not_fit_together(run: Run, trace:
     assert {name: row["requests"] for name, row in found["models"].items()} == {"small": 5, "large": 5}
     assert found["counts"]["starts"] >= 2 and found["counts"]["peak_memory_bytes"] == 18 << 30
     reports = [
-        "--export", "html=host.html", "--export", "csv=host.csv", "--slo", "ttft=100,tpot=9,normalized=99",
-    ]  # fmt: skip
+        "--export",
+        "html=host.html",
+        "--export",
+        "csv=host.csv",
+        "--slo",
+        "ttft=100,tpot=9,normalized=99",
+    ]
     shown = run(*given, *reports).stdout
     assert "policy iam, starts" in shown and "goodput per s " in shown and "SLO attainment 100.0%" in shown
     assert all(label in shown for label in ("TTFT", "TPOT", "per token"))

@@ -23,9 +23,19 @@ from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 # The second needs no bundle, and runs while the first worker materializes the one of both.
 LONGEST = (
-    "elsewhere", "fleet", "models", "kv_handover", "scheduler", "many", "fleet_vllm", "templates", "endings",
-    "runtime_snapshot", "fleet_fetch", "snapshot",
-)  # fmt: skip
+    "elsewhere",
+    "fleet",
+    "models",
+    "kv_handover",
+    "scheduler",
+    "many",
+    "fleet_vllm",
+    "templates",
+    "endings",
+    "runtime_snapshot",
+    "fleet_fetch",
+    "snapshot",
+)
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,12 @@ def nightly(*values: object) -> Any:
 @pytest.mark.parametrize(
     ("mode", "number", "code"),
     [
-        nightly(FRESH, signal.SIGTERM, 143), nightly(FRESH, signal.SIGINT, 130),
-        nightly(ENGINE, signal.SIGTERM, 143), (ENGINE, signal.SIGINT, 130),
+        nightly(FRESH, signal.SIGTERM, 143),
+        nightly(FRESH, signal.SIGINT, 130),
+        nightly(ENGINE, signal.SIGTERM, 143),
+        (ENGINE, signal.SIGINT, 130),
     ],
-)  # fmt: skip
+)
 def test_server_exits_with_128_plus_signal(
     machine: Machine, engine_template: None, mode: str, number: int, code: int
 ) -> None:

@@ -60,9 +60,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
     weights, directory = (tmp_path_factory.mktemp(name) for name in ("weights", "model"))
     layers = {f"model.layers.{n}.mlp.weight": 1 << 20 for n in range(8)}
     sizes = {
-        "model.embed_tokens.weight": 128 << 10, **layers, "model.norm.weight": 1024,
+        "model.embed_tokens.weight": 128 << 10,
+        **layers,
+        "model.norm.weight": 1024,
         "lm_head.weight": 128 << 10,
-    }  # fmt: skip
+    }
     save_file(
         {name: torch.randint(255, (size,), dtype=torch.uint8) for name, size in sizes.items()},
         weights / "model.safetensors",

@@ -12,9 +12,14 @@ from tools.machine import VLLM, Machine, Tokens
 pytestmark = pytest.mark.vllm
 SECTIONS = {"kv", "compile", "modelinfo", "weights", "iterations", "stages"}
 SPANS = {
-    "coldstart", "import torch", "import vllm", "load weights", "restore compiled forward", "start engine",
+    "coldstart",
+    "import torch",
+    "import vllm",
+    "load weights",
+    "restore compiled forward",
+    "start engine",
     "first token",
-}  # fmt: skip
+}
 
 
 def test_the_bundle_is_complete_and_valid(machine: Machine, bundle: Any) -> None:

@@ -23,7 +23,7 @@ from coldstart.contract.handover import Pull
 from coldstart.host.live.continuation import COMPLETIONS, Continuation
 from coldstart.vllm.handover import handover_arguments
 
-# Without vLLM, unit/fleet/live/test_kv_transfer.py and test_moves.py show the same and more faults.
+# By day, unit/fleet/live/test_kv_transfer.py and test_moves.py show the protocol and its faults, without vLLM.
 pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 KEYS = {"source": "5" * 64, "target": "7" * 64}
@@ -32,9 +32,11 @@ BLOCK_TOKENS, MOVED_AFTER, TOKENS = 32, 20, 200
 SMALL = ("--dtype", "bfloat16", "--max-model-len", "1024", "--block-size", str(BLOCK_TOKENS))
 SMALL = (*SMALL, "--kv-cache-memory-bytes", str(1 << 26))
 HERE = {
-    "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -164,9 +166,11 @@ def test_no_other_client_can_hold_or_read_a_request(pair: Pair) -> None:
         (handover.Pin(request, 20, handover.digest_tokens(stream.prompt or ())), "guessed"),
     ):
         body = {
-            "model": "tiny-llama", "prompt": [1], "max_tokens": 1,
+            "model": "tiny-llama",
+            "prompt": [1],
+            "max_tokens": 1,
             handover.PARAMETER: handover.sign(key, pin),
-        }  # fmt: skip
+        }
         assert json.loads(_post(pair.source, json.dumps(body).encode()).read())[handover.PARAMETER] is None
     assert len(_finish(stream, response)) == TOKENS
 

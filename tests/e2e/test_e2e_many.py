@@ -80,8 +80,10 @@ def test_two_models_in_memory_for_one(
         said = host.status()
         assert [model["state"] for model in said["models"]] == ["ready", "stopped"]
         assert [one["mode"] for one in said["recent_starts"]] == [
-            "template-engine", "template-runtime", "template-engine",
-        ]  # fmt: skip
+            "template-engine",
+            "template-runtime",
+            "template-engine",
+        ]
         assert said["starts"]["failed"] == 0 and said["models"][0]["last_start"]["phases"]
         assert said["models"][0]["last_start"]["fallbacks"] == []
         shown = machine.run("host", "status", "--url", host.url)

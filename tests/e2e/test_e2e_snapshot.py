@@ -21,10 +21,14 @@ pytestmark = pytest.mark.vllm
 PLANTED = {
     name: f"PLANTED-{name}"
     for name in (
-        "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY", "OPENAI_API_KEY", "MY_OWN_VARIABLE",
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "VLLM_API_KEY",
+        "OPENAI_API_KEY",
+        "MY_OWN_VARIABLE",
         "DB_PASSWORD",
     )
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

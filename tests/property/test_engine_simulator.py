@@ -102,10 +102,15 @@ LOADS = st.lists(
 
 @examples(100)
 @given(
-    LOADS, st.sampled_from(["fcfs", "skip-join-mlfq", "deadline"]), st.sampled_from(STRATEGIES),
-    st.sampled_from([24, 40, 80, 999]), st.sampled_from([0, 30, 999]), st.sampled_from([2048, 64]),
-    st.sampled_from([0.0, 0.5]), st.sampled_from([1, 2]),
-)  # fmt: skip
+    LOADS,
+    st.sampled_from(["fcfs", "skip-join-mlfq", "deadline"]),
+    st.sampled_from(STRATEGIES),
+    st.sampled_from([24, 40, 80, 999]),
+    st.sampled_from([0, 30, 999]),
+    st.sampled_from([2048, 64]),
+    st.sampled_from([0.0, 0.5]),
+    st.sampled_from([1, 2]),
+)
 def test_every_load_ends_with_every_token(
     load: list[tuple[float, int, int]],
     policy: str,
@@ -121,9 +126,17 @@ def test_every_load_ends_with_every_token(
         now += gap
         rows.append(TraceRequest(now, prompt, output))
     simulator = simulate(
-        rows, policy, batch=4, strategy=strategy, device_blocks=device, host_blocks=host, token_budget=budget,
-        oldest_share=oldest, depth=depth, link_bytes_s=1e9,
-    )  # fmt: skip
+        rows,
+        policy,
+        batch=4,
+        strategy=strategy,
+        device_blocks=device,
+        host_blocks=host,
+        token_budget=budget,
+        oldest_share=oldest,
+        depth=depth,
+        link_bytes_s=1e9,
+    )
     for record, row in zip(simulator.records, rows, strict=True):
         assert record.ok and record.output_tokens == row.output_tokens
         assert record.due_s < record.first_token_s <= record.finished_s  # type: ignore[operator]

@@ -7,7 +7,7 @@ from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     CanonicalKVCacheTensor,
     GPULoadStoreSpec,
-)  # fmt: skip
+)
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from coldstart.vllm.scheduling import kv_transfer_config

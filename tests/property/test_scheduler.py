@@ -17,7 +17,7 @@ from tests.support.scheduling.engine_double import (
     build,
     expected,
     make_request,
-)  # fmt: skip
+)
 from tests.support.scheduling.workloads import Checked, Load, random_load
 
 WORKLOADS = int(os.environ.get("COLDSTART_WORKLOADS", "60"))

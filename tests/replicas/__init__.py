@@ -41,7 +41,14 @@ def library(name: str, soname: str, directory: Path) -> Path:
     """Compile `name`.c to a shared library that the loader returns for `soname` once it is loaded."""
     out = directory / soname
     command = [
-        "cc", "-O1", "-shared", "-fPIC", f"-Wl,-soname,{soname}", "-o", str(out), str(HERE / f"{name}.c"),
-    ]  # fmt: skip
+        "cc",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        f"-Wl,-soname,{soname}",
+        "-o",
+        str(out),
+        str(HERE / f"{name}.c"),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return out

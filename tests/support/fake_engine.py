@@ -60,9 +60,11 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
         import numpy
 
         print(
-            random.random(), numpy.random.random(), multiprocessing.current_process().authkey.hex(),
+            random.random(),
+            numpy.random.random(),
+            multiprocessing.current_process().authkey.hex(),
             flush=True,
-        )  # fmt: skip
+        )
     if behaviour == "measures":
         from coldstart.system import timeline
 

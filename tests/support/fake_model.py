@@ -32,11 +32,14 @@ def events(body: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:
         ids.append(next_token(ids))
         text = f" {ids[-1]}"
         choice = {
-            "index": 0, **({"delta": {"content": text}} if "messages" in body else {"text": text}),
-            "logprobs": None, "finish_reason": "length" if number == left - 1 else None, "stop_reason": None,
+            "index": 0,
+            **({"delta": {"content": text}} if "messages" in body else {"text": text}),
+            "logprobs": None,
+            "finish_reason": "length" if number == left - 1 else None,
+            "stop_reason": None,
             "prompt_token_ids": ids[:begun] if shown and not number else None,
             "token_ids": [ids[-1]] if shown else None,
-        }  # fmt: skip
+        }
         yield {**head, "choices": [choice]}
     if (body.get("stream_options") or {}).get("include_usage"):
         usage = {"prompt_tokens": begun, "total_tokens": len(ids), "completion_tokens": left}

@@ -28,8 +28,11 @@ class Handler(BaseHTTPRequestHandler):
         salt = 1 if "other-in-crowds" in sys.argv and len(ASKED) > 3 and request["prompt"] == "a" else SALT
         tokens = [(sum(request["prompt"].encode()) + i + salt) % 97 for i in range(request["max_tokens"])]
         choice = {
-            "index": 0, "text": " ".join(map(str, tokens)), "token_ids": tokens, "finish_reason": "length",
-        }  # fmt: skip
+            "index": 0,
+            "text": " ".join(map(str, tokens)),
+            "token_ids": tokens,
+            "finish_reason": "length",
+        }
         if request["stream"]:
             self.reply(f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n", "text/event-stream")
         else:
@@ -83,9 +86,11 @@ def main() -> None:
         [dict(zip(("section", "reason"), reasons[behaviour], strict=True))] if behaviour in reasons else []
     )
     state = {
-        "pid": os.getpid(), "mode": "fresh" if behaviour == "other-mode" else sys.argv[4],
-        "fast_path": {"compile": not fallbacks}, "fallbacks": fallbacks,
-    }  # fmt: skip
+        "pid": os.getpid(),
+        "mode": "fresh" if behaviour == "other-mode" else sys.argv[4],
+        "fast_path": {"compile": not fallbacks},
+        "fallbacks": fallbacks,
+    }
     if behaviour != "unready":
         ready.with_suffix(".tmp").write_text(json.dumps(state))
         ready.with_suffix(".tmp").rename(ready)

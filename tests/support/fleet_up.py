@@ -36,11 +36,15 @@ def main(state: str, recording: str, ranks: str = "1", host: str = "127.0.0.1", 
     settings = FleetSettings(most_ranks=int(ranks), consolidate=ranks != "1", backoff_s=0.2)
     run.FleetControl = partial(run.FleetControl, record=partial(record_to, recording))  # type: ignore[misc, assignment]
     FleetUp(
-        Cache.at(), settings, Log(),
-        lambda place: print(json.dumps({"url": place.url, "ray": place.ray}), flush=True), state=Path(state),
-        address=ray or None, endpoint=GatewayEndpoint(host, 0, insecure=True, allow_hosts=("*",)),
+        Cache.at(),
+        settings,
+        Log(),
+        lambda place: print(json.dumps({"url": place.url, "ray": place.ray}), flush=True),
+        state=Path(state),
+        address=ray or None,
+        endpoint=GatewayEndpoint(host, 0, insecure=True, allow_hosts=("*",)),
         servers="support.fleet_servers:FakeStarter",
-    ).run()  # fmt: skip
+    ).run()
 
 
 if __name__ == "__main__":

@@ -92,9 +92,12 @@ def read_request(data: bytes) -> None:
 
 
 TARGETS: Mapping[str, Callable[[bytes], None]] = {
-    "manifest": read_manifest, "tar": read_tar, "safetensors": read_safetensors,
-    "weights-plan": read_weights_plan, "request": read_request,
-}  # fmt: skip
+    "manifest": read_manifest,
+    "tar": read_tar,
+    "safetensors": read_safetensors,
+    "weights-plan": read_weights_plan,
+    "request": read_request,
+}
 
 
 class _Transport(asyncio.Transport):

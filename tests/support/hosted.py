@@ -32,9 +32,12 @@ class Served:
         options = HostOptions(Cache(directory), GatewayEndpoint(port=0, **endpoint), self.file)
         self.urls: list[str] = []
         self.host = ModelHost(
-            configuration.load(self.file), lambda: configuration.load(self.file), options, Log(self.said),
+            configuration.load(self.file),
+            lambda: configuration.load(self.file),
+            options,
+            Log(self.said),
             lambda url, *_: self.urls.append(url),
-        )  # fmt: skip
+        )
 
     def write(self, **limits: Any) -> None:
         own = {"policy": "lru", "runtime_template": False}

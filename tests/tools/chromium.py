@@ -76,9 +76,12 @@ class Page:
     def show(self, *, width: int, dark: bool = False, height: int = 900) -> None:
         """Give the page a width in CSS pixels and a colour scheme."""
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
             mobile=False,
-        )  # fmt: skip
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -137,9 +140,12 @@ def browser(python: Path) -> Iterator[Page]:
         port = free_port()
         environment = {"HOME": home, "XDG_RUNTIME_DIR": home, "PATH": os.environ["PATH"]}
         process = subprocess.Popen(
-            [python, "-P", _HERE / "chromium_window.py", str(port)], env=environment,
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
+            [python, "-P", _HERE / "chromium_window.py", str(port)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
         try:
             with connect(_devtools(process, port), max_size=None, open_timeout=_PATIENCE_S) as socket:
                 yield Page(socket)

@@ -18,10 +18,17 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 # Of coldstart only what most commands import is preloaded: a forgotten import in a command must fail.
 _PROCESSES.set_forkserver_preload(
     [
-        __name__, "coldstart.commands.cli", "coldstart.commands._options", "coldstart.models.inspection",
-        "urllib3", "rich.console", "rich.table", "cryptography.x509", "pandas",
+        __name__,
+        "coldstart.commands.cli",
+        "coldstart.commands._options",
+        "coldstart.models.inspection",
+        "urllib3",
+        "rich.console",
+        "rich.table",
+        "cryptography.x509",
+        "pandas",
     ]
-)  # fmt: skip
+)
 
 
 def coldstart(

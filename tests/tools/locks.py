@@ -54,8 +54,16 @@ def resolve(pinned: Mapping[str, str], python: str) -> dict[str, str]:
         overrides.write_text(OVERRIDES)
         excludes.write_text(EXCLUDES)
         command = [
-            sys.executable, "-m", "uv", "pip", "compile", "-", "--no-header", "--no-annotate", "--quiet",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "compile",
+            "-",
+            "--no-header",
+            "--no-annotate",
+            "--quiet",
+        ]
         command += ["--no-config", "--python-version", python, "--python-platform", "x86_64-manylinux_2_31"]
         command += ["--overrides", str(overrides), "--excludes", str(excludes)]
         given = "".join(f"{name}=={version}\n" for name, version in pinned.items())

@@ -22,21 +22,43 @@ DIRECTORIES = {"coldstart.artifacts": "artifacts", "coldstart.commands": "comman
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
-        "artifacts", "errors", "contract units", "system", "models", "weights graphs scheduling", "vllm",
-        "launch", "materialize", "validate", "api", "bench", "host", "fleet", "lab", "commands",
+        "artifacts",
+        "errors",
+        "contract units",
+        "system",
+        "models",
+        "weights graphs scheduling",
+        "vllm",
+        "launch",
+        "materialize",
+        "validate",
+        "api",
+        "bench",
+        "host",
+        "fleet",
+        "lab",
+        "commands",
     )
-)  # fmt: skip
+)
 # The core builds, validates and starts a server without the packages above it.
 CORE = frozenset(package for layer in LAYERS for package in layer) - {
-    "host", "fleet", "bench", "lab", "commands",
-}  # fmt: skip
+    "host",
+    "fleet",
+    "bench",
+    "lab",
+    "commands",
+}
 # External modules that a package must not import.
 FOREIGN = {
-    "artifacts": ("torch", "vllm", "typer"), "api": ("torch", "vllm", "typer"), "commands": ("torch", "vllm"),
-    "contract": ("torch", "vllm", "typer", "numpy"), "scheduling": ("torch", "vllm"),
-    "lab": ("torch", "vllm", "typer", "ray"), "fleet": ("torch", "vllm", "typer"),
+    "artifacts": ("torch", "vllm", "typer"),
+    "api": ("torch", "vllm", "typer"),
+    "commands": ("torch", "vllm"),
+    "contract": ("torch", "vllm", "typer", "numpy"),
+    "scheduling": ("torch", "vllm"),
+    "lab": ("torch", "vllm", "typer", "ray"),
+    "fleet": ("torch", "vllm", "typer"),
     "host": ("torch", "vllm", "typer", "ray"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

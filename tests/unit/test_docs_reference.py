@@ -56,8 +56,13 @@ def families(text: bytes) -> set[str]:
 
 def status() -> dict[str, Any]:
     model = {
-        "name": "x", "held": 0, "in_flight": 0, "held_bytes": 0, "gpu_memory_bytes": 0, "state": State.READY,
-    }  # fmt: skip
+        "name": "x",
+        "held": 0,
+        "in_flight": 0,
+        "held_bytes": 0,
+        "gpu_memory_bytes": 0,
+        "state": State.READY,
+    }
     host = dict.fromkeys(("memory_bytes", "memory_used_bytes", "runtime_template_bytes"), 0) | {
         "client_keys_error": ""
     }

@@ -131,6 +131,7 @@ def bare(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # test_dependencies.py and cli/test_cli_exit_codes.py show the same without an installation
 def test_a_bare_install_runs_the_commands_of_the_core(bare: Path) -> None:
     assert _run(bare, 0, "--version").startswith("coldstart 0.")
     assert "No bundle" in _run(bare, 0, "list")
@@ -146,6 +147,7 @@ def test_a_bare_install_runs_the_commands_of_the_core(bare: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_bare_install_names_the_extra_when_a_command_needs_one(bare: Path) -> None:
     profile = {"prefill": [[1, 0.01], [512, 0.05]], "decode": [[1, 0.01], [16, 0.012]]}
     (bare / "profile.json").write_text(json.dumps(profile))
@@ -157,6 +159,7 @@ def test_a_bare_install_names_the_extra_when_a_command_needs_one(bare: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_bare_install_shows_the_help_of_every_command(bare: Path) -> None:
     for name in COMMANDS:
         assert "Usage: coldstart" in _run(bare, 0, name, "--help")

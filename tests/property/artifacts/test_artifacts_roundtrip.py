@@ -36,8 +36,10 @@ _FILES = st.dictionaries(_NAMES, st.binary(max_size=2000), max_size=8)
 _WORDS = st.from_regex(r"\A[a-z0-9][a-z0-9. -]{0,12}\Z")
 _FIELDS = st.dictionaries(
     st.from_regex(r"\A(engine|model)\.[a-z_]{1,8}\Z"),
-    st.integers(-(2**53), 2**53) | st.booleans() | st.none() | _WORDS, min_size=1, max_size=6,
-)  # fmt: skip
+    st.integers(-(2**53), 2**53) | st.booleans() | st.none() | _WORDS,
+    min_size=1,
+    max_size=6,
+)
 
 
 @given(_JSON)

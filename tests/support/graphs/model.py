@@ -25,10 +25,18 @@ from tests.support.graphs.library import fake_cuda
 VOCABULARY, SLOTS, TABLE, MAGIC = 64, 4, 16, 0x5AFE
 # Parameters by the letters of `struct`, or the layout of a struct that is one parameter.
 KERNELS: dict[str, str | tuple[tuple[int, int], ...]] = {
-    "k_scale": "QQI", "k_add": ((0, 32),), "k_mapped": ((0, 128), (128, 8), (136, 4)), "k_tiles": ((112, 640),),
-    "k_gather": "QQQII", "k_split": "QQQQI", "k_turn": "QQQIIQ", "k_store": "QQQII", "k_read": "QQQII", "k_sum": "QQII",
+    "k_scale": "QQI",
+    "k_add": ((0, 32),),
+    "k_mapped": ((0, 128), (128, 8), (136, 4)),
+    "k_tiles": ((112, 640),),
+    "k_gather": "QQQII",
+    "k_split": "QQQQI",
+    "k_turn": "QQQIIQ",
+    "k_store": "QQQII",
+    "k_read": "QQQII",
+    "k_sum": "QQII",
     "k_twin": "QQI",
-}  # fmt: skip
+}
 
 
 def layout(name: str) -> tuple[tuple[int, int], ...]:
@@ -91,8 +99,10 @@ class SimModel:
         weights = {f"param:layers.{i}": self.bytes for i in range(shape.layers)}
         caches = {f"kv:{i}": SLOTS * self.bytes for i in range(shape.layers)}
         parts = {
-            "param:embed": 4 * VOCABULARY * shape.width, "param:norm": self.bytes, "param:head": self.bytes,
-        }  # fmt: skip
+            "param:embed": 4 * VOCABULARY * shape.width,
+            "param:norm": self.bytes,
+            "param:head": self.bytes,
+        }
         sizes = {**parts, **weights, **inputs, **caches, "static:out": self.bytes}
         self.named = {symbol: SymbolRegion(symbol, n, self.allocate(n)) for symbol, n in sizes.items()}
         values = np.random.default_rng(7)

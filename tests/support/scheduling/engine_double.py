@@ -28,7 +28,7 @@ from coldstart.vllm.scheduling.virtual_engine import (
     Unreplicated,
     configure,
     create_scheduler,
-)  # fmt: skip
+)
 
 BLOCK, VOCABULARY = 4, 1000
 POISON = -1
@@ -62,9 +62,12 @@ class Shape:
 
 def build(shape: Shape, cls: type[AsyncScheduler]) -> AsyncScheduler:
     machine = EngineResources(
-        slots=shape.slots, token_budget=shape.tokens, block_tokens=BLOCK, device_blocks=shape.blocks - 1,
+        slots=shape.slots,
+        token_budget=shape.tokens,
+        block_tokens=BLOCK,
+        device_blocks=shape.blocks - 1,
         host_blocks=shape.host_blocks or 0,
-    )  # fmt: skip
+    )
     settings = {"batch": shape.batch, **shape.settings}
     config = configure(machine, SchedulerSettings.read({KEY: settings}))
     config.scheduler_config.async_scheduling = shape.asynchronous
@@ -192,9 +195,11 @@ class Rank:
         names = list(output.num_scheduled_tokens)
         sampled = [self._compute(name, starts[name], output.num_scheduled_tokens[name]) for name in names]
         return ModelRunnerOutput(
-            req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)},
-            sampled_token_ids=sampled, kv_connector_output=self._transfers(output, meta),
-        )  # fmt: skip
+            req_ids=names,
+            req_id_to_index={name: i for i, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            kv_connector_output=self._transfers(output, meta),
+        )
 
     def delivered(self, name: str, tokens: list[int]) -> None:
         """Receive the sampled tokens of a batch."""

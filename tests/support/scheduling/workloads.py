@@ -69,12 +69,15 @@ def _random_shape(random: Random) -> Shape:
         host_blocks=random.choice([None, None, 3, 12, 60]),
         depth=random.choice([1, 2]),
         settings={
-            "alpha_s": random.choice([0.05, 0.5, 5.0]), "alpha_scale": random.choice([0.0, 4.0]),
+            "alpha_s": random.choice([0.05, 0.5, 5.0]),
+            "alpha_scale": random.choice([0.0, 4.0]),
             "promoted_cap": (cap := random.choice([None, 0.3])),
-            "mlfq": "paper" if cap is None else "tempered", "oldest_share": random.choice([0.0, 0.0, 0.5]),
-            "strategy": random.choice(["proactive", "reactive"]), "eta": random.choice([1, 2]),
+            "mlfq": "paper" if cap is None else "tempered",
+            "oldest_share": random.choice([0.0, 0.0, 0.5]),
+            "strategy": random.choice(["proactive", "reactive"]),
+            "eta": random.choice([1, 2]),
         },
-    )  # fmt: skip
+    )
 
 
 class Run:

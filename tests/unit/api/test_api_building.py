@@ -59,8 +59,10 @@ def test_plan_names_key_sections_and_the_existing_bundle(model: str, built: list
     bundle = before.run()
     after = api.plan_materialization(model, ARGS, Options(snapshot=True))
     assert (after.existing, after.sections, after.key) == (
-        bundle, (*before.sections, "snapshot"), before.key,
-    )  # fmt: skip
+        bundle,
+        (*before.sections, "snapshot"),
+        before.key,
+    )
 
 
 @pytest.fixture

@@ -162,9 +162,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, text=True,
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)],
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     if made.returncode:
         pytest.skip(f"a small file system cannot be mounted: {made.stderr.strip()}")
     yield place

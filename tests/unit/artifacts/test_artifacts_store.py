@@ -19,7 +19,7 @@ from coldstart.artifacts.errors import (
     SectionTableError,
     SectionUnsupportedError,
     UnsafeLinkError,
-)  # fmt: skip
+)
 from coldstart.artifacts.key import Mismatch
 from coldstart.artifacts.manifest import SECTION_TYPES
 from coldstart.artifacts.store import BundleNotFoundError, Store
@@ -130,13 +130,19 @@ def _provenance(**changes: object) -> dict[str, object]:
 
 
 BROKEN = {
-    "version": config(format_version="3.0"), "no key": config(key={}), "key name": config(key={"nodots": 1}),
-    "key path": config(key={"a.b": "/x"}), "key drive": config(key={"a.b": "C:\\x"}),
-    "key array": config(key={"a.b": []}), "created": config(**_provenance(created="yesterday")),
+    "version": config(format_version="3.0"),
+    "no key": config(key={}),
+    "key name": config(key={"nodots": 1}),
+    "key path": config(key={"a.b": "/x"}),
+    "key drive": config(key={"a.b": "C:\\x"}),
+    "key array": config(key={"a.b": []}),
+    "created": config(**_provenance(created="yesterday")),
     "local time": config(**_provenance(created="2026-01-01T00:00:00+02:00")),
-    "arguments": config(**_provenance(arguments="x")), "seconds": config(**_provenance(seconds={"a": "1"})),
-    "tool": config(**_provenance(tool={"a": 1})), "name": config(**_provenance(model_name="../x")),
-}  # fmt: skip
+    "arguments": config(**_provenance(arguments="x")),
+    "seconds": config(**_provenance(seconds={"a": "1"})),
+    "tool": config(**_provenance(tool={"a": 1})),
+    "name": config(**_provenance(model_name="../x")),
+}
 
 
 def test_schema_accepts_written_documents() -> None:

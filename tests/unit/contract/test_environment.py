@@ -45,19 +45,27 @@ def test_copied_and_serialized_variable_is_a_plain_string() -> None:
         assert type(other) is str and other == variable
     assert json.dumps({variable: 1}) == '{"COLDSTART_PLAN": 1}'
     shown = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.environ['COLDSTART_PLAN'])"], env={variable: "x"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", "import os; print(os.environ['COLDSTART_PLAN'])"],
+        env={variable: "x"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert shown.stdout == "x\n"
 
 
 INJECTED = {
-    "VLLM_SERVICE_HOST": "10.43.1.39", "VLLM_SERVICE_PORT": "8000", "VLLM_SERVICE_PORT_HTTP_METRICS": "9000",
-    "VLLM_PORT": "tcp://10.43.1.39:8000", "VLLM_PORT_8000_TCP": "tcp://10.43.1.39:8000",
-    "VLLM_PORT_53_UDP": "udp://[fd00::1]:53", "VLLM_PORT_8000_TCP_PROTO": "tcp",
-    "VLLM_PORT_8000_TCP_PORT": "8000", "VLLM_PORT_8000_TCP_ADDR": "fd00::1",
+    "VLLM_SERVICE_HOST": "10.43.1.39",
+    "VLLM_SERVICE_PORT": "8000",
+    "VLLM_SERVICE_PORT_HTTP_METRICS": "9000",
+    "VLLM_PORT": "tcp://10.43.1.39:8000",
+    "VLLM_PORT_8000_TCP": "tcp://10.43.1.39:8000",
+    "VLLM_PORT_53_UDP": "udp://[fd00::1]:53",
+    "VLLM_PORT_8000_TCP_PROTO": "tcp",
+    "VLLM_PORT_8000_TCP_PORT": "8000",
+    "VLLM_PORT_8000_TCP_ADDR": "fd00::1",
     "TORCH_HUB_SERVICE_HOST": "10.43.1.40",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("name", "value"), INJECTED.items())

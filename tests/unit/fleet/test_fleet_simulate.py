@@ -94,9 +94,11 @@ def test_every_request_ends_and_every_reservation_is_met(seed: int, placement: s
     asked, servers, models = load(seed)
     record: list[tuple[float, events.Event, list[events.Action]]] = []
     rosters = {
-        "pipeline": Roster(SETTINGS), "cached": Cached(SETTINGS, HOST_MEMORY),
-        "first fit": FirstFit(SETTINGS), "locality": Locality(SETTINGS, HOST_MEMORY),
-    }  # fmt: skip
+        "pipeline": Roster(SETTINGS),
+        "cached": Cached(SETTINGS, HOST_MEMORY),
+        "first fit": FirstFit(SETTINGS),
+        "locality": Locality(SETTINGS, HOST_MEMORY),
+    }
     done = simulate(asked, servers, models, SETTINGS, roster=rosters[placement], record=record)
     for served in done.records:
         assert served.ok and served.first_token_s and served.finished_s

@@ -23,10 +23,12 @@ TERMS = Costs(
 @pytest.mark.parametrize(
     ("overlap", "fetch", "load", "seconds"),
     [
-        (Overlap.SEQUENTIAL, 10.0, 50.0, 6.0 + 10.0 + 2.0), (Overlap.FULL, 10.0, 50.0, 10.0),
-        (Overlap.FULL, 100.0, 50.0, 6.0), (Overlap.FULL, 100.0, 10.0, 2.0 + 1.0 + 10.0),
+        (Overlap.SEQUENTIAL, 10.0, 50.0, 6.0 + 10.0 + 2.0),
+        (Overlap.FULL, 10.0, 50.0, 10.0),
+        (Overlap.FULL, 100.0, 50.0, 6.0),
+        (Overlap.FULL, 100.0, 10.0, 2.0 + 1.0 + 10.0),
     ],
-)  # fmt: skip
+)
 def test_a_rank_of_100_bytes(overlap: Overlap, fetch: float, load: float, seconds: float) -> None:
     assert sizing.loaded_s(replace(TERMS, overlap=overlap), 100, fetch, load) == seconds
 

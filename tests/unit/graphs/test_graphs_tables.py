@@ -49,10 +49,13 @@ def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Pat
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"format": 4}, "has format 4, but this version reads format 5"), ({"format": 99}, "has format 99"),
-        ({"keys": ["decode:1"]}, "."), ({"kernels": [{"name": 3}]}, "."), ({"regions": "all"}, "."),
+        ({"format": 4}, "has format 4, but this version reads format 5"),
+        ({"format": 99}, "has format 99"),
+        ({"keys": ["decode:1"]}, "."),
+        ({"kernels": [{"name": 3}]}, "."),
+        ({"regions": "all"}, "."),
     ],
-)  # fmt: skip
+)
 def test_a_manifest_that_was_sealed_again_with_another_format_type_or_count_is_refused(
     changes: dict[str, object], reason: str, bundle_directory: Path, tmp_path: Path
 ) -> None:

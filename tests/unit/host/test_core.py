@@ -22,7 +22,7 @@ from coldstart.host.events import (
     Start,
     Started,
     Tick,
-)  # fmt: skip
+)
 from coldstart.host.model_state import State
 from coldstart.host.specification import HostSettings, ModelSpec, Tier, stopped
 

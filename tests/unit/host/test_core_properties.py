@@ -23,7 +23,7 @@ from coldstart.host.events import (
     Start,
     Started,
     Tick,
-)  # fmt: skip
+)
 from coldstart.host.model_state import State
 from coldstart.host.policies import POLICIES
 from coldstart.host.specification import HostSettings, ModelSpec, Tier, stopped
@@ -52,13 +52,16 @@ class Host(RuleBasedStateMachine):
         devices=st.just([()] * 6) | st.lists(st.sampled_from([(0,), (1,), (0, 1)]), min_size=6, max_size=6),
         limits=st.fixed_dictionaries(
             {
-                "policy": st.sampled_from(sorted(POLICIES)), "loaders": st.integers(1, 2),
-                "when_full": st.sampled_from(["queue", "refuse"]), "max_held": st.sampled_from([3, 100]),
-                "max_residents": st.sampled_from([None, 2]), "host_memory": st.sampled_from([0, 60]),
+                "policy": st.sampled_from(sorted(POLICIES)),
+                "loaders": st.integers(1, 2),
+                "when_full": st.sampled_from(["queue", "refuse"]),
+                "max_held": st.sampled_from([3, 100]),
+                "max_residents": st.sampled_from([None, 2]),
+                "host_memory": st.sampled_from([0, 60]),
                 "patience_s": st.sampled_from([2.0, 1000.0]),
             }
         ),
-    )  # fmt: skip
+    )
     def begin(
         self,
         sizes: list[int],

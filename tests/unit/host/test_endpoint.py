@@ -19,7 +19,8 @@ def test_no_representation_shows_a_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("[a]\n", "missing key key_file"), ("[a]\nkey_file = 3\n", "a.key_file: expected `str`"),
+        ("[a]\n", "missing key key_file"),
+        ("[a]\nkey_file = 3\n", "a.key_file: expected `str`"),
         ('[a]\nkey_file = "absent"\n', "absent: No such file"),
         ('[a]\nkey_file = "empty"\n', "expected one line of ASCII"),
         ('[a]\nkey_file = "one"\nmodel = "x"\n', "unknown key model"),
@@ -27,9 +28,10 @@ def test_no_representation_shows_a_key(tmp_path: Path) -> None:
         ('[a]\nkey_file = "one"\nmodels = "x"\n', "a.models: expected `array`"),
         ('[a]\nkey_file = "one"\nrequests_per_minute = 60\n', "a: unknown key requests_per_minute"),
         ('[a]\nkey_file = "one"\n[b]\nkey_file = "one"\n', "a and b have the same key"),
-        ("a = 1\n", "expected a table"), ("[a\n", "is not TOML"),
+        ("a = 1\n", "expected a table"),
+        ("[a\n", "is not TOML"),
     ],
-)  # fmt: skip
+)
 def test_file_that_cannot_be_used_is_refused_with_its_place(
     tmp_path: Path, content: str, reason: str
 ) -> None:

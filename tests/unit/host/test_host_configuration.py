@@ -23,8 +23,10 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
     assert (file.settings.memory, file.settings.policy) == (60 << 30, "predictive")
     (model,) = file.models
     assert [(tier.name, tier.memory, tier.penalty_s, tier.host_memory) for tier in model.tiers] == [
-        ("awake", 14 << 30, 0.0, 0), ("asleep-1", 1 << 30, 0.5, 14 << 30), ("stopped", 0, 8.0, 0),
-    ]  # fmt: skip
+        ("awake", 14 << 30, 0.0, 0),
+        ("asleep-1", 1 << 30, 0.5, 14 << 30),
+        ("stopped", 0, 8.0, 0),
+    ]
     assert model.idle_s == 600 and not model.pinned
 
 

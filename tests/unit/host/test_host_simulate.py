@@ -28,8 +28,11 @@ def test_one_swap_by_hand() -> None:
     done = simulate(asked, [A, B], _settings(), leave_s=1.0)
     assert [(one.sent_s, one.cold) for one in done.records] == [(5.0, True), (15.0, True), (30.0, False)]
     assert [done.counts[name] for name in ("starts", "departures", "start_s", "peak_memory_bytes")] == [
-        2, 1, 12.0, 10,
-    ]  # fmt: skip
+        2,
+        1,
+        12.0,
+        10,
+    ]
     assert done.duration_s == 32.0
 
 

@@ -30,8 +30,12 @@ def test_a_request_that_waits_and_a_model_that_starts() -> None:
     }  # fmt: skip
     a, b = said["models"]
     assert (a["state"], a["held"], a["in_flight"], a["held_bytes"], a["since_s"]) == (
-        "starting", 1, 0, 10, 2.0,
-    )  # fmt: skip
+        "starting",
+        1,
+        0,
+        10,
+        2.0,
+    )
     assert (a["aliases"], a["idle_s"], a["hit_ratio"]) == (["alpha"], 60.0, None)
     assert (b["state"], b["tier"], b["penalty_s"]) == ("stopped", "stopped", {"awake": 0.0, "stopped": 7.0})
     assert said["host"]["memory_used_bytes"] == 10

@@ -21,7 +21,7 @@ from coldstart.host.events import (
     Start,
     Started,
     Tick,
-)  # fmt: skip
+)
 from coldstart.host.specification import HostSettings, ModelSpec
 
 A, B = ModelSpec.simple("a", 10, 5.0, idle_s=100.0), ModelSpec.simple("b", 10, 7.0)

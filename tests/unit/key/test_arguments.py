@@ -8,10 +8,13 @@ from coldstart.contract.arguments import parse
 @pytest.mark.parametrize(
     "spelling",
     [
-        ["--max-model-len", "512"], ["--max-model-len=512"], ["--max_model_len", "512"],
-        ["--max_model_len=512"], ["--max-model-len", "9", "--max-model-len", "512"],
+        ["--max-model-len", "512"],
+        ["--max-model-len=512"],
+        ["--max_model_len", "512"],
+        ["--max_model_len=512"],
+        ["--max-model-len", "9", "--max-model-len", "512"],
     ],
-)  # fmt: skip
+)
 def test_spellings_of_a_value_are_equal(spelling: list[str]) -> None:
     assert parse(spelling) == {"max_model_len": 512}
 
@@ -21,8 +24,10 @@ def test_spellings_of_a_value_are_equal(spelling: list[str]) -> None:
     [
         (["--enforce-eager"], {"enforce_eager": True}),
         (["--no-enable-prefix-caching"], {"enable_prefix_caching": False}),
-        (["-tp", "2"], {"tensor_parallel_size": 2}), (["-O3"], {"optimization_level": 3}),
-        (["-O", "3"], {"optimization_level": 3}), (["-O=3"], {"optimization_level": 3}),
+        (["-tp", "2"], {"tensor_parallel_size": 2}),
+        (["-O3"], {"optimization_level": 3}),
+        (["-O", "3"], {"optimization_level": 3}),
+        (["-O=3"], {"optimization_level": 3}),
         (["--max-model-len", "1k"], {"max_model_len": 1000}),
         (["--max-model-len", "1K"], {"max_model_len": 1024}),
         (["--max-num-batched-tokens", "25.6k"], {"max_num_batched_tokens": 25600}),
@@ -34,9 +39,10 @@ def test_spellings_of_a_value_are_equal(spelling: list[str]) -> None:
         (["--compilation-config", '{"mode": 3}'], {"compilation_config": {"mode": 3}}),
         (["--compilation-config", "{broken"], {"compilation_config": "{broken"}),
         (["--revision", "007"], {"revision": "007"}),
-        (["--new-flag-of-tomorrow", "x"], {"new_flag_of_tomorrow": "x"}), ([], {}),
+        (["--new-flag-of-tomorrow", "x"], {"new_flag_of_tomorrow": "x"}),
+        ([], {}),
     ],
-)  # fmt: skip
+)
 def test_parse_returns_values_of_each_form(argv: list[str], expected: dict[str, object]) -> None:
     assert parse(argv) == expected
 

@@ -21,8 +21,10 @@ def test_the_definitions() -> None:
     found = rows[["ttft_s", "tpot_s", "normalized_s", "latency_s", "wait_s"]]
     assert found.iloc[0].tolist() == [1.0, 0.5, 0.6, 3.0, 0.5]
     assert rows["tpot_s"].isna().tolist() == [False, True, True] and rows["ok"].tolist() == [
-        True, True, False,
-    ]  # fmt: skip
+        True,
+        True,
+        False,
+    ]
     assert tabulate([]).empty
 
 

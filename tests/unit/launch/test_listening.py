@@ -14,11 +14,14 @@ from coldstart.launch import listening
 @pytest.mark.parametrize(
     ("host", "port", "given", "listen"),
     [
-        (None, None, [], ["--host", "127.0.0.1"]), (None, 9, [], ["--host", "127.0.0.1", "--port", "9"]),
-        ("0.0.0.0", None, [], ["--host", "0.0.0.0"]), (None, None, ["--host", "::"], []),
-        (None, None, ["--uds", "/run/s"], []), (None, None, ["--headless"], []),
+        (None, None, [], ["--host", "127.0.0.1"]),
+        (None, 9, [], ["--host", "127.0.0.1", "--port", "9"]),
+        ("0.0.0.0", None, [], ["--host", "0.0.0.0"]),
+        (None, None, ["--host", "::"], []),
+        (None, None, ["--uds", "/run/s"], []),
+        (None, None, ["--headless"], []),
     ],
-)  # fmt: skip
+)
 def test_choose_address(host: str | None, port: int | None, given: list[str], listen: list[str]) -> None:
     assert listening.choose_address(host, port, Arguments(given)) == listen
 
@@ -43,10 +46,13 @@ def test_require_free_port_refuses_one_in_use(host: str) -> None:
 @pytest.mark.parametrize(
     ("given", "exposed"),
     [
-        ([], True), (["--host", "::"], True), (["--host", "127.0.0.1"], False), (["--uds", "/run/s"], False),
+        ([], True),
+        (["--host", "::"], True),
+        (["--host", "127.0.0.1"], False),
+        (["--uds", "/run/s"], False),
         (["--host", "::", "--api-key", "k"], False),
     ],
-)  # fmt: skip
+)
 def test_describe_exposure_warns_when_others_need_no_key(given: list[str], exposed: bool) -> None:
     assert (listening.describe_exposure(Arguments(given), {}) is not None) == exposed
     assert listening.describe_exposure(Arguments(given), {"VLLM_API_KEY": "k"}) is None
@@ -55,10 +61,16 @@ def test_describe_exposure_warns_when_others_need_no_key(given: list[str], expos
 @pytest.mark.parametrize(
     ("host", "asked", "answers"),
     [
-        ("127.0.0.1", "localhost", True), ("localhost", "127.0.0.1", True), ("0.0.0.0", "127.0.0.1", True),
-        ("0.0.0.0", "0.0.0.0", True), ("::", "::1", True), ("::", "10.0.0.1", True),
-        ("0.0.0.0", "::1", False), ("127.0.0.1", "0.0.0.0", False), ("127.0.0.1", "10.0.0.1", False),
+        ("127.0.0.1", "localhost", True),
+        ("localhost", "127.0.0.1", True),
+        ("0.0.0.0", "127.0.0.1", True),
+        ("0.0.0.0", "0.0.0.0", True),
+        ("::", "::1", True),
+        ("::", "10.0.0.1", True),
+        ("0.0.0.0", "::1", False),
+        ("127.0.0.1", "0.0.0.0", False),
+        ("127.0.0.1", "10.0.0.1", False),
     ],
-)  # fmt: skip
+)
 def test_is_listening(host: str, asked: str, answers: bool) -> None:
     assert listening.is_listening(host, asked) == answers

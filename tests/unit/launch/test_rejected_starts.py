@@ -63,11 +63,13 @@ USAGE = "usage: api_server.py [-h]\napi_server.py: error: argument --max-model-l
         ),
         (SMALL_CACHE, "the available KV cache memory (0.1 GiB).", "a smaller --max-model-len", 1),
         (
-            USAGE, "vLLM rejects its arguments: argument --max-model-len: invalid value: 'x'",
-            "vllm serve --help=all", 2,
+            USAGE,
+            "vLLM rejects its arguments: argument --max-model-len: invalid value: 'x'",
+            "vllm serve --help=all",
+            2,
         ),
     ],
-)  # fmt: skip
+)
 def test_rejection_is_one_line_with_a_hint(text: str, message: str, hint: str, code: int) -> None:
     # A server reports its error in one line.
     for form in (text, " ".join(text.split())) if text != USAGE else (text,):

@@ -24,7 +24,7 @@ from coldstart.launch import (
     server,
     server_process,
     template_pool,
-)  # fmt: skip
+)
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server, has_ended
 from coldstart.models.inspection import Lookup
@@ -155,8 +155,11 @@ def test_auto_names_a_template_that_died(started: Started, template: Template) -
     assert document["mode"] == "fresh" and document["fast_path"]["mode"] is False
     assert [step["section"] for step in document["fallbacks"]] == ["template-engine"]
     assert [step["section"] for step in document["absent"]] == [
-        "standby", "snapshot", "template-runtime", "runtime-snapshot",
-    ]  # fmt: skip
+        "standby",
+        "snapshot",
+        "template-runtime",
+        "runtime-snapshot",
+    ]
 
 
 def test_start_falls_back_when_the_template_refuses(

@@ -34,9 +34,11 @@ OURS = Arguments(["--load-format", "coldstart"])
 NONE = Arguments()
 LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 5}
 NAMES = [
-    "model.embed_tokens.weight", *(f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(5)),
-    "model.norm.weight", "lm_head.weight",
-]  # fmt: skip
+    "model.embed_tokens.weight",
+    *(f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(5)),
+    "model.norm.weight",
+    "lm_head.weight",
+]
 
 
 def planned(names: Sequence[str] = NAMES) -> dict[str, Any]:
@@ -117,9 +119,11 @@ Use = Callable[..., Prefetcher]
 @pytest.mark.parametrize(
     ("build", "is_installed", "expected"),
     [
-        ("cuda", True, ["--load-format", "instanttensor"]), ("cuda", False, []), ("hip", True, []),
+        ("cuda", True, ["--load-format", "instanttensor"]),
+        ("cuda", False, []),
+        ("hip", True, []),
     ],
-)  # fmt: skip
+)
 def test_a_gpu_loads_with_instanttensor_where_vllm_can(
     local: Path,
     model: ResolvedModel,

@@ -36,16 +36,24 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 IDS = st.lists(st.integers(0, 1 << 31))
 PATHS = st.builds(Path, TEXT)
 TASKS = st.builds(
-    EngineTask, record=st.none() | PATHS, kv_note=st.none() | PATHS,
-    kv_plan=st.none() | st.lists(st.dictionaries(TEXT, TEXT | st.integers())), compiled=st.none() | PATHS,
-)  # fmt: skip
+    EngineTask,
+    record=st.none() | PATHS,
+    kv_note=st.none() | PATHS,
+    kv_plan=st.none() | st.lists(st.dictionaries(TEXT, TEXT | st.integers())),
+    compiled=st.none() | PATHS,
+)
 PLANS = st.builds(
-    LaunchPlan, st.lists(TEXT), key=TEXT, weights=TEXT, compile_dir=st.none() | TEXT,
+    LaunchPlan,
+    st.lists(TEXT),
+    key=TEXT,
+    weights=TEXT,
+    compile_dir=st.none() | TEXT,
     canary=st.none() | st.fixed_dictionaries({"prompt": IDS, "tokens": IDS}),
     env=st.dictionaries(st.from_regex(r"[A-Z]+_TESTED", fullmatch=True), TEXT),
-    weights_from=st.none() | st.builds(WeightsRequest, TEXT, PATHS), engine=TASKS,
+    weights_from=st.none() | st.builds(WeightsRequest, TEXT, PATHS),
+    engine=TASKS,
     fallbacks=st.lists(st.builds(Fallback, TEXT, TEXT, st.none() | TEXT.filter(bool))),
-)  # fmt: skip
+)
 
 
 @given(PLANS)
@@ -143,10 +151,12 @@ def test_plan_refuses_a_bundle_without_a_trusted_signature(lookup: Lookup) -> No
     [
         (["--api-server-count", "2"], ["--api-server-count"]),
         (["-asc", "4", "--grpc-port", "9000"], ["--api-server-count", "--grpc-port"]),
-        (["--grpc"], ["--grpc"]), (["--api-server-count", "1", "--no-grpc", "--seed", "3"], []),
-        (["--api-server-count=0"], []), ([], []),
+        (["--grpc"], ["--grpc"]),
+        (["--api-server-count", "1", "--no-grpc", "--seed", "3"], []),
+        (["--api-server-count=0"], []),
+        ([], []),
     ],
-)  # fmt: skip
+)
 def test_ignored_flags_are_named(words: list[str], named: list[str]) -> None:
     said = planning.list_unserved(Arguments(words))
     assert [line.reason.split()[0] for line in said] == named

@@ -187,7 +187,10 @@ def test_a_header_over_the_librarys_cap_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        [], None, {"a": {}}, {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0]}},
+        [],
+        None,
+        {"a": {}},
+        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0]}},
         {"a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 0]}},
         {"a": {"dtype": "U8", "shape": [1], "data_offsets": [-1, 0]}},
         {"a": {"dtype": "U8", "shape": ["1"], "data_offsets": [0, 1]}},
@@ -198,7 +201,7 @@ def test_a_header_over_the_librarys_cap_is_refused(tmp_path: Path) -> None:
         {"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, 1]}},
         {name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]} for name in ("a", "b")},
     ],
-)  # fmt: skip
+)
 def test_nonsense_is_named_by_its_file(tmp_path: Path, header: Any) -> None:
     path = _write(tmp_path / "m.safetensors", header, b"\0")
     with pytest.raises(

@@ -33,9 +33,13 @@ CODES = {
     "no-revision": (404, "RevisionNotFound", "no such revision"),
 }
 BODIES = {
-    "html": b"<html>Log in to this network</html>", "nothing": b"", "list": b"[]", "truncated": b'{"sha": "',
-    "nested": b"[" * 200_000, "no-commit": b'{"id": "acme/tiny", "sha": null, "siblings": []}',
-}  # fmt: skip
+    "html": b"<html>Log in to this network</html>",
+    "nothing": b"",
+    "list": b"[]",
+    "truncated": b'{"sha": "',
+    "nested": b"[" * 200_000,
+    "no-commit": b'{"id": "acme/tiny", "sha": null, "siblings": []}',
+}
 SLOW = ("silent", "dribbles")
 _SCRIPT = """
 import json, sys

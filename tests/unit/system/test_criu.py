@@ -29,10 +29,14 @@ def _hold(monkeypatch: pytest.MonkeyPatch, held: int, hard: int) -> None:
 @pytest.mark.parametrize(
     ("report", "is_accepted"),
     [
-        ("Version: 3.17", False), ("Version: 4.1.1", False), ("Version: 4.2", True),
-        ("Version: 4.10\nGitID: v4.10", True), ("Version: 5.0", True), ("nothing", True),
+        ("Version: 3.17", False),
+        ("Version: 4.1.1", False),
+        ("Version: 4.2", True),
+        ("Version: 4.10\nGitID: v4.10", True),
+        ("Version: 5.0", True),
+        ("nothing", True),
     ],
-)  # fmt: skip
+)
 def test_missing_names_the_version_when_criu_is_too_old(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report: str, is_accepted: bool
 ) -> None:

@@ -37,15 +37,19 @@ def test_the_root_cause_comes_before_the_end_and_noise_is_left_out(tmp_path: Pat
     log.write_text(
         "\n".join(
             [
-                "INFO loading", f"(EngineCore pid=7) ERROR 11-21 [core.py:1] {ROOT_CAUSE}",
-                *(f'  File "frame {number}"' for number in range(40)), ROOT_CAUSE,
-                *(f'  File "later frame {number}"' for number in range(20)), LAST,
+                "INFO loading",
+                f"(EngineCore pid=7) ERROR 11-21 [core.py:1] {ROOT_CAUSE}",
+                *(f'  File "frame {number}"' for number in range(40)),
+                ROOT_CAUSE,
+                *(f'  File "later frame {number}"' for number in range(20)),
+                LAST,
                 "nanobind: leaked 513 functions!",
-                *(f' - leaked function "{number}"' for number in range(30)), " - ... skipped remainder",
+                *(f' - leaked function "{number}"' for number in range(30)),
+                " - ... skipped remainder",
                 "See https://nanobind.readthedocs.io/en/latest/refleaks.html",
             ]
         )
-    )  # fmt: skip
+    )
     shown = exits.read_end(log).splitlines()
     assert shown[0] == ROOT_CAUSE and shown[-1] == LAST and len(shown) == 16
 

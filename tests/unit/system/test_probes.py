@@ -84,8 +84,10 @@ def test_probe_reports_a_store_that_cannot_be_created(tmp_path: Path) -> None:
 
 def test_modes_follow_the_probes() -> None:
     good = [
-        Probe("vllm", "ok", "x", required=True), Probe("template", "ok", "x"), Probe("criu", "missing", "x"),
-    ]  # fmt: skip
+        Probe("vllm", "ok", "x", required=True),
+        Probe("template", "ok", "x"),
+        Probe("criu", "missing", "x"),
+    ]
     allowed = [name for name, yes in modes.list_permitted(good).items() if yes]
     assert allowed == ["template-engine", "template-runtime", "fresh"]
     bad = [Probe("vllm", "missing", "x", required=True), Probe("criu", "ok", "x")]

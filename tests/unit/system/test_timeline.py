@@ -61,9 +61,12 @@ def test_a_server_outlives_its_recorder_and_a_full_file(
 
 spans = st.builds(
     lambda name, start, length, track, pid: Span(name, start, start + length, track, pid=pid),
-    st.text(max_size=60), st.integers(0, 100), st.integers(0, 50), st.sampled_from(["a", "b"]),
+    st.text(max_size=60),
+    st.integers(0, 100),
+    st.integers(0, 50),
+    st.sampled_from(["a", "b"]),
     st.integers(1, 2),
-)  # fmt: skip
+)
 
 
 @given(st.lists(spans, max_size=12))

@@ -35,12 +35,15 @@ def validate(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Validate:
 @pytest.mark.parametrize(
     ("level", "ours", "plain", "expected"),
     [
-        ("load", "serves", "dies", []), ("load", "dies", "serves", ["CS-LOAD"]),
-        ("load", "fell-back", "serves", ["CS-FALLBACK"]), ("load", "other-canary", "serves", ["CS-CANARY"]),
-        ("replay", "serves", "serves", []), ("replay", "other-tokens", "serves", ["CS-REPLAY", "CS-REPLAY"]),
+        ("load", "serves", "dies", []),
+        ("load", "dies", "serves", ["CS-LOAD"]),
+        ("load", "fell-back", "serves", ["CS-FALLBACK"]),
+        ("load", "other-canary", "serves", ["CS-CANARY"]),
+        ("replay", "serves", "serves", []),
+        ("replay", "other-tokens", "serves", ["CS-REPLAY", "CS-REPLAY"]),
         ("replay", "serves", "dies", ["CS-REFERENCE-START"]),
     ],
-)  # fmt: skip
+)
 def test_start_reports_findings(
     validate: Validate, level: Level, ours: str, plain: str, expected: list[str]
 ) -> None:

@@ -146,12 +146,14 @@ def _leave(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "change", "expected"),
     [
-        (_leave, _leave, []), (_leave, _save_shards, []),
+        (_leave, _leave, []),
+        (_leave, _save_shards, []),
         (_leave, lambda directory: _overwrite(directory / "model.safetensors"), ["CS-OTHER-WEIGHTS"]),
-        (_save_shards, _replace_a_shard, ["CS-OTHER-WEIGHTS"]), (_leave, _quantize, ["CS-NOT-SERVED"]),
+        (_save_shards, _replace_a_shard, ["CS-OTHER-WEIGHTS"]),
+        (_leave, _quantize, ["CS-NOT-SERVED"]),
     ],
     ids=["copy", "other-files", "other-bytes", "one-shard", "quantized"],
-)  # fmt: skip
+)
 def test_a_bundle_is_validated_with_its_own_weights(
     materialized: Materialized,
     monkeypatch: pytest.MonkeyPatch,

@@ -20,22 +20,33 @@ NEXT = "COLDSTART_TEST_NEXT_VLLM"
 """Directories for PYTHONPATH with an unpacked vLLM 0.33, whose parsers are compared too."""
 
 LIMITED: dict[str, list[str]] = {
-    "tensor parallel": ["-tp", "2"], "pipeline parallel": ["--pipeline-parallel-size=2"],
-    "data parallel": ["--data-parallel-size", "2"], "prefill context parallel": ["-pcp", "2"],
-    "several processes": ["--api-server-count", "2"], "grpc": ["--grpc"], "headless": ["--headless"],
-    "key": ["--api-key", "k"], "socket": ["--uds", "/tmp/s"], "middleware": ["--middleware", "a.b"],
-    "tls key": ["--ssl-keyfile", "k"], "tls": ["--ssl-certfile", "c"],
-    "tls authority": ["--ssl-ca-certs", "c"], "tls refresh": ["--enable-ssl-refresh"],
-    "tls ciphers": ["--ssl-ciphers", "c"], "logits": ["--logprobs-mode", "raw_logits"],
+    "tensor parallel": ["-tp", "2"],
+    "pipeline parallel": ["--pipeline-parallel-size=2"],
+    "data parallel": ["--data-parallel-size", "2"],
+    "prefill context parallel": ["-pcp", "2"],
+    "several processes": ["--api-server-count", "2"],
+    "grpc": ["--grpc"],
+    "headless": ["--headless"],
+    "key": ["--api-key", "k"],
+    "socket": ["--uds", "/tmp/s"],
+    "middleware": ["--middleware", "a.b"],
+    "tls key": ["--ssl-keyfile", "k"],
+    "tls": ["--ssl-certfile", "c"],
+    "tls authority": ["--ssl-ca-certs", "c"],
+    "tls refresh": ["--enable-ssl-refresh"],
+    "tls ciphers": ["--ssl-ciphers", "c"],
+    "logits": ["--logprobs-mode", "raw_logits"],
     "processed logits": ["--logprobs-mode=processed_logits"],
     "draft": ["--speculative-config", '{"model": "m"}'],
-}  # fmt: skip
+}
 FREE: dict[str, list[str]] = {
-    "nothing": [], "one rank": ["--tensor-parallel-size", "1"], "one process": ["--api-server-count", "1"],
+    "nothing": [],
+    "one rank": ["--tensor-parallel-size", "1"],
+    "one process": ["--api-server-count", "1"],
     "log probabilities": ["--logprobs-mode", "processed_logprobs"],
     "address": ["--host", "127.0.0.1", "--port", "9"],
     "engine": ["--max-model-len", "1k", "--enable-sleep-mode", "--served-model-name", "a", "b"],
-}  # fmt: skip
+}
 
 # Parse each line with vLLM's own parser, and check it with vLLM's own checks.
 VLLM = """
@@ -114,8 +125,10 @@ def test_our_limits_are_those_of_vllm(judged: dict[str, dict[str, Any]]) -> None
     for name, words in (LIMITED | FREE).items():
         ours = gpu_starts.find_snapshot_limit(Arguments(words), REPOSITORY, COMMIT, {})
         assert ("error" in judged[name]) == (ours is not None) == (name in LIMITED), (
-            name, judged[name], ours,
-        )  # fmt: skip
+            name,
+            judged[name],
+            ours,
+        )
         assert ours is None or all(ours)
     assert "error" in judged["no commit"]
 
@@ -159,9 +172,11 @@ def test_a_snapshot_of_another_engine_is_recognized() -> None:
     assert gpu_starts.find_difference(manifest, engine, COMMIT) is None
     assert gpu_starts.read_tree(manifest) == [7, 9]
     others = (
-        {"model": "org/other"}, {"model_revision": "f" * 40}, {"engine_argv": _engine(["--seed", "1"])},
+        {"model": "org/other"},
+        {"model_revision": "f" * 40},
+        {"engine_argv": _engine(["--seed", "1"])},
         {"model": None},
-    )  # fmt: skip
+    )
     for other in others:
         assert gpu_starts.find_difference(manifest | other, engine, COMMIT)
     for tree in (None, [], [1], ["7"], [True], 7):

@@ -27,8 +27,10 @@ def write(path: Path, tensors: dict[str, bytes]) -> bytes:
     data = b""
     for name, content in tensors.items():
         header[name] = {
-            "dtype": "U8", "shape": [len(content)], "data_offsets": [len(data), len(data) + len(content)],
-        }  # fmt: skip
+            "dtype": "U8",
+            "shape": [len(content)],
+            "data_offsets": [len(data), len(data) + len(content)],
+        }
         data += content
     text = json.dumps(header).encode()
     whole = struct.pack("<Q", len(text)) + text + data

@@ -104,8 +104,12 @@ def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Flee
         monkeypatch.setattr(deployments.profiles, "look_up_launch", lambda *_, **__: found)
         monkeypatch.setattr(deployments.keys, "compose", lambda *_: None)
         figures: dict[str, Any] = {
-            "memory": "2GB", "size": "1GB", "idle_s": 60.0, "batch": 8, "start_s": start_s,
-        }  # fmt: skip
+            "memory": "2GB",
+            "size": "1GB",
+            "idle_s": 60.0,
+            "batch": 8,
+            "start_s": start_s,
+        }
         limits, cache = parse_limits(slo), Cache(tmp_path)
         return build_deployment(launch, cache, offline=True, workers=(0, 1), slo=limits, **figures).spec
 

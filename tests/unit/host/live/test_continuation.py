@@ -53,8 +53,10 @@ def test_continuation_requests_the_rest_and_removes_extra_members() -> None:
     usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
     last = stream.take(_event({}, usage=usage) + b"data: [DONE]\n\n")
     assert json.loads(last.split(b"\n\n")[0][6:])["usage"] == {
-        "prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7,
-    }  # fmt: skip
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+    }
     assert stream.ended and not stream.broken
 
 
@@ -107,8 +109,11 @@ def test_chat_continues_as_a_chat() -> None:
     assert stream is not None
     stream.request(CHAT)
     role = {
-        "index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None,
-    }  # fmt: skip
+        "index": 0,
+        "delta": {"role": "assistant", "content": ""},
+        "logprobs": None,
+        "finish_reason": None,
+    }
     head = {"object": "chat.completion.chunk"}
     first = _event(role, prompt_token_ids=PROMPT, **head)
     said = _event({**role, "delta": {"content": "a"}, "token_ids": [11]}, **head)
@@ -167,21 +172,26 @@ def test_a_stream_that_has_all_its_tokens_needs_no_server() -> None:
 @pytest.mark.parametrize(
     ("path", "given", "words", "named"),
     [
-        (COMPLETIONS, {}, [], ""), (COMPLETIONS, {"prompt": [1, 2]}, [], ""),
+        (COMPLETIONS, {}, [], ""),
+        (COMPLETIONS, {"prompt": [1, 2]}, [], ""),
         (COMPLETIONS, {"seed": 1}, [], ""),
         (COMPLETIONS, {"n": 1, "logprobs": None, "stop": [], "presence_penalty": 0.0}, [], ""),
-        (COMPLETIONS, {"seed": 1, "temperature": 0.5}, [], "seed"), (COMPLETIONS, {"n": 2}, [], "n"),
-        (COMPLETIONS, {"logprobs": 0}, [], "logprobs"), (COMPLETIONS, {"stop": ["x"]}, [], "stop"),
+        (COMPLETIONS, {"seed": 1, "temperature": 0.5}, [], "seed"),
+        (COMPLETIONS, {"n": 2}, [], "n"),
+        (COMPLETIONS, {"logprobs": 0}, [], "logprobs"),
+        (COMPLETIONS, {"stop": ["x"]}, [], "stop"),
         (COMPLETIONS, {"frequency_penalty": 0.5}, [], "frequency_penalty"),
         (COMPLETIONS, {"response_format": {"type": "json_object"}}, [], "response_format"),
         (COMPLETIONS, {"structured_outputs": {"regex": "a"}}, [], "structured_outputs"),
         (COMPLETIONS, {"unheard_of": 1}, [], "unheard_of"),
-        (COMPLETIONS, {"prompt": ["a", "b"]}, [], "prompt"), ("/v1/responses", {}, [], "/v1/responses"),
-        (CHAT, {}, [], ""), (CHAT, {"tools": [{"type": "function"}]}, [], "tools"),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, [], "prompt"),
+        ("/v1/responses", {}, [], "/v1/responses"),
+        (CHAT, {}, [], ""),
+        (CHAT, {"tools": [{"type": "function"}]}, [], "tools"),
         (CHAT, {}, ["--reasoning-parser", "x"], "a parser of the server"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, [], "messages"),
     ],
-)  # fmt: skip
+)
 def test_reason_against_a_continuation_is_named(
     path: str, given: dict[str, Any], words: list[str], named: str
 ) -> None:

@@ -111,11 +111,14 @@ def test_request_that_two_servers_abort_is_a_502(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "kind"),
     [
-        (b"{", 400, "BadRequestError"), (b"[]", 400, "BadRequestError"),
-        (b'{"model": 5}', 400, "BadRequestError"), (b'{"model": "nobody"}', 404, "NotFoundError"),
-        (b"{}", 404, "NotFoundError"), (b"[" * 100_000, 400, "BadRequestError"),
+        (b"{", 400, "BadRequestError"),
+        (b"[]", 400, "BadRequestError"),
+        (b'{"model": 5}', 400, "BadRequestError"),
+        (b'{"model": "nobody"}', 404, "NotFoundError"),
+        (b"{}", 404, "NotFoundError"),
+        (b"[" * 100_000, 400, "BadRequestError"),
     ],
-)  # fmt: skip
+)
 def test_unroutable_request_gets_an_error_in_openai_format(
     tmp_path: Path, body: bytes, status: int, kind: str
 ) -> None:

@@ -35,9 +35,11 @@ class Bundle:
 def _found(stages: Any, path: Path) -> Any:
     model = SimpleNamespace(path=path, argument="m")
     return SimpleNamespace(
-        bundle=Bundle(stages), model=model, key=key(),
+        bundle=Bundle(stages),
+        model=model,
+        key=key(),
         format_materialize=lambda *words: " ".join(("coldstart materialize m", *words)),
-    )  # fmt: skip
+    )
 
 
 STAGES = {"memory_bytes": 5, "ready_s": 2.0, "device_bytes": 9}

@@ -227,7 +227,10 @@ def _describe_start(tmp_path: Path, **launch: Any) -> dict[str, Any]:
 def test_supervisor_finds_the_modules_of_a_start_imported(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SUPERVISOR, json.dumps(_describe_start(tmp_path, on_miss="warn"))],
-        check=False, env={**os.environ, SUPERVISOR_ENV: str(os.getpid())}, capture_output=True, text=True,
+        check=False,
+        env={**os.environ, SUPERVISOR_ENV: str(os.getpid())},
+        capture_output=True,
+        text=True,
         timeout=60,
-    )  # fmt: skip
+    )
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

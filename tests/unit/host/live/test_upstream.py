@@ -81,10 +81,12 @@ def test_a_request_arrives_as_it_was_sent_and_connections_are_used_again(tmp_pat
         (b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nuntil the end", b"until the end"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok", None),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n", None),
-        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nnonsense", None), (b"HTTP/1.1 2", None),
-        (b"SSH-2.0-OpenSSH\r\n", None), (b"", None),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nnonsense", None),
+        (b"HTTP/1.1 2", None),
+        (b"SSH-2.0-OpenSSH\r\n", None),
+        (b"", None),
     ],
-)  # fmt: skip
+)
 def test_incomplete_answer_is_refused(tmp_path: Path, said: bytes, found: bytes | None) -> None:
     async def work() -> None:
         async with _saying(tmp_path, said) as there:

@@ -94,8 +94,10 @@ def test_server_uses_directory_and_environment_of_the_client(
             os.dup2(saved[0], 0)
             os.dup2(saved[1], 2)
     assert (tmp_path / "out").read_text().split(maxsplit=2) == [
-        str(tmp_path), "something", "read from the client\n",
-    ]  # fmt: skip
+        str(tmp_path),
+        "something",
+        "read from the client\n",
+    ]
     running.process.signal(signal.SIGKILL)
     assert running.process.wait() == 137
 

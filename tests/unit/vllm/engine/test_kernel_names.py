@@ -39,9 +39,12 @@ def _compile(cache: Path, **more: str) -> tuple[str, str]:
         "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
     done = subprocess.run(
-        [sys.executable, "-P", "-c", COMPILE], env=environment | more, capture_output=True, text=True,
+        [sys.executable, "-P", "-c", COMPILE],
+        env=environment | more,
+        capture_output=True,
+        text=True,
         check=True,
-    )  # fmt: skip
+    )
     place, result = done.stdout.split()
     return place, result
 
@@ -63,9 +66,13 @@ def test_name_differs_when_source_or_flags_differ(codecache: Any) -> None:
     names = [
         codecache.write(source, "main.cpp", extra=f"{optimized} {COMMAND.format(place)}{flags}")[0]
         for source, optimized, place, flags in (
-            ("a", None, "/one", ""), ("a", None, "/two", ""), ("b", None, "/one", ""),
-            ("a", None, "/one", "-mavx2"), ("a", "x -INFINITY", "/one", ""), ("a", "x -INT_MAX", "/one", ""),
+            ("a", None, "/one", ""),
+            ("a", None, "/two", ""),
+            ("b", None, "/one", ""),
+            ("a", None, "/one", "-mavx2"),
+            ("a", "x -INFINITY", "/one", ""),
+            ("a", "x -INT_MAX", "/one", ""),
         )
-    ]  # fmt: skip
+    ]
     assert names[0] == names[1]
     assert len({*names}) == 5

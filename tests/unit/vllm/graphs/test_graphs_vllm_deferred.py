@@ -46,11 +46,20 @@ class Runner:
         )  # fmt: skip
         manager = self.cudagraph_manager = CudaGraphManager.__new__(CudaGraphManager)
         vars(manager).update(
-            vllm_config=self.vllm_config, compilation_config=self.vllm_config.compilation_config,
-            cudagraph_mode=self.mode, decode_query_len=1, varlen_decode=False, max_num_reqs=max(SIZES),
-            lora_capture_cases=[0], ubatch_runner=None, graphs={}, _graphs_captured=True, _lora_dispatch_map={},
-            _candidates={}, _capture_descs={},
-        )  # fmt: skip
+            vllm_config=self.vllm_config,
+            compilation_config=self.vllm_config.compilation_config,
+            cudagraph_mode=self.mode,
+            decode_query_len=1,
+            varlen_decode=False,
+            max_num_reqs=max(SIZES),
+            lora_capture_cases=[0],
+            ubatch_runner=None,
+            graphs={},
+            _graphs_captured=True,
+            _lora_dispatch_map={},
+            _candidates={},
+            _capture_descs={},
+        )
         manager._init_candidates()
 
     def capture_model(self) -> int:

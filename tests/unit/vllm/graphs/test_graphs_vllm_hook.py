@@ -102,8 +102,14 @@ def test_nothing_is_patched_without_a_request_or_support(
     assert reported() == reasons
 
 
-@pytest.mark.parametrize("plan", [None, LaunchPlan([], key="k", canary={"prompt": [1]}),
-                                  LaunchPlan([], engine=EngineTask(restore=Path("/g")))])  # fmt: skip
+PLANS = [
+    None,
+    LaunchPlan([], key="k", canary={"prompt": [1]}),
+    LaunchPlan([], engine=EngineTask(restore=Path("/g"))),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS)
 def test_the_plan_says_whether_the_plug_in_is_wanted(
     monkeypatch: pytest.MonkeyPatch, plan: LaunchPlan | None
 ) -> None:

@@ -102,11 +102,14 @@ def test_a_bundle_of_another_engine_and_a_capture_for_profiling_restore_nothing(
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [
-        ({"parallel_config": SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1)}, "collectives"),
+        (
+            {"parallel_config": SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1)},
+            "collectives",
+        ),
         ({"vllm_config": SimpleNamespace(use_cumem_cudagraph_pool=True)}, "--sleep-mode-offload-cudagraph"),
         ({"use_aux_hidden_state_outputs": True}, "inner layers"),
     ],
-)  # fmt: skip
+)
 def test_graphs_of_an_engine_that_is_not_supported_are_captured_and_not_recorded(
     here: Here, recorded: Path, tmp_path: Path, engine: dict[str, Any], reason: str
 ) -> None:
@@ -163,9 +166,11 @@ def test_tokens_and_kv_are_whole_storages_and_outputs_are_rows(monkeypatch: pyte
     model, manager = SimpleNamespace(get_vocab_size=lambda: 64), SimpleNamespace(hidden_states=output)
     full, written = {str(n): SimpleNamespace(num_tokens=n) for n in (2, 9)}, list[Any]()
     found = restore.create_workload(
-        SimpleNamespace(model_config=model, cudagraph_manager=manager), Any, full,  # type: ignore[arg-type]
+        SimpleNamespace(model_config=model, cudagraph_manager=manager),
+        Any,
+        full,  # type: ignore[arg-type]
         lambda descriptor, warmup: written.append((descriptor, warmup)),
-    )  # fmt: skip
+    )
     assert found.tokens == [((ids.data_ptr(), 16), 4)] and found.kv == [(kv.data_ptr(), 24)]
     assert found.outputs == {"2": (output.data_ptr(), 64), "9": (output.data_ptr(), 128)}
     found.write("9")
