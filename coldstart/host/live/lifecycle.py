@@ -109,9 +109,10 @@ class Lifecycle:
         """Start a server, and observe it until its end."""
         launch, began = self.launches[model], self.clock()
         self.log.write("start", model=model, tier=tier)
-        await self.template.wait(launch)
+        # The timer of the wait can end a moment before the deadline of the start.
+        in_time = await self.template.wait(launch)
         waited_s = self.clock() - began
-        server = self._begin(launch, began)
+        server = self._begin(launch, self._ready_timeout_s - waited_s if in_time else 0.0)
         if server is None:
             return
         residence = self.residences[model] = Residence(launch, server, began)
@@ -137,16 +138,15 @@ class Lifecycle:
         cause = residence.failure or Failure(residence.reason)
         self.emit(events.Failed(model, cause.message, external, cause.hint, cause.code))
 
-    def _begin(self, launch: Launch, began: float) -> ModelServer | None:
-        """Return a new server; if it cannot be created, report a failed start to the core and return None."""
-        left = self._ready_timeout_s - (self.clock() - began)
+    def _begin(self, launch: Launch, remaining_s: float) -> ModelServer | None:
+        """Return a new server, which has `remaining_s` to get ready; without one, report a failed start and return None."""
         try:
-            if left > 0 and not self.facts.stopping:
-                return self.servers.begin(StartOrder(launch, left, environment=show_devices(launch)))
+            if remaining_s > 0 and not self.facts.stopping:
+                return self.servers.begin(StartOrder(launch, remaining_s, environment=show_devices(launch)))
             reason = STOPPING if self.facts.stopping else self._too_late()
         except OSError as error:  # no descriptor, no disk, no process
             reason = f"cannot start a server: {error.strerror or error}"
-        self._record_failed_start(launch.name, reason, self.clock() - began)
+        self._record_failed_start(launch.name, reason, self._ready_timeout_s - remaining_s)
         self.emit(events.Failed(launch.name, reason))
         return None
 

@@ -86,13 +86,15 @@ class RuntimeTemplate:
         self.log.write("template failed", model=launch.name, level=RUNTIME, reason=reason)
         self.facts.template_error = reason
 
-    async def wait(self, launch: Launch) -> None:
-        """Wait until the template is ready or has failed, if the start of this model uses it.
+    async def wait(self, launch: Launch) -> bool:
+        """Wait until the template is ready or has failed, if the start of this model uses it; return False after the timeout.
 
         A start without a template would have to import the same modules.
         """
-        if self._process is not None and launch.mode in FORKED:
-            await asyncio.wait([self._process.ready], timeout=self._ready_timeout_s)
+        if self._process is None or launch.mode not in FORKED:
+            return True
+        done, _ = await asyncio.wait([self._process.ready], timeout=self._ready_timeout_s)
+        return bool(done)
 
     def drain(self) -> None:
         """Build no further template."""
