@@ -23,7 +23,7 @@ from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError, describe
 from coldstart.lab import records
 from coldstart.lab.live import Target, replay
-from coldstart.lab.plan import TracePlan, time_requests
+from coldstart.lab.plan import TracePlan, estimate_times
 from coldstart.lab.records import Replay
 from coldstart.lab.traces import TraceReport, TraceRequest
 from coldstart.scheduling import settings
@@ -121,7 +121,7 @@ def command(
             "--host and --fleet exclude each other: each chooses its own simulation", hint="give one of them"
         )
     _check_target(kind, file, target, profile)
-    limits: records.Limits = {None: found} if (found := records.parse_slo(slo)) else {}
+    limits: records.SloLimits = {None: found} if (found := records.parse_slo(slo)) else {}
     try:
         plan = TracePlan(file, **settings)
         plans = [plan] if sweep is None else _plan_sweep(plan, sweep, slo, common.typed)
@@ -132,8 +132,8 @@ def command(
         raise UsageError(str(problem), hint="coldstart trace-replay --help") from problem
     systems: dict[str, Serve]
     if kind == LIVE:
-        key, by_row = environment.OPENAI_API_KEY.read() or None, bool(plan.models)
-        systems = _list_servers(target or [], model, key, by_row, timeout)
+        key, uses_row_model = environment.OPENAI_API_KEY.read() or None, bool(plan.models)
+        systems = _list_servers(target or [], model, key, uses_row_model, timeout)
     else:
         times = None if profile is None and kind == FLEET else _profile(profile, common)
         if kind == ENGINE:
@@ -149,7 +149,7 @@ def command(
 
 def _list_servers(urls: Iterable[str], *options: Any) -> dict[str, Serve]:
     def send(target: Target, plan: TracePlan, trace: Trace) -> Replay:
-        return replay(plan.arrange(trace), target, plan.seed)
+        return replay(plan.transform(trace), target, plan.seed)
 
     try:
         return {url: partial(send, Target(url, *options)) for url in urls}
@@ -169,9 +169,9 @@ def _list_simulations(kind: str, paths: Sequence[Path], times: IterationProfile 
 
     def serve(path: Path, plan: TracePlan, trace: Trace) -> Replay:
         file = files[path]
-        rows = plan.over([model.name for model in file.models], path).arrange(trace)
+        rows = plan.with_models([model.name for model in file.models], path).transform(trace)
         costs = {model.name: model.costs for model in file.models} if kind == FLEET else {}
-        requests = time_requests(rows, times, costs)
+        requests = estimate_times(rows, times, costs)
         if kind == HOST:
             return host.simulate(requests, file.models, file.settings)
         return fleet.simulate(requests, file.servers, file.models, file.settings)
@@ -191,7 +191,7 @@ def _on_engine(
     # This import loads vLLM, which takes seconds.
     from coldstart.lab import engine
 
-    return engine.replay(plan.arrange(trace), times, choice, blocks)
+    return engine.replay(plan.transform(trace), times, choice, blocks)
 
 
 def _check_target(kind: str, file: Path, target: list[str] | None, profile: str | None) -> None:
@@ -248,12 +248,12 @@ def _replay(
     plans: Sequence[TracePlan],
     systems: Mapping[str, Serve],
     kind: str,
-    limits: records.Limits,
+    limits: records.SloLimits,
     *,
     is_sweep: bool,
 ) -> None:
     """Replay the trace by each plan on each system in each round, in turns that rotate; write the report of it all."""
-    from coldstart.lab.report import Run, report
+    from coldstart.lab.report import ReplayRun, report
 
     rows = TraceReport()
     trace = plans[0].read(rows)
@@ -261,7 +261,7 @@ def _replay(
         raise UsageError(
             f"the trace {plans[0].path} contains no rows", hint="use a file with a row for each request"
         )
-    runs: list[Run] = []
+    runs: list[ReplayRun] = []
     rounds = plans[0].rounds
     compares = is_sweep or rounds > 1 or len(systems) > 1
     for plan, number, name in _take_turns(plans, [*systems]):
@@ -270,10 +270,10 @@ def _replay(
         where += f", round {number + 1}" if rounds > 1 else ""
         with common.out.phase(f"replay the trace{where}"):
             done = systems[name](replace(plan, seed=plan.seed + number), trace)
-        runs.append(Run.from_replay(name, plan.rate if is_sweep else None, number, done, limits))
-        if done.ended != "complete":
+        runs.append(ReplayRun.from_replay(name, plan.rate if is_sweep else None, number, done, limits))
+        if done.end_reason != "complete":
             break
-    give(common.out, exports, report(kind, runs, asdict(rows), compares=compares))
+    give(common.out, exports, report(kind, runs, asdict(rows), is_comparison=compares))
     for row in rows.bad_rows[:5]:
         common.out.warn(f"line {row.line} skipped: {row.reason}")
     if rows.skipped > 5:

@@ -14,7 +14,7 @@ from math import log, sqrt
 from random import Random
 
 from benchmarks.traces import HERE
-from coldstart.lab.plan import gamma_gaps
+from coldstart.lab.plan import generate_gamma_gaps
 
 Sizes = list[tuple[int, int]]
 """Prompt and output tokens of each request."""
@@ -41,5 +41,5 @@ def _draw(random: Random, mean: float, cv: float) -> int:
 
 def arrive(sizes: Sizes, rate: float, cv: float = 1.0, seed: int = 1) -> list[tuple[float, int, int]]:
     """Return the requests with arrivals of a gamma process: seconds, prompt, output."""
-    times = accumulate(gamma_gaps(rate, cv, Random(seed)))
+    times = accumulate(generate_gamma_gaps(rate, cv, Random(seed)))
     return [(time, *size) for time, size in zip(times, sizes, strict=False)]

@@ -28,7 +28,7 @@ from benchmarks.common import finish
 from benchmarks.papers.engine import BANDWIDTH, OPT_13B, capacity
 from benchmarks.papers.lengths import LONGEST, alpaca, sharegpt
 from benchmarks.traces import azure_conversation, mooncake_conversation
-from coldstart.lab.plan import rearrive
+from coldstart.lab.plan import replace_arrivals
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling.shadow import Answered, Key, QueueModel
 
@@ -95,7 +95,7 @@ def compare(base: Figures, other: Figures) -> Figures:
 def run_cell(rows: Sequence[TraceRequest], load: float | str, kv_tokens: int, seed: int) -> dict[str, Any]:
     """Return the figures of one cell."""
     full = capacity(OPT_13B, [(row.prompt_tokens, row.output_tokens) for row in rows], BATCH)
-    arrivals = list(rearrive(rows, full * load if isinstance(load, float) else 1e6, 1, seed))
+    arrivals = list(replace_arrivals(rows, full * load if isinstance(load, float) else 1e6, 1, seed))
     orders = list_orders(seed)
     found = {name: predict(arrivals, kv_tokens, key) for name, key in orders.items()}
     return {

@@ -37,7 +37,7 @@ from benchmarks.common import about, finish, parser
 from benchmarks.host.live import spread
 from coldstart.bench import facts
 from coldstart.lab.live import VOCABULARY
-from coldstart.lab.plan import prompt_tokens
+from coldstart.lab.plan import generate_prompt
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling.profile import FALLBACK_PROFILE
 from coldstart.scheduling.settings import DEADLINE, FCFS, MLFQ, SchedulerSettings
@@ -83,7 +83,7 @@ def draw(number: int) -> Burst:
         for _ in range(REQUESTS)
     ]
     rows = [TraceRequest(0.0, prompt, output) for prompt, output in sizes]
-    return [(prompt_tokens(row, i, number, VOCABULARY), row.output_tokens) for i, row in enumerate(rows)]
+    return [(generate_prompt(row, i, number, VOCABULARY), row.output_tokens) for i, row in enumerate(rows)]
 
 
 async def ask(client: aiohttp.ClientSession, prompt: Sequence[int], output: int) -> tuple[float, list[int]]:
@@ -181,7 +181,7 @@ class Stepper:
     def _emit(self, name: str, tokens: int, ended: bool) -> None:
         if ended:
             row = TraceRequest(0.0, 64, self.random.randint(200, 400))
-            prompt = prompt_tokens(row, self.added, 1, VOCABULARY)
+            prompt = generate_prompt(row, self.added, 1, VOCABULARY)
             self.engine.add(str(self.added), prompt, row.output_tokens)
             self.added += 1
 

@@ -1,1 +1,1 @@
-"""Tools that explain and reproduce results: traces, replays and simulators. No server needs them."""
+"""Trace replay and simulators, for experiments and reproduction of results. No server imports this package."""

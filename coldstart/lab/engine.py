@@ -1,4 +1,4 @@
-"""Simulator of one server: vLLM's own scheduler on the virtual clock of the loop."""
+"""Simulator of one server: runs vLLM's own scheduler on a virtual clock."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import partial
 from math import inf
 
 from coldstart.errors import UsageError
-from coldstart.lab.loop import Call, Loop, Timer
-from coldstart.lab.plan import prompt_tokens
+from coldstart.lab.loop import Call, EventLoop, Timer
+from coldstart.lab.plan import generate_prompt
 from coldstart.lab.records import Replay, RequestRecord
 from coldstart.lab.traces import TraceRequest
 from coldstart.scheduling.profile import IterationProfile
@@ -20,15 +20,15 @@ VOCABULARY = 1 << 31
 
 
 class EngineSimulator:
-    """One server; `run` it once. `records` are in order of arrival."""
+    """Simulator of one server, for a single `run`. `records` are in order of arrival."""
 
     def __init__(
         self, profile: IterationProfile, settings: SchedulerSettings, machine: EngineResources
     ) -> None:
-        self.engine = VirtualEngine(profile, settings, machine, self._emit)
+        self.engine = VirtualEngine(profile, settings, machine, self._on_output)
         self.records: list[RequestRecord] = []
-        self._policy, self._loop = settings.policy, Loop()
-        self._timer: Timer | None = None
+        self._policy, self._loop = settings.policy, EventLoop()
+        self._step_timer: Timer | None = None
 
     @property
     def now(self) -> float:
@@ -36,40 +36,40 @@ class EngineSimulator:
         return self._loop.now
 
     def run(self, rows: Iterable[TraceRequest]) -> list[RequestRecord]:
-        """Replay rows in order of arrival.
+        """Replay rows, which must be in order of arrival; return their records.
 
         Raises:
-            ValueError: The KV of a request never fits the device.
-            UsageError: The scheduler cannot continue.
+            ValueError: A request needs more KV blocks than the device has.
+            UsageError: The scheduler can run no unfinished request.
         """
         self._loop.run(self._arrivals(rows))
-        if left := [record for record in self.records if record.finished_s is None]:
-            raise self._deadlock(left)
+        if unfinished := [record for record in self.records if record.finished_s is None]:
+            raise self._build_deadlock_error(unfinished)
         return self.records
 
     def _arrivals(self, rows: Iterable[TraceRequest]) -> Iterator[tuple[float, Call]]:
-        for number, row in enumerate(rows):
-            yield row.arrival_s, partial(self._arrive, number, row)
+        for index, row in enumerate(rows):
+            yield row.arrival_s, partial(self._on_arrival, index, row)
 
-    def _arrive(self, number: int, row: TraceRequest) -> None:
-        prompt = prompt_tokens(row, number, 0, VOCABULARY)
-        self.engine.add(str(number), prompt, row.output_tokens)
-        record = row.record(number, "simulated")
+    def _on_arrival(self, index: int, row: TraceRequest) -> None:
+        prompt = generate_prompt(row, index, 0, VOCABULARY)
+        self.engine.add(str(index), prompt, row.output_tokens)
+        record = row.create_record(index, "simulated")
         record.sent_s = row.arrival_s
         self.records.append(record)
         if self.engine.idle:
-            self._plan(self.now)
+            self._schedule_step(self.now)
 
-    def _plan(self, time: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.plan(time, self._step) if time < inf else None
+    def _schedule_step(self, time: float) -> None:
+        if self._step_timer is not None:
+            self._step_timer.cancel()
+        self._step_timer = self._loop.call_at(time, self._step) if time < inf else None
 
     def _step(self) -> None:
-        self._timer = None
-        self._plan(self.engine.step(self.now))
+        self._step_timer = None
+        self._schedule_step(self.engine.step(self.now))
 
-    def _emit(self, name: str, tokens: int, ended: bool) -> None:
+    def _on_output(self, name: str, tokens: int, ended: bool) -> None:
         record = self.records[int(name)]
         if tokens and record.first_token_s is None:
             record.first_token_s = self.now
@@ -77,19 +77,19 @@ class EngineSimulator:
         if ended:
             record.finished_s = self.now
 
-    def _deadlock(self, left: list[RequestRecord]) -> Exception:
-        """Return the error of a scheduler that runs no request.
+    def _build_deadlock_error(self, unfinished: list[RequestRecord]) -> Exception:
+        """Return the exception for a scheduler that runs none of the unfinished requests.
 
-        Placement counts one block beyond the tokens of an evicted request, so one as large as the device may not return.
+        Placement reserves one block more than an evicted request holds, so a request as large as the device cannot resume.
         """
         capacity = self.engine.machine.device_blocks
-        blocks = max(self.engine.machine.blocks(one.prompt_tokens + one.wanted_tokens) for one in left)
+        blocks = max(self.engine.machine.blocks(one.prompt_tokens + one.wanted_tokens) for one in unfinished)
         if blocks < capacity:
-            return RuntimeError(f"the scheduler chose none of {len(left)} unfinished requests")
+            return RuntimeError(f"the scheduler selected none of {len(unfinished)} unfinished requests")
         return UsageError(
-            f"{self._policy} cannot continue any of {len(left)} requests: one of them needs all {capacity} KV"
+            f"{self._policy} cannot resume any of {len(unfinished)} requests: one of them needs all {capacity} KV"
             " blocks of the device",
-            hint=f"--kv-blocks {blocks + 1}, or shorter requests: --max-prompt, --max-output",
+            hint=f"use --kv-blocks {blocks + 1}, or shorten requests with --max-prompt and --max-output",
         )
 
 
@@ -99,9 +99,9 @@ def replay(
     settings: SchedulerSettings,
     kv_blocks: int | None,
 ) -> Replay:
-    """Replay on one server with `kv_blocks` on its device.
+    """Replay requests on one simulated server with `kv_blocks` KV blocks on its device.
 
-    Raises UsageError if a request never fits, or the scheduler cannot continue.
+    Raises UsageError if a request never fits or the scheduler can run no unfinished request.
     """
     resources = EngineResources() if kv_blocks is None else EngineResources(device_blocks=kv_blocks)
     if settings.host_bytes is not None:

@@ -1,7 +1,7 @@
-"""Simulator of a host that replays requests for many models: the live host's own core, with simulated time.
+"""Host simulator: replays requests for many models on the live host's own core, in simulated time.
 
-Model: a start takes the penalty of the tier it starts from, leaving takes `leave_s`. A request occupies its model for
-`service_s` seconds from its dispatch, any number at once (vLLM batches them), and a busy model is not evicted.
+Model: a start takes the penalty of its tier and an eviction takes `leave_s`. A request occupies its model for `service_s`
+seconds from its dispatch; requests do not slow each other (vLLM batches them). A busy model is not evicted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from coldstart.host import events
 from coldstart.host.core import Core
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.lab.loop import Loop
+from coldstart.lab.loop import EventLoop
 from coldstart.lab.records import ModelRequest, Replay
 
 
@@ -26,8 +26,8 @@ def simulate(
 ) -> Replay:
     """Replay requests, which must be in order of arrival.
 
-    `start_s` returns the seconds of a start instead of the tier's penalty. The count `start_s` sums the seconds of all
-    starts: the cost that a policy minimises.
+    `start_s` overrides the duration of a start in seconds; default: the tier's penalty. The count `start_s` is the total
+    duration of all starts: the cost that a policy minimises.
     """
     host = _Host(Core(specs, settings), leave_s, start_s or (lambda start: start.tier.penalty_s))
     return host.replay(requests)
@@ -38,51 +38,54 @@ class _Host:
         self.core, self.leave_s, self.start_s = core, leave_s, start_s
         self.requests: list[ModelRequest] = []
         self.outcome = Replay()
-        self._loop = Loop(core.deadline, lambda: self._tell(events.Tick()))
-        self._started_s, self._peak = 0.0, 0
+        self._loop = EventLoop(core.deadline, lambda: self._handle_event(events.Tick()))
+        self._total_start_s, self._peak_bytes = 0.0, 0
 
     def replay(self, requests: Iterable[ModelRequest]) -> Replay:
-        self._loop.run((request.arrival_s, partial(self._arrive, request)) for request in requests)
+        self._loop.run((request.arrival_s, partial(self._on_arrival, request)) for request in requests)
         self.outcome.duration_s = max((one.finished_s or 0.0 for one in self.outcome.records), default=0.0)
         self.outcome.counts = {
             "policy": self.core.settings.policy,
             "starts": self.core.starts,
             "departures": self.core.departures,
-            "start_s": self._started_s,
-            "peak_memory_bytes": self._peak,
+            "start_s": self._total_start_s,
+            "peak_memory_bytes": self._peak_bytes,
         }
         return self.outcome
 
-    def _arrive(self, request: ModelRequest) -> None:
-        record = request.record(len(self.requests))
+    def _on_arrival(self, request: ModelRequest) -> None:
+        record = request.create_record(len(self.requests))
         self.requests.append(request)
         self.outcome.records.append(record)
         hits = self.core.hits
-        self._tell(events.Arrived(str(record.number), request.model))
+        self._handle_event(events.Arrived(str(record.number), request.model))
         record.cold = self.core.hits == hits
 
-    def _tell(self, event: events.Event) -> None:
+    def _handle_event(self, event: events.Event) -> None:
         now = self._loop.now
         for action in self.core.handle(event, now):
-            self._do(action, now)
-        self._peak = max(self._peak, self.core.residents.device.used)
+            self._execute(action, now)
+        self._peak_bytes = max(self._peak_bytes, self.core.residents.device.used)
 
-    def _do(self, action: events.Action, now: float) -> None:
+    def _execute(self, action: events.Action, now: float) -> None:
         match action:
             case events.Start(model):
-                seconds, most = self.start_s(action), self.core.settings.ready_timeout_s
-                self._started_s += seconds
-                late = events.Failed(model, "the start passed its deadline")
-                self._later(min(seconds, most), events.Started(model, seconds) if seconds <= most else late)
+                seconds, timeout_s = self.start_s(action), self.core.settings.ready_timeout_s
+                self._total_start_s += seconds
+                failure = events.Failed(model, "the start exceeded its deadline")
+                self._schedule_event(
+                    min(seconds, timeout_s),
+                    events.Started(model, seconds) if seconds <= timeout_s else failure,
+                )
             case events.Leave(model):
-                self._later(self.leave_s, events.Left(model))
+                self._schedule_event(self.leave_s, events.Left(model))
             case events.Dispatch(name):
                 request, record = self.requests[int(name)], self.outcome.records[int(name)]
                 record.sent_s, record.output_tokens = now, request.tokens
                 record.first_token_s, record.finished_s = now + request.prefill_s, now + request.service_s
-                self._later(request.service_s, events.Ended(name))
+                self._schedule_event(request.service_s, events.Ended(name))
             case events.Refuse(name, status, reason):
                 self.outcome.records[int(name)].error = f"HTTP {status}: {reason}"
 
-    def _later(self, seconds: float, event: events.Event) -> None:
-        self._loop.plan(self._loop.now + seconds, partial(self._tell, event))
+    def _schedule_event(self, seconds: float, event: events.Event) -> None:
+        self._loop.call_at(self._loop.now + seconds, partial(self._handle_event, event))

@@ -1,8 +1,8 @@
-"""Open-loop replay on an OpenAI-compatible server: every request is sent at its own time, independent of earlier requests.
+"""Open-loop replay against an OpenAI-compatible server: each request is sent at its trace time, whatever earlier ones do.
 
-Invariants: a request waits only for the clock; an interrupted or aborted replay retains its measurements; the client's own
-lateness is part of every record. The prompt depends only on the trace row and the seed, and equal hash_ids give equal
-tokens, so that a replay exercises prefix caching as the recorded service did.
+Invariants: a request waits only for its arrival time; an interrupted replay keeps its measurements; every record includes
+the client's own delay. A prompt depends only on the trace row and the seed. Equal hash_ids give equal tokens, so a
+replay exercises prefix caching as the recorded service did.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from coldstart.lab.plan import prompt_tokens
+from coldstart.lab.plan import generate_prompt
 from coldstart.lab.records import Replay, RequestRecord
 from coldstart.lab.traces import TraceRequest
 from coldstart.launch import completions
@@ -24,84 +24,85 @@ from coldstart.launch import completions
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-DEAD_AFTER = 8
-"""Number of consecutive failed connections after which the target counts as dead."""
-MAX_LINE = 1 << 20
+MAX_FAILED_CONNECTIONS = 8
+"""Consecutive failed connections after which the target is considered dead."""
+MAX_LINE_BYTES = 1 << 20
 VOCABULARY = 1000
-"""Token ids of prompts are below this, as in the vocabulary of every model."""
+"""Upper bound of the token ids in prompts; every model's vocabulary is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One server: its base URL, model name and key, and the seconds of a request at most.
+    """Server under test: base URL, model name, API key, and timeout of a request in seconds.
 
-    With `by_row` a request names the model of its row instead of `model`. Raises ValueError for another URL than http or https.
+    With `uses_row_model`, a request uses the model of its trace row instead of `model`. Raises ValueError if the URL is not
+    http or https.
     """
 
     url: str
     model: str
     api_key: str | None = None
-    by_row: bool = False
+    uses_row_model: bool = False
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.address)
+        parts = urlsplit(self.completions_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"target {self.url!r} is not an http(s) URL")
 
     @property
-    def address(self) -> str:
+    def completions_url(self) -> str:
         """Return the URL of the completions endpoint."""
         base = self.url if "://" in self.url else f"http://{self.url}"
         return base.rstrip("/") + completions.COMPLETIONS
 
 
-class _Run:
+class _LiveReplay:
     def __init__(self, target: Target, seed: int, session: ClientSession) -> None:
         self.target, self.seed, self.session, self.replay = target, seed, session, Replay()
-        self.refused, self.start = 0, time.perf_counter()
+        self.failed_connections, self.start = 0, time.perf_counter()
         self._task: asyncio.Task[None] | None = None
 
-    def clock(self) -> float:
+    def elapsed_s(self) -> float:
         return time.perf_counter() - self.start
 
     async def run(self, trace: Iterable[TraceRequest]) -> Replay:
         self._task = asyncio.create_task(self._send_all(trace))
-        with suppress(asyncio.CancelledError):  # by `end`
+        with suppress(asyncio.CancelledError):  # by `stop`
             await self._task
-        self.replay.duration_s = self.clock()
+        self.replay.duration_s = self.elapsed_s()
         self.replay.records.sort(key=lambda record: record.number)
         return self.replay
 
-    def end(self, reason: str) -> None:
-        """Send no further request and cancel the running ones. The first reason counts."""
+    def stop(self, reason: str) -> None:
+        """Stop sending and cancel running requests. Only the first call's reason is recorded."""
         if self._task is not None and not self._task.cancelling():
-            self.replay.ended = reason
+            self.replay.end_reason = reason
             self._task.cancel()
 
     async def _send_all(self, trace: Iterable[TraceRequest]) -> None:
         async with asyncio.TaskGroup() as running:
             for number, row in enumerate(trace):
-                await asyncio.sleep(max(0.0, row.arrival_s - self.clock()))
+                await asyncio.sleep(max(0.0, row.arrival_s - self.elapsed_s()))
                 running.create_task(self._send_one(number, row))
 
     async def _send_one(self, number: int, row: TraceRequest) -> None:
-        record = row.record(number, self.target.url)
-        prompt = prompt_tokens(row, number, self.seed, VOCABULARY)
+        record = row.create_record(number, self.target.url)
+        prompt = generate_prompt(row, number, self.seed, VOCABULARY)
         connected = True
         try:
             connected = await self._send(prompt, record)
         except asyncio.CancelledError:
             record.error = "not finished when the replay ended"
         self.replay.records.append(record)
-        self.refused = 0 if connected else self.refused + 1
-        if self.refused >= DEAD_AFTER:
-            self.end("target dead")
+        self.failed_connections = 0 if connected else self.failed_connections + 1
+        if self.failed_connections >= MAX_FAILED_CONNECTIONS:
+            self.stop("target dead")
 
     async def _send(self, prompt: list[int], record: RequestRecord) -> bool:
         """Stream one completion into `record`; return whether the server accepted the connection.
 
-        Errors are stored in record.error and not raised.
+        Errors are stored in `record.error`, not raised.
         """
         import aiohttp
 
@@ -110,46 +111,46 @@ class _Run:
             prompt,
             record.wanted_tokens,
             stream=True,
-            model=(record.model if target.by_row else None) or target.model,
+            model=(record.model if target.uses_row_model else None) or target.model,
             usage=True,
         )
         headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-        record.sent_s = self.clock()
+        record.sent_s = self.elapsed_s()
         try:
             async with asyncio.timeout(target.timeout_s):
-                async with self.session.post(target.address, json=body, headers=headers) as response:
+                async with self.session.post(target.completions_url, json=body, headers=headers) as response:
                     if response.status != 200:
                         record.error = f"HTTP {response.status}: {(await response.text())[:300]}"
                         return True
                     async for line in response.content:
-                        self._read(line, record)
+                        self._record_event(line, record)
         except aiohttp.ClientConnectorError as problem:
             record.error = f"cannot connect to {problem.host}:{problem.port}: {problem.os_error}"
             return False
         except TimeoutError:
-            record.error = f"the answer did not end within {target.timeout_s:g} s"
+            record.error = f"the response did not finish within {target.timeout_s:g} s"
         except aiohttp.ClientError as problem:
-            record.error = f"the connection was lost within an answer ({problem})"
+            record.error = f"the connection was lost during the response ({problem})"
         except (OSError, completions.ServerError, ValueError) as problem:
             record.error = f"{type(problem).__name__}: {problem}"
         if record.error is None and record.finished_s is None:
-            record.error = "the answer ended without a token"
+            record.error = "the response ended without a token"
         return True
 
-    def _read(self, line: bytes, record: RequestRecord) -> None:
-        """Record one server-sent event. The server's usage, if reported, replaces the count of chunks."""
+    def _record_event(self, line: bytes, record: RequestRecord) -> None:
+        """Record one server-sent event. Token counts reported by the server replace the number of chunks."""
         event = completions.parse_event(line)
         if event is None:
             return
         if event.choice:
-            record.finished_s = now = self.clock()
+            record.finished_s = now = self.elapsed_s()
             record.first_token_s = now if record.first_token_s is None else record.first_token_s
             record.output_tokens += 1
         record.output_tokens = event.usage.get("completion_tokens", record.output_tokens)
         record.prompt_tokens = event.usage.get("prompt_tokens", record.prompt_tokens)
 
 
-def _on_sigint(stop: Callable[[], None]) -> None:
+def _register_sigint(stop: Callable[[], None]) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
 
 
@@ -157,21 +158,21 @@ def replay(
     trace: Iterable[TraceRequest],
     target: Target,
     seed: int = 0,
-    interrupts: Callable[[Callable[[], None]], None] = _on_sigint,
+    register_interrupt: Callable[[Callable[[], None]], None] = _register_sigint,
 ) -> Replay:
-    """Replay against a running server, with prompts of this seed. Ctrl-C ends it and returns the measurements so far.
+    """Replay a trace against a running server. Ctrl-C stops it and returns the measurements so far.
 
-    `interrupts` receives a function that stops the replay; callers without a handler for signals pass their own.
+    `register_interrupt` is called with a function that stops the replay; the default binds that function to SIGINT.
     """
 
     async def run() -> Replay:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
-        # A new connection for each request: no server can slow a request by one of an earlier answer.
+        # One connection per request: a connection left from an earlier response cannot delay it.
         connector, never = TCPConnector(limit=0, force_close=True), ClientTimeout(total=None)
-        async with ClientSession(connector=connector, timeout=never, read_bufsize=MAX_LINE) as session:
-            running = _Run(target, seed, session)
-            interrupts(lambda: running.end("interrupted"))
+        async with ClientSession(connector=connector, timeout=never, read_bufsize=MAX_LINE_BYTES) as session:
+            running = _LiveReplay(target, seed, session)
+            register_interrupt(lambda: running.stop("interrupted"))
             return await running.run(trace)
 
     return asyncio.run(run())

@@ -11,7 +11,7 @@ Call = Callable[[], object]
 
 
 class Timer:
-    """One planned call; a cancelled timer does nothing when its time comes."""
+    """Scheduled call that can be cancelled."""
 
     __slots__ = ("call",)
 
@@ -22,43 +22,43 @@ class Timer:
         self.call = None
 
 
-class Loop:
-    """Planned calls in order of their time, in seconds; calls of one time run in the order in which they were planned.
+class EventLoop:
+    """Event loop in virtual seconds; calls scheduled for the same time run in the order of scheduling.
 
-    A core with timers of its own gives `deadline`, which returns when its next timer is due (infinity: none), and `tick`.
+    A core with its own timers provides `deadline`, the time of its next timer (infinity: none), and `tick`, which runs it.
     """
 
     def __init__(self, deadline: Callable[[], float] = lambda: inf, tick: Call = lambda: None) -> None:
         self.now = 0.0
         self._deadline, self._tick = deadline, tick
-        self._planned: list[tuple[float, int, Timer]] = []
-        self._number = count()
+        self._queue: list[tuple[float, int, Timer]] = []
+        self._sequence = count()
 
-    def plan(self, time: float, call: Call) -> Timer:
-        """Call `call` at `time`, and not before the calls of the present."""
+    def call_at(self, time: float, call: Call) -> Timer:
+        """Schedule `call` at `time` in seconds, after calls already scheduled for that time."""
         timer = Timer(call)
-        heappush(self._planned, (time, next(self._number), timer))
+        heappush(self._queue, (time, next(self._sequence), timer))
         return timer
 
     def run(self, arrivals: Iterable[tuple[float, Call]], is_open: Callable[[], bool] = lambda: True) -> None:
-        """Run the arrivals, which are in order of time, and all calls; an arrival precedes the calls of its time.
+        """Run arrivals, in order of time, and scheduled calls; at equal times the arrival runs first.
 
-        After the last arrival the loop runs while `is_open` is true and a call is planned.
+        After the last arrival the loop runs while `is_open()` is true and a call is scheduled.
         """
-        rest = iter(arrivals)
-        arrival = next(rest, None)
+        upcoming = iter(arrivals)
+        arrival = next(upcoming, None)
         while arrival is not None or is_open():
-            arrives = inf if arrival is None else arrival[0]
-            happens = self._planned[0][0] if self._planned else inf
+            arrival_s = inf if arrival is None else arrival[0]
+            call_s = self._queue[0][0] if self._queue else inf
             tick = self._deadline()
-            if (soonest := min(arrives, happens, tick)) == inf:
+            if (soonest := min(arrival_s, call_s, tick)) == inf:
                 return
             self.now = max(self.now, soonest)
-            if arrival is not None and arrives <= soonest:
+            if arrival is not None and arrival_s <= soonest:
                 arrival[1]()
-                arrival = next(rest, None)
-            elif happens <= tick:
-                call = heappop(self._planned)[2].call
+                arrival = next(upcoming, None)
+            elif call_s <= tick:
+                call = heappop(self._queue)[2].call
                 if call is not None:
                     call()
             else:

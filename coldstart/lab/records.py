@@ -1,9 +1,9 @@
 """Measurements of each request of a replay, and their summary: percentiles, SLO attainment and goodput.
 
-A live replay and each simulation give the same records, and so the same summary.
+Live replays and simulations produce the same kind of records.
 
-Equations: attainment = requests within every limit of the SLO / all requests that ended (failures count as misses);
-goodput = requests within the SLO per second of replay.
+Equations: attainment = requests that meet every SLO limit / all ended requests (failures count as misses);
+goodput = requests that meet the SLO per second of replay.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ METRICS = {
     "latency_s": "end to end",
     "wait_s": "until sent",
 }
-"""Metrics of a request with their labels. `wait_s` covers failed requests too."""
+"""Metrics of a request with their labels. Only `wait_s` also covers failed requests."""
 PERCENTILES = (50, 90, 95, 99)
-MARKS = ("mean", *(f"p{percent}" for percent in PERCENTILES), "max")
+STATISTICS = ("mean", *(f"p{percent}" for percent in PERCENTILES), "max")
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Measurements of one request in seconds from the replay's start.
+    """Measurements of one request. Times are in seconds since the start of the replay.
 
-    Latencies count from `due_s`, the time in the trace, so that a late client does not improve the server's result.
-    `cold`: it waited for a start of its model; None where that is unknown.
+    Latencies count from `due_s`, the scheduled arrival, so that a late client does not flatter the server.
+    `cold` is True if the request waited for its model to start, and None if that is unknown.
     """
 
     number: int
@@ -57,7 +57,7 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float | None:
-        """Return the time to the first token."""
+        """Return the time from the scheduled arrival to the first token, in seconds."""
         return None if self.first_token_s is None else self.first_token_s - self.due_s
 
     @property
@@ -65,27 +65,27 @@ class RequestRecord:
         return None if self.finished_s is None else self.finished_s - self.due_s
 
 
-Limits = Mapping[str | None, Mapping[str, float]]
-"""An SLO: limits in seconds by metric for each model; None: for all others."""
+SloLimits = Mapping[str | None, Mapping[str, float]]
+"""SLO limits in seconds by model and metric; the model None applies to all models not listed."""
 
 
 @dataclass(slots=True)
 class Replay:
-    """Result of a replay: `ended` is 'complete', 'interrupted' or 'target dead'.
+    """Result of a replay; `end_reason` is 'complete', 'interrupted' or 'target dead'.
 
-    The records are in order of the trace. `counts` are further results of a simulation, and `limits` its SLO.
+    The records are in order of the trace. `counts` and `limits` (its SLO) are set by a simulation.
     """
 
     records: list[RequestRecord] = field(default_factory=list)
     duration_s: float = 0.0
-    ended: str = "complete"
+    end_reason: str = "complete"
     counts: dict[str, Any] = field(default_factory=dict)
-    limits: Limits = field(default_factory=dict)
+    limits: SloLimits = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One request of a simulated host or fleet: seconds of its prefill and of each token on a device of its own."""
+    """Request to a simulated host or fleet, with its prefill time and its time per token on an otherwise idle device."""
 
     arrival_s: float
     model: str
@@ -96,19 +96,19 @@ class ModelRequest:
 
     @property
     def service_s(self) -> float:
-        """Return the seconds from its dispatch to its last token."""
+        """Return the time from dispatch to the last token, in seconds."""
         return self.prefill_s + (self.tokens - 1) * self.decode_s
 
-    def record(self, number: int) -> RequestRecord:
-        """Return the record of this request, as it is before the request is sent."""
+    def create_record(self, number: int) -> RequestRecord:
+        """Return an empty record for this request."""
         return RequestRecord(number, self.arrival_s, self.prompt_tokens, self.tokens, self.model, "simulated")
 
 
 def tabulate(records: Iterable[RequestRecord]) -> DataFrame:
-    """Return one row for each record, with `ok` and all metrics.
+    """Return a table with one row per record: its fields, `ok` and all metrics.
 
-    The time per output token after the first (TPOT) is unknown for a response of one token. The normalized latency is that
-    of FastServe, section 6.1. `wait_s` is the client's delay, or in a simulation the wait for the model.
+    TPOT is unknown for a response of one token. The normalized latency is that of FastServe, section 6.1. `wait_s` is the
+    client's delay or, in a simulation, the wait for the model.
     """
     from pandas import DataFrame
 
@@ -125,7 +125,7 @@ def tabulate(records: Iterable[RequestRecord]) -> DataFrame:
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """Parse 'ttft=2,tpot=0.1,normalized=0.3,latency=60' to limits in seconds by metric. Raises UsageError."""
+    """Parse 'ttft=2,tpot=0.1,normalized=0.3,latency=60' into limits in seconds by metric. Raises UsageError."""
     limits: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
@@ -136,14 +136,14 @@ def parse_slo(text: str) -> dict[str, float]:
             limits[key] = 0.0
         if key not in METRICS or key == "wait_s" or not limits[key] > 0:
             raise UsageError(
-                f"--slo {part!r}: expected ttft=, tpot=, normalized= or latency= with seconds above 0",
-                hint="write limits in seconds: --slo ttft=2,tpot=0.1",
+                f"--slo {part!r}: expected ttft=, tpot=, normalized= or latency= with a positive number of seconds",
+                hint="specify limits in seconds: --slo ttft=2,tpot=0.1",
             )
     return limits
 
 
 def describe(values: Series | Sequence[float]) -> dict[str, float] | None:
-    """Return mean, extremes and PERCENTILES of the known values; None without values."""
+    """Return mean, minimum, maximum and PERCENTILES of the values that are not NaN; None if there are none."""
     from pandas import Series
 
     known = Series(values, dtype=float).dropna()
@@ -153,23 +153,24 @@ def describe(values: Series | Sequence[float]) -> dict[str, float] | None:
     return {"mean": float(known.mean()), "min": float(known.min()), **marks, "max": float(known.max())}
 
 
-def summarize(frame: DataFrame, limits: Limits, duration_s: float) -> dict[str, Any]:
-    """Return the result of a replay, ready for JSON; `models` has that of each model if there are several.
+def summarize(frame: DataFrame, limits: SloLimits, duration_s: float) -> dict[str, Any]:
+    """Return the JSON summary of a replay; `models` has one per model if there are several.
 
-    Attainment and goodput are None without an SLO, and the share of cold requests where it is unknown.
+    Attainment and goodput are None without an SLO. `cold_share` is None if no request records whether it was cold.
     """
-    found = _summarize(frame, limits, duration_s)
+    summary = _summarize(frame, limits, duration_s)
     if len(by_model := frame.groupby("model")) > 1:
-        every = limits.get(None, {})
-        found["models"] = {
-            name: _summarize(part, {name: limits.get(name, every)}, duration_s) for name, part in by_model
+        default_limit = limits.get(None, {})
+        summary["models"] = {
+            name: _summarize(part, {name: limits.get(name, default_limit)}, duration_s)
+            for name, part in by_model
         }
-    return found
+    return summary
 
 
-def _summarize(frame: DataFrame, limits: Limits, duration_s: float) -> dict[str, Any]:
+def _summarize(frame: DataFrame, limits: SloLimits, duration_s: float) -> dict[str, Any]:
     good, total, span = frame[frame["ok"]], max(1, len(frame)), max(duration_s, 1e-9)
-    within, cold = _judge(good, limits), frame["cold"].dropna()
+    within, cold = _check_slo(good, limits), frame["cold"].dropna()
     met = int(within.all(axis=1).sum())
     slo = {
         "limits": {model or "all": dict(of_model) for model, of_model in limits.items()},
@@ -190,13 +191,13 @@ def _summarize(frame: DataFrame, limits: Limits, duration_s: float) -> dict[str,
     }
 
 
-def _judge(good: DataFrame, limits: Limits) -> DataFrame:
-    """Return for each request, and each metric of the SLO, whether it is within the limit of its model."""
+def _check_slo(good: DataFrame, limits: SloLimits) -> DataFrame:
+    """Return a boolean table: whether each request meets its model's limit, by SLO metric."""
     from pandas import DataFrame
 
     within = DataFrame(index=good.index)
     for name in sorted({name for of_model in limits.values() for name in of_model}):
-        every = limits.get(None, {}).get(name, inf)
-        most = {model: of_model.get(name, every) for model, of_model in limits.items()}
-        within[name] = ~good[name].gt(good["model"].map(most).astype(float).fillna(every))
+        default_limit = limits.get(None, {}).get(name, inf)
+        limit_by_model = {model: of_model.get(name, default_limit) for model, of_model in limits.items()}
+        within[name] = ~good[name].gt(good["model"].map(limit_by_model).astype(float).fillna(default_limit))
     return within

@@ -1,4 +1,4 @@
-"""Read request traces with pandas: a table of raw cells, checked column by column, becomes requests in order of arrival."""
+"""Read request traces of several formats: validate raw cells column by column, and return requests in order of arrival."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request; `arrival_s` counts from the start of the trace, in seconds.
+    """Request of a trace; `arrival_s` is in seconds since the start of the trace.
 
-    `hash_ids` identify the prompt's prefix blocks (Mooncake: 512 tokens each); equal ids mean equal tokens.
+    `hash_ids` identify the prompt's prefix blocks (Mooncake: 512 tokens each): equal ids mean equal tokens.
     """
 
     arrival_s: float
@@ -31,8 +31,8 @@ class TraceRequest:
     model: str | None = None
     hash_ids: tuple[int, ...] = ()
 
-    def record(self, number: int, target: str) -> RequestRecord:
-        """Return the record of this request, as it is before the request is sent."""
+    def create_record(self, number: int, target: str) -> RequestRecord:
+        """Return an empty record for this request."""
         return RequestRecord(
             number, self.arrival_s, self.prompt_tokens, self.output_tokens, self.model, target
         )
@@ -45,12 +45,12 @@ class BadRow:
 
 
 class TraceError(UsageError):
-    """The trace cannot be used: no known format, a missing column, or a malformed row that is not skipped."""
+    """The trace is unusable: unknown format, missing column, or an invalid row that may not be skipped."""
 
 
 @dataclass(slots=True)
 class TraceReport:
-    """Format of a trace, its requests, skipped rows, and the first skipped rows with their reasons."""
+    """Format of a trace, number of requests and of skipped rows, and the first 100 skipped rows with reasons."""
 
     trace_format: str = ""
     rows: int = 0
@@ -60,10 +60,10 @@ class TraceReport:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of a trace by meaning; those without a name have the value of DEFAULT_TOKENS.
+    """Column names of a trace format; token counts without a column are DEFAULT_TOKENS.
 
-    `time_unit` is the number of seconds per unit of a numeric time. `duration` names the seconds between the arrival
-    of a row and its time.
+    `time_unit` is the unit of a numeric time, in seconds. `duration` is the column with the seconds that passed between a
+    row's arrival and its time.
     """
 
     time: str
@@ -82,8 +82,8 @@ class Columns:
         unknown = pairs.keys() - {"time", "prompt", "output", "model", "unit"}
         if missing or unknown or pairs.get("unit", "s") not in units:
             raise TraceError(
-                f"column mapping {text!r}: missing {sorted(missing)}, unknown {sorted(unknown)}",
-                hint="write it as time=COLUMN,prompt=COLUMN,output=COLUMN[,model=COLUMN][,unit=s|ms|us]",
+                f"invalid column mapping {text!r}: missing {sorted(missing)}, unknown {sorted(unknown)}",
+                hint="use --columns time=COLUMN,prompt=COLUMN,output=COLUMN[,model=COLUMN][,unit=s|ms|us]",
             )
         unit = units[pairs.get("unit", "s")]
         return cls(pairs["time"], pairs["prompt"], pairs["output"], pairs.get("model"), unit)
@@ -95,21 +95,21 @@ class Columns:
 
 
 DEFAULT_TOKENS = (512, 128)
-"""Prompt and output tokens for rows of traces without lengths."""
-MOONCAKE = Columns("timestamp", "input_length", "output_length", None, 1e-3)
-TEXTS = Columns("time", "prompt", "output")
-"""Data sets of texts without times, in one JSON array: all rows arrive at once."""
-CHARACTERS = 4
-"""Characters of English text for each token, rounded up: data sets of texts have no token counts."""
+"""Prompt and output tokens of rows in traces without token counts."""
+MOONCAKE_COLUMNS = Columns("timestamp", "input_length", "output_length", None, 1e-3)
+TEXT_COLUMNS = Columns("time", "prompt", "output")
+"""Columns for data sets of texts in one JSON array; they have no times, so all rows arrive at once."""
+CHARACTERS_PER_TOKEN = 4
+"""Assumed characters per token of English text, to estimate token counts of texts."""
 CSV_FORMATS = {
     "Azure LLM": Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     "Azure Functions 2021": Columns("end_timestamp", None, None, "func", 1.0, "duration"),
     "BurstGPT": Columns("Timestamp", "Request tokens", "Response tokens", "Model"),
 }
-FUNCTION, MINUTE_S = "HashFunction", 60
-"""Azure Functions 2019: a row for each function, and columns 1 to 1440 with its invocations in each minute of a day."""
-MOST_INVOCATIONS = 2_000_000
-"""Limit of the requests of Azure Functions 2019, of which one day has hundreds of millions."""
+FUNCTION_COLUMN, MINUTE_S = "HashFunction", 60
+"""Azure Functions 2019: one row per function, and columns 1 to 1440 with its invocations in each minute of a day."""
+MAX_INVOCATIONS = 2_000_000
+"""Maximum number of requests from Azure Functions 2019; one day of it has hundreds of millions."""
 
 
 def read_trace(
@@ -121,19 +121,20 @@ def read_trace(
     until_s: float = inf,
     limit: int | None = None,
 ) -> list[TraceRequest]:
-    """Return the requests of a file in order of arrival, with times from the first arrival on; its content shows its format.
+    """Read a trace in order of arrival, with times relative to the first arrival. The format is detected from the content.
 
-    `columns` are those of another CSV file. Invocation counts become requests only up to `until_s` and about `limit`.
+    `columns` describe a custom CSV format. Invocation counts are expanded only up to `until_s` seconds and about `limit`
+    requests.
 
     Raises:
-        TraceError: The file cannot be read or has no known format, a column is missing, or a row is malformed and
-            `strict` is true. Otherwise malformed rows are skipped and noted in `report`.
+        TraceError: The file cannot be read or has an unknown format, a column is missing, or `strict` is true and a row is
+            invalid. Without `strict`, invalid rows are skipped and listed in `report`.
     """
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as problem:
         raise TraceError(
-            f"cannot read the trace {path}: {problem.strerror}", hint="specify a trace file that can be read"
+            f"cannot read the trace {path}: {problem.strerror}", hint="specify a readable trace file"
         ) from problem
     report = report or TraceReport()
     is_json = text.lstrip()[:1] in ("", "[", "{")
@@ -142,24 +143,24 @@ def read_trace(
     if columns is not None or (name := next(known, None)):
         report.trace_format = "CSV" if columns else str(name)
         named = columns or CSV_FORMATS[report.trace_format]
-        requests, reasons = _check(*_read_csv(text, header, named), named)
-    elif {FUNCTION, "1"} <= set(header):
+        requests, reasons = _build_requests(*_read_csv(text, header, named), named)
+    elif {FUNCTION_COLUMN, "1"} <= set(header):
         report.trace_format = "Azure Functions 2019"
-        requests, reasons = _expand(path, text, until_s, limit)
+        requests, reasons = _expand_invocations(path, text, until_s, limit)
     elif text.lstrip().startswith("["):
-        report.trace_format, members, reasons = _read_texts(path, text)
-        requests, reasons = _check(members, reasons, TEXTS)
+        report.trace_format, texts, reasons = _read_json_array(path, text)
+        requests, reasons = _build_requests(texts, reasons, TEXT_COLUMNS)
     elif not text.strip() or any(line.startswith("{") for line in text.split("\n")):
         report.trace_format = "Mooncake"
-        requests, reasons = _check(*_read_lines(text), MOONCAKE)
+        requests, reasons = _build_requests(*_read_mooncake(text), MOONCAKE_COLUMNS)
     else:
         raise TraceError(
-            f"{path} has no known format; its columns are {', '.join(header)}",
+            f"{path} has an unknown trace format; its columns are {', '.join(header)}",
             hint="specify the columns: --columns time=COLUMN,prompt=COLUMN,output=COLUMN",
         )
     for line, reason in reasons[reasons.ne("")].items():
         if strict:
-            hint = "fix the row, or allow --on-bad-row skip"
+            hint = "fix the row, or use --on-bad-row skip"
             raise TraceError(f"{path.name}, line {line}: {reason}", hint=hint)
         report.skipped += 1
         if report.skipped <= 100:
@@ -175,26 +176,26 @@ def read_trace(
 
 
 def _read_csv(text: str, header: list[str], columns: Columns) -> tuple[DataFrame, Series]:
-    """Return the named cells as text by line number, and an empty reason for each line."""
+    """Return the required columns as text by line number, and an empty rejection reason per line."""
     from pandas import Series
 
     if missing := [name for name in columns.required if name not in header]:
         raise TraceError(
             f"the trace has no column {', '.join(missing)}; it has {', '.join(filter(None, header)) or 'no header'}",
-            hint="specify the columns that it has with --columns",
+            hint="specify existing columns with --columns",
         )
-    places = [header.index(name) for name in columns.required]
+    positions = [header.index(name) for name in columns.required]
     cells = _parse(
         text,
         header=None,
         skiprows=1,
         names=range(len(header)),
-        usecols=places,
+        usecols=positions,
         dtype=str,
         keep_default_na=False,
         skip_blank_lines=False,
     )
-    cells = cells[places].fillna("").apply(lambda column: column.str.strip())
+    cells = cells[positions].fillna("").apply(lambda column: column.str.strip())
     cells.columns, cells.index = columns.required, cells.index + 2
     cells = cells[cells.ne("").any(axis=1)].astype(object)
     return cells, Series("", cells.index)
@@ -207,35 +208,35 @@ def _parse(text: str, **options: Any) -> DataFrame:
         return read_csv(StringIO(text), **options)
     except ValueError as problem:
         raise TraceError(
-            f"cannot read the trace: {problem}", hint="check the quotes of the CSV file"
+            f"cannot read the trace: {problem}", hint="check the quotes in the CSV file"
         ) from problem
 
 
-def _expand(path: Path, text: str, until_s: float, limit: int | None) -> tuple[DataFrame, Series]:
-    """Return a request for each invocation of Azure Functions 2019, and the reason against each row without counts.
+def _expand_invocations(path: Path, text: str, until_s: float, limit: int | None) -> tuple[DataFrame, Series]:
+    """Expand Azure Functions 2019 into one request per invocation; also return why rows were rejected.
 
-    Arrivals are uniformly random within their minute, and the same for the same file.
+    Arrivals are uniformly random within their minute, with a fixed seed.
     """
     import numpy as np
     from pandas import DataFrame, Series, to_numeric
 
-    table = _parse(text, low_memory=False, usecols=lambda name: name == FUNCTION or name.isdigit())
-    names = table.pop(FUNCTION)
+    table = _parse(text, low_memory=False, usecols=lambda name: name == FUNCTION_COLUMN or name.isdigit())
+    names = table.pop(FUNCTION_COLUMN)
     counts = table.apply(to_numeric, errors="coerce").to_numpy("float32")
-    good = ((counts >= 0) & (counts < 2**24) & (np.floor(counts) == counts)).all(axis=1)
+    is_good = ((counts >= 0) & (counts < 2**24) & (np.floor(counts) == counts)).all(axis=1)
     reasons = Series("", names.index + 2)
-    reasons[~good] = "an invocation count is not a whole number"
-    counts, names = counts[good].astype("int32"), names[good].astype(str).to_numpy()
+    reasons[~is_good] = "an invocation count is not an integer"
+    counts, names = counts[is_good].astype("int32"), names[is_good].astype(str).to_numpy()
     of_minute = counts.sum(axis=0)
     first = int((of_minute > 0).argmax())
     end = first + ceil(min(until_s / MINUTE_S, len(of_minute))) + 1
     if limit is not None:
         end = min(end, int(of_minute.cumsum().searchsorted(limit)) + 1)
     counts = counts[:, first:end]
-    if (total := int(counts.sum())) > MOST_INVOCATIONS:
+    if (total := int(counts.sum())) > MAX_INVOCATIONS:
         raise TraceError(
-            f"{path} has {total:,} invocations, more than {MOST_INVOCATIONS:,}",
-            hint="replay a part of it: --duration SECONDS or --limit N",
+            f"{path} has {total:,} invocations, more than {MAX_INVOCATIONS:,}",
+            hint="replay part of it: --duration SECONDS or --limit N",
         )
     function, minute = counts.nonzero()
     times = counts[function, minute]
@@ -245,43 +246,43 @@ def _expand(path: Path, text: str, until_s: float, limit: int | None) -> tuple[D
     return DataFrame(requests | {"model": names[function.repeat(times)]}), reasons
 
 
-def _read_lines(text: str) -> tuple[DataFrame, Series]:
-    """Return one row for each line with a JSON object, and the reason against each other line."""
+def _read_mooncake(text: str) -> tuple[DataFrame, Series]:
+    """Return one row per JSON line, and why lines were rejected."""
     lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
-    cells, reasons = _collect(lines, _parse_object, [*MOONCAKE.required, "model", "hash_ids"])
+    cells, reasons = _parse_items(lines, _parse_object, [*MOONCAKE_COLUMNS.required, "model", "hash_ids"])
     return cells.astype(object).fillna(""), reasons
 
 
-def _read_texts(path: Path, text: str) -> tuple[str, DataFrame, Series]:
-    """Return the format, the token counts of each member of a JSON array by its number, and the reasons against the others."""
+def _read_json_array(path: Path, text: str) -> tuple[str, DataFrame, Series]:
+    """Return the format, the estimated token counts of each item of a JSON array, and why items were rejected."""
     try:
-        members = json.loads(text)
+        texts = json.loads(text)
     except ValueError as problem:
         raise TraceError(
-            f"cannot read {path}: {problem}", hint="name the JSON file of ShareGPT or Alpaca"
+            f"cannot read {path}: {problem}", hint="specify the JSON file of ShareGPT or Alpaca"
         ) from problem
 
-    def measure(member: Any) -> dict[str, Any]:
+    def count_tokens(item: Any) -> dict[str, Any]:
         try:
-            if "instruction" in member:
-                given = filter(None, (member["instruction"], member.get("input")))
-                prompt, output = "\n".join(given), member["output"]
+            if "instruction" in item:
+                parts = filter(None, (item["instruction"], item.get("input")))
+                prompt, output = "\n".join(parts), item["output"]
             else:  # the first two turns, as in vLLM's own benchmark
-                prompt, output = (turn["value"] for turn in member["conversations"][:2])
-            lengths = (ceil(len(one) / CHARACTERS) for one in (prompt, output))
-            return dict(zip(TEXTS.required, (0, *lengths), strict=True))
+                prompt, output = (turn["value"] for turn in item["conversations"][:2])
+            lengths = (ceil(len(one) / CHARACTERS_PER_TOKEN) for one in (prompt, output))
+            return dict(zip(TEXT_COLUMNS.required, (0, *lengths), strict=True))
         except (KeyError, TypeError, ValueError):
-            raise ValueError("has no prompt with its answer") from None
+            raise ValueError("has no prompt with a response") from None
 
-    cells, reasons = _collect(enumerate(members, start=1), measure, TEXTS.required)
-    is_alpaca = any("instruction" in one for one in members[:1] if isinstance(one, dict))
+    cells, reasons = _parse_items(enumerate(texts, start=1), count_tokens, TEXT_COLUMNS.required)
+    is_alpaca = any("instruction" in one for one in texts[:1] if isinstance(one, dict))
     return "Alpaca" if is_alpaca else "ShareGPT", cells, reasons
 
 
-def _collect(
+def _parse_items(
     items: Iterable[tuple[int, Any]], read: Callable[[Any], dict[str, Any]], columns: list[str]
 ) -> tuple[DataFrame, Series]:
-    """Return the row that `read` makes of each numbered item, and the reason of each that raises ValueError."""
+    """Apply `read` to each numbered item; return the rows, and the messages of items that raise ValueError."""
     from pandas import DataFrame, Series
 
     rows, reasons = dict[int, dict[str, Any]](), dict[int, str]()
@@ -303,16 +304,16 @@ def _parse_object(line: str) -> dict[str, Any]:
     return row
 
 
-def _check(cells: DataFrame, reasons: Series, columns: Columns) -> tuple[DataFrame, Series]:
-    """Return the requests of the rows without a reason against them, as columns, and the reasons with those of the cells."""
+def _build_requests(cells: DataFrame, reasons: Series, columns: Columns) -> tuple[DataFrame, Series]:
+    """Parse the cells; return the requests of the valid rows as columns, and why rows were rejected."""
     from pandas import DataFrame
 
-    arrival = _check_times(cells[columns.time], columns.time_unit, reasons)
+    arrival = _parse_times(cells[columns.time], columns.time_unit, reasons)
     if columns.duration:
-        arrival = arrival - _check_times(cells[columns.duration], 1.0, reasons)
+        arrival = arrival - _parse_times(cells[columns.duration], 1.0, reasons)
     counts = []
-    for name, usual in zip((columns.prompt, columns.output), DEFAULT_TOKENS, strict=True):
-        counts.append(_check_counts(cells[name], reasons) if name else reasons.map(lambda _, n=usual: n))
+    for name, default in zip((columns.prompt, columns.output), DEFAULT_TOKENS, strict=True):
+        counts.append(_parse_counts(cells[name], reasons) if name else reasons.map(lambda _, n=default: n))
     if columns.model:
         reasons[cells[columns.model].eq("") & reasons.eq("")] = f"has no value for {columns.model}"
     rest = {"model": cells.get(columns.model or "model"), "hash_ids": cells.get("hash_ids")}
@@ -320,28 +321,28 @@ def _check(cells: DataFrame, reasons: Series, columns: Columns) -> tuple[DataFra
     return found.astype({"arrival": float, "prompt": int, "output": int}), reasons
 
 
-def _check_times(cells: Series, unit: float, reasons: Series) -> Series:
-    """Return seconds: numbers times `unit`, or dates as seconds since 1970. Others get a reason."""
+def _parse_times(cells: Series, unit: float, reasons: Series) -> Series:
+    """Return times in seconds: numbers times `unit`, or dates since 1970. Reject rows with other values."""
     from pandas import Timestamp, to_datetime, to_numeric
 
     seconds = to_numeric(cells, errors="coerce") * unit
     if seconds.isna().any():
         dates = to_datetime(cells[seconds.isna()].astype(str), errors="coerce", utc=True, format="ISO8601")
         seconds = seconds.fillna((dates - Timestamp(0, tz="UTC")).dt.total_seconds())
-    wrong = ~seconds.abs().lt(float("inf"))
-    return _give_reason(wrong, "time {!r} is neither a number nor a date", cells, reasons, seconds)
+    is_bad = ~seconds.abs().lt(float("inf"))
+    return _reject_rows(is_bad, "time {!r} is neither a number nor a date", cells, reasons, seconds)
 
 
-def _check_counts(cells: Series, reasons: Series) -> Series:
+def _parse_counts(cells: Series, reasons: Series) -> Series:
     from pandas import to_numeric
 
     counts = to_numeric(cells, errors="coerce")
-    wrong = ~(counts.ge(1) & counts.lt(2**53) & counts.mod(1).eq(0))
-    text = f"field {cells.name}: {{!r}} is not a whole number above zero"
-    return _give_reason(wrong, text, cells, reasons, counts)
+    is_bad = ~(counts.ge(1) & counts.lt(2**53) & counts.mod(1).eq(0))
+    text = f"field {cells.name}: {{!r}} is not a positive integer"
+    return _reject_rows(is_bad, text, cells, reasons, counts)
 
 
-def _give_reason(wrong: Series, text: str, cells: Series, reasons: Series, values: Series) -> Series:
-    for line in wrong.index[wrong & reasons.eq("")]:
+def _reject_rows(is_bad: Series, text: str, cells: Series, reasons: Series, values: Series) -> Series:
+    for line in is_bad.index[is_bad & reasons.eq("")]:
         reasons[line] = text.format(cells[line]) if cells[line] != "" else f"has no value for {cells.name}"
     return values

@@ -48,7 +48,7 @@ def test_a_busy_model_is_made_to_drain_after_the_patience() -> None:
 def test_a_start_past_its_deadline_answers_its_requests() -> None:
     done = simulate([ModelRequest(0.0, "a", 1.0)], [A], _settings(ready_timeout_s=2.0))
     assert [one.error for one in done.records] == [
-        "HTTP 503: model a did not start: the start passed its deadline"
+        "HTTP 503: model a did not start: the start exceeded its deadline"
     ]
 
 

@@ -23,8 +23,8 @@ def trace(count: int, gap_s: float = 0.0, output: int = 3) -> list[TraceRequest]
 @pytest.mark.parametrize("mode", ["ok", "length"])
 def test_every_token_is_timed_and_counted(mode: str) -> None:
     with running(FakeServer(mode)) as server:
-        result = replay(trace(5, 0.01), target(server.port), interrupts=no_signals)
-    assert result.ended == "complete"
+        result = replay(trace(5, 0.01), target(server.port), register_interrupt=no_signals)
+    assert result.end_reason == "complete"
     assert [record.number for record in result.records] == [0, 1, 2, 3, 4]
     for record in result.records:
         assert record.ok and record.output_tokens == 3
@@ -38,12 +38,12 @@ def test_every_token_is_timed_and_counted(mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "words"),
-    [("error", "429"), ("cut", "the connection was lost"), ("hang", "did not end within 0.3 s")],
+    [("error", "429"), ("cut", "the connection was lost"), ("hang", "did not finish within 0.3 s")],
 )
 def test_a_failing_request_is_recorded_not_raised(mode: str, words: str) -> None:
     with running(FakeServer(mode)) as server:
         server_target = target(server.port, 0.3 if mode == "hang" else 60.0)
-        result = replay(trace(2), server_target, interrupts=no_signals)
+        result = replay(trace(2), server_target, register_interrupt=no_signals)
     assert all(record.error and words in record.error and not record.ok for record in result.records)
 
 
@@ -53,6 +53,6 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
         asyncio.get_running_loop().call_later(0.25, after)
 
     with running(FakeServer()) as server:
-        result = replay(trace(10_000, 0.02), target(server.port), interrupts=soon)
-    assert result.ended == "interrupted"
+        result = replay(trace(10_000, 0.02), target(server.port), register_interrupt=soon)
+    assert result.end_reason == "interrupted"
     assert 0 < sum(record.ok for record in result.records) <= len(result.records) < 10_000

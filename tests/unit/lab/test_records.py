@@ -4,7 +4,7 @@ import pytest
 from support import pages
 
 from coldstart.lab.records import Replay, RequestRecord, parse_slo, summarize, tabulate
-from coldstart.lab.report import Run, compare, find_highest_rates, list_tables, report
+from coldstart.lab.report import ReplayRun, compare_runs, find_highest_rates, report, tabulate_metrics
 
 
 def record(number: int, first: float, end: float, tokens: int) -> RequestRecord:
@@ -44,7 +44,7 @@ def test_failures_count_as_misses_and_not_as_latencies() -> None:
 
 def test_a_page_has_the_distribution_of_each_metric() -> None:
     done = Replay([FAILED, record(0, 2.0, 4.0, 5)], duration_s=4.0)
-    made = report("live", [Run.from_replay("one", None, 0, done, {})], {}, compares=False)
+    made = report("live", [ReplayRun.from_replay("one", None, 0, done, {})], {}, is_comparison=False)
     found = pages.plots(made.render("html"))
     assert len(found) == 5
     assert {"TTFT (s)", "share of requests (%)"} <= set[str]().union(*map(pages.read_labels, found))
@@ -61,19 +61,19 @@ def test_each_model_is_judged_by_its_own_limits() -> None:
         "b": (1, 0.0),
     }
     assert found["models"]["b"]["slo"]["limits"] == {"b": {"ttft_s": 0.5}}
-    _, (_, models) = list_tables(found)
+    _, (_, models) = tabulate_metrics(found)
     assert models[0] == ["a", "4.5", "7.65", "0.5", "1.3", "0.0%", "50.0%", "0.1"]
 
 
 def test_a_comparison_pairs_the_rounds_and_leaves_out_incomplete_replays() -> None:
-    def run(name: str, number: int, first: float, ended: str = "complete", rate: float = 1.0) -> Run:
+    def run(name: str, number: int, first: float, ended: str = "complete", rate: float = 1.0) -> ReplayRun:
         done = Replay([record(0, 1 + first, 1 + 2 * first, 5), FAILED], 10.0, ended)
-        return Run.from_replay(name, rate, number, done, {None: {"ttft_s": 4.0}})
+        return ReplayRun.from_replay(name, rate, number, done, {None: {"ttft_s": 4.0}})
 
     slow = [run("slow", number, first) for number, first in enumerate((2.0, 4.0, 8.0))]
     fast = [run("fast", number, first) for number, first in enumerate((1.0, 2.0, 4.0))]
     cut = [run("slow", 3, 0.5, "interrupted"), run("fast", 0, 0.5, rate=2.0)]
-    one, two, three = compare([*slow, *fast, *cut])
+    one, two, three = compare_runs([*slow, *fast, *cut])
     assert (one["name"], one["rounds"], two["rounds"], three["rate"]) == ("slow", 3, 3, 2.0)
     assert {mark: one["ttft_mean_s"][mark] for mark in ("median", "min", "max", "n")} == {
         "median": 4.0, "min": 2.0, "max": 8.0, "n": 3

@@ -5,7 +5,7 @@ from statistics import mean, pstdev
 
 import pytest
 
-from coldstart.lab.plan import TracePlan, map_models, prompt_tokens, rearrive
+from coldstart.lab.plan import TracePlan, assign_models, generate_prompt, replace_arrivals
 from coldstart.lab.traces import Columns, TraceError, TraceReport, TraceRequest, read_trace
 
 SAMPLES = {
@@ -119,13 +119,14 @@ def test_malformed_rows_are_named_and_skipped(tmp_path: Path) -> None:
     assert len(rows) == report.rows == 2
     assert [row.line for row in report.bad_rows] == [1, 4, 5]
     assert (
-        "no value for input_length" in report.bad_rows[1].reason and "above zero" in report.bad_rows[2].reason
+        "no value for input_length" in report.bad_rows[1].reason
+        and "not a positive integer" in report.bad_rows[2].reason
     )
 
 
 def test_unreadable_trace_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = write(tmp_path, "a,b\n1,2\n")
-    with pytest.raises(TraceError, match="no known format; its columns are a, b"):
+    with pytest.raises(TraceError, match="an unknown trace format; its columns are a, b"):
         read_trace(path)
     with pytest.raises(TraceError, match="no column p; it has a, b"):
         read_trace(path, columns=Columns.parse("time=a,prompt=p,output=b"))
@@ -139,11 +140,11 @@ def test_unreadable_trace_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 def test_equal_hash_ids_give_equal_prefixes_and_rows_differ_otherwise() -> None:
     shared = TraceRequest(0, 1100, 1, None, (4, 9))
-    one, two = prompt_tokens(shared, 0, 7, 1000), prompt_tokens(shared, 1, 7, 1000)
+    one, two = generate_prompt(shared, 0, 7, 1000), generate_prompt(shared, 1, 7, 1000)
     assert len(one) == len(two) == 1100
     assert one[:1024] == two[:1024] and one[1024:] != two[1024:]
     assert all(10 <= token < 1000 for token in one)
-    assert prompt_tokens(shared, 0, 8, 1000) != one
+    assert generate_prompt(shared, 0, 8, 1000) != one
 
 
 ROWS = [TraceRequest(float(i), 10 + i, 5 + i, f"f{i % 5}") for i in range(20)]
@@ -151,7 +152,7 @@ ROWS = [TraceRequest(float(i), 10 + i, 5 + i, f"f{i % 5}") for i in range(20)]
 
 @pytest.mark.parametrize("cv", [1.0, 3.0])
 def test_arrivals_have_the_asked_rate_and_cv(cv: float) -> None:
-    rows = rearrive((ROWS[0] for _ in range(40_000)), rate=4.0, cv=cv, seed=3)
+    rows = replace_arrivals((ROWS[0] for _ in range(40_000)), rate=4.0, cv=cv, seed=3)
     times = [row.arrival_s for row in rows]
     gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
     assert mean(gaps) == pytest.approx(0.25, rel=0.1)
@@ -159,7 +160,7 @@ def test_arrivals_have_the_asked_rate_and_cv(cv: float) -> None:
 
 
 def arrange(plan: TracePlan) -> list[TraceRequest]:
-    return plan.arrange(plan.read(TraceReport()))
+    return plan.transform(plan.read(TraceReport()))
 
 
 def test_a_plan_changes_speed_duration_limit_and_lengths(tmp_path: Path) -> None:
@@ -172,17 +173,17 @@ def test_a_plan_changes_speed_duration_limit_and_lengths(tmp_path: Path) -> None
 
 
 def test_models_are_mapped_round_robin_by_zipf_and_by_column() -> None:
-    robin = [row.model for row in map_models(ROWS, ["a", "b"], "round-robin", 0)]
+    robin = [row.model for row in assign_models(ROWS, ["a", "b"], "round-robin", 0)]
     assert robin[:4] == ["a", "b", "a", "b"]
     many = (ROWS[0] for _ in range(3000))
-    zipf = [row.model for row in map_models(many, ["a", "b", "c"], "zipf", 1)]
+    zipf = [row.model for row in assign_models(many, ["a", "b", "c"], "zipf", 1)]
     assert zipf.count("a") > zipf.count("b") > zipf.count("c") > 0
     column = {
         (old.model, new.model)
-        for old, new in zip(ROWS, map_models(ROWS, ["a", "b"], "column", 0), strict=True)
+        for old, new in zip(ROWS, assign_models(ROWS, ["a", "b"], "column", 0), strict=True)
     }
     assert column == {("f0", "a"), ("f1", "b"), ("f2", "a"), ("f3", "b"), ("f4", "a")}
-    assert list(map_models(ROWS, [], "zipf", 0)) == ROWS
+    assert list(assign_models(ROWS, [], "zipf", 0)) == ROWS
     with pytest.raises(ValueError, match="must be one of round-robin"):
         TracePlan(Path("trace"), mapping="alphabet")
 
