@@ -39,9 +39,9 @@ from coldstart.bench import facts
 from coldstart.lab.live import VOCABULARY
 from coldstart.lab.plan import generate_prompt
 from coldstart.lab.traces import TraceRequest
+from coldstart.launch import completions
 from coldstart.scheduling.profile import FALLBACK_PROFILE
 from coldstart.scheduling.settings import DEADLINE, FCFS, MLFQ, SchedulerSettings
-from coldstart.validate import completions
 from coldstart.validate.launch import HOST, serving
 from coldstart.validate.launchers import FRESH, ServeLauncher, Subject, console
 from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine

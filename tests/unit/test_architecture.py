@@ -7,6 +7,7 @@ whose modules must not form a cycle: it would mean that a part knows the whole f
 from __future__ import annotations
 
 import ast
+import symtable
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -204,3 +205,22 @@ def test_modules_of_one_package_import_each_other_without_cycles() -> None:
 
 def test_packages_are_imported_by_their_installed_names() -> None:
     assert [one for one in list_imports() if one.of.split(".")[0] in ("artifacts", "commands", "tests")] == []
+
+
+def test_benchmarks_import_names_that_exist() -> None:
+    """Benchmarks run for minutes, so that most of them are imported by no test."""
+    lacking = [
+        f"{path.name}: {node.module}.{alias.name}"
+        for path in sorted((ROOT / "benchmarks").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES
+        for alias in node.names
+        if f"{node.module}.{alias.name}" not in MODULES and alias.name not in _names(node.module)
+    ]
+    assert lacking == []
+
+
+@cache
+def _names(module: str) -> frozenset[str]:
+    table = symtable.symtable(MODULES[module].read_text(), module, "exec")
+    return frozenset(one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported())
