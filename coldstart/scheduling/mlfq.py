@@ -46,7 +46,7 @@ class SkipJoinMlfq:
         self._used = [quantum * _SLACK for quantum in self.quanta]
         self.queues = [OrderedDict[str, Job]() for _ in self.quanta]
         self.demotions = self.promotions = self.moved = 0
-        # By patience, each sorted by unserved_since: `_touch` sets it to now and moves the job to the end.
+        # The jobs below Q1 by patience, each sorted by unserved_since: `_touch` sets it to now and moves the job to the end.
         self._unserved: dict[float, OrderedDict[str, Job]] = {}
         self._patience_growth = 2.0 if s.mlfq == "tempered" else 1.0
         self._promoted: set[str] = set()
@@ -71,7 +71,8 @@ class SkipJoinMlfq:
 
     def remove(self, job: Job) -> None:
         del self.queues[job.level][job.id]
-        del self._unserved[self._patience(job)][job.id]
+        if job.level:
+            del self._unserved[self._patience(job)][job.id]
         self._promoted.discard(job.id)
         self._all_prefill_s -= self._prefill_s.pop(job.id, 0.0)
 
@@ -92,7 +93,8 @@ class SkipJoinMlfq:
             job.computed += 1
             job.attained_s = attained = job.attained_s + seconds
             job.unserved_since = now
-            unserved[growth**job.promotions].move_to_end(job.id)
+            if job.level:
+                unserved[growth**job.promotions].move_to_end(job.id)
             if attained >= used[job.level] and job.priority >= 0:
                 self._demote(job)
 
@@ -100,7 +102,7 @@ class SkipJoinMlfq:
         """Promote the jobs that starve."""
         limit = self.alpha(batch)
         for patience, alike in sorted(self._unserved.items()):
-            for _ in range(len(alike)):
+            while alike:
                 job = next(iter(alike.values()))
                 if now - job.unserved_since < limit * patience:
                     break
@@ -140,7 +142,7 @@ class SkipJoinMlfq:
         return chain.from_iterable(queue.values() for queue in self.queues)
 
     def __len__(self) -> int:
-        return sum(map(len, self._unserved.values()))
+        return sum(map(len, self.queues))
 
     def _push(self, job: Job, level: int) -> None:
         job.level = level
@@ -160,14 +162,12 @@ class SkipJoinMlfq:
         job.attained_s = 0.0
         if level != job.level:
             self._move(job, level)
+            self._touch(job, job.unserved_since)
             job.demotions += 1
             self.demotions += 1
 
     def _promote(self, job: Job, now: float, batch: int) -> bool:
         """Move the longest unserved job to Q1; return False if Q1 has as many promoted jobs as allowed."""
-        if job.level == 0:
-            self._touch(job, now)
-            return True
         if len(self._promoted) + 1 > max(1.0, self.settings.promoted_share * batch):
             return False
         self._move(job, 0)
@@ -189,9 +189,10 @@ class SkipJoinMlfq:
 
     def _touch(self, job: Job, now: float) -> None:
         job.unserved_since = now
-        alike = self._unserved.setdefault(self._patience(job), OrderedDict())
-        alike[job.id] = job
-        alike.move_to_end(job.id)
+        if job.level:
+            alike = self._unserved.setdefault(self._patience(job), OrderedDict())
+            alike[job.id] = job
+            alike.move_to_end(job.id)
 
 
 class Turns:

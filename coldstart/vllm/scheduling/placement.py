@@ -83,8 +83,8 @@ class Loads:
         view, batch = self.view, self.view.batch
         due: list[Request] = []
         others: list[Request] = []
-        ranks = (job for job in self.ranking if not view.is_in_flight(job.id))
-        for position, job in enumerate(islice(ranks, AHEAD * batch if self.ahead else batch)):
+        ranks = islice(view.servable(self.ranking), AHEAD * batch if self.ahead else batch)
+        for position, job in enumerate(ranks):
             earned = position < batch
             request = view.find_on_host(job.id)
             if request is not None:

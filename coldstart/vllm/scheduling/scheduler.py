@@ -237,7 +237,6 @@ class PolicyScheduler(AsyncScheduler):
             self.exporter.publish(self.counters, list(map(len, self.ranking.queues)))
 
     def _evict(self, request: Request) -> None:
-        self.started.discard(request)
         self._preempt_request(request, self.clock(), drop_stale_output=self.requires_kv_delivery)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,7 @@ request is ready exactly when vLLM's next schedule() can give it tokens, memory 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import chain
 from typing import Any
@@ -99,9 +99,11 @@ class EngineView:
         runs = request.status is RUNNING
         return runs and not all_in_flight(request) and not self._in_flight(request)
 
-    def is_in_flight(self, name: str) -> bool:
-        """Return whether another pipeline stage still works on the request, which is then neither served nor evicted."""
-        return self._stages > 1 and self._in_flight(self.request(name))
+    def servable(self, jobs: Iterable[Job]) -> Iterable[Job]:
+        """Return the jobs on which no other pipeline stage works: it would neither serve nor evict them."""
+        return (
+            jobs if self._stages == 1 else (job for job in jobs if not self._in_flight(self.request(job.id)))
+        )
 
     def is_loading(self, name: str) -> bool:
         """Return whether a load of the request is under way."""
@@ -116,7 +118,7 @@ class EngineView:
         """Return the request if it was evicted, neither runs nor loads, and the host holds its KV; else None."""
         connector = self._engine.connector
         request: Request | None = connector.away.get(name)
-        if request is None or self.state(request) is not State.HOST:
+        if request is None or connector.hits.get(name) == 0 or self.state(request) is not State.HOST:
             return None
         return request if connector.find_hit(request, self._manager) else None
 
