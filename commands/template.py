@@ -12,11 +12,12 @@ from coldstart.commands._output import human_bytes, table
 from coldstart.errors import CommandFailedError
 
 app = group(__doc__)
-Level = Literal["runtime", "engine", "asleep-1", "asleep-2"]
+Level = Literal["runtime", "engine", "asleep-1", "asleep-2", "parked"]
 _SHOWN = ("level", "model", "key", "pid", "ready", "servers")
 _LEVEL = typer.Option(
     "--level",
-    help="What it holds: runtime (imports), engine (a built engine), asleep-1 or asleep-2 (vLLM's sleep levels on a GPU).",
+    help="What it holds: runtime (imports), engine (a built engine), asleep-1 or asleep-2 (vLLM's sleep levels on a GPU), "
+    "parked (asleep-1 that leaves nothing on the GPU).",
 )
 
 

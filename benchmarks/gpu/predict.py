@@ -22,6 +22,7 @@ H100 = "gpu/engine-llama2-7b-h100.json"
 SMALL = "gpu/engine-qwen2-0.5b-all-sizes-h200.json"
 FORK = "gpu/plan-fork-h200.json"
 LOGS = "gpu/plan-logs-h200.txt"
+CHECKPOINT = "gpu/checkpoint-h200"
 ASSUMED = "assumed"
 
 
@@ -37,6 +38,18 @@ class Term:
 def divided(step: str, rates: Mapping[int, float], source: str) -> Term:
     """Return a term of the bytes of each GPU divided by its rate in GB/s, which depends on the number of GPUs."""
     return Term(step, tuple(size / gpus / rates[gpus] for size, gpus in MODELS.values()), source)
+
+
+def fit_restore(held_gib: float) -> Term:
+    """Return the term in which the driver restores what a sleeping engine holds, in GiB, from restores of two sizes."""
+    rows = [
+        (case["gib"], sum(s["seconds"] for s in case["steps"] if s["step"] in ("restore", "unlock")))
+        for case in (load(CHECKPOINT) or {})["cases"][:2]
+    ]
+    (small, fast), (large, slow) = rows
+    seconds = fast + (slow - fast) / (large - small) * (held_gib - small)
+    source = f"{CHECKPOINT}.json, H200: 1 and 8 GiB; {held_gib} GiB in gpu/plan-compare-h200.json; others {ASSUMED}"
+    return Term("restore the device", (seconds,) * len(MODELS), source)
 
 
 # fmt: off
@@ -73,6 +86,7 @@ MODES: dict[str, tuple[Term, ...]] = {
     ),
 }
 # fmt: on
+MODES["parked"] = (fit_restore(1.5), *MODES["standby"])
 
 
 def find_measured() -> dict[str, list[float]]:

@@ -122,6 +122,10 @@ MODES = {
     "standby": (
         "a sleeping engine wakes up", "no", "yes, predicted", "`coldstart template start MODEL --level asleep-1`",
     ),
+    "parked": (
+        "a sleeping engine returns to its GPU and wakes up", "no", "yes, predicted",
+        "`coldstart template start MODEL --level parked`",
+    ),
     "template-engine": (
         "a fork of a process that has built the engine", "yes", "no: CUDA does not survive `fork()`",
         "`coldstart template start MODEL`",

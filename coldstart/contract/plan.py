@@ -88,7 +88,7 @@ class LaunchPlan:
         return cls.parse(text) if text else cls(Arguments())
 
 
-RUNTIME, ENGINE = "runtime", "engine"
-SLEEP_LEVELS = {"asleep-1": 1, "asleep-2": 2}
+RUNTIME, ENGINE, PARKED = "runtime", "engine", "parked"
+SLEEP_LEVELS = {"asleep-1": 1, "asleep-2": 2, PARKED: 1}
 """Sleep levels of vLLM, by template level."""
 LEVELS = (RUNTIME, ENGINE, *SLEEP_LEVELS)

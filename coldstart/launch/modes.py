@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from coldstart.contract.plan import ENGINE, RUNTIME, SLEEP_LEVELS
+from coldstart.contract.plan import ENGINE, PARKED, RUNTIME, SLEEP_LEVELS
 from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.system import runtime
 
@@ -186,6 +186,19 @@ def _fork_thawed(start: ServerStart, thaw: Callable[[], Thawed]) -> Running:
     return await_ready(start, launched)
 
 
+class ParkedMode(TemplateMode):
+    """Start from an engine that sleeps in host memory alone: the driver has taken all of it off the device."""
+
+    def unavailable(self, start: ServerStart | None = None) -> Reason | None:
+        """Return that the driver is too old, or what StartMode specifies."""
+        if not runtime.targets_cpu():
+            from coldstart.system.devices import nvml, parking
+
+            if (limit := parking.find_limit(nvml.driver())) is not None:
+                return Reason(*limit)
+        return super().unavailable(start)
+
+
 class SnapshotMode(StartMode):
     """Start from the process image of a bundle's engine: weights included on the CPU, and by `vllm snapshot` on a GPU."""
 
@@ -254,15 +267,19 @@ class RuntimeSnapshotMode(StartMode):
             raise LaunchRefusedError(str(error), error.hint or _FREEZE) from error
 
 
+_NO_SLEEP = Reason(
+    "vLLM's sleep mode works on devices only: the CPU build would free no memory",
+    "use the mode template-engine: coldstart template start MODEL --level engine",
+)
 STANDBY = TemplateMode(
     "standby",
     loads_weights=False,
-    on_cpu=Reason(
-        "vLLM's sleep mode works on devices only: the CPU build would free no memory",
-        "use the mode template-engine: coldstart template start MODEL --level engine",
-    ),
+    on_cpu=_NO_SLEEP,
     repeatable=False,  # each engine that sleeps is one server
-    levels=tuple(SLEEP_LEVELS),
+    levels=tuple(level for level in SLEEP_LEVELS if level != PARKED),
+)
+PARKED_ENGINE = ParkedMode(
+    "parked", loads_weights=False, on_cpu=_NO_SLEEP, repeatable=False, levels=(PARKED,)
 )
 TEMPLATE_ENGINE = TemplateMode(
     "template-engine",
@@ -290,7 +307,9 @@ RUNTIME_SNAPSHOT = RuntimeSnapshotMode(
     ),
 )
 FRESH = FreshMode("fresh")
-LADDER: list[StartMode] = [STANDBY, TEMPLATE_ENGINE, SNAPSHOT, TEMPLATE_RUNTIME, RUNTIME_SNAPSHOT, FRESH]
+LADDER: list[StartMode] = [
+    STANDBY, PARKED_ENGINE, TEMPLATE_ENGINE, SNAPSHOT, TEMPLATE_RUNTIME, RUNTIME_SNAPSHOT, FRESH,
+]  # fmt: skip
 
 
 def names() -> tuple[str, ...]:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from coldstart.contract.fallback import Fallback
-from coldstart.contract.plan import ENGINE, LEVELS, RUNTIME, SLEEP_LEVELS, LaunchPlan
+from coldstart.contract.plan import ENGINE, LEVELS, PARKED, RUNTIME, SLEEP_LEVELS, LaunchPlan
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.launch import template_pool, up_records
 from coldstart.launch.modes import LADDER, TemplateMode
 from coldstart.launch.template_pool import Warm
 from coldstart.models.inspection import Lookup
+from coldstart.system.devices import parking
 from coldstart.system.paths import Cache
 
 Phase = Callable[[str], AbstractContextManager[Any]]
@@ -139,6 +140,8 @@ def start_template(
     if level in SLEEP_LEVELS and not plan.vllm_args.gives("enable_sleep_mode"):
         raise UsageError(
             "vLLM's engine cannot sleep without --enable-sleep-mode",
-            hint=f"pass it to every command: coldstart template start {model} --level asleep-1 -- --enable-sleep-mode",
+            hint=f"pass it to every command: coldstart template start {model} --level {level} -- --enable-sleep-mode",
         )
+    if level == PARKED and (limit := parking.find_engine_limit(plan.vllm_args)):
+        raise UsageError(f"cannot start a template of level {level}: {limit[0]}", hint=limit[1])
     return template_pool.start(level, plan, model, timeout, root, owner)

@@ -6,6 +6,7 @@ It compares the version with those that the end-to-end tests ran with, and guard
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,6 +67,7 @@ def report() -> dict[str, Any]:
 
     loaded, found = ladder.describe_last(), [*fallbacks, *(one for source in sources for one in source())]
     return {
+        "pid": os.getpid(),
         "fast_path": {one.stage: False for one in found},
         "fallbacks": [*fallback.encode(found), *loaded.get("fallbacks", [])],
         "load": loaded,

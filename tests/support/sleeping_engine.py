@@ -3,9 +3,11 @@
     python -P tests/support/sleeping_engine.py SOCKET LEVEL PLAN_FD READY_FD
 
 Its worker loses every weight when it sleeps, as on a device: at level 1 a copy restores them, at level 2 they are loaded again.
-Its calls are written beside the socket. The engine, the scheduler's pause and the reload of weights are vLLM's.
+Its calls are written beside the socket. For the double of the driver, if one is used, the worker's process uses a device. The
+engine, the scheduler's pause and the reload of weights are vLLM's.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -30,6 +32,8 @@ def sleep(self: worker.ColdWorker, level: int = 1) -> None:
         for one in held.values():
             one.zero_()
     _note(f"sleep {level}")
+    if (place := os.environ.get("FAKE_CHECKPOINTS")) and not (own := Path(place) / str(os.getpid())).exists():
+        own.write_text("0")
 
 
 def wake_up(self: worker.ColdWorker, tags: list[str] | None = None) -> None:
@@ -44,4 +48,6 @@ def wake_up(self: worker.ColdWorker, tags: list[str] | None = None) -> None:
 if __name__ == "__main__":
     CpuPlatform.is_sleep_mode_available = lambda self: True
     worker.ColdWorker.sleep, worker.ColdWorker.wake_up = sleep, wake_up
+    worker.ColdWorker.checkpoint_prepare = lambda self: _note("prepare")
+    worker.ColdWorker.checkpoint_restore = lambda self: _note("restore")
     template.main(sys.argv[1:])

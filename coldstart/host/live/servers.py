@@ -27,7 +27,7 @@ from coldstart.host.events import Failure
 from coldstart.host.live.server_log import ServerLog
 from coldstart.host.live.starter import StartOrder
 from coldstart.host.live.upstream import Upstream
-from coldstart.launch.modes import STANDBY
+from coldstart.launch.modes import PARKED_ENGINE, STANDBY
 from coldstart.system import paths
 from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.peers import PeerError
@@ -145,8 +145,8 @@ class ModelServer:
         elif "ready" in message and not self.ready.done():
             document = message["ready"]
             ready = Ready(document["mode"], document["pid"], document)
-            # The process of a standby engine continues after its server has ended.
-            if ready.pid is not None and ready.mode != STANDBY.name:
+            # The process of an engine that slept continues after its server has ended.
+            if ready.pid is not None and ready.mode not in (STANDBY.name, PARKED_ENGINE.name):
                 self._trees.append(ProcessTree(ready.pid))
             self.progress = None
             self.ready.set_result(ready)

@@ -1,6 +1,7 @@
 """Resident engine that sleeps in vLLM's sleep mode, level 1 or 2, and wakes for one server at a time.
 
-Level 1 keeps the weights in host memory, level 2 reads them again; both free the device. A request for a server gets this
+Level 1 keeps the weights in host memory, level 2 reads them again; both free the device. A parked engine sleeps at level 1 and
+leaves nothing on the device. A request for a server gets this
 process itself: it wakes the engine, generates one token as proof, listens at the requested address, and sleeps again when its
 lease ends. The request's engine arguments must equal those of the sleeping engine; its server arguments are free.
 """
@@ -20,7 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coldstart.contract.plan import READY_FD_ENV, LaunchPlan
+from coldstart.contract.fallback import Fallback
+from coldstart.contract.plan import PARKED, READY_FD_ENV, SLEEP_LEVELS, LaunchPlan
 from coldstart.system import fingerprint, start_progress, timeline
 from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.json_lines import Channel
@@ -30,6 +32,7 @@ from coldstart.vllm import compat
 from coldstart.vllm.engine import server, stepdowns
 from coldstart.vllm.engine.adoption import describe
 from coldstart.vllm.engine.application import EarlyApplication
+from coldstart.vllm.engine.parked import ParkedEngine
 from coldstart.vllm.engine.readiness import Readiness, refuse
 
 SERVING = "serving"
@@ -59,9 +62,16 @@ class Standby:
     """The sleeping engine, and the server that has it."""
 
     def __init__(
-        self, engine: Any, level: int, held: dict[str, str], listener: Listener, place: Path
+        self,
+        engine: Any,
+        level: int,
+        held: dict[str, str],
+        listener: Listener,
+        place: Path,
+        parked: ParkedEngine | None,
     ) -> None:
         self.engine, self.level, self.held, self.listener = engine, level, held, listener
+        self.parked = parked
         self.mark = place / SERVING
         self.ended = asyncio.Event()
         self.lease: asyncio.Task[None] | None = None
@@ -130,6 +140,8 @@ class Standby:
                 sys.stderr.write(f"coldstart: cannot start the server: {error}\n")
             self.mark.unlink(missing_ok=True)
             _tell(connection, {"exit": code})
+        if self.parked is not None and not self.ended.is_set() and not await self.parked.park():
+            self.ended.set()
 
     async def _serve(self, plan: LaunchPlan, connection: Channel) -> int:
         """Run one server until its lease or its engine ends, and return its exit code."""
@@ -138,6 +150,8 @@ class Standby:
             plan.install()
             args, fallbacks = server.parse_args(plan.vllm_args)
             plan.fallbacks.extend(fallbacks)
+            if self.parked is not None and self.parked.reason is not None:
+                plan.fallbacks.append(Fallback("parked", f"the engine only slept: {self.parked.reason}"))
             if reason := describe_difference(self.held, describe(args)):
                 refuse(reason)
                 return 1
@@ -166,6 +180,9 @@ class Standby:
         ending: asyncio.Future[None] | None = None
         app = EarlyApplication()
         try:
+            if self.parked is not None and (reason := await self.parked.unpark()):
+                refuse(reason)
+                return 1
             self.awake = True
             app.begin(args, self.engine.vllm_config)
             await wake(self.engine, self.level)
@@ -250,22 +267,28 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
             os.close(descriptor)
 
 
-async def _reside(plan: LaunchPlan, level: int, listening: Path, acknowledge: int) -> int:
+async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: int) -> int:
     args, _ = server.parse_args(plan.vllm_args)
     held = describe(args)
     # Each server builds its own application; here it only needs the imported modules.
     async with server.engine_client(args, plan, EarlyApplication()) as engine:
         gc.enable()
-        await engine.sleep(level)
+        await engine.sleep(SLEEP_LEVELS[level])
+        parked = await ParkedEngine.create(engine) if level == PARKED else None
         listening.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
         with Listener(listening) as listener:
             os.write(acknowledge, b"1")
             os.close(acknowledge)
-            await Standby(engine, level, held, listener, listening.parent).reside()
+            sleep_level = SLEEP_LEVELS[level]
+            try:
+                await Standby(engine, sleep_level, held, listener, listening.parent, parked).reside()
+            finally:
+                if parked is not None:
+                    parked.close()
         return 0
 
 
-def run(plan: LaunchPlan, level: int, listening: Path, acknowledge: int) -> int:
+def run(plan: LaunchPlan, level: str, listening: Path, acknowledge: int) -> int:
     """Build the engine, put it to sleep, listen at `listening`, and report that with one byte. Return the exit code at its end.
 
     Raises:

@@ -317,7 +317,7 @@ def main(argv: list[str]) -> None:
     if level in SLEEP_LEVELS:
         from coldstart.vllm.engine import standby
 
-        code = standby.run(plan, SLEEP_LEVELS[level], path, ready)
+        code = standby.run(plan, level, path, ready)
         path.unlink(missing_ok=True)
         sys.exit(code)
     fallbacks = build(plan, level)

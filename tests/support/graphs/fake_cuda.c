@@ -20,6 +20,8 @@
  *   Execution Control              cuFuncGetParamInfo: INVALID_VALUE past the last parameter.
  *   Library Management             one image makes one library; a name that it lacks is NOT_FOUND.
  *   Unified Addressing             cuPointerGetAttributes: zeros, and success, for an address that it does not know.
+ *   Checkpointing                  Lock, Checkpoint, Restore and Unlock want the states RUNNING, LOCKED, CHECKPOINTED and
+ *                                  LOCKED of cuCheckpointProcessGetState, else ILLEGAL_STATE; reserved members are zero.
  *   cuMemAlloc                     contents are undefined: 0xFF here. Addresses are host addresses.
  * Not modelled: streams (all work is done at the call), contexts, asynchronous errors, alignment of allocations beyond
  * 512 bytes, real binaries (an image is searched for the names of the kernels below).
@@ -28,10 +30,13 @@
 #include "fake_cuda.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 static long calls, fail_at = -1;
 static int fail_on;
@@ -526,6 +531,90 @@ API Result cuDevicePrimaryCtxRetain(void **out, int device) { COUNT(); *out = &i
 API Result cuCtxSetCurrent(void *context) { COUNT(); return OK; }
 API Result cuCtxGetCurrent(void **out) { *out = &initialised; return OK; }
 API Result cuCtxSynchronize(void) { COUNT(); return OK; }
+
+/* --- checkpoints of other processes: their states are files below $FAKE_CHECKPOINTS, which every process reads -------- */
+/* `PID` has the state, `calls` a line for each call. `order` has the PIDs in the order in which their calls take effect; a call
+ * waits for its turn. `fail` has "CALL HOW", where CALL is the number of a call: it fails ("error"), or kills its own process
+ * before or after its effect ("before", "after"), or the other process ("other"). A state is not counted. */
+static int place(char *path, size_t size, const char *name) {
+    const char *directory = getenv("FAKE_CHECKPOINTS");
+    return directory && snprintf(path, size, "%s/%s", directory, name) < (int)size;
+}
+
+static int pid_file(char *path, size_t size, int pid) {
+    char name[16];
+    snprintf(name, sizeof name, "%d", pid);
+    return place(path, size, name) && access(path, F_OK) == 0 && kill(pid, 0) == 0;
+}
+
+static int turn_of(int number) {
+    char path[512];
+    int pid, found = 0;
+    FILE *file = place(path, sizeof path, "order") ? fopen(path, "r") : NULL;
+    for (int i = 0; file && fscanf(file, "%d", &pid) == 1; i++)
+        if (i == number) found = pid;
+    if (file) fclose(file);
+    return found;
+}
+
+static int count_lines(const char *path) {
+    int lines = 0, c;
+    FILE *file = fopen(path, "r");
+    while (file && (c = fgetc(file)) != EOF) lines += c == '\n';
+    if (file) fclose(file);
+    return lines;
+}
+
+static Result change(const char *name, int pid, int from, int to) {
+    char path[512], calls[512], how[16] = "";
+    int state = -1, number, which = -1;
+    if (!initialised) return 3;
+    if (!pid_file(path, sizeof path, pid)) return INVALID_VALUE;
+    place(calls, sizeof calls, "calls");
+    int lock = open(calls, O_RDWR | O_CREAT | O_APPEND, 0600);
+    for (;;) {
+        flock(lock, LOCK_EX);
+        number = count_lines(calls);
+        int turn = turn_of(number);
+        if (turn == 0 || turn == pid) break;
+        flock(lock, LOCK_UN);
+        usleep(200);
+    }
+    dprintf(lock, "%s %d\n", name, pid);
+    char fail[512];
+    FILE *file = place(fail, sizeof fail, "fail") ? fopen(fail, "r") : NULL;
+    if (file && fscanf(file, "%d %15s", &which, how) == 2 && which != number) how[0] = 0;
+    if (file) fclose(file);
+    if (!strcmp(how, "before")) kill(getpid(), SIGKILL);
+    if (!strcmp(how, "other")) kill(pid, SIGKILL), unlink(path);
+    file = fopen(path, "r");
+    if (file && fscanf(file, "%d", &state) != 1) state = -1;
+    if (file) fclose(file);
+    Result result = !strcmp(how, "error") ? UNKNOWN : !file ? INVALID_VALUE : state != from ? 401 : OK;
+    if (result == OK && (file = fopen(path, "w"))) fprintf(file, "%d", to), fclose(file);
+    if (!strcmp(how, "after")) kill(getpid(), SIGKILL);
+    close(lock);
+    return result;
+}
+
+API Result cuCheckpointProcessLock(int pid, const unsigned *arguments) {
+    return arguments && arguments[1] ? INVALID_VALUE : change("lock", pid, 0, 1);
+}
+API Result cuCheckpointProcessCheckpoint(int pid, void *arguments) { return change("checkpoint", pid, 1, 2); }
+API Result cuCheckpointProcessRestore(int pid, void *arguments) { return change("restore", pid, 2, 1); }
+API Result cuCheckpointProcessUnlock(int pid, void *arguments) { return change("unlock", pid, 1, 0); }
+API Result cuCheckpointProcessGetState(int pid, int *state) {
+    char path[512];
+    FILE *file = pid_file(path, sizeof path, pid) ? fopen(path, "r") : NULL;
+    int found = file && fscanf(file, "%d", state) == 1;
+    if (file) fclose(file);
+    return found ? OK : INVALID_VALUE;
+}
+
+API Result cuGetErrorName(Result code, const char **out) {
+    *out = code == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : code == 401 ? "CUDA_ERROR_ILLEGAL_STATE" : "CUDA_ERROR_UNKNOWN";
+    return OK;
+}
 
 static const char *suffixes[] = {"_v2", "", "WithFlags", "_v3"};
 API Result cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {

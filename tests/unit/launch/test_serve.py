@@ -156,6 +156,7 @@ def test_auto_names_a_template_that_died(started: Started, template: Template) -
     assert [step["section"] for step in document["fallbacks"]] == ["template-engine"]
     assert [step["section"] for step in document["absent"]] == [
         "standby",
+        "parked",
         "snapshot",
         "template-runtime",
         "runtime-snapshot",

@@ -28,6 +28,7 @@ from coldstart.models import resolution
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime, timeline
+from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.system.recording import recording
 from coldstart.vllm.engine import template
@@ -183,6 +184,9 @@ def test_cpu_worker_is_not_imported() -> None:
     assert done.stdout.strip().splitlines()[-1:] == ["[] []"], done.stdout[-500:] + done.stderr[-2000:]
 
 
+SLEEPS = "--enable-sleep-mode"
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
@@ -190,15 +194,33 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
-    ("level", "reason", "hint"),
+    ("driver", "level", "arguments", "reason", "hint"),
     [
-        ("engine", "CUDA does not survive a fork", "--level runtime"),
-        ("asleep-1", "cannot sleep without --enable-sleep-mode", "--level asleep-1 -- --enable-sleep-mode"),
+        ("580.1", "engine", [], "CUDA does not survive a fork", "--level runtime"),
+        (
+            "580.1",
+            "asleep-1",
+            [],
+            "cannot sleep without --enable-sleep-mode",
+            "--level asleep-1 -- --enable-sleep",
+        ),
+        (
+            "580.1",
+            "parked",
+            [],
+            "cannot sleep without --enable-sleep-mode",
+            "--level parked -- --enable-sleep",
+        ),
+        ("550.54.14", "parked", [SLEEPS], "driver 570 or later, and this one is 550.54.14", "level asleep-1"),
+        ("580.1", "parked", [SLEEPS, "--nnodes", "2"], "--nnodes is 2", "omit --nnodes"),
     ],
 )
-def test_level_that_this_engine_lacks_is_refused(level: str, reason: str, hint: str) -> None:
+def test_level_that_this_engine_lacks_is_refused(
+    monkeypatch: pytest.MonkeyPatch, driver: str, level: str, arguments: list[str], reason: str, hint: str
+) -> None:
+    monkeypatch.setattr(nvml, "driver", lambda: driver)
     with pytest.raises(UsageError, match=reason) as caught:
-        preparation.start_template(level, LaunchPlan(["m"]), "m", 1.0)
+        preparation.start_template(level, LaunchPlan(["m", *arguments]), "m", 1.0)
     assert hint in str(caught.value.hint)
 
 

@@ -21,7 +21,10 @@ from tools import tiny_models
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import server_process
 from coldstart.system import timeline
+from coldstart.system.devices import parker, parking
 from coldstart.system.ipc import addresses, peers
+from tests.support import waiting
+from tests.support.graphs.library import fake_cuda
 
 DOUBLE = Path(__file__).parents[3] / "support" / "sleeping_engine.py"
 READY_S = 240.0
@@ -65,6 +68,17 @@ class Resident:
     def worker_calls(self) -> list[str]:
         """Return the calls of the worker so far."""
         return self.socket.with_name("asked").read_text().splitlines()
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory in which the double of the driver keeps the states of processes."""
+    place = tmp_path / "driver"
+    place.mkdir()
+    (place / parker.LIBRARY).symlink_to(fake_cuda()._name)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(place))
+    monkeypatch.setenv("FAKE_CHECKPOINTS", str(place))
+    return place
 
 
 @pytest.fixture
@@ -151,3 +165,58 @@ def test_engine_wakes_for_one_server_at_a_time_and_sleeps_again(
     # A signal ends the sleeping process and its server.
     resident.process.terminate()
     assert resident.process.wait(60) == 0 and second.process.wait() in (0, 1)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(3 * READY_S)
+@pytest.mark.parametrize("resident", ["parked"], indirect=True)
+def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_the_driver_fails(
+    checkpoints: Path, resident: Resident
+) -> None:
+    (state,) = (path for path in checkpoints.iterdir() if path.name.isdigit())
+    parked, running = str(parking.CHECKPOINTED), str(parking.RUNNING)
+    asleep = ["sleep 1", "prepare"]
+    assert resident.worker_calls() == asleep and state.read_text() == parked
+
+    def serve() -> server_process.Running:
+        """Start a server as soon as the engine has been parked after the last one."""
+        started: list[server_process.Running] = []
+
+        def is_accepted() -> bool:
+            with suppress(peers.PeerError):
+                started.append(resident.serve())
+            return bool(started)
+
+        waiting.wait_until(is_accepted)
+        return started[0]
+
+    def fail(after: int) -> None:
+        """Let the driver fail in the call that follows this many others."""
+        number = after + len((checkpoints / "calls").read_text().splitlines())
+        (checkpoints / "fail").write_text(f"{number} error")
+
+    first = serve()
+    assert resident.stages == ["restore the device", "wake the engine"]
+    assert resident.worker_calls() == [*asleep, "restore", "wake None"] and state.read_text() == running
+    text, tokens = resident.ask(), first.report["tokens"]
+    assert tokens != [0] and first.report["fallbacks"] == []
+    assert _end(first) == 0
+
+    # Restored too early, the engine stays parked, and the next start succeeds.
+    waiting.wait_until(lambda: state.read_text() == parked)
+    fail(0)
+    with pytest.raises(server_process.ServerExitedError, match="restore: CUDA_ERROR_UNKNOWN"):
+        serve()
+    assert state.read_text() == parked
+    second = serve()
+    assert (resident.ask(), second.report["tokens"]) == (text, tokens)
+
+    # An engine that cannot be parked sleeps, and its next server reports that.
+    fail(1)
+    assert _end(second) == 0
+    third = serve()
+    assert resident.stages[-1] == "wake the engine" and resident.ask() == text
+    (fallback,) = third.report["fallbacks"]
+    assert fallback["section"] == "parked" and "checkpoint: CUDA_ERROR_UNKNOWN" in fallback["reason"]
+    assert _end(third) == 0
+    waiting.wait_until(lambda: state.read_text() == parked)

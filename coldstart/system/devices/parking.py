@@ -1,0 +1,168 @@
+"""Take all processes of an engine off their devices and put them back, as one operation that succeeds or is undone.
+
+The processes are locked together before the first is checkpointed, and all are restored before the first continues, because
+a rank that runs alone waits for the others. The driver keeps the state of each process, so a step that fails is undone from
+those states, and so is a step during which the helper process has died.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from coldstart.contract.arguments import Arguments
+from coldstart.system.devices import parker
+
+OLDEST_DRIVER = 570
+"""The first driver with the calls that `parker` uses."""
+RUNNING, LOCKED, CHECKPOINTED = range(3)  # CUprocessState of cuda.h
+Steps = Sequence[tuple[str, int, int]]
+# Each step with the state before and after it.
+_PARK: Steps = (("lock", RUNNING, LOCKED), ("checkpoint", LOCKED, CHECKPOINTED))
+_UNPARK: Steps = (("restore", CHECKPOINTED, LOCKED), ("unlock", LOCKED, RUNNING))
+_STEP_S = 120.0
+_UNDO_ATTEMPTS = 3
+
+
+class StepError(Exception):
+    """A step failed, or the helper ended or did not answer."""
+
+
+class ParkingError(Exception):
+    """The processes are neither all parked nor all running, and none of them can be used."""
+
+
+def find_limit(driver: str | None) -> tuple[str, str] | None:
+    """Return why this version of the NVIDIA driver cannot park a process, and a hint; None if it can."""
+    hint = "use the level asleep-1, or update the driver"
+    if driver is None:
+        return "parking needs an NVIDIA driver, and none answers", "coldstart doctor"
+    major = driver.split(".")[0]
+    if not major.isdigit() or int(major) < OLDEST_DRIVER:
+        return f"parking needs driver {OLDEST_DRIVER} or later, and this one is {driver}", hint
+    return None
+
+
+def find_engine_limit(given: Arguments) -> tuple[str, str] | None:
+    """Return why an engine with these vLLM arguments cannot be parked, and a hint; None if it can."""
+    for name in ("nnodes", "data_parallel_size"):
+        if (size := given.value(name, 1)) != 1:
+            option = f"--{name}".replace("_", "-")
+            return f"parking works on one engine on one host, and {option} is {size}", f"omit {option}"
+    if given.value("distributed_executor_backend") == "ray":
+        hint = "omit --distributed-executor-backend"
+        return "parking works on one host, and Ray may place workers on others", hint
+    return None
+
+
+class Parking:
+    """Processes of one engine, and the helper process that parks them. `pids` are all that use a device."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.pids = tuple(pids)
+        self._helper: subprocess.Popen[bytes] | None = None
+        self._is_begun = False
+
+    def park(self) -> str | None:
+        """Take the processes off their devices. Return why this failed, None if it did not; then all of them run as before.
+
+        Raises:
+            ParkingError: Neither this nor its undoing succeeded.
+        """
+        return self._move(_PARK, _UNPARK)
+
+    def unpark(self) -> str | None:
+        """Put the processes back on their devices. Return why this failed, None if it did not; then all of them are parked.
+
+        Raises:
+            ParkingError: Neither this nor its undoing succeeded.
+        """
+        return self._move(_UNPARK, _PARK)
+
+    def close(self) -> None:
+        """End the helper."""
+        if self._helper is not None:
+            self._helper.kill()
+            self._helper.wait()
+            for pipe in (self._helper.stdin, self._helper.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._helper = None
+
+    def _move(self, steps: Steps, undoing: Steps) -> str | None:
+        self._is_begun = False
+        try:
+            self._take(steps)
+        except StepError as failed:
+            for attempt in range(_UNDO_ATTEMPTS if self._is_begun else 0):
+                try:
+                    self._take(undoing)
+                    break
+                except StepError as worse:
+                    if attempt == _UNDO_ATTEMPTS - 1:
+                        raise ParkingError(f"{failed}; undoing that failed: {worse}") from worse
+            return str(failed)
+        return None
+
+    def _take(self, steps: Steps) -> None:
+        """Take each step with the processes that are in the state before it. Raises StepError."""
+        states = self._ask(parker.STATE, self.pids)
+        for step, before, after in steps:
+            if due := [pid for pid in self.pids if states[pid] == before]:
+                states |= self._ask(step, due)
+            if any(states[pid] != after for pid in due):
+                raise StepError(f"{step}: the processes are in the states {states}")
+        if any(state != steps[-1][2] for state in states.values()):
+            raise StepError(f"the processes are in the states {states}")
+
+    def _ask(self, step: str, pids: Sequence[int]) -> dict[int, int | None]:
+        """Let the helper perform a step, and return the state of each process after it. Raises StepError."""
+        if self._helper is not None and self._helper.poll() is not None:
+            self.close()
+        try:
+            if self._helper is None:
+                self._helper = _start()
+                if reason := _read(self._helper):
+                    raise StepError(reason)
+            assert self._helper.stdin is not None
+            self._is_begun = self._is_begun or step != parker.STATE
+            self._helper.stdin.write(f"{step} {' '.join(map(str, pids))}\n".encode())
+            results = dict(zip(pids, _read(self._helper), strict=True))
+        except (OSError, ValueError) as error:  # the helper has ended, and its answer is empty or a part
+            self.close()
+            raise StepError(f"{step}: the helper process ended") from error
+        except StepError as error:
+            self.close()
+            raise StepError(f"{step}: {error}") from error
+        if failed := [f"{error} for process {pid}" for pid, (error, _) in results.items() if error]:
+            raise StepError(f"{step}: {', '.join(failed)}")
+        return {pid: state for pid, (_, state) in results.items()}
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", parker.__name__],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def _read(helper: subprocess.Popen[bytes]) -> Any:
+    """Return the JSON of the helper's next line. Raises StepError if there is none in time, ValueError if it is incomplete."""
+    assert helper.stdout is not None
+    end = time.monotonic() + _STEP_S
+    line = b""
+    while not line.endswith(b"\n"):
+        if not select.select([helper.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+            raise StepError(f"the driver did not answer within {_STEP_S:g} s")
+        if not (part := helper.stdout.read(65536)):
+            break
+        line += part
+    return json.loads(line)
