@@ -35,7 +35,12 @@ def commit() -> str:
 
 def about() -> dict[str, object]:
     """Return the date, the commit, the command and the machine of a result."""
-    return {"date": facts.today(), "commit": commit(), "command": command_line(), "machine": facts.machine()}
+    return {
+        "date": facts.format_utc_now(),
+        "commit": commit(),
+        "command": command_line(),
+        "machine": facts.describe_machine(),
+    }
 
 
 def parser(documentation: str | None) -> argparse.ArgumentParser:

@@ -12,7 +12,7 @@ from pathlib import Path
 from coldstart.artifacts.files import replacing
 from coldstart.commands._output import Output, Verbatim, table
 
-from coldstart.bench.report import FORMS, Report
+from coldstart.bench.report import FORMATS, Report
 from coldstart.errors import UsageError
 
 
@@ -76,10 +76,10 @@ def give(out: Output, exports: Exports, report: Report) -> list[str]:
 
 
 def _check(form: str, file: str) -> None:
-    if form not in FORMS:
+    if form not in FORMATS:
         raise UsageError(
-            f"unknown form in --export {form}: the forms are {', '.join(FORMS)}",
-            hint=f"--export {FORMS[0]}=FILE, or another of them",
+            f"unknown form in --export {form}: the forms are {', '.join(FORMATS)}",
+            hint=f"--export {FORMATS[0]}=FILE, or another of them",
         )
     if file and not Path(file).parent.is_dir():
         raise UsageError(

@@ -21,8 +21,8 @@ def command(common: Common, exports: Exports, settings: dict[str, Any], model: M
     """Measure, write the reports and the result, and fail if a check fails."""
     request = BenchRequest(model, common.vllm_args, offline=common.offline, cache=common.cache, **settings)
     with common.out.phase("measure cold starts") as step:
-        document = run(request, step, lambda document: exports.keep(starts.report(document)))
-    files = give(common.out, exports, starts.report(document))
+        document = run(request, step, lambda document: exports.keep(starts.build_report(document)))
+    files = give(common.out, exports, starts.build_report(document))
     if document["failures"]:
         raise CommandFailedError("; ".join(document["failures"]), hint="coldstart doctor")
     where = ", ".join(files) or None

@@ -228,7 +228,7 @@ def main() -> None:
     arguments.add_argument("--minutes", type=float, default=10.0, help="about how long the bursts take")
     minutes = arguments.parse_args().minutes
     os.environ |= THREADS
-    made = about() | {"kind": "measured", "model": MODEL, "args": ARGS, "versions": facts.versions()}
+    made = about() | {"kind": "measured", "model": MODEL, "args": ARGS, "versions": facts.list_versions()}
     step = measure_steps(max(2, round(12 * minutes)))
     print(step, flush=True)
     finish(RESULT, made | {"step": step, "bursts": measure_bursts(60 * minutes)})

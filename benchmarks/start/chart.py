@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from coldstart.bench.starts import seconds
+from coldstart.bench.starts import format_seconds
 
 FILE = "docs/images/cold-start.svg"
 RESULT = "cold-start-cpu"
@@ -53,6 +53,6 @@ def render(result: Mapping[str, Any]) -> str:
         lines += [
             f'<text x="{LEFT - 10}" y="{y + 18}" text-anchor="end">{escape(LABELS.get(name, name))}</text>',
             f'<rect class="{kind}" x="{LEFT}" y="{y + 4}" width="{width}" height="{ROW - 8}" rx="2"/>',
-            f'<text x="{LEFT + width + 8}" y="{y + 18}">{seconds(median)} s</text>',
+            f'<text x="{LEFT + width + 8}" y="{y + 18}">{format_seconds(median)} s</text>',
         ]
     return "\n".join([*lines, "</svg>", ""])

@@ -35,7 +35,7 @@ from coldstart.validate.launchers import ServeLauncher, Subject, console, create
 
 RESULT = "model-sizes-cpu"
 VLLM_ARGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
-MODES = tuple(mode for mode in run_order.DEFAULT if mode != run_order.VLLM_COLD)
+MODES = tuple(mode for mode in run_order.DEFAULT_MODES if mode != run_order.VLLM_COLD)
 COLD_FILES = "fresh, files cold"
 SIZES = ("16M", "125M", "0.5B", "1B")
 # Enough to see that the modes answer alike; sixty-four tokens of eight prompts would take longer than a start at 1B.
@@ -116,7 +116,7 @@ def measured(size: str, runs: int, place: Path) -> Row:
 def bench(modes: Sequence[Launcher], runs: int, place: Path) -> Row:
     """Return the bench's document of interleaved rounds, one uncounted start of each mode before them."""
     rounds = Bench(modes, SETTINGS, place, lambda said: print(said, flush=True), measure_floor=False)
-    return result.document(rounds.measure(runs, 1), model="", vllm_args=VLLM_ARGS, command_line=())
+    return result.build_document(rounds.measure(runs, 1), model="", vllm_args=VLLM_ARGS, command_line=())
 
 
 def disk(model: Path, cache: Cache) -> dict[str, int]:

@@ -88,7 +88,7 @@ def main() -> None:
         {"prompt": prompt, "transformers": tokens} for prompt, tokens in zip(PROMPTS, expected, strict=True)
     ]
     document = {
-        "versions": facts.versions(),
+        "versions": facts.list_versions(),
         "prompts": rows,
         "equal": {mode: tokens == expected for mode, tokens in answers.items()},
         "printed": printed,

@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 def report(result: Row) -> str:
     """Return the whole report of `coldstart bench`."""
-    return starts.report(result).render("markdown").strip()
+    return starts.build_report(result).render("markdown").strip()
 
 
 def claim(result: Row) -> str:
@@ -22,9 +22,9 @@ def claim(result: Row) -> str:
     ours = [first[mode] for mode in MODES if mode in first and not mode.startswith("vllm")]
     return (
         f"**coldstart starts vLLM from work that was done ahead of time. On {result['machine']['cores']} CPU cores, the first"
-        f" token of a small model comes after {starts.seconds(min(ours))} to {starts.seconds(max(ours))} s instead of"
-        f" {starts.seconds(first['vllm-warm'])} s. On a GPU, it saves compilation and memory profiling; how many seconds that"
-        " is has not been measured yet.**"
+        f" token of a small model comes after {starts.format_seconds(min(ours))} to"
+        f" {starts.format_seconds(max(ours))} s instead of {starts.format_seconds(first['vllm-warm'])} s. On a GPU, it saves"
+        " compilation and memory profiling; how many seconds that is has not been measured yet.**"
     )
 
 
@@ -35,7 +35,7 @@ def start_modes(result: Row) -> Iterator[Row]:
         found = row.get("first_token_s")
         measured = "cannot run on a CPU"
         if found:
-            least, median, most = (starts.seconds(found[name]) for name in ("min", "median", "max"))
+            least, median, most = (starts.format_seconds(found[name]) for name in ("min", "median", "max"))
             measured = f"**{median} s** ({least} to {most})"
         label = f"`{mode}`" if not mode.startswith("vllm") else "plain vLLM"
         yield {"mode": label, "what": what, "cpu": cpu, "gpu": gpu, "needs": needs, "measured": measured}
@@ -62,7 +62,7 @@ def sizes(result: Row) -> Iterator[Row]:
 def weights(row: Row) -> str:
     """Return the median seconds of vLLM's load stage, empty if the mode has none."""
     stage = row["phases"].get("load weights")
-    return starts.seconds(stage["median"]) if stage else ""
+    return starts.format_seconds(stage["median"]) if stage else ""
 
 
 def size_facts(result: Row) -> str:
@@ -157,13 +157,13 @@ SIZES = Table(
     {
         "size": "{size}",
         "mode": "{mode}",
-        "first token (s)": lambda row: starts.seconds(row["first_token_s"]["median"]),
+        "first token (s)": lambda row: starts.format_seconds(row["first_token_s"]["median"]),
         "range": lambda row: (
-            f"{starts.seconds(row['first_token_s']['min'])} to {starts.seconds(row['first_token_s']['max'])}"
+            f"{starts.format_seconds(row['first_token_s']['min'])} to {starts.format_seconds(row['first_token_s']['max'])}"
         ),
         "n": "{first_token_s[n]}",
         "weights (s)": weights,
-        "CPU (s)": lambda row: starts.seconds(row["cpu_s"]["median"]),
+        "CPU (s)": lambda row: starts.format_seconds(row["cpu_s"]["median"]),
         "PSS (MiB)": lambda row: f"{row['pss_bytes']['median'] / 2**20:.0f}",
         "on disk (MiB)": lambda row: f"{row['disk'] / 2**20:.1f}" if row["disk"] else "",
     },

@@ -1,6 +1,6 @@
-"""Run one benchmark from request to document: resolve the model, measure, compare.
+"""Run one benchmark: resolve the model, measure its start modes, and compare them with a baseline.
 
-The model's files are fetched before anything is timed: a download is not part of a cold start.
+The model's files are downloaded before the first measurement: a download is not part of a cold start.
 """
 
 from __future__ import annotations
@@ -18,52 +18,59 @@ from coldstart.models import resolution
 from coldstart.validate.answers import PROMPTS
 from coldstart.validate.launchers import Subject, create_launchers
 
-INCOMPLETE = "the benchmark was cut off before its last run"
-"""Failure in a document that `keep` receives."""
+INCOMPLETE_FAILURE = "the benchmark was interrupted before its last run"
+"""Failure recorded in the partial documents that `save_partial` receives."""
 
 
 def run(
-    request: BenchRequest, progress: Progress, keep: Callable[[result.Document], None] = lambda _: None
+    request: BenchRequest,
+    progress: Progress,
+    save_partial: Callable[[result.Document], None] = lambda _: None,
 ) -> result.Document:
-    """Run the benchmark; return its document, whose `failures` are empty if it passed.
+    """Run the benchmark; return its JSON document, whose `failures` are empty if it passed.
 
-    `keep` receives the incomplete document after each run.
+    `save_partial` is called with the document so far after each run.
 
     Raises:
-        UsageError: The baseline is not a result, or an argument of vLLM is invalid.
-        NoBundleError: A mode finds no bundle. Resolution of the model may raise other errors.
+        UsageError: The baseline is not a benchmark result, or a vLLM argument is invalid.
+        NoBundleError: A mode needs a bundle and none exists. Resolving the model may raise other errors.
     """
-    # Read the baseline first: a wrong file name must not cost an hour.
-    then = compare.load(request.baseline) if request.baseline else None
-    about = subject(request)
-    build = partial(
-        result.document, model=request.model, vllm_args=request.vllm_args, command_line=request.command_line
+    # Read the baseline first, so that a wrong file name fails at once and not after an hour.
+    baseline = compare.load_baseline(request.baseline) if request.baseline else None
+    subject = prepare_subject(request)
+    build_result = partial(
+        result.build_document,
+        model=request.model,
+        vllm_args=request.vllm_args,
+        command_line=request.command_line,
     )
 
-    def keep_incomplete(measured: BenchRuns) -> None:
-        document = build(measured)
-        document["failures"].append(INCOMPLETE)
-        keep(document)
+    def save_incomplete(measured: BenchRuns) -> None:
+        document = build_result(measured)
+        document["failures"].append(INCOMPLETE_FAILURE)
+        save_partial(document)
 
     settings = RunSettings(PROMPTS, ready_timeout_s=request.ready_timeout_s, steady=request.steady)
     with tempfile.TemporaryDirectory(prefix="coldstart-bench-") as name:
-        starters = create_launchers(about, request.names, Path(name))
-        bench = Bench(starters, settings, Path(name), progress, keep=keep_incomplete)
-        document = build(bench.measure(request.runs, request.warmup))
+        starters = create_launchers(subject, request.mode_names, Path(name))
+        bench = Bench(starters, settings, Path(name), progress, on_run=save_incomplete)
+        document = build_result(bench.measure(request.runs, request.warmup))
     failures, modes = document["failures"], document["modes"]
-    for mode in request.names if request.modes else ():
-        if "unavailable" in modes[mode] and not any(why.startswith(f"{mode}:") for why in failures):
-            failures.append(f"{mode}: requested, but {modes[mode]['unavailable']}")
-    if then is not None:
-        document["baseline"] = comparison = compare.compare(document, then, request.max_regress_pct)
-        failures += compare.regressions(comparison)
+    for mode in request.mode_names if request.modes else ():
+        if "unavailable" in modes[mode] and not any(reason.startswith(f"{mode}:") for reason in failures):
+            failures.append(f"{mode} was requested but could not run: {modes[mode]['unavailable']}")
+    if baseline is not None:
+        document["baseline"] = comparison = compare.compare_documents(
+            document, baseline, request.max_regress_pct
+        )
+        failures += compare.describe_regressions(comparison)
     return document
 
 
-def subject(request: BenchRequest) -> Subject:
-    """Return the model in the form that coldstart and vLLM take, with its files fetched.
+def prepare_subject(request: BenchRequest) -> Subject:
+    """Resolve the model and download its files; return the subject of the benchmark.
 
-    Raises UsageError for invalid arguments of vLLM: the first start with them must not follow minutes of other starts.
+    Raises the errors of `resolution.resolve` and `resolution.ensure_weights`.
     """
     model = resolution.resolve(
         request.model, revision=request.revision, offline=request.offline, cache=request.cache

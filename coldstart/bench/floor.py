@@ -1,10 +1,10 @@
-"""Floor of a start that begins with an empty interpreter: the part of its duration that no preparation on this machine removes.
+"""Lower bound (floor) of the duration of a start in a new interpreter, which no preparation on this machine can reduce.
 
-A served first token needs at least the import of torch and of vLLM's server closure, once, in a bare interpreter (collector
-off, nothing built, process launch included), and the time from request to answer of one token on a warm server.
+A first token needs at least the import of torch and of all modules of vLLM's server (in a bare interpreter without garbage
+collection, process launch included) and the response time of a one-token request on a warm server.
 
-Both are measured in the same benchmark as the modes. The reported share is 100 * floor / first token: 100 % means that
-nothing can be removed. The start of a forked or restored process, which has imported before, has no floor.
+Both are measured in the same benchmark as the modes. The reported percentage is 100 * floor / first token; 100 % means
+that the start cannot be shortened. Forked and restored processes have imported before and have no floor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from coldstart.validate.launch import ModeUnavailableError
 from coldstart.vllm import stock
 
-IMPORTS = """
+IMPORT_SCRIPT = """
 import gc, os
 gc.disable()
 import torch
@@ -26,10 +26,10 @@ os._exit(0)
 """
 
 
-def imports_s(*, cuda: bool = False, timeout_s: float = 300.0) -> float:
-    """Return the seconds from launch until all modules of a server are imported. Raises ModeUnavailableError."""
-    code = IMPORTS.format(imports=stock.imports(cuda=cuda))
-    began_s = time.monotonic()
+def measure_import_seconds(*, cuda: bool = False, timeout_s: float = 300.0) -> float:
+    """Return the seconds from process launch until all server modules are imported. Raises ModeUnavailableError."""
+    code = IMPORT_SCRIPT.format(imports=stock.imports(cuda=cuda))
+    launched_s = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
     )
@@ -37,4 +37,4 @@ def imports_s(*, cuda: bool = False, timeout_s: float = 300.0) -> float:
     if output[-1:] != b"x":
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
         raise ModeUnavailableError(f"cannot import vLLM's server modules: {last[0]}")
-    return time.monotonic() - began_s
+    return time.monotonic() - launched_s

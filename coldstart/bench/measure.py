@@ -1,7 +1,6 @@
-"""One run: launch, wait for the first token, measure CPU and memory, compare tokens, measure the steady state, stop.
+"""Measure one run: launch, wait for the first token, read CPU and memory, record responses and steady state, stop.
 
-The CPU clocks are read right after the first token, before further requests, so that neither the check of tokens nor
-the steady state counts as part of the start.
+CPU times are read right after the first token, before further requests, so that they cover the start alone.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from coldstart.system.timeline import Span, Timeline
 from coldstart.validate.answers import Answer, ask_alone
 from coldstart.validate.launch import HOST, LaunchedServer, Launcher, serving
 
-HARNESS = "harness"
+HARNESS_TRACK = "harness"
 LISTENING, ANSWERING = "until listening", "first request"
 CONCURRENCY = 8
 SINGLE_REQUESTS = 3
@@ -30,7 +29,7 @@ SINGLE_REQUESTS = 3
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Requests of every run. `ready_timeout_s` is the time from the launch to the first token, in seconds."""
+    """Settings of every run. `ready_timeout_s` limits the time from launch to first token, in seconds."""
 
     prompts: Sequence[str]
     max_tokens: int = 64
@@ -39,8 +38,8 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
-class Steady:
-    """Steady state of a server: seconds per answer alone, seconds to one token, tokens per second with 8 requests."""
+class SteadyState:
+    """Steady state of a server: latency of a lone request, of a one-token request, and throughput with CONCURRENCY requests."""
 
     latency_s: float
     one_token_s: float
@@ -48,8 +47,8 @@ class Steady:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One measured start; times in seconds from the launch, memory in bytes."""
+class MeasuredRun:
+    """One measured start. Times are in seconds since the launch."""
 
     mode: str
     round: int
@@ -60,20 +59,20 @@ class Run:
     stages: Mapping[str, float]
     spans: Sequence[Mapping[str, object]]
     answers: Sequence[Answer]
-    steady: Steady | None = None
+    steady: SteadyState | None = None
     readiness: Mapping[str, object] = field(default_factory=dict)
 
 
-def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) -> Run:
-    """Start the launcher's server once and measure it; stop it in every case.
+def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) -> MeasuredRun:
+    """Start a server once, measure it, and stop it even on errors.
 
     Raises:
-        ServerDiedError: The server died.
-        CommandFailedError: It returned no token in time, or did not answer a request.
+        ServerDiedError: The server exited.
+        CommandFailedError: The server returned no token in time or did not answer a request.
     """
-    before = read_cpu_s()
+    cpu_before = read_cpu_s()
     with serving(launcher, directory) as server:
-        return measure(launcher, server, settings, index, before)
+        return measure(launcher, server, settings, index, cpu_before)
 
 
 def measure(
@@ -81,65 +80,71 @@ def measure(
     server: LaunchedServer,
     settings: RunSettings,
     index: int,
-    before: Mapping[psutil.Process, float],
-) -> Run:
-    """Measure a server that was launched after `read_cpu_s` returned `before`. Raises as `run`, and NoAnswerError."""
+    cpu_before: Mapping[psutil.Process, float],
+) -> MeasuredRun:
+    """Measure a launched server; `cpu_before` is the result of `read_cpu_s` before the launch.
+
+    Raises the errors of `run`, and NoAnswerError."""
     client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
     deadline_s = server.launched_s + settings.ready_timeout_s
     first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
-    readiness = server.read_readiness()  # which names a server that is no process of the command
-    cpu_s = _measure_cpu_s(server, before)
+    readiness = (
+        server.read_readiness()
+    )  # before `processes`: it may report a server outside the command's process tree
+    cpu_s = _measure_cpu_s(server, cpu_before)
     pss = processes.pss_bytes([process.pid for process in server.processes()])
-    listening = Span(LISTENING, server.launched_s, first.listening_s, HARNESS)
-    harness = Timeline([listening, Span(ANSWERING, first.listening_s, first.token_s, HARNESS)])
-    reported = _reported(server)
-    return Run(
+    listening = Span(LISTENING, server.launched_s, first.listening_s, HARNESS_TRACK)
+    harness = Timeline([listening, Span(ANSWERING, first.listening_s, first.token_s, HARNESS_TRACK)])
+    reported_spans = _read_reported_spans(server)
+    return MeasuredRun(
         mode=launcher.mode,
         round=index,
         first_token_s=first.token_s - server.launched_s,
         cpu_s=cpu_s,
         pss_bytes=pss,
-        phases=harness.phases() | reported.phases(),
-        stages=stages.measure(reported.spans, server.launched_s, first.token_s),
-        spans=Timeline([*harness.spans, *reported.spans]).describe_spans(server.launched_s),
+        phases=harness.phases() | reported_spans.phases(),
+        stages=stages.measure_stages(reported_spans.spans, server.launched_s, first.token_s),
+        spans=Timeline([*harness.spans, *reported_spans.spans]).describe_spans(server.launched_s),
         answers=ask_alone(client, settings.prompts, settings.max_tokens),
-        steady=sample(client, settings.prompts, settings.max_tokens) if settings.steady else None,
+        steady=measure_steady_state(client, settings.prompts, settings.max_tokens)
+        if settings.steady
+        else None,
         readiness=readiness,
     )
 
 
-def _reported(server: LaunchedServer) -> Timeline:
-    """Return the spans of the server's processes. Those of a template or a snapshot before this launch are not part of it."""
+def _read_reported_spans(server: LaunchedServer) -> Timeline:
+    """Return the spans that the server reported, without those of a template or snapshot that end before this launch."""
     if not server.files.events.exists():
         return Timeline()
     spans = Timeline.read(server.files.events).spans
     return Timeline(span for span in spans if span.end_s > server.launched_s)
 
 
-def sample(client: CompletionClient, prompts: Sequence[str], max_tokens: int) -> Steady:
-    """Measure a server that has answered before. Raises NoAnswerError."""
+def measure_steady_state(client: CompletionClient, prompts: Sequence[str], max_tokens: int) -> SteadyState:
+    """Measure the steady state of a warm server. Raises NoAnswerError."""
     alone = [client.complete(prompts[0], max_tokens).seconds for _ in range(SINGLE_REQUESTS)]
     short = [client.complete(prompts[0], 1).seconds for _ in range(SINGLE_REQUESTS)]
-    asked = [prompts[i % len(prompts)] for i in range(2 * CONCURRENCY)]
-    return Steady(median(alone), median(short), client.tokens_per_s(asked, max_tokens, CONCURRENCY))
+    requests = [prompts[i % len(prompts)] for i in range(2 * CONCURRENCY)]
+    return SteadyState(median(alone), median(short), client.tokens_per_s(requests, max_tokens, CONCURRENCY))
 
 
 def read_cpu_s(processes: Iterable[psutil.Process] | None = None) -> dict[psutil.Process, float]:
-    """Return the CPU seconds of processes (None: of all), and of the children that they have waited for."""
-    used = dict[psutil.Process, float]()
+    """Return the CPU seconds of processes (None: of all on the machine), including their reaped children."""
+    cpu_s_by_process = dict[psutil.Process, float]()
     for one in psutil.process_iter() if processes is None else processes:
         with suppress(psutil.Error):
-            used[one] = sum(one.cpu_times()[:4])
-    return used
+            cpu_s_by_process[one] = sum(one.cpu_times()[:4])
+    return cpu_s_by_process
 
 
-def _measure_cpu_s(server: LaunchedServer, before: Mapping[psutil.Process, float]) -> float:
-    """Return the CPU seconds of the processes of a start, and what their parents, such as a template, used since `before`."""
-    created = server.processes()
+def _measure_cpu_s(server: LaunchedServer, cpu_before: Mapping[psutil.Process, float]) -> float:
+    """Return the CPU seconds of a start: those of its processes, and those its parents (a template) used since `cpu_before`."""
+    start_processes = server.processes()
     parents = {
         parent
-        for one in created
+        for one in start_processes
         if (parent := one.parent()) is not None and parent.pid not in (1, os.getpid())
     }
-    used = read_cpu_s({*created, *parents})
-    return sum(used.values()) - sum(before.get(one, 0.0) for one in used)
+    cpu_s_by_process = read_cpu_s({*start_processes, *parents})
+    return sum(cpu_s_by_process.values()) - sum(cpu_before.get(one, 0.0) for one in cpu_s_by_process)

@@ -1,6 +1,6 @@
-"""Report of a result: its document as JSON, rows as CSV, tables as Markdown and on one self-contained HTML page with plots.
+"""Render a command's result as JSON, CSV, Markdown, or a self-contained HTML page with plots.
 
-Invariant: all text on the page is escaped. The page runs no script, and its content security policy forbids every request.
+Invariant: all text on the HTML page is escaped. The page contains no script, and its content security policy blocks requests.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from html import escape
 from io import StringIO
 from typing import Any
 
-FORMS = ("json", "csv", "html", "markdown")
-Shown = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""Table for people: headers, and rows of text."""
+FORMATS = ("json", "csv", "html", "markdown")
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""Headers, and rows of text cells."""
 Plot = tuple[str, str]  # heading, and HTML
 Point = tuple[float, float]
 Bar = tuple[str, float, float, int, float | None]
-"""Row of a plot: its name, begin and end in seconds, the number of its colour, and a median within it."""
+"""Row of a bar plot: label, start and end in seconds, index of its colour, and optional median."""
 
-# Okabe and Ito's palette: distinguishable with any colour vision. The last is for "the rest".
+# Okabe and Ito's palette: distinguishable with any colour vision. The last is for "rest".
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#b8a800", "#999999")
-_MARKS = (0.0, 0.25, 0.5, 0.75, 1.0)
-_GRID = f'<path class="grid" d="{"".join(f"M0 {100 * at}H100M{100 * at} 0V100" for at in _MARKS)}"/>'
+_GRID_POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_GRID = f'<path class="grid" d="{"".join(f"M0 {100 * at}H100M{100 * at} 0V100" for at in _GRID_POSITIONS)}"/>'
 _STYLE = """
 :root{color-scheme:light dark;--page:#fff;--text:#222;--line:#8886}
 @media(prefers-color-scheme:dark){:root{--page:#16181c;--text:#e6e6e6}}
@@ -56,31 +56,33 @@ _PAGE = """<!doctype html>
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a command: its JSON, one row for each measurement, tables and notes for people, and plots of the page."""
+    """Result of a command: JSON document, one row per measurement, tables and notes to print, and plots for HTML."""
 
     title: str
     document: Mapping[str, Any]
     rows: Sequence[Mapping[str, object]]
-    tables: Sequence[Shown]
+    tables: Sequence[Table]
     notes: Sequence[str] = ()
     plots: Sequence[Plot] = ()
 
-    def render(self, form: str) -> str:
-        """Return the report in one of FORMS."""
-        if form == "json":
+    def render(self, file_format: str) -> str:
+        """Render the report in one of FORMATS."""
+        if file_format == "json":
             return json.dumps(self.document, indent=2, default=str) + "\n"
-        if form == "csv":
+        if file_format == "csv":
             columns = dict.fromkeys(name for row in self.rows for name in row)
             writer = csv.DictWriter(out := StringIO(), [*columns], lineterminator="\n")
             writer.writeheader()
             writer.writerows(self.rows)
             return out.getvalue()
-        if form == "markdown":
-            text = [f"# {_cell(self.title)}", ""]
+        if file_format == "markdown":
+            text = [f"# {_escape_cell(self.title)}", ""]
             for headers, cells in self.tables:
                 rule = ["---", *["---:"] * (len(headers) - 1)]
-                text += ["| " + " | ".join(map(_cell, row)) + " |" for row in (headers, rule, *cells)] + [""]
-            return "\n".join([*text, *(f"- {_cell(note)}" for note in self.notes), ""])
+                text += [
+                    "| " + " | ".join(map(_escape_cell, row)) + " |" for row in (headers, rule, *cells)
+                ] + [""]
+            return "\n".join([*text, *(f"- {_escape_cell(note)}" for note in self.notes), ""])
         parts = [
             f"<h1>{escape(self.title)}</h1>",
             "<ul>",
@@ -91,14 +93,14 @@ class Report:
             head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in headers)
             body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
             table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            # A wide table scrolls by itself, by keyboard too.
+            # Let a wide table scroll by itself, also with the keyboard.
             parts.append(f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{table}</div>')
         parts += [f"<section><h2>{escape(heading)}</h2>{drawn}</section>" for heading, drawn in self.plots]
         return _PAGE.format(title=escape(self.title), style=_STYLE, body="\n".join(parts))
 
 
-def bars(label: str, rows: Sequence[Bar]) -> str:
-    """Return a plot with a row for each bar and its seconds. A bar with a median shows that in colour and its range in grey."""
+def draw_bars(label: str, rows: Sequence[Bar]) -> str:
+    """Return an HTML bar plot in seconds. A bar with a median shows the median in colour and the range in grey."""
     longest, drawn = max((row[2] for row in rows), default=0.0) or 1.0, ""
     for name, begin, end, colour, median in rows:
         spans = [(begin, end, colour)] if median is None else [(begin, end, -1), (0.0, median, colour)]
@@ -113,21 +115,25 @@ def bars(label: str, rows: Sequence[Bar]) -> str:
     return f'<figure><figcaption>{escape(label)}</figcaption><table class="wide">{drawn}</table></figure>'
 
 
-def lines(series: Mapping[str, Iterable[Point]], x_label: str, y_label: str, *, wide: bool = False) -> str:
-    """Return a plot of lines from points (x, y), by name. `wide`: the x axis is logarithmic if values are far apart."""
-    points = {name: [(float(x), float(y)) for x, y in given] for name, given in series.items()}
-    known = [x for of in points.values() for x, _ in of if x > 0] or [1.0]
+def draw_lines(
+    series: Mapping[str, Iterable[Point]], x_label: str, y_label: str, *, allow_log: bool = False
+) -> str:
+    """Return an HTML line plot of named (x, y) series. `allow_log`: use a logarithmic x axis for a wide range."""
+    points = {name: [(float(x), float(y)) for x, y in pairs] for name, pairs in series.items()}
+    positive_x = [x for of in points.values() for x, _ in of if x > 0] or [1.0]
     top = max((y for of in points.values() for _, y in of), default=0.0) or 1.0
-    low, high = min(known), max(known)
-    is_log = wide and high > 20 * low
+    low, high = min(positive_x), max(positive_x)
+    is_log = allow_log and high > 20 * low
     marks = names = ""
     for number, (name, of) in enumerate(points.items()):
         shares = ((math.log(max(x, low) / low, high / low) if is_log else x / high, y / top) for x, y in of)
         path = " ".join(f"{100 * x:.2f},{100 - 100 * y:.2f}" for x, y in shares)
         marks += f'<polyline stroke="{COLOURS[number % len(COLOURS)]}" points="{path}"/>'
         names += f'<span><b style="color:{COLOURS[number % len(COLOURS)]}">■</b> {escape(name)}</span>'
-    x_ends = "".join(f"<span>{low * (high / low) ** at if is_log else high * at:.3g}</span>" for at in _MARKS)
-    y_ends = "".join(f"<span>{top * at:.3g}</span>" for at in _MARKS)
+    x_ends = "".join(
+        f"<span>{low * (high / low) ** at if is_log else high * at:.3g}</span>" for at in _GRID_POSITIONS
+    )
+    y_ends = "".join(f"<span>{top * at:.3g}</span>" for at in _GRID_POSITIONS)
     return (
         f"<figure><figcaption>{escape(y_label)} {names if len(points) > 1 else ''}</figcaption>"
         f'<div class="ends y">{y_ends}</div><svg viewBox="0 0 100 100" preserveAspectRatio="none">{_GRID}{marks}</svg>'
@@ -135,5 +141,5 @@ def lines(series: Mapping[str, Iterable[Point]], x_label: str, y_label: str, *, 
     )
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,9 +1,9 @@
-"""JSON document of a benchmark, built from its measurements, and the reasons for which a benchmark fails.
+"""Build the JSON document of a benchmark from its measurements, and decide whether it failed.
 
 `modes[m]` contains `first_token_s` and `cpu_s` (median, min, max, n), `ratio` (vllm-warm's median over this mode's),
-`phases`, `stages`, and further members of the mode; a mode that could not run contains only `unavailable`. A ratio above 1
-means a shorter start. Ratios of the steady state are this mode over vllm-warm: a latency ratio above 1 and a
-throughput ratio below 1 mean a slower server.
+`phases`, `stages` and other fields; a mode that could not run contains only `unavailable`. A ratio above 1 means a
+shorter start. Steady-state ratios are this mode over vllm-warm: a latency ratio above 1 or a throughput ratio below 1
+means a slower server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from coldstart.bench import facts, run_order
-from coldstart.bench.measure import Run, Steady
+from coldstart.bench.measure import MeasuredRun, SteadyState
 from coldstart.bench.runner import BenchRuns
 from coldstart.bench.stats import Summary, paired_ratio, summarize
 from coldstart.system import secrets
@@ -24,50 +24,52 @@ STEADY_TOLERANCE = 0.03
 Document = dict[str, Any]
 
 
-def document(
+def build_document(
     measured: BenchRuns, *, model: str, vllm_args: Sequence[str], command_line: Sequence[str]
 ) -> Document:
-    """Return the document of all runs so far; `failures` is empty exactly if a complete benchmark passed."""
+    """Return the document of all runs so far. `list_failures` is empty if and only if the benchmark passed."""
     floors = measure_floor(measured)
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "bench",
-        "date": facts.today(),
+        "date": facts.format_utc_now(),
         "command_line": facts.strip_paths(secrets.arguments(command_line)),
         "model": facts.strip_paths([model])[0],
         "vllm_args": facts.strip_paths(secrets.arguments(vllm_args)),
-        "machine": facts.machine(),
-        "versions": facts.versions(),
-        "tokens_identical": tokens_identical(measured),
-        "modes": {mode: _mode(mode, measured, floors) for mode in measured.modes},
-        "floor": {**floors, "unavailable": measured.no_floor},
-        "failures": failures(measured),
+        "machine": facts.describe_machine(),
+        "versions": facts.list_versions(),
+        "tokens_identical": compare_tokens(measured),
+        "modes": {mode: _summarize_mode(mode, measured, floors) for mode in measured.modes},
+        "floor": {**floors, "unavailable": measured.floor_error},
+        "failures": list_failures(measured),
     }
 
 
-def tokens_identical(measured: BenchRuns) -> bool | None:
-    """Return whether each run, but those of vllm-eager, gave vllm-warm's tokens; None without vllm-warm or another mode."""
-    verdicts = [_same_tokens(mode, measured) for mode in measured.runs if mode != run_order.VLLM_EAGER]
+def compare_tokens(measured: BenchRuns) -> bool | None:
+    """Return whether all runs except vllm-eager's produced vllm-warm's tokens; None if there is nothing to compare."""
+    verdicts = [
+        _has_reference_tokens(mode, measured) for mode in measured.runs if mode != run_order.VLLM_EAGER
+    ]
     if len(verdicts) < 2 or None in verdicts:
         return None
     return all(verdicts)
 
 
-def failures(measured: BenchRuns) -> list[str]:
-    """Return the reasons for a failure: a server that died, different tokens, a fast path that was not used."""
+def list_failures(measured: BenchRuns) -> list[str]:
+    """Return why the benchmark failed: a server exited, tokens differ, or a fast path was not used."""
     reasons = [f"{mode}: {measured.unavailable[mode]}" for mode in measured.modes if mode in measured.failed]
     for mode, runs in measured.runs.items():
-        # Without compiled code the same model may round to another token.
-        if mode != run_order.VLLM_EAGER and _same_tokens(mode, measured) is False:
-            reasons.append(f"{mode}: its tokens differ from those of {run_order.REFERENCE}")
-        reasons += [f"{mode}: the fast path was not used: {reason}" for reason in slow_paths(runs)]
+        # Without compiled code, rounding may select a different token.
+        if mode != run_order.VLLM_EAGER and _has_reference_tokens(mode, measured) is False:
+            reasons.append(f"{mode}: tokens differ from those of {run_order.REFERENCE}")
+        reasons += [f"{mode}: the fast path was not used: {reason}" for reason in list_slow_paths(runs)]
     if not measured.runs and not reasons:
         reasons.append("no mode could run")
     return reasons
 
 
-def slow_paths(runs: Iterable[Run]) -> list[str]:
-    """Return each distinct reason for which a coldstart run did not use its fast path; baselines have none."""
+def list_slow_paths(runs: Iterable[MeasuredRun]) -> list[str]:
+    """Return the distinct reasons why coldstart runs did not use their fast path."""
     reasons: dict[str, None] = {}
     for run in runs:
         if run.mode not in run_order.BASELINES:
@@ -76,9 +78,9 @@ def slow_paths(runs: Iterable[Run]) -> list[str]:
 
 
 def measure_floor(measured: BenchRuns) -> dict[str, Summary | None]:
-    """Return the parts of the floor in seconds, None for one that was not measured.
+    """Return the two parts of the floor in seconds, each None if not measured.
 
-    Service time is that of the warm vLLM server if it ran, else of the first mode that measured it.
+    The service time is that of the warm vLLM server if it ran, else of the first mode that has one.
     """
     served = (measured.steady(mode).values() for mode in (run_order.REFERENCE, *measured.runs))
     service = next((summarize([one.one_token_s for one in found]) for found in served if found), None)
@@ -86,14 +88,14 @@ def measure_floor(measured: BenchRuns) -> dict[str, Summary | None]:
     return {"imports_s": imports, "service_s": service}
 
 
-def _mode(mode: str, measured: BenchRuns, floors: Mapping[str, Summary | None]) -> Document:
+def _summarize_mode(mode: str, measured: BenchRuns, floors: Mapping[str, Summary | None]) -> Document:
     runs = measured.runs.get(mode)
     if not runs:
         return {"unavailable": measured.unavailable.get(mode, "not run")}
     reference = measured.runs.get(run_order.REFERENCE, [])
     first_token = summarize([run.first_token_s for run in runs])
     ratio = paired_ratio(*({run.round: run.first_token_s for run in of} for of in (reference, runs)))
-    least = floors["imports_s"] if run_order.is_process_of_its_own(mode) else None
+    least = floors["imports_s"] if run_order.starts_new_interpreter(mode) else None
     service = floors["service_s"]
     floor_s = least["median"] + service["median"] if least and service else None
     return {
@@ -101,59 +103,61 @@ def _mode(mode: str, measured: BenchRuns, floors: Mapping[str, Summary | None]) 
         "cpu_s": summarize([run.cpu_s for run in runs]),
         "ratio": ratio[0] if ratio else None,
         "ratio_ci95": ratio[1] if ratio else None,
-        "phases": _by_name([run.phases for run in runs]),
-        "stages": _by_name([run.stages for run in runs]),
+        "phases": _summarize_by_name([run.phases for run in runs]),
+        "stages": _summarize_by_name([run.stages for run in runs]),
         "pss_bytes": summarize([run.pss_bytes for run in runs]),
         "floor_s": floor_s,
         "percent_of_floor": 100 * floor_s / first_token["median"] if floor_s else None,
-        "tokens_identical": _same_tokens(mode, measured),
-        "steady": _steady(measured.steady(mode), measured.steady(run_order.REFERENCE)),
+        "tokens_identical": _has_reference_tokens(mode, measured),
+        "steady": _summarize_steady(measured.steady(mode), measured.steady(run_order.REFERENCE)),
         "fast_path": runs[-1].readiness.get("fast_path"),
-        "fallbacks": slow_paths(runs),
+        "fallbacks": list_slow_paths(runs),
         "samples": [
             {"round": run.round, "first_token_s": run.first_token_s, "cpu_s": run.cpu_s} for run in runs
         ],
-        "timeline": typical(runs).spans,
+        "timeline": find_typical_run(runs).spans,
     }
 
 
-def _by_name(runs: Sequence[Mapping[str, float]]) -> dict[str, Summary]:
-    """Return seconds by phase or stage, over the runs that have it, in the order of their first appearance."""
+def _summarize_by_name(runs: Sequence[Mapping[str, float]]) -> dict[str, Summary]:
+    """Summarize the seconds of each phase or stage over the runs that have it, in order of appearance."""
     names = dict.fromkeys(name for run in runs for name in run)
     return {name: summarize([run[name] for run in runs if name in run]) for name in names}
 
 
-def typical(runs: Sequence[Run]) -> Run:
+def find_typical_run(runs: Sequence[MeasuredRun]) -> MeasuredRun:
     """Return the run whose first token is closest to the median."""
     middle = median(run.first_token_s for run in runs)
     return min(runs, key=lambda run: abs(run.first_token_s - middle))
 
 
-def _same_tokens(mode: str, measured: BenchRuns) -> bool | None:
+def _has_reference_tokens(mode: str, measured: BenchRuns) -> bool | None:
     reference = measured.runs.get(run_order.REFERENCE)
     if not reference:
         return None
-    wanted = list(reference[0].answers)
-    return all(list(run.answers) == wanted for run in measured.runs[mode])
+    expected = list(reference[0].answers)
+    return all(list(run.answers) == expected for run in measured.runs[mode])
 
 
-def _steady(mine: Mapping[int, Steady], reference: Mapping[int, Steady]) -> Document | None:
-    if not mine:
+def _summarize_steady(
+    own: Mapping[int, SteadyState], reference: Mapping[int, SteadyState]
+) -> Document | None:
+    if not own:
         return None
     return {
-        "latency_s": summarize([one.latency_s for one in mine.values()]),
-        "tokens_per_s": summarize([one.tokens_per_s for one in mine.values()]),
-        "latency_ratio": _against(mine, reference, "latency_s", worse=1),
-        "throughput_ratio": _against(mine, reference, "tokens_per_s", worse=-1),
+        "latency_s": summarize([one.latency_s for one in own.values()]),
+        "tokens_per_s": summarize([one.tokens_per_s for one in own.values()]),
+        "latency_ratio": _compare_steady(own, reference, "latency_s", worse=1),
+        "throughput_ratio": _compare_steady(own, reference, "tokens_per_s", worse=-1),
     }
 
 
-def _against(
-    mine: Mapping[int, Steady], reference: Mapping[int, Steady], name: str, *, worse: int
+def _compare_steady(
+    own: Mapping[int, SteadyState], reference: Mapping[int, SteadyState], name: str, *, worse: int
 ) -> Document | None:
-    """Return the ratio of this mode to vllm-warm; `worse` is the sign of a change for the worse."""
+    """Compare a steady-state metric with vllm-warm's; `worse` is 1 if higher is worse and -1 if lower is worse."""
     found = paired_ratio(
-        *({number: getattr(one, name) for number, one in of.items()} for of in (mine, reference))
+        *({number: getattr(one, name) for number, one in of.items()} for of in (own, reference))
     )
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""Request for a benchmark: the start modes that it measures, and the order of their runs.
+"""Benchmark options: the start modes to measure, and the order of their runs.
 
-Every round contains each mode once, so that slow periods of the machine affect all modes alike. The order rotates, so
-that no mode always runs after the same other mode (its page cache, its heat).
+Every round runs each mode once, so that slow periods of the machine affect all modes alike. The order rotates, so that
+no mode always runs after the same other mode and inherits its page cache and heat.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from coldstart.validate.launchers import VLLM_WARM as VLLM_WARM
 
 RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME = modes.RUNTIME_SNAPSHOT.name, modes.TEMPLATE_RUNTIME.name
 TEMPLATE_ENGINE, SNAPSHOT = modes.TEMPLATE_ENGINE.name, modes.SNAPSHOT.name
-DEFAULT = (VLLM_COLD, VLLM_WARM, *reversed(modes.repeatable_names()))
-MODES = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER, *DEFAULT[2:])
+DEFAULT_MODES = (VLLM_COLD, VLLM_WARM, *reversed(modes.repeatable_names()))
+MODES = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER, *DEFAULT_MODES[2:])
 BASELINES = PLAIN
 REFERENCE = VLLM_WARM
 
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """Request for a benchmark. A mode that is requested by name must run, or the benchmark fails.
+    """Options of a benchmark. The benchmark fails if a mode requested by name cannot run.
 
-    Raises UsageError if a setting is out of range, or a mode is unknown.
+    Raises UsageError if a value is out of range or a mode is unknown.
     """
 
     model: str
     vllm_args: Sequence[str] = ()
     runs: int = setting(5, "Number of measured runs per mode, after the warm-up.", "--runs", least=1)
-    warmup: int = setting(1, "Number of warm-up runs per mode, which are not counted.", "--warmup", least=0)
+    warmup: int = setting(1, "Number of unmeasured warm-up runs per mode.", "--warmup", least=0)
     modes: str | None = setting(
         None,
-        f"Modes to measure, of {', '.join(MODES)}; default: all but {VLLM_FREE} and {VLLM_EAGER}.",
+        f"Comma-separated modes to measure: {', '.join(MODES)}; default: all but {VLLM_FREE} and {VLLM_EAGER}.",
         "--modes",
         "M,...",
     )
@@ -49,59 +49,62 @@ class BenchRequest:
         True, "Also measure latency and throughput after the start.", "--steady/--no-steady"
     )
     ready_timeout_s: float = setting(
-        900.0, "Abort a start that takes longer than this.", "--ready-timeout", "SECONDS", above=0
+        900.0, "Abort a start after this many seconds.", "--ready-timeout", "SECONDS", above=0
     )
     baseline: Path | None = setting(  # noqa: RUF009 - a field
-        None, "JSON result of an earlier run to compare with.", "--baseline", "FILE"
+        None, "JSON result of an earlier benchmark to compare with.", "--baseline", "FILE"
     )
     max_regress_pct: float = setting(
-        10.0, "Permitted slowdown over --baseline, in percent.", "--max-regress", "PCT"
+        10.0, "Maximum slowdown relative to --baseline, in percent.", "--max-regress", "PCT"
     )
     revision: str | None = setting(
-        None, "Commit, branch or tag of a hub model; default: the newest commit.", "--revision", "REV"
+        None,
+        "Commit, branch or tag of a Hugging Face model; default: the newest commit.",
+        "--revision",
+        "REV",
     )
     offline: bool = False
     cache: Cache = field(default_factory=Cache.at)
 
     def __post_init__(self) -> None:
         try:
-            for name, one in list_settings(self):
-                one.require(name, getattr(self, name))
+            for name, option in list_settings(self):
+                option.require(name, getattr(self, name))
         except ValueError as error:
             raise UsageError(str(error), hint="coldstart bench --help") from error
-        if unknown := [mode for mode in self.names if mode not in MODES]:
-            hint = f"--modes with some of {','.join(MODES)}"
+        if unknown := [mode for mode in self.mode_names if mode not in MODES]:
+            hint = f"use --modes with some of {','.join(MODES)}"
             raise UsageError(f"unknown mode {unknown[0]!r}", hint=hint)
-        if len(set(self.names)) != len(self.names):
-            raise UsageError(f"--modes {self.modes}: a mode is repeated", hint="name each mode once")
+        if len(set(self.mode_names)) != len(self.mode_names):
+            raise UsageError(f"--modes {self.modes}: a mode is listed twice", hint="list each mode once")
 
     @property
-    def names(self) -> list[str]:
-        """Return the modes to measure."""
-        return self.modes.split(",") if self.modes else list(DEFAULT)
+    def mode_names(self) -> list[str]:
+        """Return the names of the modes to measure."""
+        return self.modes.split(",") if self.modes else list(DEFAULT_MODES)
 
     @property
     def command_line(self) -> list[str]:
-        """Return the command that measures the same."""
+        """Return the command line of an equivalent benchmark."""
         line = ["coldstart", "bench", self.model, "--runs", str(self.runs), "--warmup", str(self.warmup)]
         line += ["--modes", self.modes] if self.modes else []
         line += [] if self.steady else ["--no-steady"]
         return [*line, "--", *self.vllm_args] if self.vllm_args else line
 
 
-def count_warmups(mode: str, wanted: int, *, cold_first: bool) -> int:
-    """Return the number of uncounted runs before the first round.
+def count_warmups(mode: str, requested: int, *, cold_first: bool) -> int:
+    """Return the number of warm-up runs of a mode.
 
-    A cold start has none, because it must not be warm. Warm caches need at least one earlier start; with `cold_first`
-    the cold start of the first round is that start, which fills the caches of vllm-warm alone.
+    vllm-cold has none. Modes with warm caches need at least one; with `cold_first`, the first cold start is the warm-up
+    run of vllm-warm, because it fills its caches.
     """
     if mode == VLLM_COLD:
         return 0
     if mode == VLLM_WARM:
-        return max(wanted, 1) - cold_first
-    return max(wanted, 1) if mode in BASELINES else wanted
+        return max(requested, 1) - cold_first
+    return max(requested, 1) if mode in BASELINES else requested
 
 
-def is_process_of_its_own(mode: str) -> bool:
-    """Return whether a start in this mode begins with an empty interpreter, and so has to import."""
+def starts_new_interpreter(mode: str) -> bool:
+    """Return whether a start in this mode launches a new interpreter, which must import vLLM."""
     return mode in (*BASELINES, FRESH)

@@ -1,7 +1,7 @@
-"""Runner of a benchmark: prepare and warm up every mode, run the interleaved rounds, return the measurements.
+"""Run a benchmark: prepare and warm up every mode, run interleaved rounds, and return the measurements.
 
-A mode that cannot run is dropped with its reason and the others continue. A server that dies is also a reason, and
-makes the benchmark fail (see `result.failures`).
+A mode that cannot run is dropped with a reason, and the other modes continue. If a mode is dropped because its server
+exited, the benchmark fails (see `result.list_failures`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coldstart.bench import floor, run_order
-from coldstart.bench.measure import Run, RunSettings, Steady, run
+from coldstart.bench.measure import MeasuredRun, RunSettings, SteadyState, run
 from coldstart.contract import fallback
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailedError, NoBundleError
 from coldstart.validate.launch import Launcher, ModeUnavailableError, ServerDiedError
@@ -22,30 +22,30 @@ Progress = Callable[[str], None]
 
 @dataclass
 class BenchRuns:
-    """Counted runs by mode, modes that could not run, and servers that failed."""
+    """Measured runs by mode, and the modes that could not run or whose server failed."""
 
     modes: Sequence[str]
-    runs: dict[str, list[Run]] = field(default_factory=dict)
+    runs: dict[str, list[MeasuredRun]] = field(default_factory=dict)
     unavailable: dict[str, str] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     imports_s: list[float] = field(default_factory=list)
-    no_floor: str | None = None
+    floor_error: str | None = None
 
-    def drop(self, mode: str, reason: str) -> None:
-        """Drop a mode and its earlier measurements, which would be an incomplete result."""
+    def drop_mode(self, mode: str, reason: str) -> None:
+        """Drop a mode and its measurements, which are incomplete."""
         self.runs.pop(mode, None)
         self.unavailable[mode] = reason
 
-    def steady(self, mode: str) -> dict[int, Steady]:
-        """Return the steady state of a mode by round; empty if none was measured."""
+    def steady(self, mode: str) -> dict[int, SteadyState]:
+        """Return the steady state of a mode by round; empty if not measured."""
         return {run.round: run.steady for run in self.runs.get(mode, ()) if run.steady}
 
 
 @dataclass
 class Bench:
-    """One benchmark over `launchers`; `work` is an empty directory for caches, logs and events.
+    """Benchmark of several launchers; `work` is an empty directory for caches, logs and events.
 
-    `keep` receives all runs so far after each run, because a benchmark of hours can be cut off.
+    `on_run` is called with all runs so far after each run, because a benchmark of hours may be interrupted.
     """
 
     launchers: Sequence[Launcher]
@@ -53,90 +53,91 @@ class Bench:
     work: Path
     progress: Progress
     measure_floor: bool = True
-    keep: Callable[[BenchRuns], None] = lambda _: None
-    _started: int = 0
-    _planned: int = 0
+    on_run: Callable[[BenchRuns], None] = lambda _: None
+    _runs_started: int = 0
+    _runs_planned: int = 0
 
     def measure(self, runs: int, warmup: int) -> BenchRuns:
-        """Run the benchmark; every server and template that it started has ended afterwards, also on errors.
+        """Run the benchmark. All servers and templates it started are stopped at the end, also on errors.
 
-        Raises NoBundleError if a mode of coldstart finds no bundle.
+        Raises NoBundleError if a coldstart mode finds no bundle.
         """
         modes = [launcher.mode for launcher in self.launchers]
         measured = BenchRuns(modes)
         cold_first = modes[0] == run_order.VLLM_COLD
         warmups = {mode: run_order.count_warmups(mode, warmup, cold_first=cold_first) for mode in modes}
-        self._planned = sum(warmups.values()) + runs * len(modes)
+        self._runs_planned = sum(warmups.values()) + runs * len(modes)
         try:
             for launcher in self.launchers:
                 self._prepare(launcher, measured)
-                self._warm(launcher, warmups[launcher.mode], measured)
+                self._warm_up(launcher, warmups[launcher.mode], measured)
             for index in range(runs):
                 first = index % len(modes)
-                self._round(index, [*modes[first:], *modes[:first]], measured)
+                self._run_round(index, [*modes[first:], *modes[:first]], measured)
         finally:
-            self._close()
+            self._close_launchers()
         return measured
 
     def _prepare(self, launcher: Launcher, measured: BenchRuns) -> None:
         try:
             launcher.prepare()
         except ModeUnavailableError as error:
-            measured.drop(launcher.mode, str(error))
+            measured.drop_mode(launcher.mode, str(error))
         except CommandFailedError as error:
             measured.failed.add(launcher.mode)
-            measured.drop(launcher.mode, error.message)
+            measured.drop_mode(launcher.mode, error.message)
 
-    def _warm(self, launcher: Launcher, count: int, measured: BenchRuns) -> None:
+    def _warm_up(self, launcher: Launcher, count: int, measured: BenchRuns) -> None:
         for number in range(count):
             if launcher.mode not in measured.unavailable:
-                self._run(launcher, f"warm-up-{number}", -1, measured)
+                self._run_once(launcher, f"warm-up-{number}", -1, measured)
 
-    def _round(self, index: int, order: Sequence[str], measured: BenchRuns) -> None:
+    def _run_round(self, index: int, order: Sequence[str], measured: BenchRuns) -> None:
         by_mode = {launcher.mode: launcher for launcher in self.launchers}
-        if self.measure_floor and measured.no_floor is None:
-            self._import_floor(measured)
+        if self.measure_floor and measured.floor_error is None:
+            self._measure_imports(measured)
         for mode in order:
             if mode in measured.unavailable:
                 continue
-            self._run(by_mode[mode], f"round-{index}", index, measured)
+            self._run_once(by_mode[mode], f"round-{index}", index, measured)
             # The first cold start should have filled the warm caches.
             cold_failed = mode == run_order.VLLM_COLD and index == 0 and mode in measured.failed
             if cold_failed and run_order.VLLM_WARM in by_mode:
-                self._warm(by_mode[run_order.VLLM_WARM], 1, measured)
+                self._warm_up(by_mode[run_order.VLLM_WARM], 1, measured)
 
-    def _run(self, launcher: Launcher, name: str, index: int, measured: BenchRuns) -> None:
+    def _run_once(self, launcher: Launcher, name: str, index: int, measured: BenchRuns) -> None:
         directory = self.work / launcher.mode / name
-        self._started += 1
-        self.progress(f"{launcher.mode} {name} ({self._started} of {self._planned}) ...")
+        self._runs_started += 1
+        self.progress(f"{launcher.mode} {name} ({self._runs_started} of {self._runs_planned}) ...")
         try:
             # vllm-cold differs from vllm-warm only in its start.
-            past = self.settings.steady and launcher.mode != run_order.VLLM_COLD
-            done = run(launcher, directory, replace(self.settings, steady=past), index)
+            steady = self.settings.steady and launcher.mode != run_order.VLLM_COLD
+            finished = run(launcher, directory, replace(self.settings, steady=steady), index)
         except ColdstartError as error:
             _require_bundle(error)
             measured.failed.add(launcher.mode)
-            measured.drop(launcher.mode, error.message)
+            measured.drop_mode(launcher.mode, error.message)
             return
-        started = done.readiness.get("mode", done.mode)
-        if started != done.mode:
+        started = finished.readiness.get("mode", finished.mode)
+        if started != finished.mode:
             reasons = (
-                "; ".join(map(str, fallback.decode(done.readiness.get("fallbacks")))) or "no reason given"
+                "; ".join(map(str, fallback.decode(finished.readiness.get("fallbacks"))))
+                or "no reason reported"
             )
-            measured.drop(done.mode, f"the server started in mode {started} instead: {reasons}")
-        elif done.round >= 0:
-            measured.runs.setdefault(done.mode, []).append(done)
-        self.keep(measured)
-        self.progress(f"{launcher.mode} {name}: first token after {done.first_token_s:.2f} s")
+            measured.drop_mode(finished.mode, f"the server started in mode {started} instead: {reasons}")
+        elif finished.round >= 0:
+            measured.runs.setdefault(finished.mode, []).append(finished)
+        self.on_run(measured)
+        self.progress(f"{launcher.mode} {name}: first token after {finished.first_token_s:.2f} s")
         shutil.rmtree(directory)
 
-    def _import_floor(self, measured: BenchRuns) -> None:
+    def _measure_imports(self, measured: BenchRuns) -> None:
         try:
-            measured.imports_s.append(floor.imports_s())
+            measured.imports_s.append(floor.measure_import_seconds())
         except ModeUnavailableError as error:
-            measured.no_floor = str(error)
+            measured.floor_error = str(error)
 
-    def _close(self) -> None:
+    def _close_launchers(self) -> None:
         for launcher in self.launchers:
             try:
                 launcher.close()

@@ -1,8 +1,7 @@
-"""The five stages of a cold start after MEDUSA (section 2.2), in seconds, from the spans of one start.
+"""Divide a cold start into the five stages of MEDUSA (section 2.2), from the spans that the start reported.
 
-A stage lasts as long as at least one of its spans, so that spans within or beside each other do not count twice. A stage
-that a start mode skips takes 0 s. Compilation, which the paper does not have, counts where vLLM does it: while it sizes the
-KV cache, or while it warms up and captures.
+The duration of a stage is the length of the union of its spans, so overlapping spans count once. A skipped stage takes
+0 s. Compilation, which the paper does not cover, counts in the stage in which vLLM compiles: `KV` or `capture`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from coldstart.system.timeline import Span
 
-SPANS: Mapping[str, frozenset[str]] = {
+STAGE_SPANS: Mapping[str, frozenset[str]] = {
     "structure": frozenset({"construct model"}),
     "weights": frozenset({"load the model", "load weights", "read tensors", "wake the engine"}),
     "tokenizer": frozenset({"load the tokenizer"}),
@@ -19,30 +18,32 @@ SPANS: Mapping[str, frozenset[str]] = {
     "capture": frozenset({"compile or warm up", "warm up", "restore compiled forward"}),
 }
 REST = "rest"
-STAGES = (*SPANS, REST)
+STAGES = (*STAGE_SPANS, REST)
 
 
-def measure(spans: Iterable[Span], begin_s: float, end_s: float) -> dict[str, float]:
-    """Return the seconds of each stage and of the rest between launch and first token; empty without any reported span.
+def measure_stages(spans: Iterable[Span], begin_s: float, end_s: float) -> dict[str, float]:
+    """Return the seconds of each stage and of the rest between `begin_s` and `end_s`; empty without spans.
 
-    The creation of the model is part of vLLM's step that loads its weights, and counts as structure alone.
+    vLLM constructs the model within its weight-loading span; that time counts only as `structure`.
     """
     spans = list(spans)
     if not spans:
         return {}
-    known = {
+    intervals_by_stage = {
         stage: [(max(s.start_s, begin_s), min(s.end_s, end_s)) for s in spans if s.name in names]
-        for stage, names in SPANS.items()
+        for stage, names in STAGE_SPANS.items()
     }
-    both = _length([*known["structure"], *known["weights"]])
-    seconds = {stage: _length(found) for stage, found in known.items()}
-    seconds["weights"] = both - seconds["structure"]
-    covered = _length([interval for found in known.values() for interval in found])
+    structure_and_weights_s = _union_length(
+        [*intervals_by_stage["structure"], *intervals_by_stage["weights"]]
+    )
+    seconds = {stage: _union_length(intervals) for stage, intervals in intervals_by_stage.items()}
+    seconds["weights"] = structure_and_weights_s - seconds["structure"]
+    covered = _union_length([interval for intervals in intervals_by_stage.values() for interval in intervals])
     return seconds | {REST: end_s - begin_s - covered}
 
 
-def _length(intervals: Iterable[tuple[float, float]]) -> float:
-    """Return the length of the union of intervals."""
+def _union_length(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return the total length of the union of intervals."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(intervals):
         total += max(0.0, end - max(begin, reached))

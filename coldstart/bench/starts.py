@@ -1,6 +1,6 @@
-"""Report of a benchmark document: one row per mode, its plots, and what a reader must know besides.
+"""Report of a benchmark: a table with one row per mode, plots, and notes.
 
-A ratio above 1 is a shorter start than vllm-warm's; the ratios of the steady state are this mode over vllm-warm.
+A ratio above 1 means a shorter start than vllm-warm's. Steady-state ratios are this mode over vllm-warm.
 """
 
 from __future__ import annotations
@@ -8,53 +8,55 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from coldstart.bench.report import Plot, Report, Shown, bars
+from coldstart.bench.report import Plot, Report, Table, draw_bars
 from coldstart.bench.stages import STAGES
 
 Document = Mapping[str, Any]
 
 
-def seconds(value: float) -> str:
-    """Format seconds: two decimals below 10, one below 100, else none."""
+def format_seconds(value: float) -> str:
+    """Format seconds with two decimals below 10, one below 100, and none above."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _format(form: str, *values: Any) -> str:
+def _format_or_dash(form: str, *values: Any) -> str:
     return "-" if None in values else form.format(*values)
 
 
-RATIO = "{0[ratio]:.3f} {0[verdict]}"
-CELLS: Mapping[str, Callable[[Document], str]] = {
-    "first token (s)": lambda one: seconds(one["first_token_s"]["median"]),
-    "range": lambda one: " to ".join(seconds(one["first_token_s"][end]) for end in ("min", "max")),
+RATIO_FORMAT = "{0[ratio]:.3f} {0[verdict]}"
+COLUMNS: Mapping[str, Callable[[Document], str]] = {
+    "first token (s)": lambda one: format_seconds(one["first_token_s"]["median"]),
+    "range": lambda one: " to ".join(format_seconds(one["first_token_s"][end]) for end in ("min", "max")),
     "n": lambda one: str(one["first_token_s"]["n"]),
-    "CPU (s)": lambda one: seconds(one["cpu_s"]["median"]),
-    "ratio": lambda one: _format("{:.1f}x", one["ratio"]),
-    "95 % interval": lambda one: _format("{0[0]:.1f} to {0[1]:.1f}", one["ratio_ci95"]),
-    "% of floor": lambda one: _format("{:.0f}", one["percent_of_floor"]),
-    "latency ratio": lambda one: _format(RATIO, (one["steady"] or {}).get("latency_ratio")),
-    "throughput ratio": lambda one: _format(RATIO, (one["steady"] or {}).get("throughput_ratio")),
+    "CPU (s)": lambda one: format_seconds(one["cpu_s"]["median"]),
+    "ratio": lambda one: _format_or_dash("{:.1f}x", one["ratio"]),
+    "95 % interval": lambda one: _format_or_dash("{0[0]:.1f} to {0[1]:.1f}", one["ratio_ci95"]),
+    "% of floor": lambda one: _format_or_dash("{:.0f}", one["percent_of_floor"]),
+    "latency ratio": lambda one: _format_or_dash(RATIO_FORMAT, (one["steady"] or {}).get("latency_ratio")),
+    "throughput ratio": lambda one: _format_or_dash(
+        RATIO_FORMAT, (one["steady"] or {}).get("throughput_ratio")
+    ),
     "PSS (MiB)": lambda one: f"{one['pss_bytes']['median'] / 2**20:.0f}",
 }
-"""Columns of the table for people."""
-HEADERS, STAGE_HEADERS = ("mode", *CELLS), ("mode", *(f"{stage} (s)" for stage in STAGES))
+"""Columns of the printed table, and the function that formats each cell."""
+HEADERS, STAGE_HEADERS = ("mode", *COLUMNS), ("mode", *(f"{stage} (s)" for stage in STAGES))
 
 
-def report(document: Document) -> Report:
-    """Return the report of a benchmark; its rows are the measured starts."""
+def build_report(document: Document) -> Report:
+    """Build the report of a benchmark, with one row per measured start."""
     samples = ((mode, one) for mode, found in document["modes"].items() for one in found.get("samples", ()))
     rows = [{"mode": mode, **one} for mode, one in samples]
     notes = [*list_notes(document), _describe_provenance(document)]
     title = f"Cold start of {document['model']}"
-    return Report(title, document, rows, tabulate(document), notes, [*plot(document)])
+    return Report(title, document, rows, tabulate(document), notes, [*plot_starts(document)])
 
 
-def tabulate(document: Document) -> list[Shown]:
-    """Return the tables for people, one row per mode that ran: HEADERS, and STAGE_HEADERS where spans were reported."""
+def tabulate(document: Document) -> list[Table]:
+    """Return a table with a row per mode that ran and, if spans were reported, a table of stages."""
     ran = _list_measured(document)
-    rows = [[mode, *(cell(found) for cell in CELLS.values())] for mode, found in ran.items()]
+    rows = [[mode, *(cell(found) for cell in COLUMNS.values())] for mode, found in ran.items()]
     stages = [
-        [mode, *(seconds(found["stages"][stage]["median"]) for stage in STAGES)]
+        [mode, *(format_seconds(found["stages"][stage]["median"]) for stage in STAGES)]
         for mode, found in ran.items()
         if found.get("stages")
     ]
@@ -62,21 +64,21 @@ def tabulate(document: Document) -> list[Shown]:
 
 
 def list_notes(document: Document) -> list[str]:
-    """Return what a reader must know besides the table: tokens, baseline, failures, modes that could not run."""
-    known = {True: "identical in all modes", False: "NOT identical", None: "not compared"}
+    """Return notes on tokens, baseline, failures, and modes that could not run."""
+    verdicts = {True: "identical in all modes", False: "NOT identical", None: "not compared"}
     compared = document.get("baseline", {}).get("modes", {})
     missing = {
         mode: found["unavailable"] for mode, found in document["modes"].items() if "unavailable" in found
     }
     return [
-        f"greedy tokens: {known[document['tokens_identical']]}",
-        *(f"{mode} against the baseline: {_change(found)}" for mode, found in compared.items()),
-        *(f"failed: {why}" for why in document["failures"]),
-        *(f"{mode} could not run: {why}" for mode, why in missing.items()),
+        f"greedy tokens: {verdicts[document['tokens_identical']]}",
+        *(f"{mode} against the baseline: {_format_change(found)}" for mode, found in compared.items()),
+        *(f"failed: {reason}" for reason in document["failures"]),
+        *(f"{mode} could not run: {reason}" for mode, reason in missing.items()),
     ]
 
 
-def _change(found: Document) -> str:
+def _format_change(found: Document) -> str:
     interval = found["ci95_pct"]
     spread = f" ({interval[0]:+.1f} to {interval[1]:+.1f} %)" if interval else ""
     reason = f", {found['reason']}" if found["reason"] else ""
@@ -93,19 +95,22 @@ def _describe_provenance(document: Document) -> str:
     )
 
 
-def plot(document: Document) -> Iterator[Plot]:
-    """Yield the plot of first tokens, and the timeline of the typical start of each mode."""
+def plot_starts(document: Document) -> Iterator[Plot]:
+    """Yield a plot of the times to first token, and a timeline of the typical start of each mode."""
     ran = _list_measured(document)
     totals = {mode: found["first_token_s"] for mode, found in ran.items()}
     first = [(mode, of["min"], of["max"], 0, of["median"]) for mode, of in totals.items()]
-    yield "From launch to the first token", bars("median, and range in grey", first)
+    yield "From launch to the first token", draw_bars("median, and range in grey", first)
     for mode, found in ran.items():
         spans = sorted(found["timeline"], key=lambda span: span["start_s"])
         tracks = [*dict.fromkeys(span["track"] for span in spans)]
         rows = [
             (one["name"], one["start_s"], one["end_s"], tracks.index(one["track"]), None) for one in spans
         ]
-        yield f"Timeline of {mode}", bars(f"since the launch; a colour for each of {', '.join(tracks)}", rows)
+        yield (
+            f"Timeline of {mode}",
+            draw_bars(f"seconds since launch; one colour each for {', '.join(tracks)}", rows),
+        )
 
 
 def _list_measured(document: Document) -> Document:

@@ -1,8 +1,8 @@
-"""Medians with their range, and percentile-bootstrap confidence intervals of ratios of medians.
+"""Compute medians with their range, and percentile-bootstrap confidence intervals of ratios of medians.
 
 The interval is the 2.5th to 97.5th percentile of the statistic over resamples with replacement (Efron and Tibshirani,
-An Introduction to the Bootstrap, chapter 13). Paired: one resample draws complete rounds, so that a slow round
-cancels in the ratio. Resampling is seeded: the same samples give the same interval.
+An Introduction to the Bootstrap, chapter 13). A paired resample draws complete rounds, so that a slow
+round cancels out in the ratio. The resampling is seeded: equal samples give equal intervals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Summary(TypedDict):
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Return median and range of the samples. Raises ValueError without samples."""
+    """Return the median and range of samples. Raises ValueError if there are none."""
     if not samples:
         raise ValueError("no samples to summarize")
     return {"median": median(samples), "min": min(samples), "max": max(samples), "n": len(samples)}
@@ -36,21 +36,23 @@ def paired_ratio(
 ) -> tuple[float, tuple[float, float]] | None:
     """Return median(numerator) / median(denominator) over the common rounds, with its 95 % interval.
 
-    The arguments are samples by round. None if they have no common round.
+    The arguments are samples by round. Returns None without a common round.
     """
     rounds = sorted(numerator.keys() & denominator.keys())
     if not rounds:
         return None
     top, bottom = ([of[number] for number in rounds] for of in (numerator, denominator))
-    return median(top) / median(bottom), _interval(top, bottom, paired=True)
+    return median(top) / median(bottom), _bootstrap_interval(top, bottom, paired=True)
 
 
 def ratio_interval(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % interval of the ratio of medians of two independent samples."""
-    return _interval(numerator, denominator, paired=False)
+    return _bootstrap_interval(numerator, denominator, paired=False)
 
 
-def _interval(top: Sequence[float], bottom: Sequence[float], *, paired: bool) -> tuple[float, float]:
+def _bootstrap_interval(
+    top: Sequence[float], bottom: Sequence[float], *, paired: bool
+) -> tuple[float, float]:
     # The help of a command imports this module, and numpy takes longer than all of it.
     import numpy as np
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coldstart.bench import stats
-from coldstart.bench.report import Plot, Point, Report, Shown, lines
+from coldstart.bench.report import Plot, Point, Report, Table, draw_lines
 from coldstart.lab.records import METRICS, STATISTICS, Replay, SloLimits, summarize, tabulate
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def find_highest_rates(compared: Sequence[Mapping[str, Any]]) -> dict[str, float
     return best
 
 
-def tabulate_comparison(compared: Sequence[Mapping[str, Any]]) -> Shown:
+def tabulate_comparison(compared: Sequence[Mapping[str, Any]]) -> Table:
     """Format a comparison as a table: each median, half its range in percent, and the ratio to the first system."""
     metrics = [metric for metric in COMPARISON_METRICS if any(row[metric] for row in compared)]
     rates = ["rate"] if any(row["rate"] is not None for row in compared) else []
@@ -154,7 +154,7 @@ def _format_cell(metric: str, found: Mapping[str, Any] | None) -> str:
     return text if found["ratio"] in (None, 1) else f"{text} {found['ratio']:.2f}x{noise}"
 
 
-def tabulate_metrics(summary: Mapping[str, Any]) -> list[Shown]:
+def tabulate_metrics(summary: Mapping[str, Any]) -> list[Table]:
     """Return a table of latencies in seconds and, for several models, a table with a row per model."""
     found = ((label, summary.get(name)) for name, label in METRICS.items())
     metrics = [[label, *(f"{marks[mark]:.4g}" for mark in STATISTICS)] for label, marks in found if marks]
@@ -193,7 +193,7 @@ def plot_rates(compared: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
         for row in (row for row in compared if row[metric]):
             series.setdefault(row["name"], []).append((row["rate"], row[metric]["median"]))
         if series:
-            yield label, lines(series, "requests per second", label)
+            yield label, draw_lines(series, "requests per second", label)
 
 
 def plot_distributions(frame: DataFrame) -> Iterator[Plot]:
@@ -205,5 +205,5 @@ def plot_distributions(frame: DataFrame) -> Iterator[Plot]:
             series = {
                 name: [*zip(of.quantile(QUANTILES), 100 * QUANTILES, strict=True)] for name, of in values
             }
-            drawn = lines(series, f"{label} (s)", "share of requests (%)", wide=True)
+            drawn = draw_lines(series, f"{label} (s)", "share of requests (%)", allow_log=True)
             yield f"Distribution: {label}", drawn

@@ -35,7 +35,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home, chromium.browser(python) as page:
         report = Path(home) / "report.html"
         report.write_text(
-            starts.report(json.loads(RESULT.read_text(encoding="utf-8"))).render("html"), encoding="utf-8"
+            starts.build_report(json.loads(RESULT.read_text(encoding="utf-8"))).render("html"),
+            encoding="utf-8",
         )
         for scheme in ("light", "dark"):
             page.show(width=WIDTH, height=HEIGHT, dark=scheme == "dark")

@@ -246,7 +246,7 @@ NAMED: dict[str, Callable[[Path], object]] = {
     "host": lambda path: read_toml(path, "host"),
     "fleet state": FleetState,
     "prompts": answers.read_prompts,
-    "baseline": compare.load,
+    "baseline": compare.load_baseline,
 }
 
 

@@ -24,8 +24,8 @@ def fakes(subject: Subject, modes: Sequence[str], work: Path) -> list[Launcher]:
 def replace_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     BEHAVIOUR.clear()
     monkeypatch.setattr(benchmark, "create_launchers", fakes)
-    monkeypatch.setattr(benchmark, "subject", lambda wanted: Subject(wanted.model, wanted.model))
-    monkeypatch.setattr(floor, "imports_s", lambda: 0.01)
+    monkeypatch.setattr(benchmark, "prepare_subject", lambda wanted: Subject(wanted.model, wanted.model))
+    monkeypatch.setattr(floor, "measure_import_seconds", lambda: 0.01)
 
 
 def bench(*arguments: str, modes: str = "vllm-warm,fresh", runs: int = 1) -> int:

@@ -7,7 +7,7 @@ import pytest
 from coldstart.commands._export import Exports
 from support import pages
 
-from coldstart.bench.report import FORMS, Report
+from coldstart.bench.report import FORMATS, Report
 from coldstart.errors import UsageError
 
 ROWS = ({"name": "x | y", "size": 3}, {"name": "z", "size": None})
@@ -16,15 +16,15 @@ RESULT = Report("A <title>", {"a": 1}, ROWS, TABLES)
 
 
 def test_exports_write_every_form(tmp_path: Path) -> None:
-    wanted = [f"{form}={tmp_path / form}" for form in FORMS]
-    assert Exports.parse(wanted).write(RESULT) == list(FORMS)
+    wanted = [f"{form}={tmp_path / form}" for form in FORMATS]
+    assert Exports.parse(wanted).write(RESULT) == list(FORMATS)
     assert json.loads((tmp_path / "json").read_text()) == {"a": 1}
     assert (tmp_path / "csv").read_text() == "name,size\nx | y,3\nz,\n"
     assert "| x \\| y | 3 |" in (tmp_path / "markdown").read_text()
     page = (tmp_path / "html").read_text()
     pages.check(page)
     assert "A &lt;title&gt;" in page and "<td>z</td><td>-</td>" in page
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FORMS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FORMATS)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from coldstart.errors import UsageError
 
 
 def verdict(now: list[float], then: list[float], *, alike: bool = True) -> str:
-    return str(compare.change(now, then, 10, alike=alike)["verdict"])
+    return str(compare.compare_samples(now, then, 10, is_same_machine=alike)["verdict"])
 
 
 @pytest.mark.parametrize(
@@ -34,18 +34,18 @@ def document(seconds: list[float], **more: object) -> dict[str, Any]:
     return {
         "kind": "bench",
         "schema_version": SCHEMA_VERSION,
-        "machine": facts.machine(),
+        "machine": facts.describe_machine(),
         "modes": {"fresh": {"samples": samples}, "snapshot": {"unavailable": "no"}},
         **more,
     }
 
 
 def test_documents_are_compared_by_the_modes_both_measured() -> None:
-    found = compare.compare(document([20.0] * 5), document([10.0] * 5), 50)
+    found = compare.compare_documents(document([20.0] * 5), document([10.0] * 5), 50)
     assert found["modes"] == {
         "fresh": {"verdict": "regression", "change_pct": 100.0, "ci95_pct": (100.0, 100.0), "reason": None}
     }
-    assert compare.regressions(found) == [
+    assert compare.describe_regressions(found) == [
         "fresh: 100.0 % slower than the baseline (at least 100.0 %, allowed 50 %)"
     ]
 
@@ -57,5 +57,5 @@ def test_load_refuses_a_file_that_is_not_a_baseline(tmp_path: Path, text: str) -
     path = tmp_path / "base.json"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
-        compare.load(path)
+        compare.load_baseline(path)
     assert caught.value.hint is not None and "bench" in caught.value.hint

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coldstart.bench import benchmark, floor, measure, result
-from coldstart.bench.measure import RunSettings, Steady
+from coldstart.bench.measure import RunSettings, SteadyState
 from coldstart.bench.runner import Bench
 from coldstart.errors import NoBundleError
 from coldstart.launch.completions import CompletionClient, NoAnswerError
@@ -19,7 +19,7 @@ Fake = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def quick_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floor, "imports_s", lambda: 0.01)
+    monkeypatch.setattr(floor, "measure_import_seconds", lambda: 0.01)
 
 
 def bench(
@@ -31,7 +31,7 @@ def bench(
     messages: list[str] = []
     one = Bench(launchers, settings, tmp_path, messages.append)
     measured = one.measure(runs, warmup=0)
-    document = result.document(
+    document = result.build_document(
         measured, model="/models/tiny", vllm_args=["--x"], command_line=["bench", "--cache-dir=/home/me/c"]
     )
     return json.loads(json.dumps(document)), messages
@@ -67,10 +67,10 @@ def test_bench_reports_all_modes(fake: Fake, settings: RunSettings, tmp_path: Pa
 def test_server_that_dies_after_its_start_fails_alone(
     fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(one: CompletionClient, *_: object) -> Steady:
+    def fail(one: CompletionClient, *_: object) -> SteadyState:
         raise NoAnswerError("broken off")
 
-    monkeypatch.setattr(measure, "sample", fail)
+    monkeypatch.setattr(measure, "measure_steady_state", fail)
     settings = RunSettings(settings.prompts, 4, 20.0, steady=True)
     document, _ = bench([fake("vllm-warm"), fake("fresh")], settings, tmp_path, runs=1)
     assert [reason.split(" server")[0] for reason in document["failures"]] == [
@@ -82,7 +82,7 @@ def test_server_that_dies_after_its_start_fails_alone(
 def test_other_tokens_fail(fake: Fake, settings: RunSettings, tmp_path: Path) -> None:
     document, _ = bench([fake("vllm-warm"), fake("fresh", "other-tokens")], settings, tmp_path, runs=1)
     assert document["tokens_identical"] is False
-    assert document["failures"] == ["fresh: its tokens differ from those of vllm-warm"]
+    assert document["failures"] == ["fresh: tokens differ from those of vllm-warm"]
 
 
 def test_other_tokens_of_an_eager_engine_are_no_failure(
@@ -137,12 +137,12 @@ def test_benchmark_that_is_cut_off_keeps_its_runs(
             raise KeyboardInterrupt
 
     launchers = [fake("vllm-warm"), fake("fresh")]
-    monkeypatch.setattr(benchmark, "subject", lambda _: None)
+    monkeypatch.setattr(benchmark, "prepare_subject", lambda _: None)
     monkeypatch.setattr(benchmark, "create_launchers", lambda *_: launchers)
     monkeypatch.setattr(benchmark, "RunSettings", lambda *_, **__: settings)
     request = benchmark.BenchRequest("tiny", modes="vllm-warm,fresh", runs=2, warmup=0, steady=False)
     with pytest.raises(KeyboardInterrupt):
         benchmark.run(request, lambda _: None, keep)
-    assert benchmark.INCOMPLETE in kept[-1]["failures"]
+    assert benchmark.INCOMPLETE_FAILURE in kept[-1]["failures"]
     assert sum(len(found["samples"]) for found in kept[-1]["modes"].values() if "samples" in found) == 2
     assert [launcher.closed for launcher in launchers] == [1, 1]

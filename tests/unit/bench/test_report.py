@@ -7,7 +7,7 @@ import pytest
 from support import pages
 
 from coldstart.bench import report, result, starts
-from coldstart.bench.measure import Run, Steady
+from coldstart.bench.measure import MeasuredRun, SteadyState
 from coldstart.bench.report import Report
 from coldstart.bench.runner import BenchRuns
 from coldstart.bench.stages import STAGES
@@ -15,7 +15,7 @@ from coldstart.bench.stages import STAGES
 PROOF = {"fast_path": {"compile": True}, "fallbacks": []}
 
 
-def run(mode: str, number: int, seconds: float) -> Run:
+def run(mode: str, number: int, seconds: float) -> MeasuredRun:
     spans = [
         {"name": "until listening", "track": "harness", "start_s": 0.0, "end_s": seconds * 0.9},
         {"name": "first request", "track": "harness", "start_s": seconds * 0.9, "end_s": seconds},
@@ -26,8 +26,8 @@ def run(mode: str, number: int, seconds: float) -> Run:
         "first request": seconds * 0.1,
         "imports <torch>": seconds / 2,
     }
-    steady = Steady(latency_s=0.1, one_token_s=0.01, tokens_per_s=500.0)
-    return Run(
+    steady = SteadyState(latency_s=0.1, one_token_s=0.01, tokens_per_s=500.0)
+    return MeasuredRun(
         mode,
         number,
         seconds,
@@ -51,12 +51,14 @@ def document() -> dict[str, Any]:
         unavailable={"snapshot": "no <CRIU> | here"},
         imports_s=[4.0, 5.0, 6.0],
     )
-    made = result.document(measured, model="tiny-llama", vllm_args=[], command_line=["coldstart", "bench"])
+    made = result.build_document(
+        measured, model="tiny-llama", vllm_args=[], command_line=["coldstart", "bench"]
+    )
     return json.loads(json.dumps(made))
 
 
 def test_page_is_self_contained_and_plots_have_labels_and_values(document: dict[str, Any]) -> None:
-    page = starts.report(document).render("html")
+    page = starts.build_report(document).render("html")
     pages.check(page)
     first, *timelines = pages.plots(page)
     assert pages.read_labels(first) == {"median, and range in grey"}
@@ -73,7 +75,7 @@ def test_page_is_self_contained_and_plots_have_labels_and_values(document: dict[
 
 
 def test_bars_begin_and_end_at_their_share_of_the_longest() -> None:
-    (found,) = pages.plots(report.bars("x", [("a", 1.0, 2.0, 0, None), ("b", 2.0, 8.0, 1, 4.0)]))
+    (found,) = pages.plots(report.draw_bars("x", [("a", 1.0, 2.0, 0, None), ("b", 2.0, 8.0, 1, 4.0)]))
     drawn = [one.attrib["style"].rpartition(";")[0] for one in found.iter("i")]
     assert drawn == ["left:12.50%;width:12.50%", "left:25.00%;width:75.00%", "left:0.00%;width:50.00%"]
 
@@ -86,7 +88,7 @@ def test_bars_begin_and_end_at_their_share_of_the_longest() -> None:
     ],
 )
 def test_values_far_apart_are_on_a_logarithmic_axis(far: float, ticks: list[str], points: str) -> None:
-    (found,) = pages.plots(report.lines({"a": [(1.0, 0.0), (far, 4.0)]}, "x", "y", wide=True))
+    (found,) = pages.plots(report.draw_lines({"a": [(1.0, 0.0), (far, 4.0)]}, "x", "y", allow_log=True))
     (axis,) = (one for one in found.iter("div") if one.attrib["class"] == "ends x")
     assert [one.text for one in axis] == ticks
     assert [one.attrib["points"] for one in found.iter("polyline")] == [points]
@@ -106,7 +108,7 @@ def test_rows_contain_the_figures(document: dict[str, Any]) -> None:
 
 
 def test_csv_has_a_row_for_each_measured_start(document: dict[str, Any]) -> None:
-    shown = starts.report(document).render("csv").splitlines()
+    shown = starts.build_report(document).render("csv").splitlines()
     assert shown[0] == "mode,round,first_token_s,cpu_s" and len(shown) == 11
     assert shown[1] == "vllm-warm,0,30.0,15.0" and shown[-1] == "fresh,4,6.0,3.0"
 
@@ -116,7 +118,7 @@ def test_markdown_keeps_its_table(document: dict[str, Any]) -> None:
         "modes": {"fresh": {"verdict": "ok", "reason": None, "change_pct": 1.0, "ci95_pct": [-1, 2]}}
     }
     document["failures"] = ["fresh: a | b"]
-    text = starts.report(document).render("markdown")
+    text = starts.build_report(document).render("markdown")
     table = [line for line in text.splitlines() if line.startswith("|")]
     columns = [len(starts.HEADERS) - 1] * 4 + [len(starts.STAGE_HEADERS) - 1] * 4
     assert [line.count(" | ") for line in table] == columns
@@ -126,7 +128,7 @@ def test_markdown_keeps_its_table(document: dict[str, Any]) -> None:
 
 
 def test_empty_plots_are_plots() -> None:
-    drawn = report.bars("x", []), report.lines({}, "x", "y"), report.lines({"a": []}, "x", "y")
+    drawn = report.draw_bars("x", []), report.draw_lines({}, "x", "y"), report.draw_lines({"a": []}, "x", "y")
     assert [len(pages.plots(one)) for one in drawn] == [1] * 3
 
 
