@@ -205,6 +205,10 @@ VLLM_PP_LAYER_PARTITION = _theirs(
     "Number of layers of each pipeline stage, which determines the weights that a node needs.",
 )
 VLLM_CACHE_ROOT = _theirs("VLLM_CACHE_ROOT", "Directory of vLLM's cache; set for every start.")
+VLLM_SERVER_DEV_MODE = _theirs(
+    "VLLM_SERVER_DEV_MODE",
+    "1: vLLM's server has routes that put it to sleep and change it; a host sets it for models with a sleeping tier.",
+)
 TORCHINDUCTOR_CACHE_DIR = _theirs(
     "TORCHINDUCTOR_CACHE_DIR", "Directory of Inductor's cache; set for every start."
 )

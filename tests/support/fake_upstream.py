@@ -116,7 +116,9 @@ class FakeServer:
         if key is not None and request.headers.get("Authorization") != f"Bearer {key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         if request.path in ("/sleep", "/wake_up"):
-            return web.Response(status=200 if self.servers.sleeps else 404)
+            # vLLM has these routes only in its development mode.
+            has_routes = self.env.get("VLLM_SERVER_DEV_MODE") == "1" and not self.listen
+            return web.Response(status=200 if self.servers.sleeps and has_routes else 404)
         try:
             body = json.loads(await request.read())
         except RecursionError:

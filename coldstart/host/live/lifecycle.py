@@ -1,7 +1,11 @@
 """Servers of the host's models, from the start order until their processes have ended; in between they may sleep and wake up.
 
 The tiers `asleep-N` are vLLM's sleep levels (`/sleep?level=N`, `/wake_up`), which vLLM offers with
-`--enable-sleep-mode` on platforms that support it.
+`--enable-sleep-mode` on platforms that support it, and only in its development mode. That mode also opens routes that
+call methods of the worker, replace weights and show the configuration.
+
+Invariant: only a model with a sleeping tier is started in development mode. Its server listens at a Unix socket in this
+host's private directory, and the gateway forwards none of these routes.
 
 Invariant: every order results in exactly one event, whatever happens to the process: a start in Started or Failed, a
 leave order in Left.
@@ -14,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from coldstart.contract.environment import VLLM_SERVER_DEV_MODE
 from coldstart.host import events
 from coldstart.host.core import Core
 from coldstart.host.events import Event, Failure
@@ -142,13 +147,20 @@ class Lifecycle:
         """Return a new server, which has `remaining_s` to get ready; without one, report a failed start and return None."""
         try:
             if remaining_s > 0 and not self.facts.stopping:
-                return self.servers.begin(StartOrder(launch, remaining_s, environment=show_devices(launch)))
+                environment = {**show_devices(launch), **self._open_sleep_routes(launch)}
+                return self.servers.begin(StartOrder(launch, remaining_s, environment=environment))
             reason = STOPPING if self.facts.stopping else self._too_late()
         except OSError as error:  # no descriptor, no disk, no process
             reason = f"cannot start a server: {error.strerror or error}"
         self._record_failed_start(launch.name, reason, self._ready_timeout_s - remaining_s)
         self.emit(events.Failed(launch.name, reason))
         return None
+
+    def _open_sleep_routes(self, launch: Launch) -> Mapping[str, str]:
+        """Return the environment that opens the routes of `_leave` and `_wake` in vLLM, if the model has a sleeping tier."""
+        can_sleep = launch.args.gives("enable_sleep_mode")
+        tiers = self.core.models[launch.name].spec.tiers if can_sleep else ()
+        return {str(VLLM_SERVER_DEV_MODE): "1"} if any(tier.name.startswith(_SLEEP) for tier in tiers) else {}
 
     async def _came_up(self, residence: Residence, waited_s: float) -> bool:
         """Wait until the server is ready, and return whether it is. Before it began, its start waited for a template."""

@@ -21,6 +21,7 @@ IRRELEVANT = {
     "LOG_LEVEL": "debug",
     "LOGLEVEL": "debug",
     "VLLM_LOGGING_LEVEL": "DEBUG",
+    "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_LOG_STATS_INTERVAL": "5",
     "TORCH_CPP_LOG_LEVEL": "INFO",
     "TRANSFORMERS_VERBOSITY": "error",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from coldstart.host.live.access_control import HEALTH, MODELS, OPEN, PASSED, READS
 from coldstart.vllm import compat
 from coldstart.vllm.engine import server
 from coldstart.vllm.engine.application import EarlyApplication
@@ -54,6 +55,23 @@ def test_vllm_receives_an_equal_application(arguments: tuple[Namespace, Any]) ->
     assert _routes(one) == _routes(other)
     assert (one.root_path, one.state.args) == ("/here", args)
     assert [one.cls for one in one.user_middleware] == [one.cls for one in other.user_middleware]
+
+
+def test_gateway_forwards_no_route_of_development_mode(
+    arguments: tuple[Namespace, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.entrypoints.launchers.app import build_app
+
+    def paths() -> set[str]:
+        app = build_app(args, ("generate",), config.model_config)
+        return {path for _, path in _routes(app)}
+
+    args, config = arguments
+    closed = paths()
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    opened = paths() - closed
+    assert {"/sleep", "/wake_up", "/collective_rpc", "/server_info", "/update_weights"} <= opened
+    assert not opened & {*PASSED, *READS, *OPEN, HEALTH, MODELS}
 
 
 def test_incompatible_vllm_is_not_changed(

@@ -180,12 +180,14 @@ def test_stream_continues_at_the_next_server_when_enabled(tmp_path: Path, wanted
     run(work())
 
 
+SLEEP = ["--enable-sleep-mode"]
 SLEEPY = [{"name": "asleep-1", "memory": 2, "penalty_s": 0.1, "host_memory": 8}]
 
 
 @pytest.mark.parametrize("sleeps", [True, False])
 def test_evicted_model_sleeps_when_its_server_can_else_stops(tmp_path: Path, sleeps: bool) -> None:
-    models = {"a": {**TWO["a"], "tiers": SLEEPY}, "b": TWO["b"]}
+    # A server without a sleeping tier keeps vLLM's routes for development closed.
+    models = {"a": {**TWO["a"], "tiers": SLEEPY, "args": SLEEP}, "b": {**TWO["b"], "args": SLEEP}}
 
     async def work() -> None:
         async with staged(tmp_path, models, memory=12, host_memory=8) as stage:
@@ -193,6 +195,7 @@ def test_evicted_model_sleeps_when_its_server_can_else_stops(tmp_path: Path, sle
             await stage.ask(model="a", prompt=1)
             assert (await stage.ask(model="b", prompt=2))[0] == 200
             assert stage.model("a")["tier"] == ("asleep-1" if sleeps else "stopped")
+            assert [one.env for one in stage.servers.begun] == [{"VLLM_SERVER_DEV_MODE": "1"}, {}]
             assert (await stage.ask(model="a", prompt=3))[0] == 200
             assert [one.launch.name for one in stage.servers.begun] == (
                 ["a", "b"] if sleeps else ["a", "b", "a"]
