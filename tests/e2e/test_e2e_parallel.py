@@ -66,6 +66,16 @@ def test_deadlines_order_the_requests_of_two_ranks(
         assert count_overtaken(ours, long, body(12, 20, prompt_tokens=4)) >= 6
 
 
+def test_the_ranks_of_a_pipeline_restore_their_compiled_code(machine: Machine) -> None:
+    here, flags = Machine(machine.root, HERE), (*SMALL, str(1 << 26), "--pipeline-parallel-size", "2")
+    here.run("materialize", "tiny-llama", "--", *flags)
+    with here.serving("tiny-llama", vllm=flags) as restored:
+        assert restored.report["fast_path"]["compile"] and not restored.report["fallbacks"]
+        tokens = restored.tokens()
+    with here.serving("tiny-llama", "--on-miss", "warn", vllm=(*flags, *TRACED)) as traced:
+        assert traced.tokens() == tokens
+
+
 def check_fallbacks(served: Served) -> None:
     """Check that no fallback occurred but for sections that exist for single ranks only."""
     sections = {fallback["section"] for fallback in served.report["fallbacks"]}

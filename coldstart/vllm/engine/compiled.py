@@ -14,6 +14,7 @@ import importlib
 import inspect
 import json
 import operator
+import os
 import re
 import shutil
 import sys
@@ -22,10 +23,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR
+
 DECORATORS = "vllm.compilation.decorators"
 """Module of vLLM that loads ahead-of-time artifacts."""
 INDEX = "modules.json"
 INDUCTOR_DIR = "inductor"
+_KEPT_SUFFIXES = {".so", ".cpp", ".py"}
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 # Only absolute paths: the hashed text can contain C++ source too, where "-I" begins "-INFINITY".
 _DIRECTORIES = re.compile(r" -[IL]/\S*")
@@ -39,6 +43,11 @@ class NotSavedError(RuntimeError):
     """A compiled forward cannot be serialised; vLLM works without it and compiles at every start."""
 
 
+def rank_directory(directory: Path, rank: int, ranks: int) -> Path:
+    """Return where an artifact directory has the functions of a pipeline's rank. All ranks share its kernels."""
+    return directory / f"rank-{rank}" if ranks > 1 else directory
+
+
 def compiled_modules(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield the submodules of `model` that vLLM compiles, by qualified name ('' is the model itself)."""
     for name, module in model.named_modules():
@@ -50,7 +59,7 @@ def save(model: Any, directory: Path) -> list[str]:
     """Serialise every compiled forward of `model` into `directory` and return the modules' names.
 
     Raises:
-        NotSavedError: A module that vLLM compiles has no ahead-of-time function, or torch cannot serialise it.
+        NotSavedError: vLLM compiles no module, or one has no ahead-of-time function, or torch cannot serialise it.
     """
     names = []
     for index, (name, module) in enumerate(compiled_modules(model)):
@@ -67,8 +76,20 @@ def save(model: Any, directory: Path) -> list[str]:
                 f"the compiled forward of {kind} cannot be serialised: {type(error).__name__}: {reason}"
             ) from error
         names.append(name)
+    if not names:
+        raise NotSavedError("vLLM compiles no part of this model with these arguments")
     (directory / INDEX).write_text(json.dumps(names))
     return names
+
+
+def copy_kernels(directory: Path) -> None:
+    """Copy the kernels that Inductor has built in this process into an artifact directory."""
+    source = Path(os.environ[TORCHINDUCTOR_CACHE_DIR])
+    for file in source.rglob("*"):
+        if file.is_file() and file.suffix in _KEPT_SUFFIXES:
+            target = directory / INDUCTOR_DIR / file.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target)
 
 
 @contextmanager

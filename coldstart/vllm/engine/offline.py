@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from coldstart.contract.arguments import Arguments
-from coldstart.contract.environment import TORCHINDUCTOR_CACHE_DIR, VLLM_CACHE_ROOT
+from coldstart.contract.environment import VLLM_CACHE_ROOT
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.models.inspection import NOT_MADE
@@ -29,7 +29,7 @@ from coldstart.scheduling import profiling
 from coldstart.system import runtime, start_progress, timeline
 from coldstart.system.proc.lifeline import die_as_a_group
 from coldstart.vllm import compat
-from coldstart.vllm.engine import collection, compiled, server, stepdowns
+from coldstart.vllm.engine import collection, server, stepdowns
 from coldstart.vllm.graphs import kv_plan
 
 CANARY_PROMPT_TOKENS = 8
@@ -39,7 +39,6 @@ LIVE_STEPS = 6
 DECODE_STEPS = 3
 DECODE_PROMPT = 8
 MAX_PROFILED_BATCH = 64
-_KEPT_SUFFIXES = {".so", ".cpp", ".py"}
 
 
 class OfflineEngine:
@@ -58,16 +57,6 @@ class OfflineEngine:
         self.core = self.engine.engine_core.engine_core
         self.random = random.Random(0)
         self._ids = (f"offline-{number}" for number in count())
-
-    @property
-    def worker(self) -> Any:
-        """Return the worker inside the executor."""
-        return self.core.model_executor.driver_worker.worker
-
-    @property
-    def compiles(self) -> bool:
-        """Return whether vLLM compiles any part of this model."""
-        return any(True for _ in compiled.compiled_modules(self.worker.model_runner.model))
 
     def prompt(self, length: int) -> list[int]:
         """Return `length` random token ids that no earlier prompt shares, so that the prefix cache has no effect."""
@@ -152,19 +141,14 @@ def _powers(first: int, last: int) -> Iterator[int]:
 
 
 def write_compiled(engine: OfflineEngine, directory: Path) -> str | None:
-    """Write the compiled forward functions and their kernels. Return None, or the reason why none was written."""
+    """Write the compiled forward functions of all ranks and their kernels. Return None, or the reason why none was written."""
     directory.mkdir()
-    try:
-        compiled.save(engine.worker.model_runner.model, directory)
-    except compiled.NotSavedError as error:
+    reasons: list[str | None] = engine.core.model_executor.collective_rpc(
+        "save_compiled", args=(str(directory),)
+    )
+    if reason := next(filter(None, reasons), None):
         shutil.rmtree(directory)
-        return str(error)
-    source = Path(os.environ[TORCHINDUCTOR_CACHE_DIR])
-    for file in source.rglob("*"):
-        if file.is_file() and file.suffix in _KEPT_SUFFIXES:
-            target = directory / compiled.INDUCTOR_DIR / file.relative_to(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, target)
+        return reason
     return None
 
 
@@ -208,8 +192,6 @@ def run(plan: LaunchPlan, out: Path, profile_s: float = profiling.BUDGET_S) -> N
         SystemExit: The installed vLLM does not support the offline phase.
     """
     begin(plan)
-    if runtime.targets_cpu():
-        compiled.name_kernels()
     with timeline.measure("start engine, compile", track="offline"):
         engine = OfflineEngine(synchronous(plan.vllm_args))
     info: dict[str, Any] = {
@@ -244,10 +226,7 @@ def _import_engine() -> None:
 def not_compiled(engine: OfflineEngine) -> str | None:
     """Return why the engine has no compiled forward to save; None if it has one."""
     if engine.config.parallel_config.worker_cls != stepdowns.WORKER:
-        # Several ranks are separate processes, whose models are not accessible from here.
         return "only coldstart's own worker restores compiled code, and this engine uses another, which compiles at every start"
-    if not engine.compiles:
-        return "vLLM compiles no part of this model with these arguments"
     return compat.check("compile")
 
 

@@ -173,8 +173,8 @@ async def engine_client(args: Namespace, plan: LaunchPlan, app: EarlyApplication
         if scheduler.settle(args, config, plan):
             config = configure(args)
     # A spawned engine imports everything again, about 10 s on a GPU. Creating the configuration forces "spawn" on the CPU,
-    # for a worker process that does not exist here; a user's own worker there keeps it.
-    forks = args.worker_cls == stepdowns.WORKER or not current_platform.is_cpu()
+    # for worker processes; our executor has none, and those of a pipeline and of a user keep it.
+    forks = args.distributed_executor_backend == stepdowns.EXECUTOR or not current_platform.is_cpu()
     if forks:
         os.environ[START_METHOD] = "fork"
     # The forked engine inherits our loggers; configuring them again costs more than adopting a built worker.

@@ -33,27 +33,31 @@ def settle(args: Namespace) -> Fallbacks:
     if given == CONNECTOR and (reason := compat.check("handover", partial(import_module, CONNECTOR))):
         args.kv_transfer_config = None
         fallbacks.append(Fallback("handover", f"{reason} Requests move without their KV."))
-    if can_use_executor(args):
+    if ranks := count_own_ranks(args):
         # vLLM imports the executor in this process; only the engine process imports our worker, which takes longer.
-        if (reason := compat.check("worker", partial(import_module, EXECUTOR.rpartition(".")[0]))) is None:
-            args.distributed_executor_backend, args.worker_cls = EXECUTOR, WORKER
+        # vLLM's own executor starts the ranks of a pipeline, and could not replace a worker that it cannot import.
+        module = (EXECUTOR if ranks == 1 else WORKER).rpartition(".")[0]
+        if (reason := compat.check("worker", partial(import_module, module))) is None:
+            args.distributed_executor_backend = EXECUTOR if ranks == 1 else "mp"
+            args.worker_cls = WORKER
             return fallbacks
         reason = f"{reason} vLLM's own worker runs and compiles."
         fallbacks += [Fallback(stage, reason) for stage in ("worker", "compile")]
     return fallbacks
 
 
-def can_use_executor(args: Namespace) -> bool:
-    """Return whether this server can use our executor: one CPU rank, and no executor or worker chosen by the user."""
+def count_own_ranks(args: Namespace) -> int:
+    """Return the number of pipeline ranks that our worker can run, 0 if it cannot.
+
+    It runs on the CPU, without other parallelism, unless the user chose another executor or worker.
+    """
     from vllm.platforms import current_platform
 
-    single = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size == 1
-    return (
-        current_platform.is_cpu()
-        and single
-        and not args.distributed_executor_backend
-        and args.worker_cls == "auto"
-    )
+    ranks: int = args.pipeline_parallel_size
+    chosen = args.distributed_executor_backend
+    usable = not chosen or (chosen == "mp" and ranks > 1)
+    alone = args.tensor_parallel_size * args.data_parallel_size == 1
+    return ranks if current_platform.is_cpu() and alone and usable and args.worker_cls == "auto" else 0
 
 
 def reports(args: Namespace) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from vllm.config import CompilationMode
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -94,7 +95,7 @@ class ColdWorker(CPUWorker):
         kernels = compiled.kernels(directory)
         compiled.name_kernels()
         try:
-            compiled.restore(self.model_runner.model, directory)
+            compiled.restore(self.model_runner.model, self._compiled_place(directory))
             self.restored = self.fast_path["compile"] = True
         except Exception as error:  # noqa: BLE001 - a damaged or foreign artifact must not stop a server
             self._fall_back("compile", f"{type(error).__name__}: {error}")
@@ -102,6 +103,21 @@ class ColdWorker(CPUWorker):
             self._fall_back(
                 "compile", f"{built} kernels were built again: Inductor's compile command differs here"
             )
+
+    def _compiled_place(self, directory: Path) -> Path:
+        return compiled.rank_directory(directory, self.rank, self.parallel_config.world_size)
+
+    def save_compiled(self, directory: str) -> str | None:
+        """Write this rank's compiled forward and kernels below an artifact directory; return why none was written."""
+        place = self._compiled_place(Path(directory))
+        place.mkdir(exist_ok=True)
+        try:
+            compiled.save(self.model_runner.model, place)
+        except compiled.NotSavedError as error:
+            return str(error)
+        # Where Inductor builds kernels is known in this process only: vLLM gives each rank of a pipeline its own place.
+        compiled.copy_kernels(Path(directory))
+        return None
 
     def _fall_back(self, section: str, reason: str) -> None:
         logger.warning("coldstart: %s not used: %s", section, reason)
@@ -125,7 +141,11 @@ class ColdWorker(CPUWorker):
         return available
 
     def _should_warm_up_model(self) -> bool:
-        return not self.restored and super()._should_warm_up_model()
+        if self.restored or not super()._should_warm_up_model():
+            return False
+        if self.compilation_config.mode != CompilationMode.NONE:
+            compiled.name_kernels()
+        return True
 
     def coldstart_report(self) -> dict[str, Any]:
         """Report the restored sections and the fallbacks to the process that started this server."""

@@ -107,19 +107,40 @@ def test_stock_server_is_reported_ready_when_it_answers(monkeypatch: pytest.Monk
     os.close(reader)
 
 
-def _engine(worker: str = stepdowns.WORKER, *, compiles: bool = True) -> Any:
-    config = SimpleNamespace(parallel_config=SimpleNamespace(worker_cls=worker))
-    return SimpleNamespace(config=config, compiles=compiles)
+def _engine(worker: str = stepdowns.WORKER) -> Any:
+    return SimpleNamespace(config=SimpleNamespace(parallel_config=SimpleNamespace(worker_cls=worker)))
 
 
 def test_bundle_without_compiled_code_has_the_reason(lacking: set[str]) -> None:
     assert offline.not_compiled(_engine()) is None
-    assert "compiles no part" in str(offline.not_compiled(_engine(compiles=False)))
     assert "uses another" in str(offline.not_compiled(_engine("vllm.v1.worker.cpu_worker.CPUWorker")))
-    several = SimpleNamespace(config=_engine("vllm.v1.worker.cpu_worker.CPUWorker").config)
-    assert "uses another" in str(offline.not_compiled(several))  # ranks in separate processes expose no model
     lacking.add("compile")
     assert offline.not_compiled(_engine()) == REASON
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        ("--pipeline-parallel-size 2", ("mp", stepdowns.WORKER)),
+        ("--pipeline-parallel-size 2 --distributed-executor-backend mp", ("mp", stepdowns.WORKER)),
+        ("--pipeline-parallel-size 2 --nnodes 2 --node-rank 1 --headless", ("mp", stepdowns.WORKER)),
+        ("--pipeline-parallel-size 2 --worker-cls mine.Worker", (None, "mine.Worker")),
+        ("--pipeline-parallel-size 2 --tensor-parallel-size 2", (None, "auto")),
+        ("--distributed-executor-backend mp", ("mp", "auto")),
+        ("", (stepdowns.EXECUTOR, stepdowns.WORKER)),
+    ],
+)
+def test_each_rank_of_a_pipeline_runs_our_worker(words: str, chosen: tuple[str | None, str]) -> None:
+    args, fallbacks = server.parse_args(["--model", "m", *words.split()])
+    assert (args.distributed_executor_backend, args.worker_cls, fallbacks) == (*chosen, [])
+
+
+@pytest.mark.vllm
+def test_a_pipeline_runs_vllms_worker_when_ours_cannot_be_imported(lacking: set[str]) -> None:
+    lacking.add("worker")
+    args, fallbacks = server.parse_args(["--model", "m", "--pipeline-parallel-size", "2"])
+    assert args.worker_cls == "auto" and [one.stage for one in fallbacks] == ["worker", "compile"]
 
 
 class Stock:
@@ -165,6 +186,39 @@ def test_compiled_code_that_cannot_be_restored_is_compiled(
     made.load_model()
     assert made.fallbacks == [Fallback("compile", REASON)]
     assert made.fast_path == {"compile": False} and not made.restored
+
+
+@pytest.mark.vllm
+def test_each_rank_saves_and_restores_its_own_code(
+    worker: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coldstart.vllm.engine.worker import compiled
+
+    places = list[tuple[object, Path]]()
+    monkeypatch.setattr(compiled, "save", lambda model, place: places.append((model, place)))
+    monkeypatch.setattr(compiled, "restore", lambda model, place: places.append((model, place)))
+    for rank in range(2):
+        kernel = tmp_path / f"cache-{rank}" / "ab" / f"kernel{rank}.so"
+        kernel.parent.mkdir(parents=True)
+        kernel.touch()
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / f"cache-{rank}"))
+        made = worker(LaunchPlan([], compile_dir=str(tmp_path)))
+        made.rank, made.parallel_config = rank, SimpleNamespace(world_size=2)
+        made.model_runner.model = f"layers of rank {rank}"
+        assert made.save_compiled(str(tmp_path)) is None
+        made.load_model()
+        assert made.restored
+    expected = [(f"layers of rank {rank}", tmp_path / f"rank-{rank}") for rank in range(2)]
+    assert places == [place for place in expected for _ in range(2)]
+    assert {file.name for file in (tmp_path / "inductor" / "ab").iterdir()} == {"kernel0.so", "kernel1.so"}
+
+
+@pytest.mark.parametrize("reasons", [[None, "rank 1 cannot"], [None, None]])
+def test_code_is_written_only_if_every_rank_has_saved_it(reasons: list[str | None], tmp_path: Path) -> None:
+    executor = SimpleNamespace(collective_rpc=lambda method, args: reasons)
+    engine: Any = SimpleNamespace(core=SimpleNamespace(model_executor=executor))
+    assert offline.write_compiled(engine, tmp_path / "compile") == reasons[1]
+    assert (tmp_path / "compile").exists() is (reasons[1] is None)
 
 
 @pytest.mark.vllm

@@ -62,6 +62,11 @@ def test_a_part_that_cannot_be_saved_is_named_with_the_reason(
         compiled.save(Model(Function(), function), tmp_path)
 
 
+def test_a_model_that_vllm_does_not_compile_has_no_code(tmp_path: Path) -> None:
+    with pytest.raises(compiled.NotSavedError, match="vLLM compiles no part"):
+        compiled.save(Model(), tmp_path)
+
+
 def doubled(function: Callable[[int], int]) -> Callable[[int], int]:
     """Hide the function below another name, like decorators of transformers."""
 
