@@ -29,7 +29,7 @@ ReportFormat = Annotated[
     Literal["text", "json", "junit", "github"],
     typer.Option("--format", help="Format of the result."),
 ]
-RENDERERS = {"junit": renderers.junit, "github": renderers.github}
+RENDERERS = {"junit": renderers.render_junit, "github": renderers.render_github}
 
 
 @declare(takes_vllm_args=True)
@@ -95,7 +95,7 @@ def command(
         except ColdstartError as error:
             # A CI system that finds no file would report a broken job instead of the reason.
             if str(common.out.format) == "junit":
-                text = renderers.junit_of_error(words, level, error)
+                text = renderers.render_junit_error(words, level, error)
                 replace(common.out, format="text").result({}, text)
             raise
     if not common.vllm_args and revision is None:
@@ -113,8 +113,8 @@ def command(
 def _show(common: Common, reports: list[ValidationReport], fail_level: FailLevel) -> None:
     form = str(common.out.format)
     out = common.out if form == "json" else replace(common.out, format="text")
-    document = renderers.document(reports, fail_level)
-    render = RENDERERS.get(form, renderers.text)
+    document = renderers.build_document(reports, fail_level)
+    render = RENDERERS.get(form, renderers.render_text)
     out.result(document, lambda: render(reports, fail_level))
 
 

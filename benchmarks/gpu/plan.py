@@ -29,8 +29,8 @@ from benchmarks.common import ROOT, about, parser
 from coldstart.bench import measure
 from coldstart.bench.run_order import VLLM_FREE, VLLM_WARM
 from coldstart.system.proc import exits
-from coldstart.validate.launch import Launcher, serving
-from coldstart.validate.launchers import FULL_ONLY, ServeLauncher, Subject, VllmLauncher
+from coldstart.validate.launch import Launcher, run_server
+from coldstart.validate.launchers import FULL_DECODE_ONLY, ModelUnderTest, ServeLauncher, VllmLauncher
 
 VLLM_ARGS = ["--max-model-len", "4096", "--gpu-memory-utilization", "0.8", "--served-model-name", "m"]
 # Eager, because a rehearsal shows that the steps run, and compilation on two cores would take most of its time.
@@ -116,7 +116,7 @@ class Part:
         settings = measure.RunSettings((PROMPT,), TOKENS, min(START_S, self.left()), steady=False)
         shutil.rmtree(self.logs / name, ignore_errors=True)
         before = measure.read_cpu_s()
-        with serving(launcher, self.logs / name) as server:
+        with run_server(launcher, self.logs / name) as server:
             run = measure.measure(launcher, server, settings, 0, before)
             return {
                 "first_token_s": round(run.first_token_s, 3), "tokens": run.answers[0][0], "gpu": gpu_memory(),
@@ -126,12 +126,12 @@ class Part:
     def serve(self, mode: str, number: int, *more: str, capture: str = "all") -> dict[str, Any]:
         """Measure `coldstart serve` in one start mode."""
         options = ("--capture", capture, "--on-miss", "warn")
-        subject = Subject(self.model, self.model, (*VLLM_ARGS, *SLEEP, *more), options)
+        subject = ModelUnderTest(self.model, self.model, (*VLLM_ARGS, *SLEEP, *more), options)
         return self.start(f"{mode}-{number}", ServeLauncher(subject, mode, self.work / "run"))
 
     def plain(self, mode: str, number: int, *more: str) -> dict[str, Any]:
         """Measure plain vLLM; its first start fills its own caches."""
-        subject = Subject(self.model, self.model, (*VLLM_ARGS, *more))
+        subject = ModelUnderTest(self.model, self.model, (*VLLM_ARGS, *more))
         return self.start(f"{mode}-{number}", VllmLauncher(subject, self.work / "plain", mode))
 
     def sleep(self) -> None:
@@ -207,11 +207,11 @@ def rest(part: Part) -> None:
     part.answer("standby after", lambda: part.serve("standby", 11))
     part.answer("fresh, capture deferred", lambda: part.serve("fresh", 13, capture="deferred"))
     # vLLM captures each of these graphs as FULL, so a bundle may restore all of them; `plain-free` is the comparison.
-    words = ("--graphs", "--format", "json", part.model, "--", *VLLM_ARGS, *SLEEP, "-cc", FULL_ONLY)
+    words = ("--graphs", "--format", "json", part.model, "--", *VLLM_ARGS, *SLEEP, "-cc", FULL_DECODE_ONLY)
     part.answer(
         "materialize with graphs", lambda: json.loads(part.coldstart("graphs", "materialize", *words))
     )
-    part.answer("fresh with graphs", lambda: part.serve("fresh", 12, "-cc", FULL_ONLY))
+    part.answer("fresh with graphs", lambda: part.serve("fresh", 12, "-cc", FULL_DECODE_ONLY))
     # Last, because every process after this line finds the package.
     os.environ["PYTHONPATH"] = f"{os.environ.get('PLAN_OPTIONAL', '')}:{os.environ['PYTHONPATH']}"
     for name, mode in (("instanttensor", VLLM_WARM), ("instanttensor, free options", VLLM_FREE)):

@@ -32,7 +32,7 @@ import psutil
 from benchmarks.common import ROOT, about, finish, load, parser
 from coldstart.bench.stats import summarize
 from coldstart.system import paths
-from coldstart.validate.launchers import console
+from coldstart.validate.launchers import coldstart_command
 
 RESULT = "host-live-cpu"
 ARGS = ["--max-model-len", "512", "--kv-cache-memory-bytes", "134217728"]
@@ -83,7 +83,7 @@ async def hosting(
     with tempfile.TemporaryDirectory() as directory:
         file, log = Path(directory) / "host.toml", Path(directory) / "log"
         file.write_text("\n".join(lines) + "\n")
-        command = [*(program or console()), "host", "--host-file", str(file), "--port", "0"]
+        command = [*(program or coldstart_command()), "host", "--host-file", str(file), "--port", "0"]
         with log.open("wb") as sink:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sink, cwd=ROOT)
         assert process.stdout is not None
@@ -212,12 +212,14 @@ async def _throughput(
 
 def prepare(part: str) -> None:
     """Build the bundle of the model, and for `cold` start its engine template if none runs."""
-    subprocess.run([*console(), "materialize", MODEL, "-q", "--", *ARGS], check=True)
-    command = [*console(), "template", "status", "--format", "json"]
+    subprocess.run([*coldstart_command(), "materialize", MODEL, "-q", "--", *ARGS], check=True)
+    command = [*coldstart_command(), "template", "status", "--format", "json"]
     known = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["templates"]
     ready = [(one["model"], one["level"]) for one in known if one["ready"]]
     if part == "cold" and (MODEL, "engine") not in ready:
-        subprocess.run([*console(), "template", "start", MODEL, "--level", "engine", "--", *ARGS], check=True)
+        subprocess.run(
+            [*coldstart_command(), "template", "start", MODEL, "--level", "engine", "--", *ARGS], check=True
+        )
 
 
 def main() -> None:

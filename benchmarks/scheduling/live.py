@@ -42,8 +42,8 @@ from coldstart.lab.traces import TraceRequest
 from coldstart.launch import completions
 from coldstart.scheduling.profile import FALLBACK_PROFILE
 from coldstart.scheduling.settings import DEADLINE, FCFS, MLFQ, SchedulerSettings
-from coldstart.validate.launch import HOST, serving
-from coldstart.validate.launchers import FRESH, ServeLauncher, Subject, console
+from coldstart.validate.launch import HOST, run_server
+from coldstart.validate.launchers import FRESH, ModelUnderTest, ServeLauncher, coldstart_command
 from coldstart.vllm.scheduling.virtual_engine import EngineResources, VirtualEngine
 
 RESULT, MODEL = "scheduling-live-cpu", "tiny-llama"
@@ -125,15 +125,15 @@ def compare(runs: Mapping[str, Sequence[Mapping[str, float]]], name: str) -> Row
 
 def measure_bursts(seconds: float) -> Row:
     """Serve bursts for about `seconds`, in two rounds at least after one that warms up."""
-    command = [*console(), "materialize", MODEL, "-q", "--profile-seconds", "20", "--", *ARGS]
+    command = [*coldstart_command(), "materialize", MODEL, "-q", "--profile-seconds", "20", "--", *ARGS]
     subprocess.run(command, check=True)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         work, ports, fallbacks = Path(name), dict[str, int](), dict[str, Any]()
         for scheduler, of in SCHEDULERS.items():
             flags = ("--scheduler", of.policy, "--batch", str(BATCH))
             flags += ("--mlfq", of.mlfq) if of.policy == MLFQ else ()
-            launcher = ServeLauncher(Subject(MODEL, MODEL, ARGS, flags), FRESH, work / "run")
-            server = stack.enter_context(serving(launcher, work / str(len(ports))))
+            launcher = ServeLauncher(ModelUnderTest(MODEL, MODEL, ARGS, flags), FRESH, work / "run")
+            server = stack.enter_context(run_server(launcher, work / str(len(ports))))
             client = completions.CompletionClient(HOST, server.files.port)
             client.first_token("a", deadline_s=time.monotonic() + 300, check=server.check)
             ports[scheduler], fallbacks[scheduler] = client.port, server.read_readiness()["fallbacks"]

@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 from benchmarks.common import RESULTS, finish
-from coldstart.validate.launchers import console
+from coldstart.validate.launchers import coldstart_command
 
 RESULT = RESULTS / "cold-start-cpu.json"
 VLLM_ARGS = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456"]
@@ -25,7 +25,15 @@ VLLM_ARGS = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456"]
 
 def main(arguments: list[str]) -> int:
     """Run the bench, keep its JSON, print the table for people and the JSON without its lists."""
-    command = [*console(), "bench", "tiny-llama", f"--export=json={RESULT}", *arguments, "--", *VLLM_ARGS]
+    command = [
+        *coldstart_command(),
+        "bench",
+        "tiny-llama",
+        f"--export=json={RESULT}",
+        *arguments,
+        "--",
+        *VLLM_ARGS,
+    ]
     code = subprocess.run(command, check=False).returncode
     if RESULT.exists():
         finish(RESULT.stem, json.loads(RESULT.read_text()))

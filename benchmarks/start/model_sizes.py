@@ -29,9 +29,9 @@ from coldstart.bench.runner import Bench
 from coldstart.models import inspection
 from coldstart.system.paths import Cache
 from coldstart.system.snapshot import runtime_image
-from coldstart.validate.answers import PROMPTS
 from coldstart.validate.launch import Command, Launcher, RunFiles
-from coldstart.validate.launchers import ServeLauncher, Subject, console, create_launchers
+from coldstart.validate.launchers import ModelUnderTest, ServeLauncher, coldstart_command, create_launchers
+from coldstart.validate.responses import PROMPTS
 
 RESULT = "model-sizes-cpu"
 VLLM_ARGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
@@ -86,11 +86,11 @@ def measured(size: str, runs: int, place: Path) -> Row:
     """Measure one size and return its row. Raises CalledProcessError if its bundle cannot be built."""
     model, cache = place / size, Cache(Cache.at().root / "sizes-benchmark")
     common = ("--cache-dir", str(cache.root), "--offline")
-    subject = Subject(str(model), str(model), VLLM_ARGS, common)
+    subject = ModelUnderTest(str(model), str(model), VLLM_ARGS, common)
     try:
         weights = llama.build(size, model)
         options = ("--snapshot", *common, "--format", "json", "--", *VLLM_ARGS)
-        command = [*console(), "materialize", str(model), *options]
+        command = [*coldstart_command(), "materialize", str(model), *options]
         built = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
         document = bench(create_launchers(subject, MODES, place), runs, place)
         cold = bench([ColdFiles(subject, run_order.FRESH, place / "run")], runs, place)

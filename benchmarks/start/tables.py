@@ -75,7 +75,7 @@ def size_facts(result: Row) -> str:
     )
 
 
-def console(page: str, result: str, benchmark: str, *commands: str) -> Part:
+def coldstart_command(page: str, result: str, benchmark: str, *commands: str) -> Part:
     """Return the part of a page with these commands and their output; its mark is the first command."""
 
     def text(document: Row) -> str:
@@ -172,11 +172,11 @@ PARTS = [
     Part("README.md", "claim", COLD[0], (claim,), COLD[1]),
     Part("README.md", "modes", COLD[0], (START_MODES,), COLD[1]),
     Part("README.md", "memory", COLD[0], (memory,), COLD[1]),
-    console("README.md", "transcript", "start/transcript", "up", "up-request", "down"),
+    coldstart_command("README.md", "transcript", "start/transcript", "up", "up-request", "down"),
     Part("benchmarks/RESULTS.md", "cold-start", COLD[0], (report,), COLD[1]),
     Part("benchmarks/RESULTS.md", "model-sizes", "model-sizes-cpu", (SIZES, size_facts), "start/model_sizes"),
     *(
-        console(*tutorial, command)
+        coldstart_command(*tutorial, command)
         for tutorial, commands in TUTORIALS.items()
         for command in commands.split()
     ),

@@ -27,8 +27,8 @@ from coldstart.launch.server import Server
 from coldstart.materialize.materialize import MaterializationPlan
 from coldstart.materialize.options import Options, Phase
 from coldstart.scheduling.settings import SchedulerSettings
-from coldstart.validate.answers import PromptSettings
 from coldstart.validate.checks import ValidationReport
+from coldstart.validate.responses import PromptSettings
 from coldstart.validate.validation import Source, ValidationRequest
 
 __all__ = [

@@ -19,9 +19,9 @@ from coldstart.models.inspection import Lookup
 from coldstart.scheduling.profiling import BUDGET_S
 from coldstart.system.paths import Cache
 from coldstart.validate import validation
-from coldstart.validate.answers import PromptSettings
 from coldstart.validate.checks import LEVELS, Level, ValidationReport
-from coldstart.validate.start import REPLAY
+from coldstart.validate.responses import PromptSettings
+from coldstart.validate.start import REPLAY_SETTINGS
 from coldstart.validate.validation import Source, ValidationRequest
 
 PathLike = str | Path
@@ -117,7 +117,7 @@ def validate(
     *,
     vllm_args: Sequence[str] = (),
     model: str | None = None,
-    replay: PromptSettings = REPLAY,
+    replay: PromptSettings = REPLAY_SETTINGS,
     revision: str | None = None,
     offline: bool = False,
     cache_dir: PathLike | None = None,

@@ -15,8 +15,8 @@ from coldstart.bench.measure import RunSettings
 from coldstart.bench.run_order import BenchRequest
 from coldstart.bench.runner import Bench, BenchRuns, Progress
 from coldstart.models import resolution
-from coldstart.validate.answers import PROMPTS
-from coldstart.validate.launchers import Subject, create_launchers
+from coldstart.validate.launchers import ModelUnderTest, create_launchers
+from coldstart.validate.responses import PROMPTS
 
 INCOMPLETE_FAILURE = "the benchmark was interrupted before its last run"
 """Failure recorded in the partial documents that `save_partial` receives."""
@@ -67,7 +67,7 @@ def run(
     return document
 
 
-def prepare_subject(request: BenchRequest) -> Subject:
+def prepare_subject(request: BenchRequest) -> ModelUnderTest:
     """Resolve the model and download its files; return the subject of the benchmark.
 
     Raises the errors of `resolution.resolve` and `resolution.ensure_weights`.
@@ -79,4 +79,4 @@ def prepare_subject(request: BenchRequest) -> Subject:
     cache = ("--cache-dir", str(request.cache.root))
     common = (*cache, "--offline") if request.offline else cache
     target = str(model.path or model.repo_id)
-    return Subject(request.model, target, tuple(request.vllm_args), common, request.revision)
+    return ModelUnderTest(request.model, target, tuple(request.vllm_args), common, request.revision)

@@ -18,8 +18,8 @@ from coldstart.bench import stages
 from coldstart.launch.completions import CompletionClient
 from coldstart.system.proc import processes
 from coldstart.system.timeline import Span, Timeline
-from coldstart.validate.answers import Answer, ask_alone
-from coldstart.validate.launch import HOST, LaunchedServer, Launcher, serving
+from coldstart.validate.launch import HOST, LaunchedServer, Launcher, run_server
+from coldstart.validate.responses import Response, complete_sequentially
 
 HARNESS_TRACK = "harness"
 LISTENING, ANSWERING = "until listening", "first request"
@@ -58,7 +58,7 @@ class MeasuredRun:
     phases: Mapping[str, float]
     stages: Mapping[str, float]
     spans: Sequence[Mapping[str, object]]
-    answers: Sequence[Answer]
+    responses: Sequence[Response]
     steady: SteadyState | None = None
     readiness: Mapping[str, object] = field(default_factory=dict)
 
@@ -67,11 +67,11 @@ def run(launcher: Launcher, directory: Path, settings: RunSettings, index: int) 
     """Start a server once, measure it, and stop it even on errors.
 
     Raises:
-        ServerDiedError: The server exited.
+        ServerExitedError: The server exited.
         CommandFailedError: The server returned no token in time or did not answer a request.
     """
     cpu_before = read_cpu_s()
-    with serving(launcher, directory) as server:
+    with run_server(launcher, directory) as server:
         return measure(launcher, server, settings, index, cpu_before)
 
 
@@ -87,7 +87,7 @@ def measure(
     Raises the errors of `run`, and NoAnswerError."""
     client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
     deadline_s = server.launched_s + settings.ready_timeout_s
-    first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check)
+    first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check_alive)
     readiness = (
         server.read_readiness()
     )  # before `processes`: it may report a server outside the command's process tree
@@ -105,7 +105,7 @@ def measure(
         phases=harness.phases() | reported_spans.phases(),
         stages=stages.measure_stages(reported_spans.spans, server.launched_s, first.token_s),
         spans=Timeline([*harness.spans, *reported_spans.spans]).describe_spans(server.launched_s),
-        answers=ask_alone(client, settings.prompts, settings.max_tokens),
+        responses=complete_sequentially(client, settings.prompts, settings.max_tokens),
         steady=measure_steady_state(client, settings.prompts, settings.max_tokens)
         if settings.steady
         else None,

@@ -135,8 +135,8 @@ def _has_reference_tokens(mode: str, measured: BenchRuns) -> bool | None:
     reference = measured.runs.get(run_order.REFERENCE)
     if not reference:
         return None
-    expected = list(reference[0].answers)
-    return all(list(run.answers) == expected for run in measured.runs[mode])
+    expected = list(reference[0].responses)
+    return all(list(run.responses) == expected for run in measured.runs[mode])
 
 
 def _summarize_steady(

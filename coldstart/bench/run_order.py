@@ -15,16 +15,16 @@ from coldstart.launch import modes
 from coldstart.scheduling.declaration import list_settings, setting
 from coldstart.system.paths import Cache
 from coldstart.validate.launchers import FRESH as FRESH
-from coldstart.validate.launchers import PLAIN, VLLM_FREE
 from coldstart.validate.launchers import VLLM_COLD as VLLM_COLD
 from coldstart.validate.launchers import VLLM_EAGER as VLLM_EAGER
+from coldstart.validate.launchers import VLLM_FREE, VLLM_MODES
 from coldstart.validate.launchers import VLLM_WARM as VLLM_WARM
 
 RUNTIME_SNAPSHOT, TEMPLATE_RUNTIME = modes.RUNTIME_SNAPSHOT.name, modes.TEMPLATE_RUNTIME.name
 TEMPLATE_ENGINE, SNAPSHOT = modes.TEMPLATE_ENGINE.name, modes.SNAPSHOT.name
 DEFAULT_MODES = (VLLM_COLD, VLLM_WARM, *reversed(modes.repeatable_names()))
 MODES = (VLLM_COLD, VLLM_WARM, VLLM_FREE, VLLM_EAGER, *DEFAULT_MODES[2:])
-BASELINES = PLAIN
+BASELINES = VLLM_MODES
 REFERENCE = VLLM_WARM
 
 

@@ -15,7 +15,7 @@ from coldstart.bench import floor, run_order
 from coldstart.bench.measure import MeasuredRun, RunSettings, SteadyState, run
 from coldstart.contract import fallback
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailedError, NoBundleError
-from coldstart.validate.launch import Launcher, ModeUnavailableError, ServerDiedError
+from coldstart.validate.launch import Launcher, ModeUnavailableError, ServerExitedError
 
 Progress = Callable[[str], None]
 
@@ -146,7 +146,7 @@ class Bench:
 
 
 def _require_bundle(error: ColdstartError) -> None:
-    if isinstance(error, ServerDiedError) and error.status == NO_BUNDLE:
+    if isinstance(error, ServerExitedError) and error.status == NO_BUNDLE:
         raise NoBundleError(error.message, hint="coldstart materialize MODEL") from error
     if not isinstance(error, CommandFailedError):
         raise error

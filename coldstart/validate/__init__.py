@@ -1,1 +1,1 @@
-"""Check a bundle: its integrity, its fit to a machine, its start, and its responses against those of vLLM."""
+"""Validate a bundle: its integrity, its fit to a machine, its start, and its responses compared with vLLM's."""

@@ -1,10 +1,10 @@
-"""The levels of `validate`; each level includes the levels before it.
+"""Check a bundle without starting a server, at level `manifest` or `checksum`. Each level includes the ones before it.
 
-`manifest` and `checksum` need neither torch nor vLLM. `load` and `replay` start a server, and only from a bundle that passed
-the earlier levels: a damaged bundle, or one for another machine, is not started.
+These levels need neither torch nor vLLM. `load` and `replay` (see `start`) start a server, but only from a bundle that
+passed the earlier levels: a damaged bundle, or one for a different machine, is not started.
 
-A machine is the hardware and runtime fields of a key, such as {"hardware.cpu.model": "..."}. Model and engine fields do not
-depend on the machine and are never compared.
+A machine is described by the hardware and runtime fields of a bundle key, such as {"hardware.cpu.model": "..."}. Model and
+engine fields do not depend on the machine and are not compared.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from coldstart.artifacts.oci import Descriptor
 Level = Literal["manifest", "checksum", "load", "replay"]
 FailLevel = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("manifest", "checksum", "load", "replay")
-STARTING = LEVELS[2:]
+SERVER_LEVELS = LEVELS[2:]
 SEVERITIES: tuple[FailLevel, ...] = ("note", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Finding of a check: `code` is stable; `subject` is the section or document that it concerns."""
+    """Problem found by a check. `code` is stable across versions; `subject` is the section or document concerned."""
 
     code: str
     severity: FailLevel
@@ -41,14 +41,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """The findings about one bundle; `ref` is NAME@sha256:... where it could be read."""
+    """Findings about one bundle; `ref` is NAME@sha256:..., or the digest alone if the manifest is unreadable."""
 
     ref: str
     level: Level
     findings: tuple[Finding, ...]
 
     def fails(self, level: FailLevel) -> bool:
-        """Return whether a finding is at least as severe as `level`."""
+        """Return whether any finding is at least as severe as `level`."""
         return any(SEVERITIES.index(item.severity) >= SEVERITIES.index(level) for item in self.findings)
 
 
@@ -57,26 +57,25 @@ def check_bundle(
 ) -> ValidationReport:
     """Check a bundle up to `level` without starting a server.
 
-    An error in the bundle becomes a finding; any other error is raised. If `machine` is given, the bundle's key is compared
-    with its fields.
+    A BundleError becomes a finding; other errors propagate. With `machine`, also compare the bundle's key with its fields.
     """
     findings = check(bundle, level)
     ref = bundle.digest
-    with suppress(BundleError):  # the check of the manifest has reported it
+    with suppress(BundleError):  # already reported by `check`
         ref = bundle.ref
         findings += compare_machine(bundle.key.fields, machine, bundle.name) if machine else []
     return ValidationReport(ref, level, tuple(findings))
 
 
 def compare_machine(key: Mapping[str, Scalar], machine: Mapping[str, Scalar], name: str) -> list[Finding]:
-    """Return one error for each field in which the machine differs from the machine of the bundle."""
+    """Return an error for each key field in which `machine` differs from the machine that the bundle was built for."""
     fields = sorted(field for field in {*key, *machine} if field.partition(".")[0] in ("hardware", "runtime"))
     return [
         Finding(
             "CS-KEY-MISMATCH",
             "error",
-            f"{field}: the bundle requires {key.get(field)!r}, the machine has {machine.get(field)!r}",
-            f"on that machine: coldstart materialize {name}",
+            f"{field}: the bundle requires {key.get(field)!r}, but the machine has {machine.get(field)!r}",
+            f"run on that machine: coldstart materialize {name}",
             field,
         )
         for field in fields
@@ -85,30 +84,34 @@ def compare_machine(key: Mapping[str, Scalar], machine: Mapping[str, Scalar], na
 
 
 def check(bundle: Bundle, level: Level = "checksum") -> list[Finding]:
-    """Return the findings of the levels up to `level` that start no server.
+    """Return the findings of levels `manifest` and, if `level` is not `manifest`, `checksum`.
 
-    `manifest` reads the declarations of the bundle. `checksum` verifies each blob, and reads each tree and document.
+    `manifest` reads the manifest. `checksum` also verifies the digest and the content of each section.
     """
     try:
         manifest = bundle.manifest
     except BundleError as error:
-        return [_finding(error, "manifest")]
-    findings = [_unknown(entry) for entry in manifest.sections if not supported(entry)]
+        return [_finding_from_error(error, "manifest")]
+    findings = [_unknown_section_finding(entry) for entry in manifest.sections if not supported(entry)]
     if any(
         argument.partition("=")[2].startswith("/") or argument.startswith("/")
         for argument in manifest.provenance.arguments
     ):
         hint = "materialize again with a newer coldstart"
-        findings.append(Finding("CS-PROVENANCE", "warning", "provenance contains a path", hint, "provenance"))
+        findings.append(
+            Finding(
+                "CS-PROVENANCE", "warning", "the provenance contains a file system path", hint, "provenance"
+            )
+        )
     for entry in () if level == "manifest" else manifest.sections:
         try:
-            _read(bundle, entry)
+            _read_section(bundle, entry)
         except BundleError as error:
-            findings.append(_finding(error, entry.type))
+            findings.append(_finding_from_error(error, entry.type))
     return findings
 
 
-def _read(bundle: Bundle, entry: Descriptor) -> None:
+def _read_section(bundle: Bundle, entry: Descriptor) -> None:
     if supported(entry) and SECTION_TYPES[entry.type].encoding == "json":
         bundle.json(entry.type)
         return
@@ -118,12 +121,10 @@ def _read(bundle: Bundle, entry: Descriptor) -> None:
         reader.drain()
 
 
-def _unknown(entry: Descriptor) -> Finding:
-    message = (
-        f"section {entry.type} version {entry.version} cannot be read by this release; it is not checked"
-    )
+def _unknown_section_finding(entry: Descriptor) -> Finding:
+    message = f"section {entry.type} version {entry.version} is not supported by this version of coldstart and was not checked"
     return Finding("CS-SECTION-UNKNOWN", "note", message, "upgrade coldstart to use it", entry.type)
 
 
-def _finding(error: BundleError, subject: str) -> Finding:
+def _finding_from_error(error: BundleError, subject: str) -> Finding:
     return Finding(error.code, "error", error.message, error.hint or "", subject)

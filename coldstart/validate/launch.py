@@ -1,7 +1,7 @@
-"""Start and stop one server: the protocol of a launcher, and the handle of the started server.
+"""Start and stop a server: the launcher protocol, and the handle of a launched server.
 
-Invariant: after `LaunchedServer.stop` no process that the start created is alive. Processes that existed before (a template)
-are not touched. Processes are signalled by process id, never by name. psutil is imported only when a server is launched.
+Invariant: after `LaunchedServer.stop`, no process created by the start is alive. Processes that existed before (a template)
+are not signalled. Processes are signalled by process id, never by name.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from coldstart.system.proc.tree import ProcessTree
 
 HOST = "127.0.0.1"
-STOP_S = 20.0
-LEFTOVER_S = 5.0
-READY_PATIENCE_S = 30.0
+STOP_TIMEOUT_S = 20.0
+KILL_TIMEOUT_S = 5.0
+READY_FILE_TIMEOUT_S = 30.0
 
 
 class ModeUnavailableError(Exception):
-    """This mode cannot run on this machine; the message is the reason."""
+    """This machine cannot run the mode; the message is the reason."""
 
 
-class ServerDiedError(CommandFailedError):
-    """The server ended before it was stopped; `status` is its exit status."""
+class ServerExitedError(CommandFailedError):
+    """The server exited before it was stopped; `status` is its exit status."""
 
-    def __init__(self, mode: str, status: int, tail: str) -> None:
+    def __init__(self, mode: str, status: int, log_tail: str) -> None:
         super().__init__(
             [
-                f"the {mode} server ended with status {status} before its first token; the end of its log:",
-                *tail.splitlines(),
+                f"the {mode} server exited with status {status} before its first token; end of its log:",
+                *log_tail.splitlines(),
             ],
             hint="coldstart doctor",
         )
@@ -53,7 +53,7 @@ class ServerDiedError(CommandFailedError):
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Directory and free port of one run."""
+    """Directory and free port of one run, and the files in that directory."""
 
     directory: Path
     port: int
@@ -71,42 +71,45 @@ class RunFiles:
         return self.directory / "server.log"
 
     @classmethod
-    def make(cls, directory: Path) -> RunFiles:
+    def create(cls, directory: Path) -> RunFiles:
         directory.mkdir(parents=True)
         return cls(directory, free_port(HOST))
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The command of a server: argument vector, and the variables added to this process's environment."""
+    """Command line of a server, and environment variables to add to this process's."""
 
     argv: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Launcher(Protocol):
-    """One way of starting a server. `tells_readiness`: the server writes `RunFiles.ready` once it is ready."""
+    """Way to start a server. With `writes_ready_file`, the server writes `RunFiles.ready` when it is ready."""
 
     @property
     def mode(self) -> str: ...
 
     @property
-    def tells_readiness(self) -> bool: ...
+    def writes_ready_file(self) -> bool: ...
 
     def prepare(self) -> None:
-        """Create what every run needs. Raises ModeUnavailableError, CommandFailedError, NoBundleError."""
+        """Prepare for the runs, for example start a template.
+
+        Raises ModeUnavailableError, CommandFailedError, NoBundleError.
+        """
 
     def command(self, files: RunFiles) -> Command:
-        """Return the command that starts one server on HOST:files.port."""
+        """Return the command that starts a server on HOST:files.port."""
         ...
 
     def close(self) -> None:
-        """End what `prepare` started. Do nothing if it was not called."""
+        """Stop the processes that `prepare` started."""
 
 
 @dataclass
 class LaunchedServer:
-    """A started server. `tree` has the processes of its command, and those of the server that it reports."""
+    """Launched server. `tree` holds the processes of its command and of the server that its ready file reports."""
 
     launcher: Launcher
     files: RunFiles
@@ -118,58 +121,58 @@ class LaunchedServer:
     def mode(self) -> str:
         return self.launcher.mode
 
-    def check(self) -> None:
-        """Raise ServerDiedError if the launched process ended with an error.
+    def check_alive(self) -> None:
+        """Raise ServerExitedError if the launched process exited with an error.
 
-        A launcher that hands over to another server may end with status 0.
+        Status 0 is allowed: the process may have handed over to a template's server.
         """
         status = self.process.poll()
         if status:
-            raise ServerDiedError(self.mode, status, self.tail())
+            raise ServerExitedError(self.mode, status, self.log_tail())
 
-    def tail(self) -> str:
-        """Return the end of the server's output."""
+    def log_tail(self) -> str:
+        """Return the last lines of the server's log."""
         return exits.read_end(self.files.log)
 
     def read_readiness(self) -> Mapping[str, object]:
-        """Return the content of the ready file, empty for a launcher that writes none.
+        """Return the content of the ready file; empty if the launcher writes none.
 
-        Raises ServerDiedError, or CommandFailedError if the file is missing after READY_PATIENCE_S.
+        Raises ServerExitedError, and CommandFailedError if the file is missing after READY_FILE_TIMEOUT_S.
         """
-        deadline_s = time.monotonic() + READY_PATIENCE_S
-        while self.launcher.tells_readiness and not self.files.ready.exists():
-            self.check()
+        deadline_s = time.monotonic() + READY_FILE_TIMEOUT_S
+        while self.launcher.writes_ready_file and not self.files.ready.exists():
+            self.check_alive()
             if time.monotonic() > deadline_s:
                 raise CommandFailedError(
-                    f"the {self.mode} server answered, but reported no readiness: its fast path is unproven",
+                    f"the {self.mode} server responded but wrote no ready file, so its fast path cannot be verified",
                     hint="coldstart doctor",
                 )
             time.sleep(0.01)
-        return _object(self.files.ready) if self.launcher.tells_readiness else {}
+        return _read_ready_file(self.files.ready) if self.launcher.writes_ready_file else {}
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes that this start created and that still run."""
-        served = _object(self.files.ready).get("pid") if self.files.ready.exists() else None
-        if isinstance(served, int):
-            self.tree.adopt(served)
+        """Return the processes created by this start that are still running."""
+        server_pid = _read_ready_file(self.files.ready).get("pid") if self.files.ready.exists() else None
+        if isinstance(server_pid, int):
+            self.tree.adopt(server_pid)
         return [one for one in self.tree.list_processes() if processes.birth(one.pid) is not None]
 
     def stop(self) -> None:
         """Send SIGTERM, wait, then send SIGKILL to every remaining process of the start.
 
-        The launched process forwards SIGTERM; where it has handed over and ended, the remaining processes receive it directly.
+        The launched process forwards SIGTERM; if it has exited, the remaining processes receive SIGTERM directly.
         """
-        self.processes()  # those of an ended process cannot be found
+        self.processes()  # record them now: children of an exited process cannot be found
         if self.process.poll() is None:
             self.process.terminate()
-            self._wait(STOP_S, lambda: self.process.poll() is None)
-        for number in (signal.SIGTERM, signal.SIGKILL):
+            self._wait(STOP_TIMEOUT_S, lambda: self.process.poll() is None)
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
             for process in self.processes():
                 with suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
-            self._wait(LEFTOVER_S, lambda: bool(self.processes()))
+                    os.kill(process.pid, signal_number)
+            self._wait(KILL_TIMEOUT_S, lambda: bool(self.processes()))
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # of its session, what was never seen
+            os.killpg(self.process.pid, signal.SIGKILL)  # processes of its session that were never listed
         self.process.wait()
 
     def _wait(self, seconds: float, busy: Callable[[], bool]) -> None:
@@ -179,9 +182,9 @@ class LaunchedServer:
 
 
 def launch(launcher: Launcher, files: RunFiles, sockets: Path) -> LaunchedServer:
-    """Start a server in a new session, without waiting. Raises OSError if it cannot be executed.
+    """Start a server in a new session without waiting for it. Raises OSError if the command cannot be executed.
 
-    vLLM's sockets are in the directory `sockets`, because the run's own directory can be too long for them.
+    `sockets` is the directory for vLLM's sockets, because the path of the run's own directory may be too long for them.
     """
     from coldstart.system.proc.tree import ProcessTree
 
@@ -201,21 +204,21 @@ def launch(launcher: Launcher, files: RunFiles, sockets: Path) -> LaunchedServer
 
 
 @contextmanager
-def serving(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
-    """Launch a server without waiting for it, and stop it at the end of the block in every case.
+def run_server(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
+    """Launch a server without waiting for it, and stop it at the end of the block, also on errors.
 
-    Raises ServerDiedError, or CommandFailedError where it does not answer a request of the block.
+    Raises ServerExitedError, and CommandFailedError if a request of the block gets no response.
     """
     with scratch.private_directory(scratch.PREFIX) as sockets:
-        server = launch(launcher, RunFiles.make(directory), sockets)
+        server = launch(launcher, RunFiles.create(directory), sockets)
         try:
             yield server
         except NoAnswerError as error:
-            server.check()
+            server.check_alive()
             raise CommandFailedError(
                 [
-                    f"the {launcher.mode} server gave no answer: {error}; the end of its log:",
-                    *server.tail().splitlines(),
+                    f"the {launcher.mode} server did not respond: {error}; end of its log:",
+                    *server.log_tail().splitlines(),
                 ],
                 hint="coldstart doctor",
             ) from error
@@ -224,10 +227,10 @@ def serving(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
 
 
 def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:
-    """Return the reasons why a coldstart server did not use its complete bundle; empty if it did."""
+    """Return why a server did not use all sections of its bundle; empty if it did."""
     taken, fallbacks = readiness.get("fast_path"), readiness.get("fallbacks")
     if not isinstance(taken, Mapping) or not isinstance(fallbacks, list):
-        return ["the ready file does not report the used sections"]
+        return ["the ready file does not list the sections in use"]
     missing = [f"{section} was not used" for section, used in taken.items() if not used]
     explained = [f"{entry.get('section')}: {entry.get('reason')}" for entry in fallbacks]
     if not taken and not explained and readiness.get("canary") is not True:
@@ -235,7 +238,7 @@ def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:
     return explained or missing
 
 
-def _object(path: Path) -> dict[str, object]:
+def _read_ready_file(path: Path) -> dict[str, object]:
     try:
         value = canonical.read(path)
     except ValueError as error:
@@ -244,6 +247,6 @@ def _object(path: Path) -> dict[str, object]:
         ) from error
     if not isinstance(value, dict):
         raise CommandFailedError(
-            "the server wrote a ready file without a JSON object", hint="coldstart doctor"
+            "the server wrote a ready file that is not a JSON object", hint="coldstart doctor"
         )
     return value

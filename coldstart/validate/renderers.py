@@ -1,8 +1,7 @@
 """Render findings as text, JSON, JUnit XML and GitHub workflow commands.
 
-JUnit: the <testsuites>/<testsuite>/<testcase>/<failure> form that CI systems read (Ant's JUnit report).
-GitHub: `::error title=...::message`, with %, CR, LF escaped in data, and : and , as well in properties
-(GitHub, "Workflow commands").
+JUnit: <testsuites>/<testsuite>/<testcase>/<failure>, as CI systems read it (Ant's JUnit report).
+GitHub: `::error title=...::message`; %, CR and LF are escaped, in properties also : and , ("Workflow commands").
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from coldstart.validate.checks import FailLevel, Finding, ValidationReport
 GITHUB_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
-def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapping[str, object]:
-    """Build the JSON result."""
+def build_document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapping[str, object]:
+    """Build the JSON document of `coldstart validate`."""
     bundles = [
         {
             "ref": report.ref,
@@ -32,34 +31,34 @@ def document(reports: Sequence[ValidationReport], fail_level: FailLevel) -> Mapp
     return {"level": level, "ok": all(bundle["ok"] for bundle in bundles), "bundles": bundles}
 
 
-def text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
-    """Render one line per bundle, and below it one or two lines per finding."""
+def render_text(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
+    """Render one line per bundle, followed by its findings."""
     lines = []
     for report in reports:
         verdict = "invalid" if report.fails(fail_level) else "valid"
         lines.append(f"{report.ref}: {verdict} at level {report.level}")
         for finding in report.findings:
-            message = "\n      | ".join(finding.message.splitlines())  # the end of a log has several lines
+            message = "\n      | ".join(finding.message.splitlines())  # a log excerpt has several lines
             lines.append(f"  {finding.severity} {finding.code} [{finding.subject}] {message}")
             lines += [f"    hint: {finding.hint}"] if finding.hint else []
     return "\n".join(lines)
 
 
-def junit(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
-    """Render one JUnit suite: a case per bundle without findings, and a case per finding."""
-    return _suite([case for report in reports for case in _cases(report, fail_level)])
+def render_junit(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
+    """Render a JUnit suite with a case per finding, and a case per bundle without findings."""
+    return _render_suite([case for report in reports for case in _build_cases(report, fail_level)])
 
 
-def junit_of_error(words: Sequence[str], level: str, error: ColdstartError) -> str:
-    """Render one JUnit suite with one case, for an error that prevents the check of the bundles that `words` name."""
-    case = ElementTree.Element("testcase", {"classname": _xml(" ".join(words)), "name": level})
-    about = {"type": type(error).__name__, "message": _xml(secrets.text(error.message))}
+def render_junit_error(targets: Sequence[str], level: str, error: ColdstartError) -> str:
+    """Render a JUnit suite with one case: an error that prevented validation of `targets`."""
+    case = ElementTree.Element("testcase", {"classname": _escape_xml(" ".join(targets)), "name": level})
+    attributes = {"type": type(error).__name__, "message": _escape_xml(secrets.text(error.message))}
     hint = f"\nhint: {error.hint}" if error.hint else ""
-    ElementTree.SubElement(case, "error", about).text = _xml(secrets.text(error.message + hint))
-    return _suite([case])
+    ElementTree.SubElement(case, "error", attributes).text = _escape_xml(secrets.text(error.message + hint))
+    return _render_suite([case])
 
 
-def _suite(cases: Sequence[ElementTree.Element]) -> str:
+def _render_suite(cases: Sequence[ElementTree.Element]) -> str:
     failed, broken = (
         str(sum(case.find(kind) is not None for case in cases)) for kind in ("failure", "error")
     )
@@ -73,48 +72,48 @@ def _suite(cases: Sequence[ElementTree.Element]) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode")
 
 
-def github(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
-    """Render one workflow command per finding, of the kind of its severity."""
-    return "\n".join(_command(report, finding) for report in reports for finding in report.findings)
+def render_github(reports: Sequence[ValidationReport], fail_level: FailLevel) -> str:
+    """Render one GitHub workflow command per finding."""
+    return "\n".join(_render_command(report, finding) for report in reports for finding in report.findings)
 
 
-def _cases(report: ValidationReport, fail_level: FailLevel) -> list[ElementTree.Element]:
+def _build_cases(report: ValidationReport, fail_level: FailLevel) -> list[ElementTree.Element]:
     if not report.findings:
-        return [ElementTree.Element("testcase", {"classname": _xml(report.ref), "name": report.level})]
-    return [_case(report, finding, fail_level) for finding in report.findings]
+        return [ElementTree.Element("testcase", {"classname": _escape_xml(report.ref), "name": report.level})]
+    return [_build_case(report, finding, fail_level) for finding in report.findings]
 
 
-def _case(report: ValidationReport, finding: Finding, fail_level: FailLevel) -> ElementTree.Element:
+def _build_case(report: ValidationReport, finding: Finding, fail_level: FailLevel) -> ElementTree.Element:
     name = f"{finding.code} {finding.subject}"
-    case = ElementTree.Element("testcase", {"classname": _xml(report.ref), "name": _xml(name)})
-    body = _xml(finding.message + (f"\nhint: {finding.hint}" if finding.hint else ""))
+    case = ElementTree.Element("testcase", {"classname": _escape_xml(report.ref), "name": _escape_xml(name)})
+    body = _escape_xml(finding.message + (f"\nhint: {finding.hint}" if finding.hint else ""))
     if ValidationReport(report.ref, report.level, (finding,)).fails(fail_level):
-        about = {"type": finding.code, "message": _xml(finding.message)}
-        ElementTree.SubElement(case, "failure", about).text = body
+        attributes = {"type": finding.code, "message": _escape_xml(finding.message)}
+        ElementTree.SubElement(case, "failure", attributes).text = body
     else:
         ElementTree.SubElement(case, "system-out").text = body
     return case
 
 
-def _xml(value: str) -> str:
-    # XML 1.0 has no way to write most control characters, escaped or not.
+def _escape_xml(value: str) -> str:
+    # XML 1.0 cannot represent most control characters, even escaped.
     return "".join(
         c if c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c != "\ufffe" != c != "\uffff" else "\ufffd"
         for c in value
     )
 
 
-def _command(report: ValidationReport, finding: Finding) -> str:
-    title = _property(f"{finding.code} {finding.subject}")
+def _render_command(report: ValidationReport, finding: Finding) -> str:
+    title = _escape_property(f"{finding.code} {finding.subject}")
     hint = f"; hint: {finding.hint}" if finding.hint else ""
-    return f"::{GITHUB_COMMANDS[finding.severity]} title={title}::" + _data(
+    return f"::{GITHUB_COMMANDS[finding.severity]} title={title}::" + _escape_data(
         f"{report.ref}: {finding.message}{hint}"
     )
 
 
-def _data(value: str) -> str:
+def _escape_data(value: str) -> str:
     return value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(value: str) -> str:
-    return _data(value).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(value: str) -> str:
+    return _escape_data(value).replace(":", "%3A").replace(",", "%2C")

@@ -38,7 +38,7 @@ from coldstart.system.paths import Cache
 from coldstart.system.secrets import read_key
 from coldstart.system.trust import trusted_keys
 from coldstart.system.trust.unpacked import unpacked
-from coldstart.validate import answers
+from coldstart.validate import responses
 from coldstart.validate.checks import check
 from coldstart.weights.prefetch.fetcher import open_source
 from coldstart.weights.prefetch.sources import SourceUnusableError
@@ -245,7 +245,7 @@ NAMED: dict[str, Callable[[Path], object]] = {
     "public key": lambda path: trusted_keys.add(path, "other"),
     "host": lambda path: read_toml(path, "host"),
     "fleet state": FleetState,
-    "prompts": answers.read_prompts,
+    "prompts": responses.read_prompts,
     "baseline": compare.load_baseline,
 }
 

@@ -11,12 +11,12 @@ from support.fake_launcher import FakeLauncher
 
 from coldstart.bench import benchmark, floor
 from coldstart.validate.launch import Launcher
-from coldstart.validate.launchers import Subject
+from coldstart.validate.launchers import ModelUnderTest
 
 BEHAVIOUR: dict[str, str] = {}
 
 
-def fakes(subject: Subject, modes: Sequence[str], work: Path) -> list[Launcher]:
+def fakes(subject: ModelUnderTest, modes: Sequence[str], work: Path) -> list[Launcher]:
     return [FakeLauncher(mode, BEHAVIOUR.get(mode, "serves")) for mode in modes]
 
 
@@ -24,7 +24,9 @@ def fakes(subject: Subject, modes: Sequence[str], work: Path) -> list[Launcher]:
 def replace_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     BEHAVIOUR.clear()
     monkeypatch.setattr(benchmark, "create_launchers", fakes)
-    monkeypatch.setattr(benchmark, "prepare_subject", lambda wanted: Subject(wanted.model, wanted.model))
+    monkeypatch.setattr(
+        benchmark, "prepare_subject", lambda wanted: ModelUnderTest(wanted.model, wanted.model)
+    )
     monkeypatch.setattr(floor, "measure_import_seconds", lambda: 0.01)
 
 

@@ -21,7 +21,7 @@ class FakeLauncher:
     closed: int = 0
 
     @property
-    def tells_readiness(self) -> bool:
+    def writes_ready_file(self) -> bool:
         return self.mode not in run_order.BASELINES
 
     def prepare(self) -> None:

@@ -341,9 +341,9 @@ async def serve(app: Gateway) -> tuple[GatewayServer, asyncio.Task[None], str]:
     with listen(replace(app.endpoint, port=0)) as sock:
         server = create_server(app)
         # The server closes its own duplicate of the socket when it ends.
-        serving = asyncio.create_task(server.serve(sockets=[sock.dup()]))
+        run_server = asyncio.create_task(server.serve(sockets=[sock.dup()]))
         await wait_until(lambda: server.started)
-        return server, serving, format_url(sock, app.endpoint)
+        return server, run_server, format_url(sock, app.endpoint)
 
 
 TWO = {"a": {"memory": 10, "start_s": 1.0, "aliases": ["alpha"]}, "b": {"memory": 10, "start_s": 1.0}}
@@ -365,7 +365,7 @@ async def staged(
     table = {**own, **limits, "models": models or TWO}
     servers = FakeServers(directory, hold=hold)
     driver = Driver(configuration.parse(table), servers, meter=meter, template_bytes=template_bytes)
-    server, serving, url = await serve(Gateway(driver, routes=host_routes(driver), **(gateway or {})))
+    server, run_server, url = await serve(Gateway(driver, routes=host_routes(driver), **(gateway or {})))
     driver.begin()
     try:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -375,5 +375,5 @@ async def staged(
         driver.drain()
         server.should_exit = True
         with suppress(asyncio.CancelledError):
-            await serving
+            await run_server
         await driver.close()

@@ -226,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(directory: Path, rate: float | None = None) -> Iterator[RangeServer]:
+def run_server(directory: Path, rate: float | None = None) -> Iterator[RangeServer]:
     """Run a server in this process until the block ends."""
     server = RangeServer(directory)
     server.settings.rate = rate

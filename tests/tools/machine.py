@@ -23,7 +23,7 @@ from support.families import find_family, remaining
 from coldstart.launch.completions import CompletionClient
 from coldstart.system.ipc.addresses import free_port
 from coldstart.validate.launch import HOST
-from coldstart.validate.launchers import console
+from coldstart.validate.launchers import coldstart_command
 
 PROJECT = Path(__file__).parents[2]
 READY_S = 900.0
@@ -99,7 +99,11 @@ class Machine:
         """Start `coldstart ARGUMENTS` in the working directory of this machine."""
         work = self._directory("work")
         return subprocess.Popen(
-            [*console(), *arguments], env=self.environment(), cwd=work, stdin=subprocess.DEVNULL, **options
+            [*coldstart_command(), *arguments],
+            env=self.environment(),
+            cwd=work,
+            stdin=subprocess.DEVNULL,
+            **options,
         )
 
     def run(self, *arguments: str, code: int = 0) -> str:

@@ -29,7 +29,7 @@ def test_run_measures_a_server_and_leaves_no_process(
     assert run.cpu_s >= 0.14
     assert run.pss_bytes > 0
     assert sum(run.phases.values()) == pytest.approx(run.first_token_s)
-    assert [len(tokens) for tokens, _ in run.answers] == [4, 4]
+    assert [len(tokens) for tokens, _ in run.responses] == [4, 4]
     assert run.steady is not None and run.steady.tokens_per_s > 0
     assert run.readiness["fast_path"] == {"compile": True}
     assert list_children() <= before
@@ -45,6 +45,6 @@ def test_a_server_that_never_answers_times_out(fake: Fake, settings: RunSettings
 def test_readiness_must_be_reported(
     fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "READY_PATIENCE_S", 0.2)
-    with pytest.raises(CommandFailedError, match="unproven"):
+    monkeypatch.setattr(launch, "READY_FILE_TIMEOUT_S", 0.2)
+    with pytest.raises(CommandFailedError, match="cannot be verified"):
         measure.run(fake("fresh", "unready"), tmp_path / "r", settings, 0)

@@ -28,9 +28,9 @@ from coldstart.system import paths
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.validate import start
-from coldstart.validate.answers import ServerAnswers
 from coldstart.validate.checks import Finding, Level
-from coldstart.validate.launchers import Subject
+from coldstart.validate.launchers import ModelUnderTest
+from coldstart.validate.responses import ServerResponses
 
 PLAN = {"rank": 0, "kv_cache_memory_bytes": 700, "free_memory_baseline": 1000, "vllm": "0.32", "device": "H"}
 
@@ -142,12 +142,12 @@ def validate(monkeypatch: pytest.MonkeyPatch) -> Validate:
     """Return validate(bundle, level, *fallbacks), which checks the bundle with servers that report these fallbacks."""
 
     def check(bundle: Bundle, level: Level, *fallbacks: tuple[str, str]) -> list[Finding]:
-        def collect(*_: object) -> ServerAnswers:
+        def collect(*_: object) -> ServerResponses:
             listed = [{"section": section, "reason": reason} for section, reason in fallbacks]
-            return ServerAnswers({}, {"fast_path": {"graphs": not listed}, "fallbacks": listed})
+            return ServerResponses({}, {"fast_path": {"graphs": not listed}, "fallbacks": listed})
 
-        monkeypatch.setattr(start, "collect_answers", collect)
-        return start.check_start(bundle, level, Subject("m", "/m"))
+        monkeypatch.setattr(start, "collect_responses", collect)
+        return start.check_start(bundle, level, ModelUnderTest("m", "/m"))
 
     return check
 
@@ -158,7 +158,9 @@ def test_validation_requires_that_graphs_are_replayed_on_a_gpu(
     bundle = publish(place, rounds_bundle)
     (finding,) = validate(bundle, "replay")
     assert (finding.code, finding.severity) == ("CS-GRAPHS-NOT-REPLAYED", "warning")
-    assert "cannot replay the CUDA graphs" in finding.message and finding.hint.startswith("on a GPU")
+    assert "cannot replay the CUDA graphs" in finding.message and finding.hint.startswith(
+        "run on a machine with a GPU"
+    )
     assert validate(bundle, "load") == []
     monkeypatch.setattr(nvml, "query", lambda: ["a device"])
     found = validate(bundle, "replay", ("graphs", "all: another driver"), ("kv", "too little memory"))

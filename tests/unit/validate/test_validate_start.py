@@ -11,29 +11,39 @@ from coldstart.artifacts.bundle import Bundle
 from support.fake_launcher import FakeLauncher
 
 from coldstart.errors import UsageError
-from coldstart.validate import answers, renderers, start
-from coldstart.validate.answers import Answer, Parting, PromptSettings, compare, part
+from coldstart.validate import renderers, responses, start
 from coldstart.validate.checks import Finding, Level, ValidationReport
-from coldstart.validate.launchers import Subject
+from coldstart.validate.launchers import ModelUnderTest
+from coldstart.validate.responses import (
+    Divergence,
+    PromptSettings,
+    Response,
+    compare_responses,
+    find_divergence,
+)
 
 Validate = Callable[..., list[Finding]]
 
 
 @pytest.fixture
 def validate(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Validate:
-    """Return validate(level, ours, plain, crowds), which checks the bundle with fake servers of these behaviours."""
+    """Return a function that checks the bundle with fake servers of these behaviours."""
 
-    def check(level: Level, ours: str, plain: str = "serves", crowds: Sequence[int] = ()) -> list[Finding]:
-        launchers = FakeLauncher("fresh", ours), FakeLauncher("vllm-cold", plain)
-        monkeypatch.setattr(start, "pair_launchers", lambda *_: launchers)
-        settings = PromptSettings(("a", "b"), max_tokens=4, ready_timeout_s=20, crowds=crowds)
-        return start.check_start(bundle, level, Subject("m", "/m"), settings)
+    def check(
+        level: Level, actual: str, plain: str = "serves", concurrency_levels: Sequence[int] = ()
+    ) -> list[Finding]:
+        launchers = FakeLauncher("fresh", actual), FakeLauncher("vllm-cold", plain)
+        monkeypatch.setattr(start, "create_launcher_pair", lambda *_: launchers)
+        settings = PromptSettings(
+            ("a", "b"), max_tokens=4, ready_timeout_s=20, concurrency_levels=concurrency_levels
+        )
+        return start.check_start(bundle, level, ModelUnderTest("m", "/m"), settings)
 
     return check
 
 
 @pytest.mark.parametrize(
-    ("level", "ours", "plain", "expected"),
+    ("level", "actual", "plain", "expected"),
     [
         ("load", "serves", "dies", []),
         ("load", "dies", "serves", ["CS-LOAD"]),
@@ -45,9 +55,9 @@ def validate(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Validate:
     ],
 )
 def test_start_reports_findings(
-    validate: Validate, level: Level, ours: str, plain: str, expected: list[str]
+    validate: Validate, level: Level, actual: str, plain: str, expected: list[str]
 ) -> None:
-    assert [finding.code for finding in validate(level, ours, plain)] == expected
+    assert [finding.code for finding in validate(level, actual, plain)] == expected
 
 
 def test_prompt_refused_by_both_servers_is_an_error_of_the_user(validate: Validate) -> None:
@@ -57,52 +67,52 @@ def test_prompt_refused_by_both_servers_is_an_error_of_the_user(validate: Valida
 
 
 def test_a_crowd_is_compared_as_well(validate: Validate) -> None:
-    (finding,) = validate("replay", "other-in-crowds", crowds=(3,))
+    (finding,) = validate("replay", "other-in-crowds", concurrency_levels=(3,))
     assert finding.code == "CS-REPLAY" and finding.subject == "tokens/prompt-1/3-at-once"
-    assert "with 3 at once differs from vLLM's at token 0" in finding.message
+    assert "with 3 concurrent requests differs from vLLM's at token 0" in finding.message
 
 
-def answer(*tokens: int) -> Answer:
+def answer(*tokens: int) -> Response:
     return tokens, " ".join(map(str, tokens))
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "parting"),
+    ("actual", "expected", "divergence"),
     [
-        (answer(1, 2, 3), answer(1, 5, 3), Parting(1, "2", "5")),
-        (answer(4), answer(1), Parting(0, "4", "1")),
-        (answer(1, 2), answer(1, 2, 3), Parting(2, "its end", "3")),
-        (((), "ab"), ((), "ac"), Parting(1, "'b'", "'c'")),
+        (answer(1, 2, 3), answer(1, 5, 3), Divergence(1, "2", "5")),
+        (answer(4), answer(1), Divergence(0, "4", "1")),
+        (answer(1, 2), answer(1, 2, 3), Divergence(2, "its end", "3")),
+        (((), "ab"), ((), "ac"), Divergence(1, "'b'", "'c'")),
         (((1,), "ab"), ((), "ab"), None),
         (answer(1, 2), answer(1, 2), None),
     ],
 )
 def test_difference_has_position_and_both_tokens(
-    ours: Answer, theirs: Answer, parting: Parting | None
+    actual: Response, expected: Response, divergence: Divergence | None
 ) -> None:
-    assert part(ours, theirs) == parting
+    assert find_divergence(actual, expected) == divergence
 
 
 def test_concurrent_answer_may_equal_any_answer_of_vllm() -> None:
     plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9), answer(1, 2, 3)]}
-    assert compare(("one",), {1: plain[1], 2: [answer(1, 9, 9), answer(1, 9, 9)]}, plain, "m") == []
+    assert compare_responses(("one",), {1: plain[1], 2: [answer(1, 9, 9), answer(1, 9, 9)]}, plain, "m") == []
 
 
 def test_no_finding_after_vllm_differs_from_itself() -> None:
     plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
-    (found,) = compare(("one",), {1: plain[1], 2: [answer(1, 2, 4)] * 2}, plain, "m")
+    (found,) = compare_responses(("one",), {1: plain[1], 2: [answer(1, 2, 4)] * 2}, plain, "m")
     assert (found.code, found.severity) == ("CS-REPLAY-UNSTABLE", "warning")
-    assert "vLLM's own answers differ at token 1" in found.message
+    assert "vLLM's own responses to concurrent requests differ at token 1" in found.message
 
 
 def test_finding_before_vllm_differs_from_itself() -> None:
     plain = {1: [answer(1, 2, 3)], 2: [answer(1, 9, 9)] * 2}
-    (found,) = compare(("one",), {1: plain[1], 2: [answer(5, 2, 3)] * 2}, plain, "m")
+    (found,) = compare_responses(("one",), {1: plain[1], 2: [answer(5, 2, 3)] * 2}, plain, "m")
     assert (found.code, found.subject) == ("CS-REPLAY", "tokens/prompt-1/2-at-once")
 
 
 def test_junit_parses_and_counts(reports: list[ValidationReport]) -> None:
-    root = ElementTree.fromstring(renderers.junit(reports, "error").encode())
+    root = ElementTree.fromstring(renderers.render_junit(reports, "error").encode())
     (suite,) = root.findall("testsuite")
     cases = suite.findall("testcase")
     assert root.tag == "testsuites"
@@ -115,7 +125,7 @@ def test_junit_parses_and_counts(reports: list[ValidationReport]) -> None:
 
 
 def test_github_escapes_data_and_properties(reports: list[ValidationReport]) -> None:
-    lines = renderers.github(reports, "error").split("\n")
+    lines = renderers.render_github(reports, "error").split("\n")
     assert [line.split(" ")[0] for line in lines] == ["::error", "::warning", "::notice"]
     grammar = re.compile(r"::(error|warning|notice) title=([^:,\r\n]+)::([^\r\n]+)")
     matched = [grammar.fullmatch(line) for line in lines]
@@ -127,8 +137,8 @@ def test_github_escapes_data_and_properties(reports: list[ValidationReport]) -> 
 
 
 def test_text_and_json_agree(reports: list[ValidationReport]) -> None:
-    found = renderers.document(reports, "error")
-    text = renderers.text(reports, "error")
+    found = renderers.build_document(reports, "error")
+    text = renderers.render_text(reports, "error")
     assert found["ok"] is False
     assert "org/bad@sha256:ab: invalid at level checksum" in text
     assert "org/good@sha256:cd: valid at level checksum" in text
@@ -138,11 +148,11 @@ def test_text_and_json_agree(reports: list[ValidationReport]) -> None:
 
 @pytest.mark.parametrize(
     ("data", "said"),
-    [(b"\n \n", "holds no prompt"), (b"\xff\xfe", "cannot read prompts"), (None, "cannot read")],
+    [(b"\n \n", "contains no prompt"), (b"\xff\xfe", "cannot read prompts"), (None, "cannot read")],
 )
 def test_file_without_prompts_is_refused(tmp_path: Path, data: bytes | None, said: str) -> None:
     if data is not None:
         (tmp_path / "p.txt").write_bytes(data)
     with pytest.raises(UsageError, match=said) as refused:
-        answers.read_prompts(tmp_path / "p.txt")
+        responses.read_prompts(tmp_path / "p.txt")
     assert refused.value.hint is not None and "one prompt per line" in refused.value.hint

@@ -23,7 +23,7 @@ from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.validate import start, validation
 from coldstart.validate.checks import Finding, check_bundle
-from coldstart.validate.launchers import Subject
+from coldstart.validate.launchers import ModelUnderTest
 from coldstart.validate.validation import Source, ValidationRequest
 from coldstart.weights import weights_plan as weights
 
@@ -101,7 +101,7 @@ def test_untrusted_bundle_is_not_started(
         lookup = validation.look_up_bundle(materialized.bundle, "my-model", typed)
         (finding,) = explain(materialized.bundle, lookup, source=source)
         assert "is not trusted" in finding.message and "coldstart trust add FILE" in finding.hint
-        assert finding.hint.endswith(f"; then {again}{after}")
+        assert finding.hint.endswith(f", then {again}{after}")
 
 
 def _overwrite(file: Path) -> None:
@@ -163,11 +163,11 @@ def test_a_bundle_is_validated_with_its_own_weights(
 ) -> None:
     started: list[str] = []
 
-    def pair(of: Subject, directory: Path) -> tuple[FakeLauncher, FakeLauncher]:
+    def pair(of: ModelUnderTest, directory: Path) -> tuple[FakeLauncher, FakeLauncher]:
         started.append(of.model)
         return FakeLauncher("fresh"), FakeLauncher("vllm-cold")
 
-    monkeypatch.setattr(start, "pair_launchers", pair)
+    monkeypatch.setattr(start, "create_launcher_pair", pair)
     cache = materialized.source.cache
     before(materialized.directory)
     with Store(cache.bundles).begin(materialized.bundle.key) as draft:
@@ -207,4 +207,4 @@ def test_foreign_machine_is_reported_by_field(bundle: Bundle) -> None:
     report = check_bundle(bundle, "manifest", foreign)
     assert [finding.subject for finding in report.findings] == ["hardware.name", "hardware.sms"]
     assert {finding.code for finding in report.findings} == {"CS-KEY-MISMATCH"}
-    assert "requires 'cpu', the machine has 'gpu'" in report.findings[0].message
+    assert "requires 'cpu', but the machine has 'gpu'" in report.findings[0].message

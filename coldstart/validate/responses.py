@@ -1,0 +1,201 @@
+"""Send prompts to servers, alone and concurrently, and compare their greedy responses.
+
+A response to a lone request must equal vLLM's. A response to a concurrent request may equal any of vLLM's responses to
+that prompt, lone or concurrent: timing decides which requests share an iteration, and batches of different sizes round
+differently. If vLLM's own responses to a prompt diverge at token n, a divergence of the bundle at token n or later is a
+warning. An earlier divergence is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, zip_longest
+from pathlib import Path
+
+from coldstart.artifacts import files
+from coldstart.errors import UsageError, describe
+from coldstart.launch.completions import Completion, CompletionClient
+from coldstart.validate.checks import Finding
+from coldstart.validate.launch import HOST, Launcher, run_server
+
+PROMPTS_HINT = "specify a text file with one prompt per line"
+PROMPTS = (
+    "The quick brown fox",
+    "In the beginning",
+    "To start a server quickly, one has to",
+    "1 2 3 4 5 6 7",
+    "def main():",
+    "Once upon a time there was a process",
+    "Memory is",
+    "A",
+)
+
+
+@dataclass(frozen=True)
+class PromptSettings:
+    """Requests to send to each server.
+
+    `ready_timeout_s` limits the time from launch to first token, in seconds. All prompts are sent again at each number of
+    concurrent requests in `concurrency_levels`.
+    """
+
+    prompts: Sequence[str] = PROMPTS
+    max_tokens: int = 64
+    ready_timeout_s: float = 900.0
+    concurrency_levels: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class ServerResponses:
+    """Responses of one server by number of concurrent requests, and the content of its ready file."""
+
+    responses: Responses
+    readiness: Mapping[str, object]
+
+
+def collect_responses(launcher: Launcher, directory: Path, settings: PromptSettings) -> ServerResponses:
+    """Start a server, collect its responses, and stop it even on errors.
+
+    Raises ServerExitedError, and CommandFailedError if the server returns no token in time or does not answer a request.
+    """
+    prompts, max_tokens = settings.prompts, settings.max_tokens
+    with run_server(launcher, directory) as server:
+        client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
+        deadline_s = server.launched_s + settings.ready_timeout_s
+        client.first_token(prompts[0], deadline_s=deadline_s, check=server.check_alive)
+        readiness = server.read_readiness()
+        responses = {ALONE: complete_sequentially(client, prompts, max_tokens)}
+        responses |= {
+            count: complete_concurrently(client, prompts, max_tokens, count)
+            for count in settings.concurrency_levels
+        }
+        return ServerResponses(responses, readiness)
+
+
+def complete_sequentially(
+    client: CompletionClient, prompts: Sequence[str], max_tokens: int
+) -> list[Response]:
+    """Send the prompts one after the other; return their responses. Raises NoAnswerError."""
+    return [_to_response(client.complete(prompt, max_tokens)) for prompt in prompts]
+
+
+def complete_concurrently(
+    client: CompletionClient, prompts: Sequence[str], max_tokens: int, count: int
+) -> list[Response]:
+    """Send `count` requests at a time; prompts repeat until there are `count`. Raises NoAnswerError."""
+    asked = [prompts[index % len(prompts)] for index in range(max(count, len(prompts)))]
+    return [_to_response(one) for one in client.complete_all(asked, max_tokens, count)]
+
+
+def _to_response(completion: Completion) -> Response:
+    return completion.tokens, completion.text
+
+
+def read_prompts(path: Path) -> tuple[str, ...]:
+    """Read one prompt per line. Raises UsageError for an unreadable file, a file without prompts, and JSON lines."""
+    if path.suffix == ".jsonl":
+        raise UsageError(f"cannot read prompts from {path}: JSON lines are not supported", hint=PROMPTS_HINT)
+    try:
+        prompts = tuple(line for line in files.read_text(path).splitlines() if line.strip())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read prompts from {path}: {describe(error)}", hint=PROMPTS_HINT) from error
+    if not prompts:
+        raise UsageError(f"cannot read prompts from {path}: the file contains no prompt", hint=PROMPTS_HINT)
+    return prompts
+
+
+# Token ids (empty if the server does not report them), and text.
+Response = tuple[tuple[int, ...], str]
+# By number of concurrent requests. The response at index n belongs to prompt n modulo the number of prompts.
+Responses = Mapping[int, Sequence[Response]]
+HINT = "coldstart materialize {} --force"
+ALONE = 1
+END_MARKER = "its end"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Divergence:
+    """First position (from 0) at which two responses differ, and the token or character of each there."""
+
+    position: int
+    actual: str
+    expected: str
+
+
+def find_divergence(actual: Response, expected: Response) -> Divergence | None:
+    """Find where two responses differ, in characters if one has no token ids; None if they are equal."""
+    by_tokens = actual[0] and expected[0]
+    pair = (actual[0], expected[0]) if by_tokens else (actual[1], expected[1])
+    for position, (one, two) in enumerate(zip_longest(*pair)):
+        if one != two:
+            return Divergence(
+                position,
+                *(END_MARKER if it is None else str(it) if by_tokens else repr(it) for it in (one, two)),
+            )
+    return None
+
+
+def compare_responses(
+    prompts: Sequence[str], bundled: Responses, plain: Responses, name: str
+) -> list[Finding]:
+    """Return a finding for each prompt and concurrency at which the bundle's responses differ from vLLM's."""
+    count = len(prompts)
+    return [
+        finding
+        for concurrency in sorted(bundled)
+        for index, prompt in enumerate(prompts)
+        for finding in _compare_prompt(
+            index,
+            prompt,
+            concurrency,
+            bundled[concurrency][index::count],
+            _select_prompt(plain, index, count),
+            name,
+        )
+    ]
+
+
+def _select_prompt(responses: Responses, index: int, count: int) -> dict[int, list[Response]]:
+    return {
+        concurrency: list(of_concurrency[index::count]) for concurrency, of_concurrency in responses.items()
+    }
+
+
+def _compare_prompt(
+    index: int,
+    prompt: str,
+    concurrency: int,
+    actual: Sequence[Response],
+    plain: Mapping[int, Sequence[Response]],
+    name: str,
+) -> Iterator[Finding]:
+    all_expected = {answer for of_concurrency in plain.values() for answer in of_concurrency}
+    expected = set(plain[ALONE]) if concurrency == ALONE else all_expected
+    divergences = [_find_latest_divergence(answer, expected) for answer in actual if answer not in expected]
+    found = min((one for one in divergences if one is not None), default=None)
+    if found is None:
+        return
+    own_position = min(
+        (one.position for pair in combinations(all_expected, 2) if (one := find_divergence(*pair))),
+        default=None,
+    )
+    crowd = f" with {concurrency} concurrent requests" if concurrency != ALONE else ""
+    subject = f"tokens/prompt-{index + 1}" + (f"/{concurrency}-at-once" if crowd else "")
+    message = f"the response to prompt {index + 1}, {_shorten(prompt)},{crowd} differs from vLLM's at token {found.position}: "
+    message += f"{found.actual}, vLLM's is {found.expected}"
+    if crowd and own_position is not None and found.position >= own_position:
+        message += f"; vLLM's own responses to concurrent requests differ at token {own_position}; the bundle is not the cause"
+        yield Finding("CS-REPLAY-UNSTABLE", "warning", message, "", subject)
+    else:
+        yield Finding("CS-REPLAY", "error", message, HINT.format(name), subject)
+
+
+def _find_latest_divergence(answer: Response, expected: set[Response]) -> Divergence | None:
+    """Find where a response differs from the reference response with the longest common prefix; None if it equals one."""
+    divergences = [find_divergence(answer, other) for other in expected]
+    return None if None in divergences else max(one for one in divergences if one is not None)
+
+
+def _shorten(prompt: str, characters: int = 60) -> str:
+    return repr(prompt if len(prompt) <= characters else prompt[: characters - 3] + "...")
