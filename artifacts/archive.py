@@ -1,6 +1,6 @@
-"""Bundles in image layouts: a directory, or an OCI archive, which is an uncompressed tar of one.
+"""Import and export of bundles as image layouts: a directory, or an OCI archive, which is an uncompressed tar of a layout.
 
-import(export(b)) has the digest of b, and equal bundles export to equal bytes. Blobs stream.
+An imported bundle keeps its digest, and equal bundles export to equal bytes. Blobs are streamed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from coldstart.artifacts.errors import (
     MissingBlobError,
     NotALayoutError,
     TooLargeError,
-    named_os_errors,
+    translate_os_errors,
 )
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.oci_layout import is_bundle, list_signatures, payloads
+from coldstart.artifacts.oci_layout import is_bundle, list_signatures, read_signature_documents
 from coldstart.artifacts.store import Store
 
 _BLOBS = "blobs/sha256/"
 
 
 def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = False) -> int:
-    """Write `bundles` with their signatures to `path` and return the number of bytes. The file appears complete or not at all.
+    """Write `bundles` with their signatures to `path`, which appears complete or not at all. Return the number of bytes.
 
     Raises DestinationExistsError, DigestMismatchError, MissingBlobError, NoSpaceError, ReadOnlyStoreError.
     """
@@ -41,63 +41,63 @@ def export_archive(bundles: Sequence[Bundle], path: Path, *, replace: bool = Fal
         raise DestinationExistsError(
             f"{path.name} exists already", hint="replace it with --force, or use another file with --to"
         )
-    with named_os_errors(f"writing {path.name}"), files.replacing(path, mode=0o666) as file:
-        archive = trees.open_writer(file)
-        entries, content = _contents(bundles)
-        for name, data in ((oci.LAYOUT_FILE, oci.LAYOUT), (oci.INDEX_FILE, oci.index_document(entries))):
-            archive.addfile(trees.describe(name, len(data)), io.BytesIO(data))
+    with translate_os_errors(f"writing {path.name}"), files.open_replacement(path, mode=0o666) as file:
+        archive = trees.open_tar_writer(file)
+        entries, content = _collect_contents(bundles)
+        for name, data in ((oci.LAYOUT_FILE, oci.LAYOUT), (oci.INDEX_FILE, oci.serialize_index(entries))):
+            archive.addfile(trees.build_tar_header(name, len(data)), io.BytesIO(data))
         for blob, bundle in content.values():
             name = _BLOBS + blob.digest.removeprefix("sha256:")
             with blobs.open_verified(bundle.layout.root, blob.digest, blob.size) as reader:
                 try:
-                    archive.addfile(trees.describe(name, blob.size), cast("IO[bytes]", reader))
+                    archive.addfile(trees.build_tar_header(name, blob.size), cast("IO[bytes]", reader))
                 finally:
-                    reader.drain()  # whose error says more than that of an early end
-        file.write(trees.END)
+                    reader.drain()  # Its error is more precise than that of a truncated file.
+        file.write(trees.TAR_END)
         return file.tell()
 
 
-class _Bounded:
-    """File for `tarfile`, which reads a header of any declared size at once."""
+class _BoundedFile:
+    """File for `tarfile` that rejects oversized headers, which `tarfile` would read at once."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.tell, self.seek = file, file.tell, file.seek
 
     def read(self, size: int) -> bytes:
-        if size > LIMITS.index:
-            raise TooLargeError(f"a tar header of more than {LIMITS.index} bytes")
+        if size > LIMITS.index_bytes:
+            raise TooLargeError(f"a tar header is larger than {LIMITS.index_bytes} bytes")
         return self._file.read(size)
 
 
 class ArchiveSource:
-    """OCI archive as a source: its documents and blobs are read where they lie. Other members are ignored."""
+    """OCI archive as a bundle source. Documents and blobs are read in place, and other entries are ignored."""
 
     def __init__(self, file: BinaryIO) -> None:
-        """Read the headers of the open archive `file`. Raises NotALayoutError, TooLargeError."""
+        """Read all headers of the open archive `file`. Raises NotALayoutError, TooLargeError."""
         self._members: dict[str, tarfile.TarInfo] = {}
         try:
-            self._archive = tarfile.TarFile(fileobj=cast("IO[bytes]", _Bounded(file)))
+            self._archive = tarfile.TarFile(fileobj=cast("IO[bytes]", _BoundedFile(file)))
             while (info := self._archive.next()) is not None:
                 self._archive.members.clear()  # type: ignore[attr-defined]  # Each header would remain in memory.
                 name = info.name.removeprefix("./")
                 if name in (oci.LAYOUT_FILE, oci.INDEX_FILE) or name.startswith(_BLOBS):
                     self._members[name] = info
                 if len(self._members) > LIMITS.tree_members:
-                    raise TooLargeError(f"more than {LIMITS.tree_members} blobs")
+                    raise TooLargeError(f"the archive has more than {LIMITS.tree_members} blobs")
         except BundleError:
             raise
-        except trees.BROKEN as error:
+        except trees.MALFORMED_TAR_ERRORS as error:
             raise NotALayoutError(f"malformed tar archive: {error}") from error
-        oci.check_layout(self._read(oci.LAYOUT_FILE, LIMITS.pax_header))
-        self.entries = oci.parse_index(self._read(oci.INDEX_FILE, LIMITS.index))
+        oci.check_layout_version(self._read(oci.LAYOUT_FILE, LIMITS.pax_header_bytes))
+        self.entries = oci.parse_index(self._read(oci.INDEX_FILE, LIMITS.index_bytes))
 
     def open(self, blob: oci.Descriptor) -> BinaryIO:
-        """Open a blob."""
+        """Open a blob, as specified by BundleSource."""
         return self._open(_BLOBS + blob.digest.removeprefix("sha256:"))
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """Return the payloads that the index lists."""
-        return payloads(self, self.entries, subject)
+        """Return the documents of the signatures that the index lists, as specified by BundleSource."""
+        return read_signature_documents(self, self.entries, subject)
 
     def _open(self, name: str) -> BinaryIO:
         info = self._members.get(name)
@@ -114,54 +114,56 @@ class ArchiveSource:
 
 
 def import_archive(store: Store, path: Path) -> list[Bundle]:
-    """Copy every bundle of the archive. Raises NotALayoutError and the errors of Store.receive."""
+    """Copy every bundle of an archive into `store`. Raises NotALayoutError and the errors of Store.receive_bundle."""
     try:
         with files.open_regular(path) as file:
             source = ArchiveSource(file)
-            return [store.receive(source, entry) for entry in source.entries if is_bundle(source, entry)]
+            return [
+                store.receive_bundle(source, entry) for entry in source.entries if is_bundle(source, entry)
+            ]
     except tarfile.TarError as error:
         raise NotALayoutError(
-            f"{path.name} is cut short", hint=_explain_damage(path, is_archive=True)
+            f"{path.name} is truncated", hint=_explain_damage(path, is_archive=True)
         ) from error
     except (DigestMismatchError, InvalidManifestError, MissingBlobError, NotALayoutError) as error:
-        if error.hint == error.default_hint:  # which concerns a stored bundle, or another path
+        if error.hint == error.default_hint:  # The default hint is for a bundle in the store.
             error.hint = _explain_damage(path, is_archive=not isinstance(error, NotALayoutError))
         raise
 
 
 def pull_directory(store: Store, directory: Path, digest: str | None = None) -> Bundle:
-    """Copy the bundle `digest` of a layout, or its only bundle; of several versions of one key the newest."""
+    """Copy the bundle with `digest` from an image layout, or, without `digest`, the newest version if all have one key."""
     if not (other := Store(directory)).layout.exists:
         raise NotALayoutError(f"{directory} is not an image layout")
-    matches = [bundle for bundle in other.list() if digest in (None, bundle.digest)]
+    matches = [bundle for bundle in other.list_bundles() if digest in (None, bundle.digest)]
     if not matches:
         raise NotALayoutError(f"{directory} contains no such bundle")
     if len({bundle.key_digest for bundle in matches}) > 1:
         raise AmbiguousReferenceError(
-            f"{directory} contains bundles of several keys", hint="choose one: DIR@sha256:..."
+            f"{directory} contains bundles with different keys", hint="choose one: DIR@sha256:..."
         )
     newest = max(matches, key=lambda bundle: bundle.version)
-    return store.receive(other.layout, newest.descriptor)
+    return store.receive_bundle(other.layout, newest.descriptor)
 
 
 def _explain_damage(path: Path, *, is_archive: bool) -> str:
-    """Return how to get the archive whole."""
+    """Return a hint how to get an intact archive."""
     export = f"coldstart export NAME --to {shlex.quote(path.name)} --force"
-    again = f"copy the archive again, or write it again where the bundle is whole: {export}"
-    return again if is_archive else f"use a file that coldstart export wrote; if it is one, {again}"
+    again = f"copy the archive again, or export an intact bundle again: {export}"
+    return again if is_archive else f"use a file that coldstart export wrote; if this is one, {again}"
 
 
-def _contents(
+def _collect_contents(
     bundles: Sequence[Bundle],
 ) -> tuple[list[oci.Descriptor], dict[str, tuple[oci.Descriptor, Bundle]]]:
-    """Return index entries and blobs (manifests first) of `bundles` and of their signatures."""
+    """Return the index entries and the blobs (manifests first) of `bundles` and their signatures."""
     entries: dict[str, oci.Descriptor] = {}
     content: dict[str, tuple[oci.Descriptor, Bundle]] = {}
     for bundle in bundles:
         _ = bundle.manifest
-        listed = bundle.layout.entries()
+        listed = bundle.layout.read_entries()
         signed = list_signatures(bundle.layout, listed, bundle.descriptor)
-        for entry, image in [(bundle.descriptor, bundle.image), *signed]:
+        for entry, image in [(bundle.descriptor, bundle.image_manifest), *signed]:
             entries[entry.digest] = entry
             content |= {blob.digest: (blob, bundle) for blob in (entry, *image.blobs)}
     return list(entries.values()), content

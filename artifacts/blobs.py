@@ -1,6 +1,6 @@
-"""Content-addressed blobs: blobs/sha256/<hex> contains exactly the bytes whose sha256 is <hex>.
+"""Content-addressed blobs: the file blobs/sha256/<hex> contains the bytes whose SHA-256 digest is <hex>.
 
-Bytes that this module reads are hashed before they are trusted. A link in the place of a blob is an error.
+Bytes are hashed before they are trusted. A symbolic link in the place of a blob is an error.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from coldstart.artifacts.errors import (
 
 
 def blob_path(root: Path, digest: str) -> Path:
-    """Return the path of a blob. Raises InvalidManifestError unless `digest` is sha256:<hex>, so it stays below `root`."""
+    """Return the path of a blob below `root`. Raises InvalidManifestError unless `digest` is sha256:<hex>."""
     return root / "blobs" / "sha256" / canonical.check_digest(digest).removeprefix("sha256:")
 
 
 def open_unverified(root: Path, digest: str) -> BinaryIO:
-    """Open the raw file; the caller hashes it. Raises MissingBlobError, UnsafeLinkError, UnreadableError."""
+    """Open a blob's file without verification. Raises MissingBlobError, UnsafeLinkError, UnreadableError."""
     try:
         handle = files.open_descriptor(blob_path(root, digest), follow=False)
     except FileNotFoundError as error:
@@ -40,11 +40,11 @@ def open_unverified(root: Path, digest: str) -> BinaryIO:
 
 
 class VerifiedReader(io.RawIOBase):
-    """Stream that hashes its bytes and raises DigestMismatchError at its end unless digest and size match."""
+    """Stream that hashes the bytes read, and raises DigestMismatchError at its end unless digest and size match."""
 
     def __init__(self, source: BinaryIO, digest: str, size: int) -> None:
         self._source, self._digest, self._size = source, digest, size
-        from hashlib import sha256  # as in `canonical.digest`
+        from hashlib import sha256  # Imported late, as in `canonical.compute_digest`.
 
         self._hash, self._seen, self._checked = sha256(), 0, False
 
@@ -53,7 +53,7 @@ class VerifiedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read into `buffer`; return 0 only at a verified end."""
+        """Read into `buffer` and return the number of bytes; 0 at the end, once the digest is verified."""
         try:
             data = self._source.read(len(buffer))
         except OSError as error:
@@ -68,7 +68,7 @@ class VerifiedReader(io.RawIOBase):
         return len(data)
 
     def drain(self) -> None:
-        """Read to the end, so that the digest is checked even if the consumer stopped early."""
+        """Read to the end, so that the digest is verified even if the consumer stopped early."""
         while not self._checked:
             self.read(1 << 20)
 
@@ -87,12 +87,15 @@ class VerifiedReader(io.RawIOBase):
 
 
 def open_verified(root: Path, digest: str, size: int) -> VerifiedReader:
-    """Open a blob as a stream whose end raises DigestMismatchError. Raises MissingBlobError, UnsafeLinkError."""
+    """Open a blob as a stream that verifies it at its end. Raises MissingBlobError, UnsafeLinkError, UnreadableError."""
     return VerifiedReader(open_unverified(root, digest), digest, size)
 
 
-def fault(root: Path, digest: str, size: int) -> BundleError | None:
-    """Return the error of a blob: MissingBlobError, DigestMismatchError, UnsafeLinkError, UnreadableError, or None."""
+def find_blob_error(root: Path, digest: str, size: int) -> BundleError | None:
+    """Verify a blob.
+
+    Return its MissingBlobError, DigestMismatchError, UnsafeLinkError or UnreadableError; None if it is intact.
+    """
     try:
         with open_verified(root, digest, size) as reader:
             reader.drain()

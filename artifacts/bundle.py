@@ -1,6 +1,7 @@
-"""Published bundle, read lazily, and the choice among several versions.
+"""Published bundle, read lazily, and the ranking of several versions.
 
-The manifest is read first and sections on demand. Each digest is verified. Code is unpacked only if it is trusted.
+The manifest is read first, and sections on demand. Every digest is verified. Code is unpacked only if the bundle is
+trusted.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from coldstart.artifacts.errors import (
 )
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
-from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, supported
-from coldstart.artifacts.oci_layout import small
+from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, is_supported
+from coldstart.artifacts.oci_layout import read_small_blob
 
 if TYPE_CHECKING:
     from coldstart.artifacts.oci_layout import OciLayout
@@ -30,35 +31,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrustResult:
-    """Result of a trust check: whether a bundle's code may run.
-
-    `signer` is the fingerprint of the key, `reason` explains the result.
-    """
+    """Result of a trust check: `ok` if the bundle's code may run, the fingerprint of the signer's key, and the reason."""
 
     ok: bool
     signer: str | None
     reason: str
 
 
-Trust = Callable[["Bundle"], TrustResult]
+TrustCheck = Callable[["Bundle"], TrustResult]
 
 
-def anyone(bundle: Bundle) -> TrustResult:
-    """Accept any bundle: the explicit override for code without a trusted signature."""
+def accept_any(bundle: Bundle) -> TrustResult:
+    """Trust any bundle. Callers pass this check to allow code without a trusted signature."""
     return TrustResult(True, None, f"{bundle.name} was not checked: the caller allows untrusted code")
 
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """One version of one key's artifacts.
+    """One version of the artifacts for one key.
 
-    `layout` holds its blobs. `digest` is that of the image manifest and names all of the content. `replaced` is the number of
-    damaged blobs that its reception replaced.
+    `layout` holds its blobs. `descriptor` is the index entry of its image manifest. `replaced_blobs` is the number of
+    damaged blobs in the store that receiving this bundle replaced.
     """
 
     layout: OciLayout = field(repr=False)
     descriptor: oci.Descriptor
-    replaced: int = 0
+    replaced_blobs: int = 0
 
     def __eq__(self, other: object) -> bool:
         # The digest identifies all content; version and index annotations belong to the store.
@@ -69,41 +67,46 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """Return the version of the model's name in this store; 0 if another tool wrote the index entry."""
+        """Return the version number within the model's name in this store; 0 if another tool wrote the index entry."""
         return self.descriptor.listed_version
 
     @property
     def digest(self) -> str:
-        """Return sha256:<hex> of the image manifest."""
+        """Return sha256:<hex> of the image manifest, which covers all content."""
         return self.descriptor.digest
 
     @cached_property
-    def image(self) -> oci.ImageManifest:
-        """Return the OCI image manifest.
+    def image_manifest(self) -> oci.ImageManifest:
+        """Read, verify and parse the OCI image manifest.
 
         Raises DigestMismatchError, MissingBlobError, InvalidManifestError, InvalidJsonError, TooLargeError.
         """
-        return oci.parse_manifest(self.image_bytes())
+        return oci.parse_manifest(self.read_image_manifest())
 
-    def image_bytes(self) -> bytes:
+    def read_image_manifest(self) -> bytes:
         """Read and verify the stored bytes of the image manifest."""
-        return self._read(self.descriptor, LIMITS.manifest)
+        return self._read(self.descriptor, LIMITS.manifest_bytes)
 
     def _read(self, blob: oci.Descriptor, cap: int) -> bytes:
-        return small(self.layout, blob, cap)
+        return read_small_blob(self.layout, blob, cap)
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Return key, provenance and section table.
+        """Read the key, the provenance and the section table.
 
-        Raises the errors of `image`, IndexMismatchError, SectionTableError and FormatTooNewError.
+        Raises the errors of `image_manifest`, IndexMismatchError, SectionTableError and FormatTooNewError.
         """
-        parsed = manifest.parse(self._read(self.image.config, LIMITS.config), self.image)
-        says = self.descriptor.annotations
-        named = (says.get(oci.NAME, parsed.provenance.model_name), says.get(oci.KEY, parsed.key.digest))
-        if named != (parsed.provenance.model_name, parsed.key.digest):
+        parsed = manifest.parse_manifest(
+            self._read(self.image_manifest.config, LIMITS.config_bytes), self.image_manifest
+        )
+        annotations = self.descriptor.annotations
+        indexed = (
+            annotations.get(oci.NAME, parsed.provenance.model_name),
+            annotations.get(oci.KEY, parsed.key.digest),
+        )
+        if indexed != (parsed.provenance.model_name, parsed.key.digest):
             raise IndexMismatchError(
-                f"the index has model {named[0]} and key {named[1]}, the bundle has "
+                f"the index has model {indexed[0]} and key {indexed[1]}, but the bundle has "
                 f"model {parsed.provenance.model_name} and key {parsed.key.digest}"
             )
         return parsed
@@ -120,7 +123,7 @@ class Bundle:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Return name and key digest; empty strings if neither the index nor a readable manifest has them."""
+        """Return the model's name and the key digest; empty strings if neither the index nor a readable manifest has them."""
         try:
             return self.name, self.key_digest
         except BundleError:
@@ -137,131 +140,139 @@ class Bundle:
         return f"{self.name}@{self.digest}"
 
     @property
-    def size(self) -> int:
-        """Return the bytes of all sections as stored."""
+    def size_bytes(self) -> int:
+        """Return the stored size of all sections in bytes."""
         return sum(section.size for section in self.manifest.sections)
 
-    def has(self, name: str) -> bool:
-        """Return whether the bundle has a section of this type that this release can read."""
-        entry = self.manifest.section(name)
-        return entry is not None and supported(entry)
+    def has_section(self, name: str) -> bool:
+        """Return whether the bundle has a section of this type that this version of coldstart can read."""
+        entry = self.manifest.find_section(name)
+        return entry is not None and is_supported(entry)
 
-    def entry(self, name: str) -> oci.Descriptor:
-        """Return the entry of a readable section. Raises SectionMissingError or SectionUnsupportedError."""
-        if not supported(entry := self._find_section(name)):
+    def find_readable_section(self, name: str) -> oci.Descriptor:
+        """Return the descriptor of a readable section. Raises SectionMissingError or SectionUnsupportedError."""
+        if not is_supported(entry := self._find_section(name)):
             raise SectionUnsupportedError(
-                f"section {name} has version {entry.version} ({entry.media_type}), which this release cannot read"
+                f"section {name} has version {entry.section_version} ({entry.media_type}), which this "
+                "version of coldstart cannot read"
             )
         return entry
 
-    def json(self, name: str) -> object:
+    def read_json(self, name: str) -> object:
         """Read a JSON section.
 
         Raises SectionMissingError, SectionUnsupportedError, DigestMismatchError, MissingBlobError, InvalidJsonError.
         """
-        entry = self.entry(name)
+        entry = self.find_readable_section(name)
         if SECTION_TYPES[name].encoding != "json":
             raise SectionUnsupportedError(
                 f"section {name} is a tree", hint="unpack it: coldstart inspect REF --tree"
             )
-        data = self._read(entry, LIMITS.json_section)
-        return canonical.loads(data, cap=LIMITS.json_section, what=f"section {name}")
+        data = self._read(entry, LIMITS.json_section_bytes)
+        return canonical.loads(data, max_bytes=LIMITS.json_section_bytes, source=f"section {name}")
 
-    def extract(self, name: str, dest: Path, *, trust: Trust | None = None) -> int:
-        """Unpack a tree section to the new directory `dest`, which appears complete or not at all.
+    def extract_section(self, name: str, dest: Path, *, trust: TrustCheck | None = None) -> int:
+        """Unpack a tree section into the new directory `dest`, which appears complete or not at all.
 
-        An executable section is unpacked only if `trust` accepts the bundle; `anyone` is the explicit override. Returns the
-        number of members. Raises UntrustedError, DestinationExistsError, DigestMismatchError, MissingBlobError,
+        Executable sections are unpacked only if `trust` accepts the bundle; pass `accept_any` to allow any code. Returns
+        the number of entries. Raises UntrustedError, DestinationExistsError, DigestMismatchError, MissingBlobError,
         ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError,
         NoSpaceError.
         """
-        from coldstart.artifacts import trees  # A start whose trees are already unpacked does not need it.
+        from coldstart.artifacts import trees  # Not needed by a start whose trees are already unpacked.
 
-        entry, declared = self.entry(name), SECTION_TYPES[name]
+        entry, declared = self.find_readable_section(name), SECTION_TYPES[name]
         if declared.encoding != "tar.zst":
-            raise SectionUnsupportedError(f"section {name} is not a tree", hint="read it with Bundle.json")
+            raise SectionUnsupportedError(
+                f"section {name} is not a tree", hint="read it with Bundle.read_json"
+            )
         if declared.executable:
             self.require_trust(name, trust)
-        with self.open_blob(name) as reader:
-            return trees.extract(reader, entry, dest)
+        with self.open_section(name) as reader:
+            return trees.extract_tree(reader, entry, dest)
 
-    def open_blob(self, name: str) -> blobs.VerifiedReader:
-        """Open a section as stored; reading to the end raises DigestMismatchError if it is damaged."""
+    def open_section(self, name: str) -> blobs.VerifiedReader:
+        """Open a section's stored bytes. Reading to the end raises DigestMismatchError if they are damaged."""
         entry = self._find_section(name)
         return blobs.open_verified(self.layout.root, entry.digest, entry.size)
 
     def _find_section(self, name: str) -> oci.Descriptor:
-        entry = self.manifest.section(name)
+        entry = self.manifest.find_section(name)
         if entry is None:
             raise SectionMissingError(f"{self.name} v{self.version} has no section {name}")
         return entry
 
-    def require_trust(self, name: str, trust: Trust | None) -> None:
-        """Raise UntrustedError unless `trust` accepts the bundle as the source of the code in section `name`."""
+    def require_trust(self, name: str, trust: TrustCheck | None) -> None:
+        """Raise UntrustedError unless `trust` allows the bundle's code in section `name` to run."""
         if trust is None:
-            raise UntrustedError(f"section {name} is code and no trust was given")
+            raise UntrustedError(f"section {name} contains code, and no trust check was passed")
         result = trust(self)
         if not result.ok:
-            raise UntrustedError(f"section {name} of {self.ref} is code and is not trusted: {result.reason}")
+            raise UntrustedError(
+                f"section {name} of {self.ref} contains code that is not trusted: {result.reason}"
+            )
 
 
-_UNJUDGED = TrustResult(True, None, "nobody asked")
+_NOT_CHECKED = TrustResult(True, None, "trust was not checked")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Bundle with its rank; `problem` is the reason why it cannot be read here."""
+    """Bundle with the values that rank it. `read_error` is the reason why it cannot be read here, if any."""
 
     bundle: Bundle
-    created: str
+    created_at: str
     trust: TrustResult
-    problem: BundleError | None = None
+    read_error: BundleError | None = None
 
     @property
     def rank(self) -> tuple[bool, bool, str, int]:
-        """Return the rank; a larger one is better."""
-        return self.problem is None, self.trust.ok, self.created, self.bundle.version
+        """Return the sort key: readable before unreadable, then trusted, then newest. A larger key is better."""
+        return self.read_error is None, self.trust.ok, self.created_at, self.bundle.version
 
 
-def rank_bundle(bundle: Bundle, trust: Trust | None) -> Candidate:
-    """Return `bundle` with its rank; without `trust` all are equally trusted."""
+def rank_bundle(bundle: Bundle, trust: TrustCheck | None) -> Candidate:
+    """Read the values that rank `bundle`. Without `trust`, all bundles count as trusted."""
     try:
         created = bundle.manifest.provenance.created
-        return Candidate(bundle, created, trust(bundle) if trust else _UNJUDGED)
+        return Candidate(bundle, created, trust(bundle) if trust else _NOT_CHECKED)
     except BundleError as error:
         return Candidate(bundle, "", TrustResult(False, None, error.message), error)
 
 
-def best_first(bundles: Iterable[Bundle], trust: Trust | None) -> list[Candidate]:
-    """Return all candidates, the best first."""
+def sort_best_first(bundles: Iterable[Bundle], trust: TrustCheck | None) -> list[Candidate]:
+    """Return the candidates of all bundles, the best first."""
     return sorted((rank_bundle(bundle, trust) for bundle in bundles), key=lambda one: one.rank, reverse=True)
 
 
-def describe_choice(bundle: Bundle, versions: Sequence[Bundle], trust: Trust | None) -> str:
-    """Return which of the `versions` the best one, `bundle`, is: the newest, or the newest readable or trusted."""
-    ranked = best_first(versions, trust)
+def describe_choice(bundle: Bundle, versions: Sequence[Bundle], trust: TrustCheck | None) -> str:
+    """Describe why `bundle` is the best of `versions`: it is the newest, the newest readable or the newest trusted one."""
+    ranked = sort_best_first(versions, trust)
     chosen = next(one for one in ranked if one.bundle == bundle)
-    if chosen.problem is None and ranked[-1].problem is not None:
+    if chosen.read_error is None and ranked[-1].read_error is not None:
         what = "newest readable"
-    elif any((one.created, one.bundle.version) > (chosen.created, bundle.version) for one in ranked):
+    elif any((one.created_at, one.bundle.version) > (chosen.created_at, bundle.version) for one in ranked):
         what = "newest trusted"
     else:
         what = "newest"
     return f"{bundle.name}:v{bundle.version}, the {what} of {len(versions)}"
 
 
-def newer_than(bundle: Bundle, others: Iterable[Bundle], trust: Trust | None) -> list[Bundle]:
-    """Return the trusted bundles of `others` with the same key that are newer than `bundle`."""
+def find_newer(bundle: Bundle, others: Iterable[Bundle], trust: TrustCheck | None) -> list[Bundle]:
+    """Return the trusted bundles in `others` that have the key of `bundle` and are newer."""
     same = [other for other in others if other != bundle and other.key_digest == bundle.key_digest]
-    created = rank_bundle(bundle, None).created
-    return [one.bundle for one in best_first(same, trust) if one.trust.ok and one.created > created]
+    created = rank_bundle(bundle, None).created_at
+    return [one.bundle for one in sort_best_first(same, trust) if one.trust.ok and one.created_at > created]
 
 
-def superseded(bundles: Sequence[Bundle], keep: int, trust: Trust | None) -> set[str]:
-    """Return the digests of all but the best `keep` of each key. Unreadable bundles are retained for another release."""
+def find_superseded(bundles: Sequence[Bundle], keep: int, trust: TrustCheck | None) -> set[str]:
+    """Return the digests of all bundles except the best `keep` of each key, and except unreadable ones.
+
+    A newer version of coldstart may be able to read those.
+    """
     keys: dict[str, list[Bundle]] = {}
     for bundle in bundles:
-        if rank_bundle(bundle, None).problem is None:
+        if rank_bundle(bundle, None).read_error is None:
             keys.setdefault(bundle.key_digest, []).append(bundle)
-    ordered = (best_first(group, trust) for group in keys.values())
+    ordered = (sort_best_first(group, trust) for group in keys.values())
     return {one.bundle.digest for group in ordered for one in group[keep:]}

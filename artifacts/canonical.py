@@ -1,6 +1,7 @@
-"""Canonical JSON writer and JSON readers with a cap: loads(dumps(x)) == x, and dumps(loads(dumps(x))) gives the same bytes.
+"""Canonical JSON writer, and JSON readers with a size limit. dumps(loads(dumps(x))) == dumps(x).
 
-Canonical: UTF-8, members sorted by code point, no white space, shortest round-trip numbers, no NaN or infinity.
+Canonical JSON is UTF-8 with fields sorted by code point, no white space, shortest round-trip numbers, and no NaN or
+infinity.
 """
 
 from __future__ import annotations
@@ -28,63 +29,71 @@ def dumps(value: object) -> bytes:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidJsonError(f"cannot be written as JSON: {error}") from error
+        raise InvalidJsonError(f"cannot write the value as JSON: {error}") from error
 
 
-def decode(data: bytes, kind: type[_T], *, cap: int, what: str) -> _T:
-    """Parse `data` as a value of the type `kind`; members that it does not have are ignored. `what` names the document.
+def decode(data: bytes, target_type: type[_T], *, max_bytes: int, source: str) -> _T:
+    """Parse `data` as `target_type`, ignoring fields that the type does not have. Error messages call the document `source`.
 
-    Raises InvalidJsonError, InvalidManifestError with the place in the document, or TooLargeError for a document, size, length
-    or count above its limit.
+    Raises InvalidJsonError, InvalidManifestError with the position in the document, or TooLargeError for a document,
+    size, length or count above its limit.
     """
-    _check_size(data, cap, what)
+    _check_size(data, max_bytes, source)
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=target_type)
     except msgspec.ValidationError as error:
         raised = TooLargeError if "<=" in str(error) else InvalidManifestError
-        raise raised(f"{what}: {error}") from error
+        raise raised(f"{source}: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidJsonError(f"{what} is not valid JSON: {error}") from error
+        raise InvalidJsonError(f"{source} is not valid JSON: {error}") from error
 
 
-def loads(data: bytes, *, cap: int, what: str) -> Any:
-    """Parse any JSON document. Raises the errors of `decode`."""
-    return decode(data, object, cap=cap, what=what)
+def loads(data: bytes, *, max_bytes: int, source: str) -> Any:
+    """Parse any JSON document of up to `max_bytes`. Raises the errors of `decode`."""
+    return decode(data, object, max_bytes=max_bytes, source=source)
 
 
-def parse(data: bytes, *, cap: int = LIMITS.json_section, what: str) -> Any:
-    """Parse JSON of another program, in which NaN is a number.
+def parse_json(data: bytes, *, max_bytes: int = LIMITS.json_section_bytes, source: str) -> Any:
+    """Parse JSON that another program wrote, which may contain NaN.
 
-    Raises TooLargeError or InvalidJsonError, which are ValueErrors.
+    Raises TooLargeError or InvalidJsonError. Both are ValueErrors.
     """
-    _check_size(data, cap, what)
+    _check_size(data, max_bytes, source)
     try:
         value = json.loads(data.decode())
-        json.dumps(value, ensure_ascii=False).encode()  # Half a character has no encoding.
+        json.dumps(
+            value, ensure_ascii=False
+        ).encode()  # Raises an error for lone surrogates, which UTF-8 cannot encode.
     except (ValueError, RecursionError) as error:
-        raise InvalidJsonError(f"{what} is not valid JSON: {error}") from error
+        raise InvalidJsonError(f"{source} is not valid JSON: {error}") from error
     return value
 
 
-def read(path: str | Path, *, cap: int = LIMITS.json_section) -> Any:
-    """Parse a file as `parse` does. Raises NotRegularError and OSError, TooLargeError and InvalidJsonError."""
-    return parse(files.read_regular(path, cap), cap=cap, what=str(path))
+def read_json(path: str | Path, *, max_bytes: int = LIMITS.json_section_bytes) -> Any:
+    """Read and parse a JSON file that another program may have written.
+
+    Raises NotRegularError, OSError, TooLargeError or InvalidJsonError.
+    """
+    return parse_json(files.read_regular(path, max_bytes), max_bytes=max_bytes, source=str(path))
 
 
-def _check_size(data: bytes, cap: int, what: str) -> None:
-    if len(data) > cap:
-        raise TooLargeError(f"{what} is {len(data)} bytes, the cap is {cap}")
+def _check_size(data: bytes, max_bytes: int, source: str) -> None:
+    if len(data) > max_bytes:
+        raise TooLargeError(f"{source} is {len(data)} bytes, over the limit of {max_bytes}")
 
 
-def digest(data: bytes) -> str:
-    """Return the content address of `data`: sha256:<64 hex digits>."""
-    from hashlib import sha256  # The import loads OpenSSL; completion needs no digest.
+def compute_digest(data: bytes) -> str:
+    """Return sha256:<64 hex digits> of `data`."""
+    from hashlib import sha256  # The import loads OpenSSL, and shell completion needs no digest.
 
     return "sha256:" + sha256(data).hexdigest()
 
 
 def check_digest(text: str) -> str:
-    """Return `text` if it is sha256:<64 lower-case hex digits>, which cannot be a path. Raises InvalidManifestError."""
+    """Return `text` if it is sha256:<64 lower-case hex digits>, which is safe in a path.
+
+    Raises InvalidManifestError otherwise.
+    """
     if not _DIGEST.fullmatch(text):
         raise InvalidManifestError(f"{text[:200]!r} is not a sha256 digest")
     return text

@@ -1,7 +1,7 @@
-"""Credentials that `docker login` stored for a registry, in config.json or with a credential helper.
+"""Registry credentials that `docker login` stored in config.json or in a credential helper.
 
-The helper protocol: `docker-credential-NAME get`, the registry on stdin, {"Username", "Secret"} as JSON on stdout;
-the user name <token> marks an identity token. https://github.com/docker/docker-credential-helpers
+Helper protocol: `docker-credential-NAME get` reads the registry from stdin and prints {"Username", "Secret"} as JSON. The
+user name <token> marks an identity token. https://github.com/docker/docker-credential-helpers
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from coldstart.artifacts import canonical
 from coldstart.artifacts.errors import RemoteDeniedError
 
-# Docker's logins are stored under another host than its registry's.
+# docker stores logins of Docker Hub under another host name than its registry's.
 HUB_KEY, HUB_HOSTS = (
     "https://index.docker.io/v1/",
     frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"}),
@@ -31,50 +31,54 @@ _HELPER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """User with a password, or an identity token for the registry's token server."""
+    """User name and password, or an identity token for the registry's token server."""
 
     user: str = ""
     password: str = field(default="", repr=False)
-    identity: str = field(default="", repr=False)
+    identity_token: str = field(default="", repr=False)
 
     @property
-    def basic(self) -> str | None:
-        """Return the value of an Authorization header, None for an identity token."""
-        if self.identity:
+    def basic_authorization(self) -> str | None:
+        """Return the value of the Authorization header, or None for an identity token."""
+        if self.identity_token:
             return None
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
 
 
-def stored(host: str, environment: Mapping[str, str] = os.environ) -> Login | None:
-    """Return the login for HOST[:PORT], or None. Raises RemoteDeniedError if a helper fails."""
-    config = _config(environment)
+def find_login(host: str, environment: Mapping[str, str] = os.environ) -> Login | None:
+    """Return the stored login for HOST[:PORT], or None. Raises RemoteDeniedError if a credential helper fails."""
+    config = _read_docker_config(environment)
     key = HUB_KEY if host in HUB_HOSTS else host
-    helper = _members(config, "credHelpers").get(key) or config.get("credsStore")
-    if isinstance(helper, str) and _HELPER.fullmatch(helper) and (login := _from_helper(helper, key)):
+    helper = _get_object(config, "credHelpers").get(key) or config.get("credsStore")
+    if isinstance(helper, str) and _HELPER.fullmatch(helper) and (login := _run_helper(helper, key)):
         return login
-    for name, entry in _members(config, "auths").items():
-        if isinstance(entry, dict) and key in (name, _host(name)) and (login := _entry(entry)):
+    for name, entry in _get_object(config, "auths").items():
+        if (
+            isinstance(entry, dict)
+            and key in (name, _extract_host(name))
+            and (login := _parse_auth_entry(entry))
+        ):
             return login
     return None
 
 
-def _config(environment: Mapping[str, str]) -> Mapping[str, Any]:
+def _read_docker_config(environment: Mapping[str, str]) -> Mapping[str, Any]:
     directory = environment.get("DOCKER_CONFIG")
     # Unlike Path.home, expanduser does not fail for a user without a home directory.
     path = Path(directory or os.path.expanduser("~/.docker"), "config.json")  # noqa: PTH111
     try:
-        document = canonical.read(path)
+        document = canonical.read_json(path)
     except (OSError, ValueError):
-        return {}  # No stored login; the registry decides whether it serves anonymous readers.
+        return {}  # Without a login, the registry decides whether it allows anonymous access.
     return document if isinstance(document, dict) else {}
 
 
-def _members(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _get_object(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     member = config.get(name)
     return member if isinstance(member, dict) else {}
 
 
-def _from_helper(helper: str, key: str) -> Login | None:
+def _run_helper(helper: str, key: str) -> Login | None:
     program = f"docker-credential-{helper}"
     try:
         done = subprocess.run(
@@ -82,7 +86,7 @@ def _from_helper(helper: str, key: str) -> Login | None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise RemoteDeniedError(
-            f"{program} cannot be run: {type(error).__name__}", hint=f"run {program} get"
+            f"cannot run {program}: {type(error).__name__}", hint=f"{program} get"
         ) from error
     if done.returncode:
         output = (done.stdout or done.stderr).decode(errors="replace").strip()[:200]
@@ -93,16 +97,16 @@ def _from_helper(helper: str, key: str) -> Login | None:
             hint=f"unlock the credential store of {program}, or docker login {key}",
         )
     try:
-        document = canonical.parse(done.stdout, what=program)
+        document = canonical.parse_json(done.stdout, source=program)
         user, secret = str(document["Username"]), str(document["Secret"])
     except (ValueError, TypeError, KeyError) as error:
         raise RemoteDeniedError(f"{program} returned no credentials") from error
-    return Login(identity=secret) if user == _TOKEN_USER else Login(user, secret)
+    return Login(identity_token=secret) if user == _TOKEN_USER else Login(user, secret)
 
 
-def _entry(entry: Mapping[str, Any]) -> Login | None:
+def _parse_auth_entry(entry: Mapping[str, Any]) -> Login | None:
     if isinstance(token := entry.get("identitytoken"), str) and token:
-        return Login(identity=token)
+        return Login(identity_token=token)
     try:
         user, mark, password = base64.b64decode(entry.get("auth", ""), validate=True).decode().partition(":")
     except (TypeError, ValueError):
@@ -110,5 +114,5 @@ def _entry(entry: Mapping[str, Any]) -> Login | None:
     return Login(user, password.rstrip("\0")) if mark else None
 
 
-def _host(name: str) -> str:
+def _extract_host(name: str) -> str:
     return name.partition("://")[2].partition("/")[0] if "://" in name else name.partition("/")[0]

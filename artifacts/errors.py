@@ -1,6 +1,6 @@
-"""Root of all errors, and one class with a stable code and a hint for each rule of the bundle format.
+"""Base class of all errors, and one class with a stable code and a hint for each rule of the bundle format.
 
-Codes are an API: they are printed, filtered and written into reports. So a code is never reused for another rule.
+The codes are an API: users filter by them, and reports store them. So a code is never reused for another rule.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ AUTH_REQUIRED = 4
 class ColdstartError(Exception):
     """Base class of all errors that are reported to users.
 
-    `message` states what failed, on which object and why. The caller passes one line or a list of lines; `lines` keeps them
-    as they are. A line break inside a line is quoted input, which the output must escape. `hint` is what the user can do
-    next, or None. `exit_code` is the exit code of a command that fails with this error.
+    `message` states what failed, on which object and why. Callers pass one line or a list of lines, which `lines` keeps.
+    A line break within a line comes from quoted input, and the output escapes it. `hint` is a command or a value that the
+    user can type, or None. A command that fails with this error exits with `exit_code`.
     """
 
     exit_code: int = ERROR
@@ -39,7 +39,7 @@ class ColdstartError(Exception):
 
 
 class BundleError(ColdstartError):
-    """Base of the errors of this package. `code` is stable; str() contains code, message and hint."""
+    """Base class of the errors of this package. `code` is stable; str() contains code, message and hint."""
 
     exit_code = CHECK_FAILED
     code: ClassVar[str] = "CS-BUNDLE"
@@ -56,111 +56,113 @@ _DO_NOT_USE = "do not use this bundle; materialize it on this machine: coldstart
 _FETCH_AGAIN = (
     "fetch the bundle again: coldstart pull ADDRESS; or build it again: coldstart materialize MODEL"
 )
-# No index has the project's releases.
+# The project is not published on a package index.
 _UPGRADE = (
-    "install a newer release: git pull in the checkout, make dist, pip install dist/coldstart_vllm-*.whl"
+    "install a newer version: git pull in the checkout, make dist, pip install dist/coldstart_vllm-*.whl"
 )
 
 
-def _rule(
+def _define_error(
     name: str,
     code: str,
     hint: str = BundleError.default_hint,
     *bases: type[Exception],
     exit_code: int = CHECK_FAILED,
 ) -> type[BundleError]:
-    """Return the class of the errors with a code. FORMAT.md, section 9, has the rule of each code."""
+    """Create an error class with a code and a default hint. FORMAT.md, section 9, lists the rule of each code."""
     members = {"__module__": __name__, "code": code, "default_hint": hint, "exit_code": exit_code}
     return type(name, bases or (BundleError,), members)
 
 
-# JSON and sizes: a ValueError, as the errors of other readers.
-InvalidJsonError = _rule("InvalidJsonError", "CS-JSON", BundleError.default_hint, BundleError, ValueError)
-TooLargeError = _rule("TooLargeError", "CS-SIZE", _DO_NOT_USE, BundleError, ValueError)
-ArchiveBombError = _rule("ArchiveBombError", "CS-BOMB", _DO_NOT_USE, TooLargeError)
+# JSON and sizes: also a ValueError, as other JSON readers raise.
+InvalidJsonError = _define_error(
+    "InvalidJsonError", "CS-JSON", BundleError.default_hint, BundleError, ValueError
+)
+TooLargeError = _define_error("TooLargeError", "CS-SIZE", _DO_NOT_USE, BundleError, ValueError)
+ArchiveBombError = _define_error("ArchiveBombError", "CS-BOMB", _DO_NOT_USE, TooLargeError)
 
 # Blobs.
-DigestMismatchError = _rule("DigestMismatchError", "CS-DIGEST", _FETCH_AGAIN)
-MissingBlobError = _rule("MissingBlobError", "CS-BLOB-MISSING", _FETCH_AGAIN)
-UnreadableError = _rule(
+DigestMismatchError = _define_error("DigestMismatchError", "CS-DIGEST", _FETCH_AGAIN)
+MissingBlobError = _define_error("MissingBlobError", "CS-BLOB-MISSING", _FETCH_AGAIN)
+UnreadableError = _define_error(
     "UnreadableError",
     "CS-UNREADABLE",
     "check the permissions and the disk, or fetch the bundle again: coldstart pull ADDRESS",
 )
 
 # Documents.
-InvalidManifestError = _rule("InvalidManifestError", "CS-MANIFEST")
-SectionTableError = _rule(
+InvalidManifestError = _define_error("InvalidManifestError", "CS-MANIFEST")
+SectionTableError = _define_error(
     "SectionTableError", "CS-SECTION-TABLE", BundleError.default_hint, InvalidManifestError
 )
-IndexMismatchError = _rule(
+IndexMismatchError = _define_error(
     "IndexMismatchError",
     "CS-INDEX",
     "prune the entry, then import or pull the bundle again",
     InvalidManifestError,
 )
-InvalidKeyError = _rule(
+InvalidKeyError = _define_error(
     "InvalidKeyError",
     "CS-KEY",
     "use flat dotted names and values that are neither paths nor containers",
     exit_code=ERROR,
 )
-FormatTooNewError = _rule("FormatTooNewError", "CS-FORMAT-NEW", _UPGRADE)
-NotALayoutError = _rule(
+FormatTooNewError = _define_error("FormatTooNewError", "CS-FORMAT-NEW", _UPGRADE)
+NotALayoutError = _define_error(
     "NotALayoutError",
     "CS-LAYOUT",
-    "name a directory or archive that coldstart export or an OCI client wrote",
+    "specify a directory or archive that coldstart export or an OCI client wrote",
 )
-SectionMissingError = _rule("SectionMissingError", "CS-SECTION-MISSING")
-SectionUnsupportedError = _rule("SectionUnsupportedError", "CS-SECTION-UNSUPPORTED", _UPGRADE)
+SectionMissingError = _define_error("SectionMissingError", "CS-SECTION-MISSING")
+SectionUnsupportedError = _define_error("SectionUnsupportedError", "CS-SECTION-UNSUPPORTED", _UPGRADE)
 
 # Trees.
-UnsafePathError = _rule("UnsafePathError", "CS-PATH", _DO_NOT_USE)
-UnsafeLinkError = _rule("UnsafeLinkError", "CS-LINK", _DO_NOT_USE)
-UnsafeMemberError = _rule("UnsafeMemberError", "CS-SPECIAL", _DO_NOT_USE)
-DuplicateMemberError = _rule("DuplicateMemberError", "CS-DUPMEMBER", _DO_NOT_USE)
-InvalidTreeError = _rule("InvalidTreeError", "CS-TREE")
+UnsafePathError = _define_error("UnsafePathError", "CS-PATH", _DO_NOT_USE)
+UnsafeLinkError = _define_error("UnsafeLinkError", "CS-LINK", _DO_NOT_USE)
+UnsafeMemberError = _define_error("UnsafeMemberError", "CS-SPECIAL", _DO_NOT_USE)
+DuplicateMemberError = _define_error("DuplicateMemberError", "CS-DUPMEMBER", _DO_NOT_USE)
+InvalidTreeError = _define_error("InvalidTreeError", "CS-TREE")
 
 # Signatures and keys.
-UntrustedError = _rule(
+UntrustedError = _define_error(
     "UntrustedError",
     "CS-UNTRUSTED",
     "trust the signer's public key, or materialize here: coldstart materialize MODEL",
 )
-InvalidSignatureError = _rule(
+InvalidSignatureError = _define_error(
     "InvalidSignatureError",
     "CS-SIGNATURE",
     "sign the bundle again, or materialize here: coldstart materialize MODEL",
 )
-ExposedKeyError = _rule(
-    "ExposedKeyError", "CS-EXPOSED", "let only its owner write to it: chmod go-w FILE", exit_code=ERROR
+ExposedKeyError = _define_error(
+    "ExposedKeyError", "CS-EXPOSED", "allow only its owner to write to it: chmod go-w FILE", exit_code=ERROR
 )
-InvalidNameError = _rule(
+InvalidNameError = _define_error(
     "InvalidNameError",
     "CS-NAME",
-    "name it with letters, digits, '.', '_' and '-': --name build-host",
+    "use letters, digits, '.', '_' and '-': --name build-host",
     exit_code=ERROR,
 )
 
 # References and stores.
-AmbiguousReferenceError = _rule(
+AmbiguousReferenceError = _define_error(
     "AmbiguousReferenceError",
     "CS-AMBIGUOUS",
     "use a reference to one of them: NAME:vN or NAME@sha256:...",
     exit_code=ERROR,
 )
-InvalidReferenceError = _rule(
+InvalidReferenceError = _define_error(
     "InvalidReferenceError",
     "CS-REFERENCE",
-    "write NAME, NAME:vN, NAME@sha256:... or a digest prefix of 12 or more hex digits",
+    "use NAME, NAME:vN, NAME@sha256:... or a digest prefix of at least 12 hex digits",
     exit_code=ERROR,
 )
-DestinationExistsError = _rule(
-    "DestinationExistsError", "CS-EXISTS", "name a path that does not exist yet", exit_code=ERROR
+DestinationExistsError = _define_error(
+    "DestinationExistsError", "CS-EXISTS", "specify a path that does not exist", exit_code=ERROR
 )
 
 # Writes to a store: an OSError, so that callers can continue without the written data.
-NoSpaceError = _rule(
+NoSpaceError = _define_error(
     "NoSpaceError",
     "CS-NOSPACE",
     "free space (coldstart prune), or choose another disk: --cache-dir DIR",
@@ -168,7 +170,7 @@ NoSpaceError = _rule(
     OSError,
     exit_code=ERROR,
 )
-ReadOnlyStoreError = _rule(
+ReadOnlyStoreError = _define_error(
     "ReadOnlyStoreError",
     "CS-READONLY",
     "choose a writable store: --cache-dir DIR",
@@ -176,7 +178,7 @@ ReadOnlyStoreError = _rule(
     OSError,
     exit_code=ERROR,
 )
-NoLocksError = _rule(
+NoLocksError = _define_error(
     "NoLocksError",
     "CS-LOCK",
     "choose a store on a file system with locks, such as a local disk: --cache-dir DIR",
@@ -187,11 +189,14 @@ NoLocksError = _rule(
 
 
 class NotRegularError(BundleError, OSError):
-    """A path is a pipe, device, socket or directory where a file is expected. Also an OSError, so that callers can skip it."""
+    """Error for a pipe, device, socket or directory where a regular file is expected.
+
+    It is also an OSError, so that callers can skip the path.
+    """
 
     code = "CS-FILE"
     exit_code = ERROR
-    default_hint = "put a regular file in its place"
+    default_hint = "replace it with a regular file"
 
     def __init__(self, message: str | Sequence[str], *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -199,7 +204,7 @@ class NotRegularError(BundleError, OSError):
 
 
 class RemoteFailedError(BundleError):
-    """Failed request to a registry, hub or directory."""
+    """Failed request to a registry, the Hugging Face Hub or a remote directory."""
 
     code = "CS-REMOTE"
     exit_code = ERROR
@@ -207,35 +212,38 @@ class RemoteFailedError(BundleError):
 
 
 class RemoteDeniedError(RemoteFailedError):
-    """Registry or hub that requires credentials."""
+    """Rejected request: the registry or hub requires credentials, or denies access with them."""
 
     code = "CS-AUTH"
     exit_code = AUTH_REQUIRED
     default_hint = "log in (docker login REGISTRY, or hf auth login), then run the command again"
 
 
-def describe(error: Exception) -> str:
-    """Return the reason of an error, without a code and a hint."""
+def describe_reason(error: Exception) -> str:
+    """Return the message of an error without its code and hint."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return error.message if isinstance(error, ColdstartError) else str(error)
 
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DISK_DISK_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 @contextmanager
-def named_os_errors(what: str, unwritable: str | None = None) -> Iterator[None]:
-    """Turn errors of a full disk and of refused writes into NoSpaceError and ReadOnlyStoreError, with the hint `unwritable`.
+def translate_os_errors(action: str, unwritable_hint: str | None = None) -> Iterator[None]:
+    """Raise NoSpaceError or ReadOnlyStoreError for an OSError of a full disk or a denied write in the block.
 
-    Other errors pass unchanged.
+    `action` completes the message "no space left while ...". `unwritable_hint` replaces the default hint of
+    ReadOnlyStoreError. Other errors pass unchanged.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise NoSpaceError(f"no space left while {what}") from error
+        if error.errno in _DISK_DISK_DISK_FULL:
+            raise NoSpaceError(f"no space left while {action}") from error
         if error.errno in _READ_ONLY:
-            raise ReadOnlyStoreError(f"not writable while {what}", hint=unwritable) from error
+            raise ReadOnlyStoreError(
+                f"permission denied or read-only file system while {action}", hint=unwritable_hint
+            ) from error
         raise

@@ -1,7 +1,4 @@
-"""Durable file primitives.
-
-A name appears only once its bytes are on disk (write, fsync, rename, fsync directory).
-"""
+"""Durable and locked files. A file gets its name only after its bytes are on disk (write, fsync, rename, fsync directory)."""
 
 from __future__ import annotations
 
@@ -17,18 +14,18 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from coldstart.artifacts.errors import NoLocksError, NotRegularError, TooLargeError, named_os_errors
+from coldstart.artifacts.errors import NoLocksError, NotRegularError, TooLargeError, translate_os_errors
 from coldstart.artifacts.limits import LIMITS
 
-# Errors of file systems without locks.
+# Errors of flock(2) on file systems that do not support it.
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-# Names of files that this process has open, as the shell gives them for `<(...)`: the user chose the pipe.
+# Descriptors of this process, as the shell passes them for `<(...)`. The user chose to pass a pipe.
 _OPEN_ALREADY = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 def sync_directory(directory: Path) -> None:
-    """Write the names in `directory` to the disk."""
+    """Flush the entries of `directory` to disk."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -36,32 +33,32 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def is_file(word: str) -> bool:
-    """Return whether a word that a user typed is the path of a file; False also where it can be no path."""
+def is_existing_file(argument: str) -> bool:
+    """Return whether a command-line argument is the path of an existing file; False if it cannot be a path."""
     try:
-        return Path(word).is_file()
+        return Path(argument).is_file()
     except (OSError, ValueError):  # too long, or not permitted
         return False
 
 
-def make_private(directory: Path) -> None:
+def create_private_directory(directory: Path) -> None:
     """Create a directory and its missing parents with mode 0700, independent of the umask."""
-    for place in reversed([directory, *directory.parents]):
-        if not place.exists():
-            place.mkdir(mode=0o700, exist_ok=True)
+    for path in reversed([directory, *directory.parents]):
+        if not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace `path` by `data`; a reader sees the old or the new bytes. Raises NoSpaceError or ReadOnlyStoreError."""
-    with named_os_errors(f"writing {path.name}"), replacing(path, mode=mode) as file:
+    """Replace the content of `path` atomically by `data`. Raises NoSpaceError or ReadOnlyStoreError."""
+    with translate_os_errors(f"writing {path.name}"), open_replacement(path, mode=mode) as file:
         file.write(data)
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int = 0o644, durable: bool = True) -> Iterator[BinaryIO]:
+def open_replacement(path: Path, *, mode: int = 0o644, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` when the block ends without an exception. Raises OSError.
 
-    Without `durable` the file may be lost or empty after a power failure, and the call does not wait for the disk.
+    Without `durable`, the call does not wait for the disk, and the file may be lost or empty after a power failure.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
     try:
@@ -77,22 +74,22 @@ def replacing(path: Path, *, mode: int = 0o644, durable: bool = True) -> Iterato
         sync_directory(path.parent)
 
 
-def create(path: Path, mode: int) -> BinaryIO:
+def create_file(path: Path, mode: int) -> BinaryIO:
     """Create a file for writing, with `mode` less the umask. Raises FileExistsError."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb")
 
 
 def open_regular(path: str | Path) -> BufferedReader:
-    """Open a file as `open_descriptor` does."""
+    """Open a regular file for reading, as `open_descriptor` does."""
     return os.fdopen(open_descriptor(path), "rb")
 
 
 def open_descriptor(path: str | Path, *, follow: bool = True) -> int:
-    """Open a regular file for reading, without a wait for the writer of a pipe and without use of a device.
+    """Open a regular file for reading. Never wait for the writer of a pipe and never open a device.
 
-    Without `follow`, a symbolic link is an OSError (ELOOP). A name such as /dev/stdin or /dev/fd/63 may be a pipe.
+    With `follow=False`, a symbolic link raises OSError (ELOOP). A path such as /dev/stdin or /dev/fd/63 may be a pipe.
 
-    Raises NotRegularError for anything but a regular file, and OSError.
+    Raises NotRegularError for a file that is not regular, and OSError.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     try:
@@ -103,8 +100,8 @@ def open_descriptor(path: str | Path, *, follow: bool = True) -> int:
         raise
     try:
         kind = stat.S_IFMT(os.fstat(handle).st_mode)
-        is_chosen = kind != stat.S_IFDIR and _OPEN_ALREADY.fullmatch(os.fspath(path))
-        if kind != stat.S_IFREG and not is_chosen:
+        is_passed_pipe = kind != stat.S_IFDIR and _OPEN_ALREADY.fullmatch(os.fspath(path))
+        if kind != stat.S_IFREG and not is_passed_pipe:
             raise NotRegularError(f"{path} is {_KINDS.get(kind, 'a device')}, not a regular file")
         os.set_blocking(handle, True)
         return handle
@@ -113,24 +110,24 @@ def open_descriptor(path: str | Path, *, follow: bool = True) -> int:
         raise
 
 
-def read_regular(path: str | Path, cap: int = LIMITS.json_section) -> bytes:
-    """Return the bytes of a small file. Raises TooLargeError above `cap`, and as `open_regular`."""
+def read_regular(path: str | Path, max_bytes: int = LIMITS.json_section_bytes) -> bytes:
+    """Read a file of up to `max_bytes`. Raises TooLargeError above that, and the errors of `open_regular`."""
     with open_regular(path) as file:
-        data = file.read(cap + 1)
-    if len(data) > cap:
-        raise TooLargeError(f"{path} is larger than {cap} bytes")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise TooLargeError(f"{path} is larger than {max_bytes} bytes")
     return data
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a small file in UTF-8. Raises UnicodeDecodeError, and as `read_regular`."""
+    """Read a small UTF-8 file. Raises UnicodeDecodeError and the errors of `read_regular`."""
     return read_regular(path).decode()
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock on `path`. The kernel drops it when the process dies, so locks cannot be stale."""
-    with named_os_errors(f"locking {path.name}"):
+def hold_lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive advisory lock on `path` during the block. The kernel releases it when the process exits."""
+    with translate_os_errors(f"locking {path.name}"):
         handle = _open_lock(path)
     try:
         _flock(handle, fcntl.LOCK_EX, path)
@@ -140,7 +137,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def try_lock(path: Path) -> int | None:
-    """Return a handle with the exclusive lock on `path` until it is closed, or None if another process has the lock."""
+    """Lock `path` and return a descriptor that holds the lock until it is closed; None if another process holds the lock."""
     handle = _open_lock(path)
     try:
         _flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, path)
@@ -154,7 +151,7 @@ def try_lock(path: Path) -> int | None:
 
 
 def _open_lock(path: Path) -> int:
-    """Open a lock file. Another user who could read it could lock it, and this user would wait forever."""
+    """Open a lock file with mode 0600: a user who can read a lock file can lock it and block this user."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
@@ -169,11 +166,11 @@ def _flock(handle: int, operation: int, path: Path) -> None:
         raise
 
 
-def create_once(path: Path, data: bytes, mode: int) -> None:
-    """Create `path` with `data` unless it exists; of several writers one wins, and its file is complete.
+def write_once(path: Path, data: bytes, mode: int) -> None:
+    """Create `path` with `data` unless it exists. If several processes do so, one writes the file, and it is complete.
 
     Raises NoSpaceError, ReadOnlyStoreError, NoLocksError.
     """
-    with locked(path.with_name(f".{path.name}.lock")):
+    with hold_lock(path.with_name(f".{path.name}.lock")):
         if not os.path.lexists(path):
             write_atomic(path, data, mode=mode)

@@ -1,6 +1,6 @@
-"""Key <hardware, model, runtime, engine>: equal digests if and only if the same artifacts are valid.
+"""Bundle key <hardware, model, runtime, engine>: the digests are equal if and only if the same artifacts are valid.
 
-digest = sha256(canonical JSON of the flat fields). A key contains no path, so a bundle can move.
+The digest is the SHA-256 of the canonical JSON of flat fields. A key contains no path, so bundles can be moved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
 class Mismatch(NamedTuple):
-    """Field in which a found key differs from the wanted one; a missing field is None."""
+    """Field whose values differ between the wanted and the found key; None stands for a missing field."""
 
     field: str
     wanted: Scalar
@@ -31,9 +31,9 @@ class Mismatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Key:
-    """Mapping of flat dotted names to scalars, such as {"hardware.name": "...", "engine.dtype": "bfloat16"}.
+    """Flat mapping of dotted names to scalars, such as {"hardware.name": "...", "engine.dtype": "bfloat16"}.
 
-    Raises InvalidKeyError for a bad name, a container, a non-finite number, or a value that is a path.
+    Raises InvalidKeyError for an invalid name, a container, a non-finite number, or a value that is a path.
     """
 
     fields: Mapping[str, Scalar]
@@ -41,13 +41,13 @@ class Key:
     def __post_init__(self) -> None:
         if not self.fields or len(self.fields) > LIMITS.key_fields:
             raise InvalidKeyError(f"a key has 1 to {LIMITS.key_fields} fields, not {len(self.fields)}")
-        clean = {name: _scalar(name, value) for name, value in self.fields.items()}
+        clean = {name: _check_scalar(name, value) for name, value in self.fields.items()}
         object.__setattr__(self, "fields", MappingProxyType(dict(sorted(clean.items()))))
 
     @cached_property
     def digest(self) -> str:
         """Return sha256:<hex> of the canonical JSON of the fields."""
-        return canonical.digest(canonical.dumps(dict(self.fields)))
+        return canonical.compute_digest(canonical.dumps(dict(self.fields)))
 
     @property
     def short(self) -> str:
@@ -61,41 +61,39 @@ class Key:
         return Key, (dict(self.fields),)
 
 
-def diff(wanted: Key, found: Key) -> list[Mismatch]:
-    """Return every field whose values differ, in name order; empty if and only if the keys are equal."""
+def compare_keys(wanted: Key, found: Key) -> list[Mismatch]:
+    """Return the fields whose values differ, sorted by name; empty if and only if the keys are equal."""
     names = sorted({*wanted.fields, *found.fields})
     pairs = [Mismatch(name, wanted.fields.get(name), found.fields.get(name)) for name in names]
-    return [pair for pair in pairs if not _same(wanted, found, pair)]
+    return [pair for pair in pairs if not _is_equal(wanted, found, pair)]
 
 
-def _same(wanted: Key, found: Key, pair: Mismatch) -> bool:
+def _is_equal(wanted: Key, found: Key, pair: Mismatch) -> bool:
     both = (pair.field in wanted.fields) == (pair.field in found.fields)
     return both and type(pair.wanted) is type(pair.found) and pair.wanted == pair.found
 
 
-def _scalar(name: str, value: object) -> Scalar:
+def _check_scalar(name: str, value: object) -> Scalar:
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 128:
         raise InvalidKeyError(f"{name!r} is not a dotted field name such as engine.dtype")
     if isinstance(value, str):
-        return _text(name, value)
+        return _check_text(name, value)
     if value is not None and not isinstance(value, bool | int | float):
         raise InvalidKeyError(f"{name} is a {type(value).__name__}, not a scalar")
     if isinstance(value, float):
-        return _number(name, value)
+        return _normalize_number(name, value)
     return cast("Scalar", value)
 
 
-def _text(name: str, value: str) -> str:
-    if len(value) > LIMITS.text:
-        raise InvalidKeyError(f"{name} is longer than {LIMITS.text} characters")
+def _check_text(name: str, value: str) -> str:
+    if len(value) > LIMITS.text_characters:
+        raise InvalidKeyError(f"{name} is longer than {LIMITS.text_characters} characters")
     if _PATH.match(value):
-        raise InvalidKeyError(
-            f"{name} is a path: {value!r}", hint="put the digest of the content in the key instead"
-        )
+        raise InvalidKeyError(f"{name} is a path: {value!r}", hint="use the digest of the content instead")
     return value
 
 
-def _number(name: str, value: float) -> int | float:
+def _normalize_number(name: str, value: float) -> int | float:
     if value != value or value in (float("inf"), float("-inf")):
         raise InvalidKeyError(f"{name} is not a finite number")
     # 1.0 and 1 mean the same setting, so they must give the same key.

@@ -1,6 +1,6 @@
-"""Limits of the memory, disk and time that a bundle can make a reader use.
+"""Size and count limits that every reader of a bundle enforces.
 
-A hostile bundle cannot cost a reader more. The numbers are part of the format (FORMAT.md).
+They bound the memory, disk and time that a hostile bundle can cost. The values are part of the format (FORMAT.md).
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes in bytes.
+    """Maximum sizes in bytes (`*_bytes`), lengths in characters (`*_characters`) and counts (all others).
 
-    `tree_ratio` is unpacked bytes per compressed byte, applied above `ratio_floor` bytes.
+    `tree_ratio` is the maximum of unpacked bytes per compressed byte. It applies above `ratio_floor_bytes`.
     """
 
-    index: int = 16 * MiB
-    manifest: int = 1 * MiB
-    config: int = 4 * MiB
-    json_section: int = 64 * MiB
-    signature: int = 16 * KiB
+    index_bytes: int = 16 * MiB
+    manifest_bytes: int = 1 * MiB
+    config_bytes: int = 4 * MiB
+    json_section_bytes: int = 64 * MiB
+    signature_bytes: int = 16 * KiB
     sections: int = 64
-    blob: int = 512 * GiB
-    bundle: int = 1024 * GiB
-    tree: int = 512 * GiB
+    blob_bytes: int = 512 * GiB
+    bundle_bytes: int = 1024 * GiB
+    tree_bytes: int = 512 * GiB
     tree_members: int = 200_000
     tree_ratio: int = 1000
-    ratio_floor: int = 16 * MiB
-    tree_names: int = 8 * MiB
-    path: int = 4096
+    ratio_floor_bytes: int = 16 * MiB
+    tree_name_bytes: int = 8 * MiB
+    path_characters: int = 4096
     path_depth: int = 64
-    pax_header: int = 16 * KiB
+    pax_header_bytes: int = 16 * KiB
     key_fields: int = 512
-    text: int = 4096
+    text_characters: int = 4096
 
 
 LIMITS = Limits()

@@ -1,6 +1,6 @@
-"""Manifest of a bundle: key and provenance in the config blob, and the sections, which are the layers of the image manifest.
+"""Manifest of a bundle: key and provenance from the config blob, and sections, which are the layers of the image manifest.
 
-The type of a section decides its encoding and whether it is code; a bundle cannot change that. parse(write(m)) == m.
+A section's type determines its encoding and whether it contains code. A bundle cannot change that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coldstart.artifacts.errors import FormatTooNewError, InvalidManifestError, 
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
 
-# MAJOR.MINOR: a newer minor version may only add members and section types, which this release ignores.
+# MAJOR.MINOR: a newer minor version may only add fields and section types, which older readers ignore.
 FORMAT_VERSION = "1.0"
 _VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -30,7 +30,7 @@ _SUFFIX: Mapping[Encoding, str] = {"json": "+json", "tar.zst": ".tar+zstd"}
 
 @dataclass(frozen=True, slots=True)
 class SectionType:
-    """Type of a section: `version` is the newest that this release reads, and the one that it writes."""
+    """Type of a section. `version` is the newest that this version of coldstart reads, and the one that it writes."""
 
     name: str
     version: int
@@ -43,20 +43,23 @@ class SectionType:
         return f"application/vnd.coldstart.section.{self.name}.v{self.version}{_SUFFIX[self.encoding]}"
 
 
-def _declare(names: tuple[str, ...], *, executable: bool, encoding: Encoding) -> dict[str, SectionType]:
+def _define_types(names: tuple[str, ...], *, executable: bool, encoding: Encoding) -> dict[str, SectionType]:
     return {name: SectionType(name, 1, executable, encoding) for name in names}
 
 
-# A type that is not here (from a newer minor version) is retained and reported, never opened or executed.
+# Other types (of a newer minor version) are retained and reported, but never opened or executed.
 SECTION_TYPES: Mapping[str, SectionType] = MappingProxyType(
-    _declare(("kv", "modelinfo", "weights", "iterations", "stages"), executable=False, encoding="json")
-    | _declare(("compile", "graphs"), executable=True, encoding="tar.zst")
+    _define_types(("kv", "modelinfo", "weights", "iterations", "stages"), executable=False, encoding="json")
+    | _define_types(("compile", "graphs"), executable=True, encoding="tar.zst")
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Provenance of a bundle: `created` in UTC, `seconds` per stage. It contains no path and no host name."""
+    """Origin of a bundle: `created` is a UTC time, `seconds` has the duration of each stage.
+
+    It contains no path or host name.
+    """
 
     created: oci.Text
     tool: oci.Annotations
@@ -68,42 +71,42 @@ class Provenance:
         object.__setattr__(self, "arguments", tuple(self.arguments))
         if not _CREATED.fullmatch(self.created):
             raise InvalidManifestError(
-                f"provenance.created {self.created!r} is not a time as 2026-01-02T03:04:05Z"
+                f"provenance.created {self.created!r} is not a UTC time such as 2026-01-02T03:04:05Z"
             )
         if not _NAME.fullmatch(self.model_name) or len(self.model_name) > 128:
             raise InvalidManifestError(
                 f"provenance.model_name {self.model_name!r} is not a name such as org/model"
             )
 
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object."""
+    def to_document(self) -> dict[str, Any]:
+        """Return the provenance as a JSON object."""
         return dict(msgspec.to_builtins(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Data of a bundle that is known without opening a section. A bundle has at most one section of each type."""
+    """Bundle data that is known without opening a section. A bundle has at most one section of each type."""
 
     key: Key
     sections: tuple[oci.Descriptor, ...]
     provenance: Provenance
     format_version: str = FORMAT_VERSION
 
-    def config(self) -> bytes:
-        """Return the canonical bytes of the config blob."""
+    def serialize_config(self) -> bytes:
+        """Return the config blob as canonical JSON."""
         return canonical.dumps(
             {
                 "format_version": self.format_version,
                 "key": dict(self.key.fields),
-                "provenance": self.provenance.document(),
+                "provenance": self.provenance.to_document(),
             }
         )
 
-    def image(self) -> oci.ImageManifest:
-        """Return the OCI image manifest of this bundle."""
+    def build_image_manifest(self) -> oci.ImageManifest:
+        """Build the OCI image manifest of this bundle."""
         return oci.ImageManifest(
             artifact_type=oci.BUNDLE_TYPE,
-            config=oci.describe(self.config(), oci.CONFIG_TYPE),
+            config=oci.describe_blob(self.serialize_config(), oci.CONFIG_TYPE),
             layers=self.sections,
             annotations={
                 oci.CREATED: self.provenance.created,
@@ -112,9 +115,9 @@ class Manifest:
             },
         )
 
-    def section(self, name: str) -> oci.Descriptor | None:
-        """Return the section of that type, or None."""
-        return next((entry for entry in self.sections if entry.type == name), None)
+    def find_section(self, name: str) -> oci.Descriptor | None:
+        """Return the descriptor of the section of type `name`, or None."""
+        return next((entry for entry in self.sections if entry.section_type == name), None)
 
 
 class _Version(msgspec.Struct):
@@ -126,33 +129,35 @@ class _Config(_Version):
     provenance: Provenance
 
 
-def parse(config: bytes, image: oci.ImageManifest) -> Manifest:
-    """Parse the manifest in `config` and the layers of `image`.
+def parse_manifest(config: bytes, image: oci.ImageManifest) -> Manifest:
+    """Parse a bundle's manifest from its config blob and the layers of its image manifest.
 
     Raises InvalidManifestError, SectionTableError, FormatTooNewError, InvalidKeyError, TooLargeError, InvalidJsonError.
     """
-    version = canonical.decode(config, _Version, cap=LIMITS.config, what="config").format_version
+    version = canonical.decode(
+        config, _Version, max_bytes=LIMITS.config_bytes, source="config"
+    ).format_version
     matched, major = _VERSION.fullmatch(version), FORMAT_VERSION.partition(".")[0]
     if not matched or int(matched[1]) < int(major):
         raise InvalidManifestError(f"format_version {version!r} is not {major}.MINOR")
     if matched[1] != major:
         raise FormatTooNewError(f"format {version} is newer than {FORMAT_VERSION}")
-    read = canonical.decode(config, _Config, cap=LIMITS.config, what="config")
+    read = canonical.decode(config, _Config, max_bytes=LIMITS.config_bytes, source="config")
     manifest = Manifest(Key(read.key), image.layers, read.provenance, read.format_version)
     if image.artifact_type != oci.BUNDLE_TYPE or image.config.media_type != oci.CONFIG_TYPE:
         raise InvalidManifestError(f"{image.artifact_type} is not a coldstart bundle")
-    names = [section.type for section in manifest.sections]
+    names = [section.section_type for section in manifest.sections]
     if len(set(names)) != len(names):
-        raise SectionTableError("a section type appears twice")
+        raise SectionTableError("the manifest has two sections of one type")
     if image.annotations.get(oci.KEY, manifest.key.digest) != manifest.key.digest:
-        raise InvalidManifestError("the manifest's key annotation is not the digest of the key")
+        raise InvalidManifestError("the key annotation of the manifest differs from the digest of the key")
     return manifest
 
 
-def supported(entry: oci.Descriptor) -> bool:
-    """Return whether this release reads the section: known type and version, and their media type."""
-    known = SECTION_TYPES.get(entry.type)
-    if known is None or not 1 <= entry.version <= known.version:
+def is_supported(entry: oci.Descriptor) -> bool:
+    """Return whether this version of coldstart can read a section: its type, version and media type are known."""
+    known = SECTION_TYPES.get(entry.section_type)
+    if known is None or not 1 <= entry.section_version <= known.version:
         return False
-    implied = SectionType(known.name, entry.version, known.executable, known.encoding)
+    implied = SectionType(known.name, entry.section_version, known.executable, known.encoding)
     return entry.media_type == implied.media_type

@@ -1,6 +1,6 @@
-"""OCI documents of a bundle (OCI image specification 1.1): layout, index, manifest, descriptors.
+"""OCI documents of a bundle (OCI image specification 1.1): layout, index, manifest and descriptors.
 
-A bundle is one image manifest: its config blob contains key, provenance and section table, its layers are the sections.
+A bundle is an image manifest. Its config blob contains key and provenance, and its layers are the sections.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _SECTION = re.compile(
 )
 
 
-Text = Annotated[str, msgspec.Meta(max_length=LIMITS.text)]
+Text = Annotated[str, msgspec.Meta(max_length=LIMITS.text_characters)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
-Size = Annotated[int, msgspec.Meta(ge=0, le=LIMITS.blob)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=LIMITS.blob_bytes)]
 Annotations = Annotated[dict[Text, Text], msgspec.Meta(max_length=256)]
 
 
 class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """Pointer to a blob: type, size and digest."""
+    """OCI descriptor: media type, size in bytes and digest of a blob."""
 
     media_type: Text
     digest: Digest
@@ -51,38 +51,38 @@ class Descriptor(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"
 
     @property
     def listed_version(self) -> int:
-        """Return the version that an entry of an index names; 0 if another tool wrote the entry without one."""
+        """Return the version in an index entry; 0 if another tool wrote the entry without one."""
         text = self.annotations.get(VERSION, "")
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
     @property
-    def type(self) -> str:
-        """Return the type of a section, or the media type of what is no section."""
+    def section_type(self) -> str:
+        """Return the type of a section; for other blobs, the media type."""
         matched = _SECTION.fullmatch(self.media_type)
         return matched["type"] if matched else self.media_type
 
     @property
-    def version(self) -> int:
-        """Return the version of a section's type, 0 for what is no section."""
+    def section_version(self) -> int:
+        """Return the version of a section's type; 0 for other blobs."""
         matched = _SECTION.fullmatch(self.media_type)
         return int(matched["version"]) if matched else 0
 
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object of this descriptor."""
+    def to_document(self) -> dict[str, Any]:
+        """Return the descriptor as a JSON object."""
         return dict(msgspec.to_builtins(self))
 
-    def bare(self) -> Descriptor:
-        """Return the same descriptor without annotations."""
+    def without_annotations(self) -> Descriptor:
+        """Return a copy without annotations."""
         return msgspec.structs.replace(self, annotations={})
 
 
-def describe(data: bytes, media_type: str) -> Descriptor:
+def describe_blob(data: bytes, media_type: str) -> Descriptor:
     """Return the descriptor of a blob in memory."""
-    return Descriptor(media_type, canonical.digest(data), len(data))
+    return Descriptor(media_type, canonical.compute_digest(data), len(data))
 
 
 class ImageManifest(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """OCI image manifest; `subject` is set for signatures."""
+    """OCI image manifest. In a signature, `subject` is the signed manifest."""
 
     artifact_type: Text
     config: Descriptor
@@ -90,25 +90,25 @@ class ImageManifest(msgspec.Struct, frozen=True, omit_defaults=True, rename="cam
     subject: Descriptor | None = None
     annotations: Annotations = {}
 
-    def document(self) -> bytes:
-        """Return this manifest as canonical JSON."""
+    def serialize(self) -> bytes:
+        """Return the manifest as canonical JSON."""
         return canonical.dumps(msgspec.to_builtins(self) | {"schemaVersion": 2, "mediaType": MANIFEST_TYPE})
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
-        """Return config and layers, each digest once."""
+        """Return the descriptors of the config and the layers, one per digest."""
         return tuple({blob.digest: blob for blob in (self.config, *self.layers)}.values())
 
 
-class _Head(msgspec.Struct, rename="camel"):
+class _ManifestHeader(msgspec.Struct, rename="camel"):
     schema_version: int = 0
     media_type: str = ""
     artifact_type: str | None = None
 
 
 def parse_manifest(data: bytes) -> ImageManifest:
-    """Parse a manifest. Raises TooLargeError, InvalidJsonError or InvalidManifestError."""
-    head = canonical.decode(data, _Head, cap=LIMITS.manifest, what="manifest")
+    """Parse an image manifest. Raises TooLargeError, InvalidJsonError or InvalidManifestError."""
+    head = canonical.decode(data, _ManifestHeader, max_bytes=LIMITS.manifest_bytes, source="manifest")
     if (head.schema_version, head.media_type) != (2, MANIFEST_TYPE):
         raise InvalidManifestError("manifest is not an OCI image manifest")
     if head.artifact_type is None:
@@ -116,30 +116,35 @@ def parse_manifest(data: bytes) -> ImageManifest:
             "this is the manifest of a container image, not of a bundle",
             hint="mount the image at the path of the store, or pull the bundle from the registry",
         )
-    return canonical.decode(data, ImageManifest, cap=LIMITS.manifest, what="manifest")
+    return canonical.decode(data, ImageManifest, max_bytes=LIMITS.manifest_bytes, source="manifest")
 
 
 class _Index(msgspec.Struct):
     manifests: Annotated[list[Descriptor], msgspec.Meta(max_length=100_000)]
 
 
-def index_document(entries: list[Descriptor]) -> bytes:
-    """Return the canonical bytes of an image index."""
-    listed = [entry.document() for entry in entries]
+def serialize_index(entries: list[Descriptor]) -> bytes:
+    """Return an image index as canonical JSON."""
+    listed = [entry.to_document() for entry in entries]
     return canonical.dumps({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": listed})
 
 
 def parse_index(data: bytes) -> list[Descriptor]:
-    """Return the entries in file order. Raises TooLargeError, InvalidJsonError or InvalidManifestError."""
-    return canonical.decode(data, _Index, cap=LIMITS.index, what="index").manifests
+    """Parse an image index and return its entries in file order.
+
+    Raises TooLargeError, InvalidJsonError or InvalidManifestError.
+    """
+    return canonical.decode(data, _Index, max_bytes=LIMITS.index_bytes, source="index").manifests
 
 
 class _Layout(msgspec.Struct, rename="camel"):
     image_layout_version: str = ""
 
 
-def check_layout(data: bytes) -> None:
+def check_layout_version(data: bytes) -> None:
     """Raise NotALayoutError unless `data` is an oci-layout file of version 1."""
-    version = canonical.decode(data, _Layout, cap=LIMITS.pax_header, what=LAYOUT_FILE).image_layout_version
+    version = canonical.decode(
+        data, _Layout, max_bytes=LIMITS.pax_header_bytes, source=LAYOUT_FILE
+    ).image_layout_version
     if not version.startswith("1."):
         raise NotALayoutError(f"image layout version {version[:200]!r} is not 1.x")

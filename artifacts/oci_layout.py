@@ -1,8 +1,8 @@
-"""Sources of bundles, and the OCI image layout on disk (oci-layout, index.json, blobs/sha256), which is one of them.
+"""Sources from which bundles are copied, and the OCI image layout on disk (oci-layout, index.json, blobs/sha256).
 
-Other sources are an archive, a registry and the hub; the receiver verifies every byte. Readers take no lock and write nothing.
-
-The commit order is blobs, manifest, index. So each entry of index.json is complete and durable.
+A layout is one kind of source; an archive, a registry and the hub are others. The receiver verifies every byte. Readers
+take no lock and write nothing. Writers publish blobs, then manifests, then the index, so each index entry is complete and
+durable.
 """
 
 from __future__ import annotations
@@ -15,129 +15,142 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from coldstart.artifacts import blobs, files, oci
-from coldstart.artifacts.errors import BundleError, NotALayoutError, TooLargeError, named_os_errors
+from coldstart.artifacts.errors import BundleError, NotALayoutError, TooLargeError, translate_os_errors
 from coldstart.artifacts.limits import LIMITS
 
-# Limit of the signatures that are read: each one costs a request. A store's index may list many of other bundles.
+# Each signature that is read costs a request. The index of a store may list many signatures of other bundles.
 MAX_SIGNATURES, _MAX_LISTED = 64, 8192
 _SIGNATURE_MANIFEST = 64 << 10
 
 
 class BundleSource(Protocol):
-    """Source that bundles are copied from; the receiver verifies the bytes."""
+    """Source from which bundles are copied. The receiver verifies the bytes."""
 
     def open(self, blob: oci.Descriptor) -> BinaryIO:
         """Open the bytes of `blob`. Raises MissingBlobError or RemoteFailedError."""
         ...
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """Return signature documents about the manifest `subject`."""
+        """Return the signature documents about the manifest `subject`."""
         ...
 
 
 def is_bundle(source: BundleSource, entry: oci.Descriptor) -> bool:
-    """Return whether an index entry is a bundle. Some clients copy a manifest and leave its artifact type out of the index."""
+    """Return whether an index entry is a bundle.
+
+    If the index lacks the artifact type, as some clients write it, read the manifest.
+    """
     if entry.artifact_type is not None or entry.media_type != oci.MANIFEST_TYPE:
         return entry.artifact_type == oci.BUNDLE_TYPE
     try:
-        return oci.parse_manifest(small(source, entry, LIMITS.manifest)).artifact_type == oci.BUNDLE_TYPE
+        return (
+            oci.parse_manifest(read_small_blob(source, entry, LIMITS.manifest_bytes)).artifact_type
+            == oci.BUNDLE_TYPE
+        )
     except BundleError:
-        return False  # A manifest that cannot be read is not known to be a bundle.
+        return False  # An unreadable manifest may belong to another artifact.
 
 
 def list_signatures(
-    source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
+    source: BundleSource,
+    entries: Sequence[oci.Descriptor],
+    subject: oci.Descriptor,
+    max_reads: int = _MAX_LISTED,
 ) -> list[tuple[oci.Descriptor, oci.ImageManifest]]:
-    """Return the readable signature manifests about `subject` among `entries`, of which up to `tries` are read.
+    """Return the readable signature manifests about `subject` in `entries`, with their entries.
 
-    An entry that another tool wrote does not name its subject.
+    Read up to `max_reads` manifests. Entries that another tool wrote have no annotation with their subject, so their
+    manifests are read.
     """
     found = list[tuple[oci.Descriptor, oci.ImageManifest]]()
     signatures = (one for one in entries if one.artifact_type in (None, oci.SIGNATURE_TYPE))
     about = (one for one in signatures if one.annotations.get(oci.SUBJECT, subject.digest) == subject.digest)
-    for entry in islice(about, tries):
+    for entry in islice(about, max_reads):
         try:
-            image = oci.parse_manifest(small(source, entry, _SIGNATURE_MANIFEST))
+            image = oci.parse_manifest(read_small_blob(source, entry, _SIGNATURE_MANIFEST))
         except BundleError:
-            continue  # A signature that cannot be read proves nothing.
+            continue  # An unreadable signature does not make a bundle trusted.
         signed = image.subject.digest if image.subject else None
         if (image.artifact_type, len(image.layers), signed) == (oci.SIGNATURE_TYPE, 1, subject.digest):
             found.append((entry, image))
     return found[:MAX_SIGNATURES]
 
 
-def payloads(
-    source: BundleSource, entries: Sequence[oci.Descriptor], subject: oci.Descriptor, tries: int = _MAX_LISTED
+def read_signature_documents(
+    source: BundleSource,
+    entries: Sequence[oci.Descriptor],
+    subject: oci.Descriptor,
+    max_reads: int = _MAX_LISTED,
 ) -> list[bytes]:
-    """Return the documents of `list_signatures` that can be read."""
+    """Return the readable signature documents about `subject`, whose manifests `list_signatures` finds."""
     documents = list[bytes]()
-    for _, image in list_signatures(source, entries, subject, tries):
-        with suppress(BundleError):  # It proves nothing either.
-            documents.append(small(source, image.layers[0], LIMITS.signature))
+    for _, image in list_signatures(source, entries, subject, max_reads):
+        with suppress(BundleError):  # as in `list_signatures`
+            documents.append(read_small_blob(source, image.layers[0], LIMITS.signature_bytes))
     return documents
 
 
-def small(source: BundleSource, blob: oci.Descriptor, cap: int) -> bytes:
-    """Read and verify a small blob. Raises TooLargeError, DigestMismatchError, MissingBlobError."""
-    if blob.size > cap:
-        raise TooLargeError(f"blob {blob.digest} is {blob.size} bytes, over the limit of {cap}")
+def read_small_blob(source: BundleSource, blob: oci.Descriptor, max_bytes: int) -> bytes:
+    """Read and verify a blob of up to `max_bytes`. Raises TooLargeError, DigestMismatchError, MissingBlobError."""
+    if blob.size > max_bytes:
+        raise TooLargeError(f"blob {blob.digest} is {blob.size} bytes, over the limit of {max_bytes}")
     with blobs.VerifiedReader(source.open(blob), blob.digest, blob.size) as reader:
         return reader.readall() or b""
 
 
 @dataclass(frozen=True, slots=True)
 class OciLayout:
-    """Layout at `root`; locks and staging are in `root/.coldstart`, which OCI clients ignore."""
+    """OCI image layout in the directory `root`. Locks and staged blobs are in `root/.coldstart`, which OCI clients ignore."""
 
     root: Path
 
     @property
-    def blobs(self) -> Path:
+    def blobs_dir(self) -> Path:
         """Return the directory of blobs."""
         return self.root / "blobs" / "sha256"
 
     @property
-    def private(self) -> Path:
-        """Return the directory of locks and staging."""
+    def private_dir(self) -> Path:
+        """Return the directory of locks and staged blobs."""
         return self.root / ".coldstart"
 
     @property
-    def staging(self) -> Path:
-        """Return the directory where writers prepare blobs."""
-        return self.private / "staging"
+    def staging_dir(self) -> Path:
+        """Return the directory in which writers stage blobs."""
+        return self.private_dir / "staging"
 
     @property
-    def index(self) -> Path:
+    def index_path(self) -> Path:
         """Return the path of index.json."""
         return self.root / oci.INDEX_FILE
 
     @property
     def exists(self) -> bool:
-        """Return whether a bundle was ever published here."""
+        """Return whether `root` contains an image layout."""
         return (self.root / oci.LAYOUT_FILE).exists()
 
     def create(self) -> None:
         """Create an empty layout unless one exists. Raises ReadOnlyStoreError, NoSpaceError or NotALayoutError."""
-        with named_os_errors("creating the store"):
-            for directory in (self.blobs, self.staging, self.private / "locks"):
+        with translate_os_errors("creating the store"):
+            for directory in (self.blobs_dir, self.staging_dir, self.private_dir / "locks"):
                 directory.mkdir(parents=True, exist_ok=True)
-        with self.exclusive():
-            if not self.index.exists():
-                files.write_atomic(self.index, oci.index_document([]))
+        with self.lock_index():
+            if not self.index_path.exists():
+                files.write_atomic(self.index_path, oci.serialize_index([]))
             if not self.exists:
                 files.write_atomic(self.root / oci.LAYOUT_FILE, oci.LAYOUT)
 
-    def entries(self) -> list[oci.Descriptor]:
-        """Return the entries of index.json; none for a store that does not exist yet.
+    def read_entries(self) -> list[oci.Descriptor]:
+        """Read the entries of index.json. A store that does not exist has none.
 
-        Raises NotALayoutError for a directory with other content, InvalidJsonError or InvalidManifestError for an invalid
-        index.
+        Raises NotALayoutError for a directory with other content, and InvalidJsonError or InvalidManifestError for an
+        invalid index.
         """
         if not self.exists:
             return []
         try:
-            oci.check_layout(files.read_regular(self.root / oci.LAYOUT_FILE, LIMITS.pax_header))
-            return oci.parse_index(files.read_regular(self.index, LIMITS.index))
+            oci.check_layout_version(files.read_regular(self.root / oci.LAYOUT_FILE, LIMITS.pax_header_bytes))
+            return oci.parse_index(files.read_regular(self.index_path, LIMITS.index_bytes))
         except FileNotFoundError as error:
             raise NotALayoutError(f"{self.root.name} has no {oci.INDEX_FILE}") from error
 
@@ -146,25 +159,25 @@ class OciLayout:
         return blobs.open_unverified(self.root, blob.digest)
 
     def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-        """Return the signature documents that the index lists, as specified by BundleSource."""
-        return payloads(self, self.entries(), subject)
+        """Return the documents of the signatures that the index lists, as specified by BundleSource."""
+        return read_signature_documents(self, self.read_entries(), subject)
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Hold the index lock, so that this is the only writer of index.json and of names in blobs."""
-        with files.locked(self.private / "index.lock"):
+    def lock_index(self) -> Iterator[None]:
+        """Hold the index lock: only the process that holds it changes index.json and the names in the blob directory."""
+        with files.hold_lock(self.private_dir / "index.lock"):
             yield
 
-    def place(self, staged: Iterable[tuple[str, Path]]) -> None:
-        """Rename synced files to their blob names. Call under the index lock.
+    def publish_blobs(self, staged: Iterable[tuple[str, Path]]) -> None:
+        """Rename staged (digest, path) files, which are on disk, to their blob names. The caller holds the index lock.
 
-        An existing blob is replaced: the new bytes match the digest, the old ones may be damaged.
+        An existing blob is replaced: the new bytes match the digest, and the old ones may be damaged.
         """
-        with named_os_errors("publishing blobs"):
+        with translate_os_errors("publishing blobs"):
             for digest, path in staged:
                 path.rename(blobs.blob_path(self.root, digest))
-            files.sync_directory(self.blobs)
+            files.sync_directory(self.blobs_dir)
 
     def write_index(self, entries: list[oci.Descriptor]) -> None:
-        """Replace the entries of index.json. Call under the index lock."""
-        files.write_atomic(self.index, oci.index_document(entries))
+        """Replace the entries of index.json. The caller holds the index lock."""
+        files.write_atomic(self.index_path, oci.serialize_index(entries))

@@ -1,6 +1,6 @@
-"""Push and pull by address: oci://HOST/NAME[:TAG], hf://ORG/REPO[:TAG], or a directory (an image layout).
+"""Push and pull by address: oci://HOST/NAME[:TAG], hf://ORG/REPO[:TAG], or a directory with an image layout.
 
-On the hub, each bundle is an image layout in the folder named by its tag (latest). Digests are checked here.
+On the hub, each bundle is an image layout in a folder named after its tag (default `latest`). Digests are verified here.
 """
 
 from __future__ import annotations
@@ -31,93 +31,96 @@ if TYPE_CHECKING:
 OCI, HUB = "oci://", "hf://"
 _HUB_REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-# As docker: a first component with a dot or a port, or localhost, is a registry. A directory seldom ends with a tag.
+# As in docker, a first component with a dot or a port, or localhost, is a registry.
 _REGISTRY = re.compile(
     r"((?:[\w-]+\.)+[\w-]+|localhost)/[\w./-]+:[\w.-]+|(?:[\w-]+\.)*[\w-]+:\d+/[\w./-]+(:[\w.-]+)?"
 )
 
 
 def push(bundle: Bundle, address: str) -> str:
-    """Send a bundle with its signatures, and return the address from which it can be pulled.
+    """Upload a bundle with its signatures, and return the address from which it can be pulled.
 
     Raises RemoteDeniedError, RemoteFailedError, InvalidReferenceError, DigestMismatchError, NoSpaceError,
     ReadOnlyStoreError.
     """
     if address.startswith(OCI):
-        place = _repository(address)
+        place = _parse_repository(address)
         return f"{OCI}{place.host}/{place.name}@{place.push(bundle).digest}"
     if address.startswith(HUB):
-        with _hub(address) as (api, repo, tag, scratch):
-            Store(scratch).receive(bundle.layout, bundle.descriptor)
-            with _named_errors(repo):
+        with _open_hub(address) as (api, repo, tag, scratch):
+            Store(scratch).receive_bundle(bundle.layout, bundle.descriptor)
+            with _translate_hub_errors(repo):
                 api.create_repo(repo, exist_ok=True)
                 private = ".coldstart/**"
                 api.upload_folder(
                     repo_id=repo, folder_path=str(scratch), path_in_repo=tag, ignore_patterns=private
                 )
             return f"{HUB}{repo}:{tag}"
-    target = Store(_directory(address))
-    return f"{target.root}@{target.receive(bundle.layout, bundle.descriptor).digest}"
+    target = Store(_parse_directory(address))
+    return f"{target.root}@{target.receive_bundle(bundle.layout, bundle.descriptor).digest}"
 
 
 def pull(store: Store, address: str) -> Bundle:
-    """Fetch a bundle with its signatures. From a directory, DIR@sha256:... selects one of several.
+    """Fetch a bundle with its signatures. DIR@sha256:... selects one of several bundles in a directory.
 
     Raises RemoteDeniedError, RemoteFailedError, MissingBlobError, NotALayoutError, AmbiguousReferenceError,
-    InvalidReferenceError and the errors of Store.receive.
+    InvalidReferenceError and the errors of Store.receive_bundle.
     """
     try:
         if address.startswith(OCI):
-            place = _repository(address)
-            return store.receive(place, place.resolve())
+            place = _parse_repository(address)
+            return store.receive_bundle(place, place.resolve_manifest())
         if address.startswith(HUB):
-            with _hub(address) as (api, repo, tag, scratch):
-                with _named_errors(repo):
+            with _open_hub(address) as (api, repo, tag, scratch):
+                with _translate_hub_errors(repo):
                     api.snapshot_download(repo, allow_patterns=[f"{tag}/*"], local_dir=str(scratch))
                 if not (scratch / tag).is_dir():
                     hint = f"list the files of {repo} on the hub"
                     raise MissingBlobError(f"{repo} has no bundle {tag}", hint=hint)
                 return pull_directory(store, scratch / tag)
         path, _, digest = address.partition("@sha256:")
-        return pull_directory(store, _directory(path), f"sha256:{digest}" if digest else None)
+        return pull_directory(store, _parse_directory(path), f"sha256:{digest}" if digest else None)
     except (DigestMismatchError, MissingBlobError) as error:
-        if error.hint == error.default_hint:  # which repairs a stored bundle
-            hint = "pull it from another source, or push it again from where it is whole: coldstart push REF ADDRESS"
+        if error.hint == error.default_hint:  # The default hint is for a bundle in the store.
+            hint = "pull it from another source, or push an intact copy again: coldstart push REF ADDRESS"
             error.hint = hint
         raise
 
 
-def is_address(archive: Path) -> bool:
-    """Return whether the name of an archive starts with a scheme. `Path` has reduced oci://HOST to oci:/HOST."""
+def looks_like_address(archive: Path) -> bool:
+    """Return whether the path of an archive starts with a scheme. `Path` shortens oci://HOST to oci:/HOST."""
     return re.match(f"{_SCHEME.pattern}/", str(archive)) is not None and not os.path.lexists(archive)
 
 
-def _directory(address: str) -> Path:
-    """Return the directory of an address. Raises InvalidReferenceError for what is probably none: a registry, or a scheme."""
+def _parse_directory(address: str) -> Path:
+    """Return the directory of an address.
+
+    Raises InvalidReferenceError if the address is probably a registry or has a scheme.
+    """
     if os.path.lexists(address):
         return Path(address)
-    exact = f"for a directory of this name: {shlex.quote(f'./{address}')}"
+    exact = f"for a directory with this name: {shlex.quote(f'./{address}')}"
     if _REGISTRY.fullmatch(address):
         raise InvalidReferenceError(
-            f"the address {address} names a registry, and has no scheme", hint=f"{OCI}{address}; {exact}"
+            f"the address {address} is a registry without a scheme", hint=f"{OCI}{address}; {exact}"
         )
     if scheme := _SCHEME.match(address.strip()):
         raise InvalidReferenceError(
             f"unknown scheme {scheme[0]} in the address {address}",
-            hint=f"write {OCI}HOST/NAME[:TAG] or {HUB}ORG/REPO[:TAG]; {exact}",
+            hint=f"use {OCI}HOST/NAME[:TAG] or {HUB}ORG/REPO[:TAG]; {exact}",
         )
     return Path(address)
 
 
-def _repository(address: str) -> Repository:
-    from coldstart.artifacts.oci_registry import repository
+def _parse_repository(address: str) -> Repository:
+    from coldstart.artifacts.oci_registry import parse_repository
 
-    return repository(address.removeprefix(OCI))
+    return parse_repository(address.removeprefix(OCI))
 
 
 @contextmanager
-def _hub(address: str) -> Iterator[tuple[Any, str, str, Path]]:
-    """Yield a client of the hub, the repository and the tag of hf://ORG/REPO[:TAG], and an empty directory.
+def _open_hub(address: str) -> Iterator[tuple[Any, str, str, Path]]:
+    """Yield a hub client, the repository and tag of hf://ORG/REPO[:TAG], and an empty temporary directory.
 
     Raises InvalidReferenceError.
     """
@@ -125,14 +128,14 @@ def _hub(address: str) -> Iterator[tuple[Any, str, str, Path]]:
 
     reference = address.removeprefix(HUB)
     if not (matched := _HUB_REFERENCE.fullmatch(reference)):
-        raise InvalidReferenceError(f"{reference!r} is not a hub repository", hint="write ORG/REPO[:TAG]")
+        raise InvalidReferenceError(f"{reference!r} is not a hub repository", hint="use ORG/REPO[:TAG]")
     with tempfile.TemporaryDirectory(prefix="coldstart-hub-") as scratch:
         yield HfApi(), matched["repo"], matched["tag"] or "latest", Path(scratch)
 
 
 @contextmanager
-def _named_errors(repo: str) -> Iterator[None]:
-    """Raise an error of the hub's client as RemoteDeniedError or RemoteFailedError."""
+def _translate_hub_errors(repo: str) -> Iterator[None]:
+    """Raise errors of the hub client as RemoteDeniedError or RemoteFailedError."""
     try:
         yield
     except Exception as error:

@@ -1,11 +1,11 @@
 """Signatures of bundles: ed25519 over the digest of the image manifest, which contains all other digests.
 
-A bundle is trusted when one of its signatures verifies under a public key in the trust directory. The host key is created on
-first use and trusted on its own machine.
+A bundle is trusted if one of its signatures verifies with a public key in the trust directory. A machine's own key is
+created on first use and trusted on that machine.
 
-A signature is a sigstore bundle (v0.3) with a DSSE envelope of an in-toto statement, as `cosign sign --key` writes it. The
-signed bytes are PAE = "DSSEv1 " + len(type) + " " + type + " " + len(body) + " " + body (the DSSE protocol, v1); the body
-contains the digest of the manifest.
+A signature is a sigstore bundle (v0.3) with a DSSE envelope of an in-toto statement, as `cosign sign --key` writes it.
+The signed bytes are PAE = "DSSEv1 " + len(type) + " " + type + " " + len(body) + " " + body (the DSSE protocol, v1); the
+body contains the digest of the manifest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from coldstart.artifacts.errors import (
     ExposedKeyError,
     InvalidNameError,
     InvalidSignatureError,
-    named_os_errors,
+    translate_os_errors,
 )
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.ownership import require_unexposed
@@ -50,33 +50,33 @@ _UNSIGNED = TrustResult(False, None, "the bundle is not signed")
 class HostKey:
     """Private key that signs the bundles of this machine."""
 
-    private: Ed25519PrivateKey
+    private_key: Ed25519PrivateKey
 
     @property
     def fingerprint(self) -> str:
         """Return ed25519:<32 hex digits> of the public key."""
-        return fingerprint(self.private.public_key())
+        return fingerprint(self.private_key.public_key())
 
     @property
     def public_pem(self) -> bytes:
-        """Return the public key (PEM)."""
-        return self.private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        """Return the public key in PEM format."""
+        return self.private_key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     def sign(self, digest: str) -> bytes:
-        """Return the sigstore bundle over a manifest's digest, which cosign and other tools verify with `public_pem`."""
-        body = statement(digest, self.fingerprint)
+        """Return a sigstore bundle that signs a manifest's digest. cosign and other tools verify it with `public_pem`."""
+        body = build_statement(digest, self.fingerprint)
         # cosign's identifier of a key: the digest of its SubjectPublicKeyInfo.
-        info = self.private.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        info = self.private_key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         document = {
             "mediaType": MEDIA_TYPE,
             "verificationMaterial": {
-                "publicKey": {"hint": _b64(sha256(info).digest())},
+                "publicKey": {"hint": _encode_base64(sha256(info).digest())},
                 "tlogEntries": [],
             },
             "dsseEnvelope": {
-                "payload": _b64(body),
+                "payload": _encode_base64(body),
                 "payloadType": PAYLOAD_TYPE,
-                "signatures": [{"sig": _b64(self.private.sign(pae(body)))}],
+                "signatures": [{"sig": _encode_base64(self.private_key.sign(encode_pae(body)))}],
             },
         }
         return canonical.dumps(document)
@@ -87,8 +87,11 @@ def fingerprint(public: Ed25519PublicKey) -> str:
     return f"{ALGORITHM}:{sha256(public.public_bytes_raw()).hexdigest()[:32]}"
 
 
-def statement(digest: str, signer: str | None = None) -> bytes:
-    """Return the in-toto statement about the manifest `digest` (sha256:<hex>). `signer` names the key to readers without it."""
+def build_statement(digest: str, signer: str | None = None) -> bytes:
+    """Build the in-toto statement about the manifest `digest` (sha256:<hex>).
+
+    `signer` identifies the key to readers that do not have it.
+    """
     return canonical.dumps(
         {
             "_type": STATEMENT_TYPE,
@@ -99,43 +102,41 @@ def statement(digest: str, signer: str | None = None) -> bytes:
     )
 
 
-def pae(payload: bytes) -> bytes:
-    """Return DSSE's pre-authentication encoding, the signed bytes."""
+def encode_pae(payload: bytes) -> bytes:
+    """Return the DSSE pre-authentication encoding of `payload`, which is what gets signed."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
-def host_key(state_dir: Path) -> HostKey:
-    """Return the key in `state_dir`, created on first use and added to `trust_dir(state_dir)`.
+def load_host_key(state_dir: Path) -> HostKey:
+    """Load this machine's signing key. On first use, create it in `state_dir` and add it to the trust directory.
 
-    Raises ExposedKeyError for a key that others can read, own or replace, InvalidSignatureError for one that is not an ed25519
-    key; ReadOnlyStoreError, NoSpaceError.
+    Raises ExposedKeyError if other users can read, own or replace it, InvalidSignatureError if it is not an ed25519 key,
+    ReadOnlyStoreError, NoSpaceError.
     """
     path = state_dir / "signing" / "host.pem"
-    with named_os_errors(
-        "creating the signing key", f"let this user write to {state_dir}, or set XDG_STATE_HOME"
-    ):
+    with translate_os_errors("creating the signing key", f"make {state_dir} writable, or set XDG_STATE_HOME"):
         if not path.exists():
             pem = Ed25519PrivateKey.generate().private_bytes(
                 Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
-            files.make_private(path.parent)
-            files.create_once(path, pem, 0o600)
+            files.create_private_directory(path.parent)
+            files.write_once(path, pem, 0o600)
     require_unexposed(path, state_dir)
     key = read_key(path)
-    trust(trust_dir(state_dir), key.public_pem, name="host")
+    add_trusted_key(trust_dir(state_dir), key.public_pem, name="host")
     return key
 
 
 def read_key(path: Path) -> HostKey:
-    """Return the private key in a PEM file.
+    """Read a private key from a PEM file.
 
-    Raises OSError, ExposedKeyError for a file that others can read, and InvalidSignatureError for another kind of key.
+    Raises OSError, ExposedKeyError if other users can read the file, and InvalidSignatureError for another type of key.
     """
     if path.stat().st_mode & 0o077:
-        raise ExposedKeyError(f"{path} can be read by others", hint=f"chmod 600 {shlex.quote(str(path))}")
+        raise ExposedKeyError(f"other users can read {path}", hint=f"chmod 600 {shlex.quote(str(path))}")
     try:
-        private = serialization.load_pem_private_key(files.read_regular(path, LIMITS.signature), None)
+        private = serialization.load_pem_private_key(files.read_regular(path, LIMITS.signature_bytes), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InvalidSignatureError(f"{path.name} is not a private key") from error
     if not isinstance(private, Ed25519PrivateKey):
@@ -148,35 +149,35 @@ def trust_dir(state_dir: Path) -> Path:
     return state_dir / "trust"
 
 
-def public_pem(state_dir: Path) -> bytes:
-    """Return the host's public key, which other hosts add in order to trust this host's bundles."""
-    return host_key(state_dir).public_pem
+def load_public_pem(state_dir: Path) -> bytes:
+    """Return this machine's public key, which other machines add in order to trust its bundles."""
+    return load_host_key(state_dir).public_pem
 
 
-def trust(directory: Path, pem: bytes, *, name: str, source: str | None = None) -> Path:
-    """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub. `source` is the key's name in errors.
+def add_trusted_key(directory: Path, pem: bytes, *, name: str, source: str | None = None) -> Path:
+    """Add a public key (PEM) to the trust directory, as the file NAME-FINGERPRINT.pub. Errors call the key `source`.
 
-    Raises InvalidNameError unless the name is a plain file name, InvalidSignatureError, ExposedKeyError for a directory that
-    others can write to, ReadOnlyStoreError, NoSpaceError.
+    Raises InvalidNameError unless `name` is a plain file name, InvalidSignatureError, ExposedKeyError if other users can
+    write to the directory, ReadOnlyStoreError, NoSpaceError.
     """
     if not _NAME.fullmatch(name):
         raise InvalidNameError(
-            f"invalid name {name[:200]!r} of a key: expected up to 64 letters, digits and . _ -, not . or - first"
+            f"invalid key name {name[:200]!r}: expected up to 64 letters, digits, '.', '_' or '-', not starting with '.' or '-'"
         )
-    mark = fingerprint(_load_public(pem, source or name)).removeprefix(f"{ALGORITHM}:")
-    path = directory / f"{name}-{mark}.pub"
+    digits = fingerprint(_load_public(pem, source or name)).removeprefix(f"{ALGORITHM}:")
+    path = directory / f"{name}-{digits}.pub"
     require_unexposed(directory, directory.parent)
-    with named_os_errors("trusting a key"):
-        files.make_private(directory)
+    with translate_os_errors("trusting a key"):
+        files.create_private_directory(directory)
         if not path.exists():
             files.write_atomic(path, pem)
     return path
 
 
 def read_trusted(path: Path, state_dir: Path) -> Ed25519PublicKey:
-    """Return a key of the trust directory. Raises ExposedKeyError, InvalidSignatureError, NotRegularError and OSError."""
+    """Read a key of the trust directory. Raises ExposedKeyError, InvalidSignatureError, NotRegularError and OSError."""
     require_unexposed(path, state_dir)
-    return _load_public(files.read_regular(path, LIMITS.signature), path.name)
+    return _load_public(files.read_regular(path, LIMITS.signature_bytes), path.name)
 
 
 def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
@@ -184,7 +185,7 @@ def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
         key = serialization.load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise InvalidSignatureError(
-            f"{name} is not a public key in PEM", hint="remove or replace it"
+            f"{name} is not a public key in PEM format", hint="remove or replace it"
         ) from error
     if not isinstance(key, Ed25519PublicKey):
         raise InvalidSignatureError(f"{name} is not an ed25519 key", hint="remove or replace it")
@@ -193,26 +194,23 @@ def _load_public(pem: bytes, name: str) -> Ed25519PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class TrustStore:
-    """Directory of *.pub files that no other user can change; call it with a bundle, or pass it to Bundle.extract."""
+    """Directory of *.pub files that no other user can change. Its instances are trust checks for Bundle.extract_section."""
 
     directory: Path
 
     def __call__(self, bundle: Bundle) -> TrustResult:
-        """Return whether a trusted key signed `bundle`.
-
-        A bad signature raises no error: the result has the reason.
-        """
-        results = self.each(bundle)
+        """Return whether a trusted key signed `bundle`. An invalid signature raises no error; the result has the reason."""
+        results = self.verify_signatures(bundle)
         return next((one for one in results if one.ok), results[0] if results else _UNSIGNED)
 
-    def each(self, bundle: Bundle) -> list[TrustResult]:
-        """Return the result of every signature about `bundle`."""
+    def verify_signatures(self, bundle: Bundle) -> list[TrustResult]:
+        """Return the result for each signature about `bundle`."""
         state = self.directory.parent
         require_unexposed(self.directory, state)
         trusted = [read_trusted(path, state) for path in sorted(self.directory.glob("*.pub"))]
         keys = {fingerprint(key): key for key in trusted}
-        found = bundle.layout.signatures(bundle.descriptor)
-        return [verify(document, bundle.digest, keys) for document in found]
+        documents = bundle.layout.signatures(bundle.descriptor)
+        return [verify_signature(document, bundle.digest, keys) for document in documents]
 
 
 class _Signature(msgspec.Struct):
@@ -245,13 +243,13 @@ class _Statement(msgspec.Struct, rename={"type": "_type", "predicate_type": "pre
     predicate: _Predicate | None = None
 
 
-def verify(document: bytes, digest: str, keys: Mapping[str, Ed25519PublicKey]) -> TrustResult:
+def verify_signature(document: bytes, digest: str, keys: Mapping[str, Ed25519PublicKey]) -> TrustResult:
     """Return whether one of `keys` signed the document about the manifest `digest`.
 
-    The name of the signer in a document that no key verifies proves nothing.
+    The name of a signer is not trustworthy if no key verifies the document.
     """
-    if len(document) > LIMITS.signature:
-        return TrustResult(False, None, f"the signature has more than {LIMITS.signature} bytes")
+    if len(document) > LIMITS.signature_bytes:
+        return TrustResult(False, None, f"the signature is larger than {LIMITS.signature_bytes} bytes")
     try:
         read = msgspec.json.decode(document, type=_Document)
         envelope = read.dsse_envelope
@@ -260,22 +258,22 @@ def verify(document: bytes, digest: str, keys: Mapping[str, Ed25519PublicKey]) -
         body = msgspec.json.decode(envelope.payload, type=_Statement)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         return TrustResult(False, None, f"the signature is malformed: {error}")
-    said = (body.type, body.predicate_type, body.subject[0].digest)
-    if said != (STATEMENT_TYPE, PREDICATE_TYPE, {"sha256": digest.removeprefix("sha256:")}):
+    stated = (body.type, body.predicate_type, body.subject[0].digest)
+    if stated != (STATEMENT_TYPE, PREDICATE_TYPE, {"sha256": digest.removeprefix("sha256:")}):
         return TrustResult(False, None, "the signature is about another bundle")
-    signed = pae(envelope.payload)
+    signed = encode_pae(envelope.payload)
     for name, key in keys.items():
-        if any(_verifies(key, one.sig, signed) for one in envelope.signatures):
+        if any(_is_valid(key, one.sig, signed) for one in envelope.signatures):
             return TrustResult(True, name, f"signed by {name}")
-    stated = body.predicate.signer if body.predicate else None
-    if stated in keys:
-        return TrustResult(False, stated, "the signature does not verify")
-    if stated is None or not _FINGERPRINT.fullmatch(stated):
+    signer = body.predicate.signer if body.predicate else None
+    if signer in keys:
+        return TrustResult(False, signer, "the signature is invalid")
+    if signer is None or not _FINGERPRINT.fullmatch(signer):
         return TrustResult(False, None, "its signer is not a trusted key")
-    return TrustResult(False, stated, f"its signer {stated} is not a trusted key")
+    return TrustResult(False, signer, f"its signer {signer} is not a trusted key")
 
 
-def _verifies(key: Ed25519PublicKey, signature: bytes, signed: bytes) -> bool:
+def _is_valid(key: Ed25519PublicKey, signature: bytes, signed: bytes) -> bool:
     try:
         key.verify(signature, signed)
     except CryptographyMismatch:
@@ -283,5 +281,5 @@ def _verifies(key: Ed25519PublicKey, signature: bytes, signed: bytes) -> bool:
     return True
 
 
-def _b64(data: bytes) -> str:
+def _encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()

@@ -1,6 +1,6 @@
-"""Store of bundles: an OCI image layout that many processes read and write at the same time.
+"""Bundle store: an OCI image layout that several processes read and write at the same time.
 
-A reader needs no write permission and takes no lock. Versions of a model's name increase and remain until they are pruned.
+Readers need no write permission and take no lock. Versions of a model's name increase, and remain until they are pruned.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from coldstart.artifacts import files, oci
-from coldstart.artifacts.bundle import Bundle, Trust, best_first
+from coldstart.artifacts.bundle import Bundle, TrustCheck, sort_best_first
 from coldstart.artifacts.errors import NO_BUNDLE, AmbiguousReferenceError, BundleError, InvalidReferenceError
-from coldstart.artifacts.key import Key, Mismatch, diff
+from coldstart.artifacts.key import Key, Mismatch, compare_keys
 from coldstart.artifacts.oci_layout import OciLayout, is_bundle
 
 if TYPE_CHECKING:
     # Modules of writers are imported in functions, because readers start servers and must be fast.
     from coldstart.artifacts.oci_layout import BundleSource
     from coldstart.artifacts.prune import PruneReport
-    from coldstart.artifacts.writer import Draft
+    from coldstart.artifacts.writer import BundleDraft
 Bundles = list[Bundle]
 Mismatches = list[Mismatch]
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
@@ -31,9 +31,10 @@ _VERSIONED = re.compile(r"(?P<name>[^@]+?):v(?P<version>[1-9]\d{0,8})")
 
 
 class BundleNotFoundError(BundleError):
-    """Missing bundle: none, or no trusted one, has the wanted key or reference.
+    """No bundle, or no trusted one, has the wanted key or reference.
 
-    `nearest` is the most similar bundle of the same model, `untrusted` the newest of the wanted key; None if there is none.
+    `nearest` is the most similar bundle of the same model with its mismatches, and `untrusted` the newest untrusted
+    bundle with the wanted key. Each is None if there is none.
     """
 
     exit_code = NO_BUNDLE
@@ -55,81 +56,87 @@ class BundleNotFoundError(BundleError):
 
 
 class Store:
-    """Directory of bundles. Nothing is opened or created before a method needs it."""
+    """Directory of bundles, which is opened or created only when a method needs it."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
         self.layout = OciLayout(self.root)
 
     @contextmanager
-    def begin(self, key: Key) -> Iterator[Draft]:
-        """Open a draft for `key`.
+    def open_draft(self, key: Key) -> Iterator[BundleDraft]:
+        """Open a draft of a bundle for `key`. A draft that is not published when the block ends is discarded.
 
-        A draft that is not published when the block ends is discarded. Raises ReadOnlyStoreError, NoSpaceError.
+        Raises ReadOnlyStoreError, NoSpaceError.
         """
-        from coldstart.artifacts.writer import Draft, staging
+        from coldstart.artifacts.writer import BundleDraft, open_staging
 
-        with staging(self.layout) as place:
-            yield Draft(key, place)
+        with open_staging(self.layout) as staging:
+            yield BundleDraft(key, staging)
 
     @contextmanager
-    def lock(self, key: Key) -> Iterator[None]:
-        """Hold the lock of the key: one of several processes builds the bundle, and the others wait and find it.
+    def lock_key(self, key: Key) -> Iterator[None]:
+        """Hold the lock of `key`, so that one process builds the bundle while others wait and then find it.
 
-        publish() does not need it. Raises ReadOnlyStoreError.
+        BundleDraft.publish does not require the lock. Raises ReadOnlyStoreError.
         """
         self.layout.create()
-        with files.locked(self.layout.private / "locks" / f"{key.digest.removeprefix('sha256:')}.lock"):
+        with files.hold_lock(
+            self.layout.private_dir / "locks" / f"{key.digest.removeprefix('sha256:')}.lock"
+        ):
             yield
 
-    def list(self) -> Bundles:
-        """Return every bundle in order of publication, without opening a manifest that the index describes."""
+    def list_bundles(self) -> Bundles:
+        """Return all bundles in order of publication. Manifests are opened only if the index does not describe them."""
         return [
-            Bundle(self.layout, entry) for entry in self.layout.entries() if is_bundle(self.layout, entry)
+            Bundle(self.layout, entry)
+            for entry in self.layout.read_entries()
+            if is_bundle(self.layout, entry)
         ]
 
-    def find(self, key: Key, *, name: str | None = None, trust: Trust | None = None) -> Bundle:
-        """Return the newest version for `key` that `trust` accepts (None: every signer) and this release can read.
+    def find_by_key(self, key: Key, *, name: str | None = None, trust: TrustCheck | None = None) -> Bundle:
+        """Return the newest version for `key` that `trust` accepts (None: any signer) and this version of coldstart can read.
 
-        With `name`, bundles of that name also count as the same model. Raises BundleNotFoundError, and the error of
-        Bundle.manifest
-        if no version can be read.
+        Bundles called `name` count as bundles of the same model in the error's `nearest`. Raises BundleNotFoundError, and
+        the error of Bundle.manifest if no version can be read.
         """
-        candidates = [bundle for bundle in self.list() if bundle.identity[1] == key.digest]
+        candidates = [bundle for bundle in self.list_bundles() if bundle.identity[1] == key.digest]
         if not candidates:
-            raise BundleNotFoundError(f"no bundle for key {key.short}", self._nearest(key, name, trust))
-        best = best_first(candidates, trust)[0]
-        if best.problem is not None:
-            raise best.problem
+            raise BundleNotFoundError(f"no bundle for key {key.short}", self._find_nearest(key, name, trust))
+        best = sort_best_first(candidates, trust)[0]
+        if best.read_error is not None:
+            raise best.read_error
         if not best.trust.ok:
             message = f"no trusted bundle for key {key.short}: {best.trust.reason}"
-            raise BundleNotFoundError(message, self._nearest(key, name, trust), best.bundle)
+            raise BundleNotFoundError(message, self._find_nearest(key, name, trust), best.bundle)
         return best.bundle
 
-    def get(self, ref: str, *, trust: Trust | None = None, one_key: bool = False) -> Bundle:
-        """Return the bundle for NAME, NAME:vN, NAME@sha256:..., a ref name, or a manifest or key digest prefix.
+    def find_by_reference(
+        self, ref: str, *, trust: TrustCheck | None = None, require_one_key: bool = False
+    ) -> Bundle:
+        """Return the bundle for NAME, NAME:vN, NAME@sha256:..., a ref name, or a prefix of a manifest or key digest.
 
-        A digest prefix has at least 12 hex digits. Of several versions the best: one that `trust` accepts before one that
-        it does not. With `one_key`, a NAME whose versions have several keys is ambiguous. Raises BundleNotFoundError,
-        AmbiguousReferenceError, or InvalidReferenceError.
+        A prefix has at least 12 hex digits. Among several versions, one that `trust` accepts is better, then the newest.
+        With `require_one_key`, a NAME whose versions have different keys is ambiguous.
+
+        Raises BundleNotFoundError, AmbiguousReferenceError or InvalidReferenceError.
         """
-        bundles = self.list()
-        matches = self._matching(ref, bundles)
+        bundles = self.list_bundles()
+        matches = self._match_reference(ref, bundles)
         if not matches:
             known = (
-                "see the bundles of this store: coldstart list; or fetch it: coldstart pull ADDRESS"
+                "list the bundles of this store: coldstart list; or fetch the bundle: coldstart pull ADDRESS"
                 if bundles
                 else None
             )
-            archive = f"coldstart import {shlex.quote(ref)}" if files.is_file(ref) else None
+            archive = f"coldstart import {shlex.quote(ref)}" if files.is_existing_file(ref) else None
             name = ref.partition("@")[0] if "@" in ref else ref.rpartition(":")[0]
             versions = sorted({bundle.version for bundle in bundles if bundle.identity[0] == name})
-            existing = f": {name} has {', '.join(f'v{one}' for one in versions)}" if versions else ""
+            existing = f": {name} has {', '.join(f'v{version}' for version in versions)}" if versions else ""
             raise BundleNotFoundError(f"no bundle matches {ref!r}{existing}", hint=archive or known)
-        if len(matches) > 1 and not _newest_wins(ref, matches, one_key):
-            lines = [f"{ref!r} names {len(matches)} bundles", *map(_choice, matches)]
+        if len(matches) > 1 and not _selects_newest(ref, matches, require_one_key):
+            lines = [f"{ref!r} matches {len(matches)} bundles", *map(_format_choice, matches)]
             raise AmbiguousReferenceError(lines)
-        return best_first(matches, trust)[0].bundle if len(matches) > 1 else matches[0]
+        return sort_best_first(matches, trust)[0].bundle if len(matches) > 1 else matches[0]
 
     def prune(
         self,
@@ -137,29 +144,29 @@ class Store:
         *,
         drop: Sequence[Bundle] = (),
         dry_run: bool = False,
-        trust: Trust | None = None,
+        trust: TrustCheck | None = None,
     ) -> PruneReport:
-        """Retain the best `keep` versions of each key (None: all) except `drop`; remove files that nothing refers to.
+        """Remove all but the best `keep` versions of each key (None: keep all), the bundles in `drop`, and unreferenced files.
 
-        A bundle that `trust` accepts is better than any that it does not. Raises ReadOnlyStoreError.
+        Bundles that `trust` accepts are better than others. Raises ReadOnlyStoreError.
         """
         from coldstart.artifacts import prune
 
         return prune.prune(self.layout, keep, drop, trust, dry_run=dry_run)
 
-    def receive(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
+    def receive_bundle(self, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
         """Copy a bundle from another store, an archive, a registry or the hub."""
-        from coldstart.artifacts.writer import receive
+        from coldstart.artifacts.writer import receive_bundle
 
-        return receive(self.layout, source, descriptor)
+        return receive_bundle(self.layout, source, descriptor)
 
-    def _matching(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
+    def _match_reference(self, ref: str, bundles: Sequence[Bundle]) -> Bundles:
         if "@" in ref:
             name, _, digest = ref.partition("@")
             if not _PREFIX.fullmatch(digest):
                 raise InvalidReferenceError(f"{ref!r} does not end with sha256: and at least 12 hex digits")
             return [b for b in bundles if b.identity[0] == name and b.digest.startswith(digest)]
-        if named := _by_name(ref, bundles):
+        if named := _find_by_name(ref, bundles):
             return named
         if matched := _HEX.fullmatch(ref):
             prefix = f"sha256:{matched[1]}"
@@ -168,20 +175,22 @@ class Store:
             raise InvalidReferenceError(f"{ref!r} is not a reference")
         return []
 
-    def _nearest(self, key: Key, name: str | None, trust: Trust | None) -> tuple[Bundle, Mismatches] | None:
+    def _find_nearest(
+        self, key: Key, name: str | None, trust: TrustCheck | None
+    ) -> tuple[Bundle, Mismatches] | None:
         candidates = []
-        for bundle in self.list():
+        for bundle in self.list_bundles():
             try:
                 found = bundle.key
             except BundleError:
-                continue  # validate reports a damaged bundle
-            if found != key and _same_model(key, name, bundle) and (trust is None or trust(bundle).ok):
-                candidates.append((bundle, diff(key, found)))
+                continue  # The command `validate` reports damaged bundles.
+            if found != key and _is_same_model(key, name, bundle) and (trust is None or trust(bundle).ok):
+                candidates.append((bundle, compare_keys(key, found)))
         return min(candidates, key=lambda pair: len(pair[1]), default=None)
 
 
-def _newest_wins(ref: str, matches: Sequence[Bundle], one_key: bool) -> bool:
-    """Return whether `ref` is a name, or the prefix of one key."""
+def _selects_newest(ref: str, matches: Sequence[Bundle], one_key: bool) -> bool:
+    """Return whether `ref` is a model's name, or a prefix of one key, and thus means the newest version."""
     identities = [bundle.identity for bundle in matches]
     several_keys = len({key for _, key in identities}) > 1
     if all(name == ref for name, _ in identities):
@@ -190,7 +199,7 @@ def _newest_wins(ref: str, matches: Sequence[Bundle], one_key: bool) -> bool:
     return not several_keys and prefix is not None and identities[0][1].startswith(f"sha256:{prefix[1]}")
 
 
-def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
+def _find_by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
     if named := [b for b in bundles if ref in (b.identity[0], b.descriptor.annotations.get(oci.REF_NAME))]:
         return named
     if matched := _VERSIONED.fullmatch(ref):
@@ -200,8 +209,8 @@ def _by_name(ref: str, bundles: Sequence[Bundle]) -> Bundles:
     return []
 
 
-def _choice(bundle: Bundle) -> str:
-    """Return a version, its reference by digest, and the arguments that tell it from others of its name."""
+def _format_choice(bundle: Bundle) -> str:
+    """Return one line with the version, the digest reference and the recorded vLLM arguments of a bundle."""
     try:
         recorded = " ".join(bundle.manifest.provenance.arguments) or "no arguments"
     except BundleError as error:
@@ -209,7 +218,7 @@ def _choice(bundle: Bundle) -> str:
     return f"{bundle.identity[0] or '?'}:v{bundle.version}  {bundle.identity[0]}@{bundle.digest[:19]}  {recorded}"
 
 
-def _same_model(key: Key, name: str | None, bundle: Bundle) -> bool:
+def _is_same_model(key: Key, name: str | None, bundle: Bundle) -> bool:
     if name is not None and bundle.name == name:
         return True
     model = {field: value for field, value in key.fields.items() if field.startswith("model.")}

@@ -1,8 +1,8 @@
-"""Directories as one solid tar.zst: equal trees give equal bytes (names sorted, no times, no owners).
+"""Pack a directory into one tar.zst, and unpack it. Equal trees give equal bytes (sorted names, no times, no owners).
 
-Python's `tarfile` reads and writes the headers. This module limits what an archive may cost and describe, because `inspect` and
-`validate` also read the trees of untrusted bundles. The extracted directory appears complete or not at all, and only after
-the digest of the blob was checked.
+Python's `tarfile` reads and writes the headers. This module limits the size and content of an archive, because `inspect`
+and `validate` also read the trees of untrusted bundles. An extracted directory appears complete or not at all, and only
+after the digest of the blob was verified.
 """
 
 from __future__ import annotations
@@ -29,33 +29,35 @@ from coldstart.artifacts.errors import (
     UnsafeLinkError,
     UnsafeMemberError,
     UnsafePathError,
-    named_os_errors,
+    translate_os_errors,
 )
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.oci import Descriptor
 
-END = b"\0" * (2 * tarfile.BLOCKSIZE)
+TAR_END = b"\0" * (2 * tarfile.BLOCKSIZE)
 _LEVEL, _WINDOW = 10, 1 << 27
-BROKEN = (tarfile.TarError, ValueError, ArithmeticError, LookupError, TypeError, RecursionError)
+MALFORMED_TAR_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, LookupError, TypeError, RecursionError)
 """Errors that `tarfile` raises for a malformed header."""
 
 
 class Readable(Protocol):
-    """Object with a binary read."""
+    """Object with a binary `read` method."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Member(NamedTuple):
-    """Member of a tree; `size` in bytes."""
+    """File or directory in a tree, with its size in bytes."""
 
     name: str
     size: int
     is_directory: bool
 
 
-def describe(name: str, size: int = 0, *, is_directory: bool = False, executable: bool = False) -> TarInfo:
-    """Return a member without time, owner or user name; `size` in bytes."""
+def build_tar_header(
+    name: str, size: int = 0, *, is_directory: bool = False, executable: bool = False
+) -> TarInfo:
+    """Return a header without time, owner and user name. `size` is in bytes."""
     info = TarInfo(name)
     info.size = size
     info.type = tarfile.DIRTYPE if is_directory else tarfile.REGTYPE
@@ -63,50 +65,50 @@ def describe(name: str, size: int = 0, *, is_directory: bool = False, executable
     return info
 
 
-def open_writer(sink: object) -> tarfile.TarFile:
-    """Return a writer of members to `sink`; the caller writes `END`, because `close` would pad the archive."""
+def open_tar_writer(sink: object) -> tarfile.TarFile:
+    """Return a tar writer. The caller writes `TAR_END` to `sink` instead of calling `close`, which would pad the archive."""
     file = cast("IO[bytes]", sink)
     return tarfile.TarFile(
         fileobj=file, mode="w", format=tarfile.PAX_FORMAT, errors="strict", copybufsize=1 << 20
     )
 
 
-def pack(directory: Path, sink: BinaryIO) -> None:
-    """Write `directory` to `sink`.
+def pack_tree(directory: Path, sink: BinaryIO) -> None:
+    """Write `directory` to `sink` as tar.zst.
 
-    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, InvalidTreeError (a file changed).
+    Raises UnsafeLinkError, UnsafeMemberError, UnsafePathError, or InvalidTreeError if a file changed meanwhile.
     """
     if not directory.is_dir():
         raise InvalidTreeError(f"{directory.name} is not a directory", hint="specify an existing directory")
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False)
     with compressor.stream_writer(sink, closefd=False) as writer:
-        archive = open_writer(writer)
-        for name in sorted(_names(directory, "")):
-            _add(archive, directory / name, name)
+        archive = open_tar_writer(writer)
+        for name in sorted(_walk_names(directory, "")):
+            _add_member(archive, directory / name, name)
             archive.members.clear()  # type: ignore[attr-defined]  # Each header would remain in memory.
-        writer.write(END)
+        writer.write(TAR_END)
 
 
-def _names(directory: Path, above: str) -> Iterator[str]:
-    """Yield the name of each entry, relative to the packed directory; `above` is that of `directory` and a slash."""
+def _walk_names(directory: Path, prefix: str) -> Iterator[str]:
+    """Yield `prefix` + relative path of each entry below `directory`."""
     for entry in os.scandir(directory):
-        name = above + entry.name
+        name = prefix + entry.name
         _check_name(name)
         yield name
         if entry.is_dir(follow_symlinks=False):
-            yield from _names(Path(entry.path), f"{name}/")
+            yield from _walk_names(Path(entry.path), f"{name}/")
 
 
-def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
+def _add_member(archive: tarfile.TarFile, path: Path, name: str) -> None:
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         raise UnsafeLinkError(f"{name} is a link", hint="resolve the links in a copy of the tree")
     if stat.S_ISDIR(status.st_mode):
-        archive.addfile(describe(name, is_directory=True))
+        archive.addfile(build_tar_header(name, is_directory=True))
         return
     if not stat.S_ISREG(status.st_mode):
         raise UnsafeMemberError(f"{name} is neither a file nor a directory", hint="remove it from the tree")
-    info = describe(name, status.st_size, executable=bool(status.st_mode & 0o100))
+    info = build_tar_header(name, status.st_size, executable=bool(status.st_mode & 0o100))
     try:
         with files.open_regular(path) as file:
             archive.addfile(info, file)
@@ -114,24 +116,24 @@ def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
         if error.errno is not None:
             raise
         raise InvalidTreeError(
-            f"{name} shrank while it was read", hint="stop the programs that write to the tree"
+            f"{name} shrank while it was read", hint="stop the programs that write to it, then try again"
         ) from error
 
 
-class _Bounded:
-    """Stream for `tarfile`, which reads a header of any declared size at once: read forward, up to `budget` bytes."""
+class _BoundedReader:
+    """Forward-only stream for `tarfile` that ends with ArchiveBombError after `budget` bytes or at an oversized header."""
 
     def __init__(self, source: Readable, budget: int) -> None:
         self._source, self._left, self._at, self.block = source, budget, 0, b""
 
     def read(self, size: int) -> bytes:
-        if size > LIMITS.pax_header:
-            raise ArchiveBombError(f"a tar header of more than {LIMITS.pax_header} bytes")
+        if size > LIMITS.pax_header_bytes:
+            raise ArchiveBombError(f"a tar header is larger than {LIMITS.pax_header_bytes} bytes")
         self.block = data = self._source.read(min(size, self._left + 1))
         self._left -= len(data)
         self._at += len(data)
         if self._left < 0:
-            raise ArchiveBombError("the section unpacks to more bytes than allowed")
+            raise ArchiveBombError("the unpacked section exceeds the size limit")
         return data
 
     def tell(self) -> int:
@@ -140,44 +142,44 @@ class _Bounded:
     def seek(self, position: int) -> None:
         if position < self._at:
             raise InvalidTreeError("a tar header has a negative size")
-        for _ in self.body(position - self._at):
+        for _ in self.read_body(position - self._at):
             pass
 
-    def body(self, size: int) -> Iterator[bytes]:
+    def read_body(self, size: int) -> Iterator[bytes]:
         """Yield the next `size` bytes. Raises InvalidTreeError if the stream is shorter."""
         while size:
-            if not (data := self.read(min(LIMITS.pax_header, size))):
-                raise InvalidTreeError("the tar stream ends inside a member")
+            if not (data := self.read(min(LIMITS.pax_header_bytes, size))):
+                raise InvalidTreeError("the tar stream ends within a file")
             size -= len(data)
             yield data
 
 
-def scan(reader: VerifiedReader, entry: Descriptor) -> list[Member]:
-    """Read a tree to its end without writing and return its members. Raises the errors of `extract`."""
-    return _read(reader, entry, None)
+def list_members(reader: VerifiedReader, entry: Descriptor) -> list[Member]:
+    """Read a tree to its end without unpacking it, and return its members. Raises the errors of `extract_tree`."""
+    return _read_tree(reader, entry, None)
 
 
-def extract(reader: VerifiedReader, entry: Descriptor, dest: Path) -> int:
-    """Unpack to the new directory `dest` and return the number of members.
+def extract_tree(reader: VerifiedReader, entry: Descriptor, dest: Path) -> int:
+    """Unpack a tree into the new directory `dest` and return the number of members.
 
-    Raises DestinationExistsError, DigestMismatchError, ArchiveBombError, InvalidTreeError, UnsafePathError, UnsafeLinkError,
-    UnsafeMemberError, DuplicateMemberError, NoSpaceError, ReadOnlyStoreError.
+    Raises DestinationExistsError, DigestMismatchError, ArchiveBombError, InvalidTreeError, UnsafePathError,
+    UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, NoSpaceError, ReadOnlyStoreError.
     """
     if os.path.lexists(dest):
         raise DestinationExistsError(f"{dest.name} exists already")
     partial = dest.with_name(f".{dest.name}.{uuid4().hex}.partial")
-    with named_os_errors(f"extracting {entry.type}"):
+    with translate_os_errors(f"extracting {entry.section_type}"):
         partial.mkdir(parents=True)
         try:
-            members = _read(reader, entry, partial)
+            members = _read_tree(reader, entry, partial)
             partial.rename(dest)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return len(members)
 
 
-def _read(reader: VerifiedReader, entry: Descriptor, target: Path | None) -> list[Member]:
-    budget = min(LIMITS.tree, max(LIMITS.ratio_floor, LIMITS.tree_ratio * entry.size))
+def _read_tree(reader: VerifiedReader, entry: Descriptor, target: Path | None) -> list[Member]:
+    budget = min(LIMITS.tree_bytes, max(LIMITS.ratio_floor_bytes, LIMITS.tree_ratio * entry.size))
     decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
     stream = decompressor.stream_reader(cast("IO[bytes]", reader), read_across_frames=True, closefd=False)
     try:
@@ -185,70 +187,70 @@ def _read(reader: VerifiedReader, entry: Descriptor, target: Path | None) -> lis
     except zstandard.ZstdError as error:
         raise InvalidTreeError(f"malformed zstd stream: {error}") from error
     finally:
-        # Damage shows first as a malformed stream; the digest distinguishes damage from malice.
+        # A damaged blob raises DigestMismatchError here, which replaces the error of the malformed stream.
         reader.drain()
 
 
 def read_tar(source: Readable, budget: int, target: Path | None = None) -> list[Member]:
-    """Return the members of a tar stream of up to `budget` bytes, written below the directory `target` if there is one.
+    """Read a tar stream of up to `budget` bytes and return its members. If `target` is set, write them below that directory.
 
     Raises InvalidTreeError, UnsafePathError, UnsafeLinkError, UnsafeMemberError, DuplicateMemberError, ArchiveBombError.
     """
-    stream, members = _Bounded(source, budget), list[Member]()
-    for info in _members(stream):
+    stream, members = _BoundedReader(source, budget), list[Member]()
+    for info in _iterate_members(stream):
         members.append(Member(info.name, info.size, info.isdir()))
         if target is None:
             continue
         if info.isdir():
             (target / info.name).mkdir()
             continue
-        with files.create(target / info.name, 0o755 if info.mode & 0o100 else 0o644) as file:
-            for data in stream.body(info.size):
+        with files.create_file(target / info.name, 0o755 if info.mode & 0o100 else 0o644) as file:
+            for data in stream.read_body(info.size):
                 file.write(data)
     return members
 
 
-def _members(stream: _Bounded) -> Iterator[TarInfo]:
-    """Yield each member in order. A directory comes before what it contains, so names cannot conflict."""
+def _iterate_members(stream: _BoundedReader) -> Iterator[TarInfo]:
+    """Yield each header in order. A directory comes before its entries, so names cannot conflict."""
     is_directory, length = {"": True}, 0
     try:
         archive = tarfile.TarFile(fileobj=cast("IO[bytes]", stream), encoding="utf-8", errors="strict")
         while (info := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # Each header would remain in memory.
-            _check(info)
+            _check_header(info)
             if info.name in is_directory:
                 raise DuplicateMemberError(f"{info.name!r} appears twice")
             if not is_directory.get(info.name.rpartition("/")[0]):
-                raise UnsafePathError(f"{info.name[:200]!r} is in no directory of the tree")
+                raise UnsafePathError(f"{info.name[:200]!r} is not in a directory of the tree")
             is_directory[info.name] = info.isdir()
             length += len(info.name) + info.offset_data - info.offset - tarfile.BLOCKSIZE
             if len(is_directory) > LIMITS.tree_members + 1:
-                raise ArchiveBombError(f"more than {LIMITS.tree_members} members")
-            if length > LIMITS.tree_names:
-                raise ArchiveBombError(f"the names of the members have more than {LIMITS.tree_names} bytes")
+                raise ArchiveBombError(f"the tree has more than {LIMITS.tree_members} entries")
+            if length > LIMITS.tree_name_bytes:
+                raise ArchiveBombError(f"the names in the tree take more than {LIMITS.tree_name_bytes} bytes")
             yield info
     except BundleError:
         raise
-    except BROKEN as error:
+    except MALFORMED_TAR_ERRORS as error:
         raise InvalidTreeError(f"malformed tar stream: {error}") from error
     if not stream.block or stream.block.strip(b"\0"):  # `next` ends silently at a damaged header.
         raise InvalidTreeError("the tar stream is damaged or cut short")
 
 
-def _check(info: TarInfo) -> None:
+def _check_header(info: TarInfo) -> None:
     if info.issym() or info.islnk():
         raise UnsafeLinkError(f"{info.name[:200]!r} is a link")
     is_sparse = info.sparse is not None or any(name.startswith("GNU.sparse") for name in info.pax_headers)
     if is_sparse or not (info.isdir() or info.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
-        raise UnsafeMemberError(f"{info.name[:200]!r} is a special file, which a tree may not contain")
+        raise UnsafeMemberError(f"{info.name[:200]!r} is a special file, which a tree must not contain")
     if info.size < 0 or (info.isdir() and info.size):
-        raise InvalidTreeError(f"{info.name[:200]!r} has the size {info.size}")
+        raise InvalidTreeError(f"{info.name[:200]!r} has the invalid size {info.size}")
     _check_name(info.name)
 
 
 def _check_name(name: str) -> None:
-    """Raise UnsafePathError unless `name` is relative, plain and short."""
-    parts = name.split("/") if len(name) <= LIMITS.path else []
+    """Raise UnsafePathError unless `name` is a short relative path without special components."""
+    parts = name.split("/") if len(name) <= LIMITS.path_characters else []
     if not 0 < len(parts) <= LIMITS.path_depth or max(len(part.encode()) for part in parts) > 255:
         raise UnsafePathError(f"{name[:200]!r} has more than {LIMITS.path_depth} components, or is too long")
     if not {"", ".", ".."}.isdisjoint(parts) or not name.isprintable():

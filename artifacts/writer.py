@@ -1,9 +1,9 @@
-"""Write bundles: a draft of the sections, or a bundle that is received from elsewhere.
+"""Write bundles to a store: build one from its sections, or receive a copy of a published one.
 
-Blobs go to a private directory, then blobs, manifests and index.json are published under the index lock.
-
-A writer that is killed at any instruction leaves the old index or the new one; prune removes blobs that no entry names. Its
-staging directory is in use while its lock is held. The kernel drops the lock when the writer dies, and prune removes it.
+Blobs are staged in a private directory. Then blobs, manifests and index.json are published under the index lock. A
+process that is killed at any time leaves either the old or the new index, and prune removes the blobs that no index entry
+refers to. A staging directory is in use while its lock is held. The kernel releases the lock when the writer exits, and
+prune removes the directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from coldstart.artifacts.errors import (
     SectionTableError,
     SectionUnsupportedError,
     TooLargeError,
-    named_os_errors,
+    translate_os_errors,
 )
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.limits import LIMITS
@@ -38,9 +38,9 @@ from coldstart.artifacts.manifest import (
     Manifest,
     Provenance,
     SectionType,
-    parse,
+    parse_manifest,
 )
-from coldstart.artifacts.oci_layout import BundleSource, OciLayout, small
+from coldstart.artifacts.oci_layout import BundleSource, OciLayout, read_small_blob
 from msgspec.structs import replace
 
 _LOCK = "lock"
@@ -51,17 +51,17 @@ _SIGSTORE = {
 
 
 class HashingFile:
-    """New file that hashes its bytes."""
+    """Output file that hashes the bytes written to it, up to `max_bytes`."""
 
-    def __init__(self, file: BinaryIO, cap: int) -> None:
-        self._file, self._cap, self.size = file, cap, 0
+    def __init__(self, file: BinaryIO, max_bytes: int) -> None:
+        self._file, self._max_bytes, self.size = file, max_bytes, 0
         self._hash = sha256()
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write all of `data`. Raises TooLargeError above the limit."""
+        """Write all of `data` and return its size. Raises TooLargeError above the limit."""
         view = memoryview(data)
-        if self.size + len(view) > self._cap:
-            raise TooLargeError(f"more than {self._cap} bytes")
+        if self.size + len(view) > self._max_bytes:
+            raise TooLargeError(f"the blob is larger than {self._max_bytes} bytes")
         self._file.write(view)
         self._hash.update(view)
         self.size += len(view)
@@ -72,39 +72,42 @@ class HashingFile:
 
     @property
     def digest(self) -> str:
-        """Return sha256:<hex> of all written bytes."""
+        """Return sha256:<hex> of all bytes written."""
         return "sha256:" + self._hash.hexdigest()
 
 
 @dataclass(slots=True)
 class Staging:
-    """Private directory of a writer, with written blobs that are not yet part of the store, by digest."""
+    """Private directory of a writer.
+
+    `blobs` maps the digests of staged blobs, which are not yet in the store, to their files.
+    """
 
     layout: OciLayout
     directory: Path
     blobs: dict[str, Path] = field(default_factory=dict)
 
     def add_blob(self, data: bytes, media_type: str) -> oci.Descriptor:
-        """Stage a small blob."""
-        with self.file() as file:
+        """Stage a small blob and return its descriptor."""
+        with self.open_blob() as file:
             file.write(data)
         return oci.Descriptor(media_type, file.digest, file.size)
 
-    def copy(self, reader: VerifiedReader) -> None:
-        """Stage a blob from elsewhere. Raises DigestMismatchError, NoSpaceError and the errors of its source."""
-        with reader, self.file() as file:
+    def copy_blob(self, reader: VerifiedReader) -> None:
+        """Stage a blob from `reader`. Raises DigestMismatchError, NoSpaceError and the errors of its source."""
+        with reader, self.open_blob() as file:
             while data := reader.read(1 << 20):
                 file.write(data)
 
     @contextmanager
-    def file(self, cap: int = LIMITS.blob) -> Iterator[HashingFile]:
-        """Stage a blob by writing to it.
+    def open_blob(self, max_bytes: int = LIMITS.blob_bytes) -> Iterator[HashingFile]:
+        """Open a new blob for writing. Its digest is known when the block ends.
 
-        Its digest is known once the block ends. Raises NoSpaceError, TooLargeError.
+        Raises NoSpaceError, TooLargeError.
         """
         path = self.directory / uuid4().hex
-        with named_os_errors("writing a blob"), files.create(path, 0o666) as raw:
-            file = HashingFile(raw, cap)
+        with translate_os_errors("writing a blob"), files.create_file(path, 0o666) as raw:
+            file = HashingFile(raw, max_bytes)
             try:
                 yield file
                 raw.flush()
@@ -117,27 +120,29 @@ class Staging:
     def publish(
         self,
         descriptor: oci.Descriptor,
-        described: Manifest,
+        bundle_manifest: Manifest,
         signatures: Sequence[bytes],
-        stored: Sequence[oci.Descriptor] = (),
+        stored_blobs: Sequence[oci.Descriptor] = (),
     ) -> Bundle:
-        """Publish the bundle whose manifest is `descriptor`, together with signature documents about it.
+        """Publish the bundle with the manifest `descriptor`, together with its signature documents.
 
-        `described` is that manifest. Blobs in `stored` are not staged, because the store has them. A bundle
-        that the index lists already keeps its version. Raises NoSpaceError, ReadOnlyStoreError, MissingBlobError.
+        `bundle_manifest` is the parsed manifest. `stored_blobs` are in the store already and not staged. A bundle that
+        the index lists keeps its version. Raises NoSpaceError, ReadOnlyStoreError, MissingBlobError.
         """
         signed = [self._stage_signature(descriptor, payload) for payload in signatures]
         last = {descriptor.digest, *(item.digest for item in signed)}
-        with self.layout.exclusive():
-            for blob in stored:
+        with self.layout.lock_index():
+            for blob in stored_blobs:
                 if not blobs.blob_path(self.layout.root, blob.digest).exists():
-                    raise MissingBlobError(f"blob {blob.digest} was pruned meanwhile", hint="try again")
-            entries = self.layout.entries()
+                    raise MissingBlobError(
+                        f"blob {blob.digest} was pruned meanwhile", hint="run the command again"
+                    )
+            entries = self.layout.read_entries()
             known = next((entry for entry in entries if entry.digest == descriptor.digest), None)
-            entry = known or _entry(descriptor, described, entries)
+            entry = known or _build_index_entry(descriptor, bundle_manifest, entries)
             staged = sorted(self.blobs.items())
-            self.layout.place(item for item in staged if item[0] not in last)
-            self.layout.place(item for item in staged if item[0] in last)
+            self.layout.publish_blobs(item for item in staged if item[0] not in last)
+            self.layout.publish_blobs(item for item in staged if item[0] in last)
             self.blobs.clear()
             listed = {item.digest for item in entries}
             added = {item.digest: item for item in [entry, *signed] if item.digest not in listed}
@@ -145,19 +150,21 @@ class Staging:
         return Bundle(self.layout, entry)
 
     def _stage_signature(self, subject: oci.Descriptor, payload: bytes) -> oci.Descriptor:
-        # sigstore's clients find a bundle by the types, and by these annotations whether it is one of theirs.
+        # sigstore clients recognize signatures by their media type and these annotations.
         layer = self.add_blob(payload, oci.SIGNATURE_TYPE)
         config = self.add_blob(b"{}", oci.EMPTY_TYPE)
-        image = oci.ImageManifest(oci.SIGNATURE_TYPE, config, (layer,), subject.bare(), _SIGSTORE)
-        entry = self.add_blob(image.document(), oci.MANIFEST_TYPE)
+        image = oci.ImageManifest(
+            oci.SIGNATURE_TYPE, config, (layer,), subject.without_annotations(), _SIGSTORE
+        )
+        entry = self.add_blob(image.serialize(), oci.MANIFEST_TYPE)
         return replace(entry, artifact_type=oci.SIGNATURE_TYPE, annotations={oci.SUBJECT: subject.digest})
 
 
-def _entry(
-    descriptor: oci.Descriptor, described: Manifest, entries: Sequence[oci.Descriptor]
+def _build_index_entry(
+    descriptor: oci.Descriptor, bundle_manifest: Manifest, entries: Sequence[oci.Descriptor]
 ) -> oci.Descriptor:
-    """Return the index entry with the next version of the model's name, whatever its key, and the ref name for OCI clients."""
-    name, key = described.provenance.model_name, described.key
+    """Return an index entry with the next version of the model's name, for all keys, and a ref name for OCI clients."""
+    name, key = bundle_manifest.provenance.model_name, bundle_manifest.key
     versions = (entry.listed_version for entry in entries if entry.annotations.get(oci.NAME) == name)
     version = 1 + max(versions, default=0)
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:96]
@@ -167,13 +174,13 @@ def _entry(
 
 
 @contextmanager
-def staging(layout: OciLayout) -> Iterator[Staging]:
-    """Create a staging directory and remove it at the end of the block. Raises ReadOnlyStoreError or NoSpaceError."""
+def open_staging(layout: OciLayout) -> Iterator[Staging]:
+    """Create a staging directory and remove it when the block ends. Raises ReadOnlyStoreError or NoSpaceError."""
     layout.create()
     # Under the index lock, so that prune cannot collect the directory before its own lock is held.
-    with named_os_errors("preparing to write to the store"), layout.exclusive():
-        directory = layout.staging / uuid4().hex
-        directory.mkdir(mode=0o700)  # Other users must not read a staged file before it has its own mode.
+    with translate_os_errors("preparing to write to the store"), layout.lock_index():
+        directory = layout.staging_dir / uuid4().hex
+        directory.mkdir(mode=0o700)  # Other users must not read a staged file before its mode is set.
         handle = files.try_lock(directory / _LOCK)
     try:
         yield Staging(layout, directory)
@@ -183,11 +190,11 @@ def staging(layout: OciLayout) -> Iterator[Staging]:
             os.close(handle)
 
 
-def abandoned(layout: OciLayout) -> list[Path]:
-    """Return the staging directories whose writer is dead. Call under the index lock."""
+def find_abandoned(layout: OciLayout) -> list[Path]:
+    """Return the staging directories of dead writers. The caller holds the index lock."""
     dead = []
-    for directory in sorted(layout.staging.iterdir()):
-        # A writer creates its lock together with the directory, under the index lock: without a lock it is dead.
+    for directory in sorted(layout.staging_dir.iterdir()):
+        # Writers create the directory and its lock under the index lock, so a directory without a lock is abandoned.
         if (directory / _LOCK).is_file():
             if (handle := files.try_lock(directory / _LOCK)) is None:
                 continue
@@ -196,92 +203,98 @@ def abandoned(layout: OciLayout) -> list[Path]:
     return dead
 
 
-def receive(layout: OciLayout, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
-    """Copy the bundle `descriptor` of `source` into `layout`, with its signatures and under the same digest.
+def receive_bundle(layout: OciLayout, source: BundleSource, descriptor: oci.Descriptor) -> Bundle:
+    """Copy the bundle with the manifest `descriptor`, and its signatures, from `source` into `layout`.
 
-    Manifest, config and section table are checked before a section is fetched. Blobs that the layout has are not fetched. The
-    result has the number of damaged blobs of `layout` that were replaced.
+    Its digest is unchanged. Manifest and config are checked before a section is fetched. Blobs that the layout has are
+    not fetched again. The result has the number of damaged blobs that were replaced.
 
-    Raises the errors of parsing a manifest, DigestMismatchError, MissingBlobError, RemoteFailedError, NoSpaceError,
+    Raises the errors of parse_manifest, DigestMismatchError, MissingBlobError, RemoteFailedError, NoSpaceError,
     ReadOnlyStoreError.
     """
-    data = small(source, descriptor, LIMITS.manifest)
+    data = read_small_blob(source, descriptor, LIMITS.manifest_bytes)
     image = oci.parse_manifest(data)
-    config = small(source, image.config, LIMITS.config)
-    parsed = manifest.parse(config, image)
-    if sum(layer.size for layer in image.layers) > LIMITS.bundle:
-        raise TooLargeError(f"the bundle is larger than {LIMITS.bundle} bytes")
+    config = read_small_blob(source, image.config, LIMITS.config_bytes)
+    parsed = manifest.parse_manifest(config, image)
+    if sum(layer.size for layer in image.layers) > LIMITS.bundle_bytes:
+        raise TooLargeError(f"the bundle is larger than {LIMITS.bundle_bytes} bytes")
     bare = oci.Descriptor(oci.MANIFEST_TYPE, descriptor.digest, descriptor.size)
     every = (bare, *image.blobs)
-    with staging(layout) as place:
-        faults = {blob.digest: blobs.fault(layout.root, blob.digest, blob.size) for blob in every}
+    with open_staging(layout) as staging:
+        blob_errors = {
+            blob.digest: blobs.find_blob_error(layout.root, blob.digest, blob.size) for blob in every
+        }
         for layer in image.blobs[1:]:
-            if faults[layer.digest]:
-                place.copy(VerifiedReader(source.open(layer), layer.digest, layer.size))
-        place.add_blob(config, image.config.media_type)
-        place.add_blob(data, oci.MANIFEST_TYPE)
-        stored = [blob for blob in every if blob.digest not in place.blobs]
-        bundle = place.publish(bare, parsed, source.signatures(bare), stored)
-    damaged = [one for one in faults.values() if one and not isinstance(one, MissingBlobError)]
-    return dataclasses.replace(bundle, replaced=len(damaged))
+            if blob_errors[layer.digest]:
+                staging.copy_blob(VerifiedReader(source.open(layer), layer.digest, layer.size))
+        staging.add_blob(config, image.config.media_type)
+        staging.add_blob(data, oci.MANIFEST_TYPE)
+        stored = [blob for blob in every if blob.digest not in staging.blobs]
+        bundle = staging.publish(bare, parsed, source.signatures(bare), stored)
+    damaged = [error for error in blob_errors.values() if error and not isinstance(error, MissingBlobError)]
+    return dataclasses.replace(bundle, replaced_blobs=len(damaged))
 
 
 class Signer(Protocol):
-    """Signer of bundles, which creates the signature document over a manifest's digest."""
+    """Signer of bundles. `sign` returns the signature document over a manifest's digest."""
 
     def sign(self, digest: str) -> bytes: ...
 
 
 @dataclass
-class Draft:
-    """Bundle that Store.begin opens. If the `with` block ends without publish(), all files are removed."""
+class BundleDraft:
+    """Unpublished bundle that Store.open_draft yields. If the block ends without publish(), all its files are removed."""
 
     key: Key
     staging: Staging
     sections: dict[str, oci.Descriptor] = field(default_factory=dict)
 
     def add_json(self, name: str, value: object) -> oci.Descriptor:
-        """Add a JSON section.
+        """Add a JSON section and return its descriptor.
 
         Raises SectionTableError, SectionUnsupportedError, InvalidJsonError, TooLargeError or NoSpaceError.
         """
-        declared = self._declared(name, "json")
+        declared = self._require_type(name, "json")
         data = canonical.dumps(value)
-        if len(data) > LIMITS.json_section:
-            raise TooLargeError(f"section {name} is {len(data)} bytes, the cap is {LIMITS.json_section}")
+        if len(data) > LIMITS.json_section_bytes:
+            raise TooLargeError(
+                f"section {name} is {len(data)} bytes, over the limit of {LIMITS.json_section_bytes}"
+            )
         self.sections[name] = entry = self.staging.add_blob(data, declared.media_type)
         return entry
 
     def add_tree(self, name: str, directory: Path) -> oci.Descriptor:
-        """Add a directory as one tar.zst.
+        """Add a directory as a tar.zst section and return its descriptor.
 
-        Raises SectionTableError, SectionUnsupportedError, NoSpaceError and the errors of trees.pack.
+        Raises SectionTableError, SectionUnsupportedError, NoSpaceError and the errors of trees.pack_tree.
         """
-        declared = self._declared(name, "tar.zst")
-        with self.staging.file() as file:
-            trees.pack(directory, cast("BinaryIO", file))
+        declared = self._require_type(name, "tar.zst")
+        with self.staging.open_blob() as file:
+            trees.pack_tree(directory, cast("BinaryIO", file))
         self.sections[name] = entry = oci.Descriptor(declared.media_type, file.digest, file.size)
         return entry
 
     def publish(self, provenance: Provenance, *, signer: Signer | None = None) -> Bundle:
-        """Publish the bundle as the key's next version, durable and complete; the signature is part of the same step.
+        """Publish the bundle, with its signature, as the next version of the model's name. The result is durable.
 
         Raises NoSpaceError, ReadOnlyStoreError, TooLargeError, InvalidManifestError.
         """
         manifest = Manifest(
             self.key, tuple(self.sections[name] for name in sorted(self.sections)), provenance
         )
-        image = manifest.image()
-        parse(manifest.config(), image)  # A bundle that no reader accepts must not be published.
-        self.staging.add_blob(manifest.config(), oci.CONFIG_TYPE)
-        descriptor = self.staging.add_blob(image.document(), oci.MANIFEST_TYPE)
+        image = manifest.build_image_manifest()
+        parse_manifest(
+            manifest.serialize_config(), image
+        )  # Do not publish a bundle that readers would reject.
+        self.staging.add_blob(manifest.serialize_config(), oci.CONFIG_TYPE)
+        descriptor = self.staging.add_blob(image.serialize(), oci.MANIFEST_TYPE)
         signatures = [signer.sign(descriptor.digest)] if signer else []
         return self.staging.publish(descriptor, manifest, signatures)
 
-    def _declared(self, name: str, encoding: Encoding) -> SectionType:
+    def _require_type(self, name: str, encoding: Encoding) -> SectionType:
         declared = SECTION_TYPES.get(name)
         if declared is None or declared.encoding != encoding:
             raise SectionUnsupportedError(f"no section type has the name {name} and the encoding {encoding}")
         if name in self.sections:
-            raise SectionTableError(f"section {name} was added already")
+            raise SectionTableError(f"section {name} was already added")
         return declared

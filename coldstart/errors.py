@@ -10,7 +10,7 @@ from coldstart.artifacts.errors import (
     NO_BUNDLE,
     SUCCESS,
     ColdstartError,
-    describe,
+    describe_reason,
 )
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "LaunchRefusedError",
     "NoBundleError",
     "UsageError",
-    "describe",
+    "describe_reason",
 ]
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import urljoin
 
 from coldstart.artifacts.net.http_client import (
-    Answer,
-    Bounds,
     HttpClient,
+    HttpLimits,
+    HttpResponse,
     RemoteUnreachableError,
     find_proxy,
 )
@@ -72,7 +72,9 @@ class ServerClient:
         origin = _parse(url)
         if key:
             _check_key(origin, key, out)
-        bounds = Bounds(connect_s=10, head_s=wait_s, window_s=silent_s, floor=MAX_BYTES / silent_s)
+        bounds = HttpLimits(
+            connect_s=10, headers_s=wait_s, stall_s=silent_s, min_bytes_per_s=MAX_BYTES / silent_s
+        )
         self._http = HttpClient(bounds)
 
     def responds(self) -> bool:
@@ -156,10 +158,10 @@ class ServerClient:
             raise CommandFailedError(f"{url} sends more than {human_bytes(MAX_BYTES)}")
         return answer.status, content
 
-    def _ask(self, method: str, path: str, body: bytes | None) -> Answer:
+    def _ask(self, method: str, path: str, body: bytes | None) -> HttpResponse:
         url = self._url + path
         headers = self._key if body is None else {**self._key, "Content-Type": "application/json"}
-        answer = self._http.ask(method, url, headers=headers, body=body, redirects=False)
+        answer = self._http.request(method, url, headers=headers, body=body, redirects=False)
         if 300 <= answer.status < 400:
             answer.close()
             target = redact_url(urljoin(url, answer.headers.get("Location", "")))
@@ -183,7 +185,7 @@ def _parse(url: str) -> Origin:
 def _check_key(origin: Origin, key: Mapping[str, str], out: Output) -> None:
     if not all(value.isascii() and value.isprintable() for value in key.values()):
         raise UsageError("the key contains a character that is not printable ASCII")
-    if origin.may_hear_secrets:
+    if origin.can_receive_secrets:
         return
     if find_proxy(origin) is not None:
         raise UsageError(

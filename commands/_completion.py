@@ -42,6 +42,6 @@ def _list_references(ctx: typer.Context) -> Iterator[str]:
 
     from coldstart.system.paths import Cache
 
-    for entry in OciLayout(Cache.at(ctx.params.get("cache_dir")).bundles).entries():
+    for entry in OciLayout(Cache.at(ctx.params.get("cache_dir")).bundles).read_entries():
         if entry.artifact_type == oci.BUNDLE_TYPE and (name := entry.annotations.get(oci.NAME)):
             yield f"{name}:v{entry.listed_version}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from coldstart.artifacts.files import replacing
+from coldstart.artifacts.files import open_replacement
 from coldstart.commands._output import Output, Verbatim, table
 
 from coldstart.bench.report import FORMATS, Report
@@ -50,7 +50,7 @@ class Exports:
                 if path.exists() and not path.is_file():  # a pipe or a device
                     path.write_bytes(content)
                 else:
-                    with replacing(path) as out:
+                    with open_replacement(path) as out:
                         out.write(content)
             except OSError as error:
                 raise UsageError(

@@ -29,7 +29,7 @@ from coldstart.system.dry_run import dry_run
 from coldstart.system.paths import Cache
 
 if TYPE_CHECKING:
-    from coldstart.artifacts.bundle import Bundle, Trust
+    from coldstart.artifacts.bundle import Bundle, TrustCheck
     from coldstart.artifacts.store import Store
 
     from coldstart.models.inspection import Lookup
@@ -90,11 +90,11 @@ class Common:
     def get_bundle(self, ref: str) -> "Bundle":
         """Return the bundle that `ref` names, and print which one that is where a name has several versions.
 
-        Raises the errors of `Store.get`.
+        Raises the errors of `Store.find_by_reference`.
         """
         from coldstart.models import inspection
 
-        bundle = self.store().get(ref, trust=inspection.trust)
+        bundle = self.store().find_by_reference(ref, trust=inspection.trust)
         self.note_version(ref, bundle.ref)
         return bundle
 
@@ -104,7 +104,7 @@ class Common:
 
         from coldstart.models import inspection
 
-        versions = [bundle for bundle in self.store().list() if bundle.identity[0] == ref]
+        versions = [bundle for bundle in self.store().list_bundles() if bundle.identity[0] == ref]
         for bundle in versions if len(versions) > 1 else ():
             if bundle.ref == selected:
                 self.out.note(f"Using {describe_choice(bundle, versions, inspection.trust)}")
@@ -113,7 +113,7 @@ class Common:
         self,
         model: str,
         revision: str | None = None,
-        accepts: "Trust | None" = None,
+        accepts: "TrustCheck | None" = None,
         *,
         adopts: bool = False,
     ) -> "Lookup":

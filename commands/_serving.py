@@ -62,9 +62,9 @@ ReadyTimeout = Annotated[
 
 def find(common: Common, model: str, revision: str | None, *, untrusted: bool) -> "Lookup":
     """Look up what a server is to start from, and print the arguments if they come from the bundle and not from the user."""
-    from coldstart.artifacts.bundle import anyone
+    from coldstart.artifacts.bundle import accept_any
 
-    lookup = common.look_up(model, revision, anyone if untrusted else None, adopts=True)
+    lookup = common.look_up(model, revision, accept_any if untrusted else None, adopts=True)
     if lookup.lender is not None and lookup.vllm_args:
         note_arguments(common, f"{lookup.lender.name}:v{lookup.lender.version}", lookup.vllm_args)
     return lookup

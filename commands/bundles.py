@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from coldstart.artifacts import oci, remote
 from coldstart.artifacts.archive import export_archive, import_archive
-from coldstart.artifacts.bundle import Bundle, newer_than
+from coldstart.artifacts.bundle import Bundle, find_newer
 from coldstart.artifacts.errors import BundleError
 from coldstart.commands._completion import complete_reference
 from coldstart.commands._options import Common
@@ -25,7 +25,7 @@ from coldstart.models import inspection, keys, resolver
 def list_bundles(common: Common) -> None:
     """List the bundles in the store, in order of publication."""
     store = common.store()
-    bundles = store.list()
+    bundles = store.list_bundles()
     listed = [_describe(bundle) for bundle in bundles]
     brief = "\n".join(f"{data['name']}@{data['digest']}" for data in listed if data["name"])
     headers = ("bundle", "key", "size", "created", "digest", "trusted", "arguments")
@@ -55,7 +55,7 @@ def _describe(bundle: Bundle) -> dict[str, Any]:
         **known,
         "trusted": trusted,
         "key": bundle.key_digest,
-        "size": bundle.size,
+        "size": bundle.size_bytes,
         "created": provenance.created,
         "arguments": list(provenance.arguments),
     }
@@ -122,7 +122,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing archive.")] = False,
 ) -> None:
     """Write bundles with their signatures to one OCI archive, which other OCI tools can read."""
-    if to is not None and remote.is_address(to):
+    if to is not None and remote.looks_like_address(to):
         raise UsageError(
             f"cannot write the archive {to}: it is an address, not a file", hint="coldstart push REF ADDRESS"
         )
@@ -144,7 +144,7 @@ def import_(common: Common, file: Annotated[Path, typer.Argument(help="Archive t
     Nothing is executed. Code in a bundle runs later, only if its signer is trusted.
     """
     if not file.is_file():
-        is_source = file.is_dir() or remote.is_address(file)
+        is_source = file.is_dir() or remote.looks_like_address(file)
         hint = f"coldstart pull {shlex.quote(str(file))}" if is_source else "coldstart export NAME --to FILE"
         raise UsageError(f"cannot read the archive {file}: it is not a file", hint=hint)
     with common.out.phase(f"read {file.name}"):
@@ -208,22 +208,22 @@ def _report(common: Common, bundles: Sequence[Bundle], outcome: str) -> None:
             "version": bundle.version,
             "trusted": result.ok,
             "signer": result.signer,
-            "replaced_blobs": bundle.replaced,
+            "replaced_blobs": bundle.replaced_blobs,
         }
         for bundle, result in zip(bundles, judged, strict=True)
     ]
     common.out.result({"bundles": data}, "\n".join(bundle.ref for bundle in bundles))
     for bundle, result in zip(bundles, judged, strict=True):
-        if bundle.replaced:
+        if bundle.replaced_blobs:
             common.out.note(
-                f"{bundle.name}:v{bundle.version}: {count(bundle.replaced, 'damaged blob')} replaced"
+                f"{bundle.name}:v{bundle.version}: {count(bundle.replaced_blobs, 'damaged blob')} replaced"
             )
         if not result.ok:
             common.out.warn(
                 f"code in {bundle.name}:v{bundle.version} will not run: {result.reason}; to trust its signer: "
                 "coldstart trust add FILE"
             )
-        elif newer := newer_than(bundle, common.store().list(), inspection.trust):
+        elif newer := find_newer(bundle, common.store().list_bundles(), inspection.trust):
             common.out.warn(
                 f"{bundle.name}:v{bundle.version} is older than v{newer[0].version}, which is still selected; "
                 f"to go back: coldstart prune {newer[0].ref}"

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from coldstart.artifacts.bundle import Bundle, anyone
-from coldstart.artifacts.key import Key, Mismatch, diff
+from coldstart.artifacts.bundle import Bundle, accept_any
+from coldstart.artifacts.key import Key, Mismatch, compare_keys
 from coldstart.artifacts.manifest import SECTION_TYPES
 from coldstart.commands._completion import complete_model
 from coldstart.commands._options import Common, Revision
@@ -43,7 +43,7 @@ def command(
     if key and (given or revision or resolution.names_model(ref)):
         lookup = common.look_up(ref, revision)
         if lookup.bundle is None:  # The bundle is only displayed, so it need not be trusted.
-            lookup = common.look_up(ref, revision, anyone)
+            lookup = common.look_up(ref, revision, accept_any)
         _show_key(common, lookup.key, lookup)
         return
     bundle = resolver.find_bundle(
@@ -64,7 +64,7 @@ def command(
 def show_bundle(common: Common, bundle: Bundle) -> None:
     """Show everything that the manifest declares, and the CUDA graphs."""
     graphs = None
-    if bundle.has("graphs"):
+    if bundle.has_section("graphs"):
         from coldstart.graphs import prove  # numpy
 
         graphs = prove.summarize(bundle)
@@ -74,7 +74,9 @@ def show_bundle(common: Common, bundle: Bundle) -> None:
     def render() -> str:
         manifest = bundle.manifest
         facts = "\n".join(one_line(f"{name:<10} {value}") for name, value in _list_facts(bundle))
-        sections = [(s.type, s.version, human_bytes(s.size), s.digest) for s in manifest.sections]
+        sections = [
+            (s.section_type, s.section_version, human_bytes(s.size), s.digest) for s in manifest.sections
+        ]
         listed = table(("section", "version", "size", "digest"), sections)
         shown = [_render_graphs(graphs)] if graphs else []
         return "\n\n".join([facts, listed, _render_fields(manifest.key), *shown])
@@ -89,14 +91,14 @@ def describe_bundle(bundle: Bundle) -> dict[str, object]:
         "name": bundle.name,
         "version": bundle.version,
         "digest": bundle.digest,
-        "size": bundle.size,
+        "size": bundle.size_bytes,
         "format_version": manifest.format_version,
         "key": {"digest": manifest.key.digest, "fields": dict(manifest.key.fields)},
         "sections": [
-            {"type": section.type, "version": section.version, **section.document()}
+            {"type": section.section_type, "version": section.section_version, **section.to_document()}
             for section in manifest.sections
         ],
-        "provenance": manifest.provenance.document(),
+        "provenance": manifest.provenance.to_document(),
         "trust": {"ok": judged.ok, "signer": judged.signer, "reason": judged.reason},
     }
 
@@ -115,7 +117,7 @@ def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
         ("digest", bundle.digest),
         ("key", manifest.key.digest),
         ("format", manifest.format_version),
-        ("size", human_bytes(bundle.size)),
+        ("size", human_bytes(bundle.size_bytes)),
         ("made", f"{provenance.created} with {tools}"),
         ("arguments", " ".join(provenance.arguments) or "none"),
         ("phases", phases or "none"),
@@ -154,19 +156,21 @@ def show_files(common: Common, bundle: Bundle) -> None:
     found: dict[str, list[dict[str, Any]]] = {}
     lines = [f"{bundle.name}:v{bundle.version}"]
     for entry in bundle.manifest.sections:
-        lines.append(f"  {entry.type} ({human_bytes(entry.size)})")
-        if bundle.has(entry.type) and SECTION_TYPES[entry.type].encoding == "tar.zst":
-            with bundle.open_blob(entry.type) as reader:
-                members = [one for one in trees.scan(reader, entry) if not one.is_directory]
-            found[entry.type] = [{"path": one.name, "size": one.size} for one in members]
+        lines.append(f"  {entry.section_type} ({human_bytes(entry.size)})")
+        if bundle.has_section(entry.section_type) and SECTION_TYPES[entry.section_type].encoding == "tar.zst":
+            with bundle.open_section(entry.section_type) as reader:
+                members = [one for one in trees.list_members(reader, entry) if not one.is_directory]
+            found[entry.section_type] = [{"path": one.name, "size": one.size} for one in members]
             lines += [f"    {one_line(one.name)}  {human_bytes(one.size)}" for one in members]
     common.out.result({"ref": bundle.ref, "sections": found}, "\n".join(lines))
 
 
 def _show_difference(common: Common, left: Bundle, right: Bundle) -> None:
     """Show the fields of the key and the sections in which two bundles differ, whatever the order of the sections."""
-    fields = diff(left.key, right.key)
-    mine, theirs = ({one.type: one.digest for one in bundle.manifest.sections} for bundle in (left, right))
+    fields = compare_keys(left.key, right.key)
+    mine, theirs = (
+        {one.section_type: one.digest for one in bundle.manifest.sections} for bundle in (left, right)
+    )
     pairs = (Mismatch(name, mine.get(name), theirs.get(name)) for name in sorted({*mine, *theirs}))
     sections = [pair for pair in pairs if pair.wanted != pair.found]
     data: dict[str, object] = {

@@ -60,16 +60,16 @@ def command(
     if dry_run:
         _show(common, model, planned)
         return
-    there = {earlier.digest for earlier in common.store().list()}
+    there = {earlier.digest for earlier in common.store().list_bundles()}
     bundle = planned.run(common.out.phase)
     is_new = bundle.digest not in there
     manifest = bundle.manifest
-    sections = [(s.type, s.version, s.size, s.digest[7:19]) for s in manifest.sections]
+    sections = [(s.section_type, s.section_version, s.size, s.digest[7:19]) for s in manifest.sections]
     data: dict[str, object] = {
         "ref": bundle.ref,
         "version": bundle.version,
         "key": bundle.key_digest,
-        "size": bundle.size,
+        "size": bundle.size_bytes,
     }
     data |= {"made": is_new, "seconds": dict(manifest.provenance.seconds)}
     common.out.result(
@@ -83,7 +83,7 @@ def command(
         left = ", ".join(str(size) for size in sizes)
         common.out.note(f"iteration profile: no {curve} of {left} (time limit: --profile-seconds)")
     common.out.success(
-        f"{'Built' if is_new else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size)},",
+        f"{'Built' if is_new else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size_bytes)},",
         where="the store",
         then=_next_command(common, model, revision, is_new=is_new),
     )

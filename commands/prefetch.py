@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 import typer
-from coldstart.artifacts.bundle import anyone
+from coldstart.artifacts.bundle import accept_any
 from coldstart.commands._options import Common, Model, Untrusted, group
 from coldstart.commands._options import command as declare
 from coldstart.commands._output import human_bytes, table
@@ -35,7 +35,7 @@ def start(
             weights_from=weights_from,
             offline=common.offline,
             cache=common.cache,
-            accepts=anyone if untrusted else None,
+            accepts=accept_any if untrusted else None,
         )
     for note in wanted.notes:
         common.out.warn(note)

@@ -186,7 +186,7 @@ def _require_place(file: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     # A program that waits for the file must not read a partial one.
-    from coldstart.artifacts.files import replacing
+    from coldstart.artifacts.files import open_replacement
 
-    with replacing(path.absolute(), mode=0o600, durable=False) as file:
+    with open_replacement(path.absolute(), mode=0o600, durable=False) as file:
         file.write(text.encode())

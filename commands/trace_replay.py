@@ -20,7 +20,7 @@ from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
 from coldstart.contract import environment
-from coldstart.errors import CommandFailedError, UsageError, describe
+from coldstart.errors import CommandFailedError, UsageError, describe_reason
 from coldstart.lab import records
 from coldstart.lab.live import Target, replay
 from coldstart.lab.plan import TracePlan, estimate_times
@@ -294,11 +294,11 @@ def _profile(given: str | None, common: Common) -> IterationProfile:
         raise UsageError("--simulate needs the iteration times of a model and machine", hint=hint)
     try:
         if Path(given).is_file():
-            return IterationProfile.parse(canonical.read(Path(given)))
-        return IterationProfile.parse(common.store().get(given).json("iterations"))
+            return IterationProfile.parse(canonical.read_json(Path(given)))
+        return IterationProfile.parse(common.store().find_by_reference(given).read_json("iterations"))
     except (ProfileError, ValueError) as problem:
         hint = "specify a bundle, or a JSON file with iteration times: --profile REF"
-        raise UsageError(f"--profile {given}: {describe(problem)}", hint=hint) from problem
+        raise UsageError(f"--profile {given}: {describe_reason(problem)}", hint=hint) from problem
 
 
 def _end(runs: Sequence[Any], trace_format: str, kind: str, common: Common) -> None:

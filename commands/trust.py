@@ -69,7 +69,7 @@ def show_own(common: Common) -> None:
     """Print the public key of this machine. Others add it with trust add."""
     own = next((key for key in trust.listed() if key.own), None)
     mark = own.fingerprint if own else None
-    pem = sign.public_pem(paths.state_dir()).decode()
+    pem = sign.load_public_pem(paths.state_dir()).decode()
     common.out.result({"fingerprint": mark, "public_key": pem}, pem)
     file = common.out.out_file
     name = "FILE" if file is None else shlex.quote(file.name)
@@ -86,7 +86,7 @@ def explain(
     bundle = common.get_bundle(ref)
     _ = bundle.manifest  # raises for a damaged one: a signature of its digest says nothing then
     judge = sign.TrustStore(sign.trust_dir(paths.state_dir()))
-    signatures, result = judge.each(bundle), judge(bundle)
+    signatures, result = judge.verify_signatures(bundle), judge(bundle)
     data = {
         "ref": bundle.ref,
         "version": bundle.version,

@@ -1,1 +1,1 @@
-"""HTTP client with rules for secrets, redirects, sizes and times. Independent of bundles, registries and models."""
+"""HTTP client with rules for secrets, redirects, sizes and time limits. Knows nothing of bundles, registries and models."""

@@ -1,6 +1,7 @@
-"""HTTP client of the project: urllib3's connections and proxies, with rules for secrets, redirects, sizes and time.
+"""HTTP client based on urllib3, with rules for secrets, redirects, sizes and time limits.
 
-A secret is sent only to its own origin. A response is read in bounded parts, and no slower than `Bounds` allow.
+A secret is sent only to its own origin. Responses are read in bounded chunks, at no less than the minimum rate of
+HttpLimits.
 """
 
 from __future__ import annotations
@@ -32,70 +33,70 @@ _SLICE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Limits in seconds of the connection, of status and headers, and of patience; the floor in bytes per second.
+class HttpLimits:
+    """Time limits in seconds for connecting, for status and headers, and for a stalled body, and the minimum rate of a body.
 
-    A body is too slow if its reader has waited for more than window_s + n / floor seconds for its last n bytes. Headers of
-    chunks do not count, nor does time that the reader uses itself.
+    A body is too slow once the reader has waited longer than stall_s + n / min_bytes_per_s for its last n bytes. Chunk
+    headers do not count as bytes, and the reader's own processing time does not count as waiting.
     """
 
     connect_s: float = 10.0
-    head_s: float = 30.0
-    window_s: float = 30.0
-    floor: float = 16 << 10
+    headers_s: float = 30.0
+    stall_s: float = 30.0
+    min_bytes_per_s: float = 16 << 10
 
 
-def read_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
-    """Return the bounds with the patience (s, of head and window) of the environment."""
+def read_limits(environment: Mapping[str, str] = os.environ) -> HttpLimits:
+    """Return the default limits, with `headers_s` and `stall_s` from COLDSTART_HTTP_PATIENCE_S if that is set."""
     with suppress(ValueError):
         if 0.0 < (patience_s := float(environment.get(PATIENCE_VARIABLE, ""))) < float("inf"):
-            return Bounds(head_s=patience_s, window_s=patience_s)
-    return Bounds()
+            return HttpLimits(headers_s=patience_s, stall_s=patience_s)
+    return HttpLimits()
 
 
 class RemoteUnreachableError(RemoteFailedError):
-    """The response is missing, broken or too slow; a later request may succeed."""
+    """Missing, broken or slow response. A later request may succeed."""
 
 
 class SlowServerError(RemoteUnreachableError):
-    """The response is slower than the floor; repeating the request at once does not help."""
+    """Response below the minimum rate. An immediate retry does not help."""
 
 
 class ForbiddenError(RemoteFailedError):
-    """The response requires something that is never done: a secret without TLS, endless redirects, a redirect off TLS."""
+    """Response that requires a forbidden action: a secret without TLS, endless redirects, or a redirect to plain HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """Headers with credentials, which are sent to `origin` only."""
+    """Headers with credentials, which are sent only to `origin`."""
 
     origin: Origin
     headers: Mapping[str, str] = field(repr=False)
 
 
-class _Timed:
-    """Socket whose reads end at `deadline`, on the clock of `monotonic`, if one is set."""
+class _DeadlineSocket:
+    """Socket mixin whose reads time out at `deadline`, a time of `monotonic`, if one is set."""
 
     deadline: float | None = None
 
     def recv_into(self, buffer: Any, *rest: Any) -> int:
         if self.deadline is not None:
-            if (left_s := self.deadline - monotonic()) <= 0:  # also where endless headers arrive fast
+            if (left_s := self.deadline - monotonic()) <= 0:  # also if endless headers arrive fast
                 raise TimeoutError
             self.settimeout(left_s)  # type: ignore[attr-defined]
         return super().recv_into(buffer, *rest)  # type: ignore[misc,no-any-return]
 
 
-class _Socket(_Timed, socket.socket):
+class _Socket(_DeadlineSocket, socket.socket):
     pass
 
 
-class _TlsSocket(_Timed, ssl.SSLSocket):
+class _TlsSocket(_DeadlineSocket, ssl.SSLSocket):
     pass
 
 
-class _Exchange:
-    """Connection mixin with timed sockets: status and headers of a response have one deadline."""
+class _DeadlineConnection:
+    """Connection mixin with one deadline for the status and all headers of a response."""
 
     sock: Any
     timeout: Any
@@ -117,11 +118,11 @@ class _Exchange:
         return response
 
 
-class _Connection(_Exchange, HTTPConnection):
+class _Connection(_DeadlineConnection, HTTPConnection):
     pass
 
 
-class _TlsConnection(_Exchange, HTTPSConnection):
+class _TlsConnection(_DeadlineConnection, HTTPSConnection):
     pass
 
 
@@ -134,7 +135,7 @@ class _TlsPool(urllib3.HTTPSConnectionPool):
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return a context that trusts SSL_CERT_FILE or SSL_CERT_DIR, else the system's certificates, else certifi's."""
+    """Return an SSL context that trusts SSL_CERT_FILE or SSL_CERT_DIR, else the system's certificates, else certifi's."""
     context = create_urllib3_context()
     context.sslsocket_class = _TlsSocket
     paths = ssl.get_default_verify_paths()
@@ -147,38 +148,41 @@ def tls_context() -> ssl.SSLContext:
     return context
 
 
-class Answer:
-    """Response with a streamed body; the caller closes it."""
+class HttpResponse:
+    """Response with a streamed body. The caller closes it."""
 
-    def __init__(self, response: Any, url: str, redirected: bool, bounds: Bounds) -> None:
-        self._response, self._bounds, self._patience_s = response, bounds, bounds.window_s
-        self.url, self.redirected = url, redirected
+    def __init__(self, response: Any, url: str, redirected: bool, bounds: HttpLimits) -> None:
+        self._response, self._bounds, self._patience_s = response, bounds, bounds.stall_s
+        self.url, self.was_redirected = url, redirected
         self.status: int = response.status
         self.reason = str(response.reason or "")[:80]
         self.headers: Mapping[str, str] = response.headers
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read what has arrived, up to a MiB, into `buffer`; 0 at the end. Raises RemoteUnreachableError."""
+        """Read available bytes, at most 1 MiB, into `buffer` and return their number; 0 at the end.
+
+        Raises RemoteUnreachableError.
+        """
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def read(self, size: int = _SLICE) -> bytes:
-        """Return what has arrived, up to `size` bytes and a MiB; b"" at the end. Raises RemoteUnreachableError."""
+        """Return available bytes, at most `size` and 1 MiB; b"" at the end. Raises RemoteUnreachableError."""
         began = monotonic()
         self._response.timed.deadline = began + self._patience_s
         try:
             data: bytes = self._response.read1(min(size, _SLICE))
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
             self.close()
-            if isinstance(_root(error), TimeoutError):
+            if isinstance(_find_root_cause(error), TimeoutError):
                 limits = self._bounds
-                slow = f"less than {limits.floor:.0f} bytes/s for {limits.window_s:.0f} s"
+                slow = f"the server sent less than {limits.min_bytes_per_s:.0f} bytes/s for {limits.stall_s:.0f} s"
                 raise SlowServerError(slow) from error
-            raise RemoteUnreachableError(_reason(error)) from error
+            raise RemoteUnreachableError(_describe_cause(error)) from error
         waited_s = monotonic() - began
-        self._patience_s += len(data) / self._bounds.floor - waited_s
-        self._patience_s = min(self._bounds.window_s, self._patience_s)
+        self._patience_s += len(data) / self._bounds.min_bytes_per_s - waited_s
+        self._patience_s = min(self._bounds.stall_s, self._patience_s)
         return data
 
     def read_up_to(self, cap: int) -> bytes:
@@ -191,13 +195,13 @@ class Answer:
         return b"".join(parts)
 
     def close(self) -> None:
-        """Return the connection to the pool if the body was read to its end, else drop it."""
+        """Return the connection to the pool if the body was read completely; otherwise close it."""
         if self._response.closed:
             self._response.release_conn()
         else:
             self._response.close()
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> HttpResponse:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -205,13 +209,13 @@ class Answer:
 
 
 class HttpClient:
-    """HTTP client for one thread, with connection pools. Proxies come from the environment, except for loopback."""
+    """HTTP client for one thread, with connection pools. Proxies come from the environment, except for loopback addresses."""
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
-        self._bounds = bounds or read_bounds()
+    def __init__(self, bounds: HttpLimits | None = None) -> None:
+        self._bounds = bounds or read_limits()
         self._managers: dict[tuple[str, str | None], urllib3.PoolManager] = {}
 
-    def ask(
+    def request(
         self,
         method: str,
         url: str,
@@ -220,20 +224,20 @@ class HttpClient:
         secret: Secret | None = None,
         body: object = None,
         redirects: bool = True,
-    ) -> Answer:
-        """Send one request and return the last response; a GET or HEAD follows redirects.
+    ) -> HttpResponse:
+        """Send a request and return the final response. GET and HEAD follow redirects.
 
         Raises RemoteUnreachableError, ForbiddenError.
         """
         follow, first = redirects and method in ("GET", "HEAD"), url
         for _ in range(_MAX_REDIRECTS):
-            response = self._once(method, url, headers or {}, secret, body)
-            answer = Answer(response, url, url != first, self._bounds)
+            response = self._send_once(method, url, headers or {}, secret, body)
+            answer = HttpResponse(response, url, url != first, self._bounds)
             location = answer.headers.get("Location")
             if not follow or answer.status not in REDIRECTS or not location:
                 return answer
             answer.close()
-            url = redirected(url, location)
+            url = resolve_redirect(url, location)
         raise ForbiddenError(f"{redact_url(first)} redirects too many times")
 
     def close(self) -> None:
@@ -241,84 +245,88 @@ class HttpClient:
         while self._managers:
             self._managers.popitem()[1].clear()
 
-    def _once(
+    def _send_once(
         self, method: str, url: str, headers: Mapping[str, str], secret: Secret | None, body: object
     ) -> Any:
-        timeout = urllib3.Timeout(connect=self._bounds.connect_s, read=self._bounds.head_s)
-        given: dict[str, Any] = {"body": body, "timeout": timeout, "redirect": False, "retries": False}
-        given |= {"preload_content": False, "decode_content": False}
+        timeout = urllib3.Timeout(connect=self._bounds.connect_s, read=self._bounds.headers_s)
+        options: dict[str, Any] = {"body": body, "timeout": timeout, "redirect": False, "retries": False}
+        options |= {"preload_content": False, "decode_content": False}
         try:
-            given["headers"] = {"Accept-Encoding": "identity", **headers, **_own(secret, url)}
+            options["headers"] = {
+                "Accept-Encoding": "identity",
+                **headers,
+                **_select_secret_headers(secret, url),
+            }
             manager = self._choose_manager(parse_origin(url))
             try:
-                return manager.urlopen(method, url, **given)
+                return manager.urlopen(method, url, **options)
             except urllib3.exceptions.ProtocolError as error:
                 # A server may have closed a pooled connection; a request without a body is safe to repeat.
                 if body is not None or not isinstance(error.args[-1], http.client.RemoteDisconnected):
                     raise
-                return manager.urlopen(method, url, **given)
+                return manager.urlopen(method, url, **options)
         except (HTTPError, http.client.HTTPException, OSError, ValueError) as error:
-            raise RemoteUnreachableError(_reason(error)) from error
+            raise RemoteUnreachableError(_describe_cause(error)) from error
 
     def _choose_manager(self, origin: Origin) -> urllib3.PoolManager:
-        """Return the connection pools of a scheme and a proxy."""
+        """Return the connection pools for the scheme and the proxy of `origin`."""
         proxy = find_proxy(origin)
         if (manager := self._managers.get((origin.scheme, proxy))) is not None:
             return manager
-        given: dict[str, Any] = {"maxsize": 2, "blocksize": _BLOCK}
+        options: dict[str, Any] = {"maxsize": 2, "blocksize": _BLOCK}
         if origin.scheme == "https" or (proxy or "").startswith("https:"):
-            given["ssl_context"] = tls_context()
+            options["ssl_context"] = tls_context()
         if proxy is None:
-            manager = urllib3.PoolManager(**given)
+            manager = urllib3.PoolManager(**options)
         else:
             login = urllib3.util.parse_url(proxy).auth
-            named = urllib3.make_headers(proxy_basic_auth=login) if login else None
-            manager = urllib3.ProxyManager(proxy, proxy_headers=named, **given)
+            proxy_headers = urllib3.make_headers(proxy_basic_auth=login) if login else None
+            manager = urllib3.ProxyManager(proxy, proxy_headers=proxy_headers, **options)
         manager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
         self._managers[origin.scheme, proxy] = manager
         return manager
 
 
-def redirected(url: str, location: str) -> str:
-    """Return the address that a response from `url` redirects to.
+def resolve_redirect(url: str, location: str) -> str:
+    """Return the absolute URL that the `location` header of a response from `url` refers to.
 
-    Raises ForbiddenError for another scheme than http(s), and for a redirect from https to http.
+    Raises ForbiddenError for a scheme other than http(s), and for a redirect from https to http.
     """
     try:
         target = urljoin(url, location)
         before, after = parse_origin(url), parse_origin(target)
     except ValueError as error:
-        raise ForbiddenError(f"{redact_url(url)} redirects to an invalid address: {error}") from error
+        raise ForbiddenError(f"{redact_url(url)} redirects to an invalid URL: {error}") from error
     if before.scheme == "https" and after.scheme != "https":
-        raise ForbiddenError(f"{redact_url(url)} redirects to an address without TLS")
+        raise ForbiddenError(f"{redact_url(url)} redirects from https to http")
     return target
 
 
-def _root(error: BaseException) -> BaseException:
-    """Return the cause of an error of urllib3, whose own text may contain the address and thus a secret."""
+def _find_root_cause(error: BaseException) -> BaseException:
+    """Return the innermost cause. The text of a urllib3 error may contain the URL and thus a secret."""
     while error.__context__ is not None:
         error = error.__context__
     return error
 
 
-def _reason(error: BaseException) -> str:
-    cause = _root(error)
+def _describe_cause(error: BaseException) -> str:
+    cause = _find_root_cause(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {cause.verify_message}"
     text = getattr(cause, "strerror", None) or type(cause).__name__
     return "timed out" if isinstance(cause, TimeoutError) else str(text)
 
 
-def _own(secret: Secret | None, url: str) -> Mapping[str, str]:
+def _select_secret_headers(secret: Secret | None, url: str) -> Mapping[str, str]:
     if secret is None or parse_origin(url) != secret.origin:
         return {}
-    if not secret.origin.may_hear_secrets:
-        raise ForbiddenError(f"{secret.origin} would receive a password or token without TLS")
+    if not secret.origin.can_receive_secrets:
+        raise ForbiddenError(f"a password or token would be sent to {secret.origin} without TLS")
     return secret.headers
 
 
 def find_proxy(origin: Origin) -> str | None:
-    """Return the address of the proxy that the environment names for `origin`; none is used for this machine."""
+    """Return the proxy URL that the environment sets for `origin`, or None. Loopback addresses use no proxy."""
     if origin.is_loopback or proxy_bypass(origin.host):
         return None
     proxies = getproxies()

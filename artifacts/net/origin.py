@@ -1,6 +1,6 @@
-"""Origins (RFC 6454): scheme, host and port, and whether a secret may be sent there.
+"""Origins (RFC 6454), and which of them may receive secrets.
 
-A secret is sent only to the origin that it was stored for, and over plain HTTP only on the loopback interface.
+A secret is sent only to the origin that it was stored for, and over plain HTTP only to a loopback address.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 _PORTS = {"http": 80, "https": 443}
-# The one large registry whose token server is not on a parent domain.
+# Docker Hub's token server is not on a parent domain of its registry.
 _KNOWN_REALMS = {"registry-1.docker.io": frozenset({"auth.docker.io"})}
 
 
 class Origin(NamedTuple):
-    """Origin of an address."""
+    """Origin of a URL: scheme, host and port."""
 
     scheme: str
     host: str
@@ -24,7 +24,7 @@ class Origin(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Return whether the host is this machine by name. No resolver is used: it could map any name to loopback."""
+        """Return whether the host is localhost or a loopback address. DNS is not used: it could map any name to loopback."""
         if self.host == "localhost":
             return True
         try:
@@ -33,8 +33,8 @@ class Origin(NamedTuple):
             return False
 
     @property
-    def may_hear_secrets(self) -> bool:
-        """Return whether no other machine can read a request to this origin."""
+    def can_receive_secrets(self) -> bool:
+        """Return whether requests to this origin are unreadable to other machines: they use TLS or stay on this machine."""
         return self.scheme == "https" or (self.scheme == "http" and self.is_loopback)
 
     def __str__(self) -> str:
@@ -44,20 +44,20 @@ class Origin(NamedTuple):
 
 
 def parse_origin(url: str) -> Origin:
-    """Return the origin of an absolute http(s) address. Raises ValueError for any other."""
+    """Return the origin of an absolute http(s) URL. Raises ValueError for any other URL."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise ValueError(f"{parts.scheme or 'no scheme'} is not http or https with a host")
+        raise ValueError(f"{parts.scheme or 'no scheme'} is not http or https, or the URL has no host")
     return Origin(parts.scheme, parts.hostname.rstrip("."), parts.port or _PORTS[parts.scheme])
 
 
-def gives_tokens_for(realm: Origin, registry: Origin, allowed: Collection[str] = ()) -> bool:
-    """Return whether the credentials of `registry` may be sent to `realm`, which it names in a challenge.
+def may_receive_credentials(realm: Origin, registry: Origin, allowed: Collection[str] = ()) -> bool:
+    """Return whether `registry` may have its credentials sent to `realm`, the token server in its challenge.
 
-    True for the registry itself, for a parent domain of two or more labels (its owner controls the registry's name
-    anyway), and for a host that the user allows. Other ports of a loopback host belong to other users.
+    True for the registry itself, for a parent domain with at least two labels (its owner controls the registry's name
+    anyway), and for hosts in `allowed`. On a loopback host, other ports may belong to other users.
     """
-    if not realm.may_hear_secrets:
+    if not realm.can_receive_secrets:
         return False
     if realm.host in allowed or str(realm) in allowed or realm.host in _KNOWN_REALMS.get(registry.host, ()):
         return True
@@ -67,7 +67,7 @@ def gives_tokens_for(realm: Origin, registry: Origin, allowed: Collection[str] =
 
 
 def redact_url(url: str) -> str:
-    """Return the address without user, password, query (a presigned one is a password) and fragment."""
+    """Return `url` without user, password, query (which grants access in a presigned URL) and fragment."""
     scheme, mark, rest = url.partition("://")
     if not mark:
         return url

@@ -124,8 +124,10 @@ def disk(model: Path, cache: Cache) -> dict[str, int]:
     bundle = inspection.look_up(str(model), VLLM_ARGS, cache=cache, offline=True).bundle
     assert bundle is not None
     base = sum(section.size for section in bundle.manifest.sections)
-    if bundle.has("compile"):
-        base += disk_usage(cache.unpacked / bundle.entry("compile").digest.removeprefix("sha256:"))
+    if bundle.has_section("compile"):
+        base += disk_usage(
+            cache.unpacked / bundle.find_readable_section("compile").digest.removeprefix("sha256:")
+        )
     return {
         **dict.fromkeys((run_order.FRESH, run_order.TEMPLATE_RUNTIME, run_order.TEMPLATE_ENGINE), base),
         run_order.RUNTIME_SNAPSHOT: base + disk_usage(cache.runtimes),

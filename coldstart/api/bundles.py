@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coldstart.artifacts import archive, remote
-from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.prune import PruneReport
 from coldstart.artifacts.store import Store as BundleStore
 from coldstart.contract.arguments import Arguments
@@ -170,7 +170,7 @@ class Store:
 
     def list(self) -> Sequence[Bundle]:
         """Return all bundles in the order of publication."""
-        return self._bundles.list()
+        return self._bundles.list_bundles()
 
     def get(self, ref: str) -> Bundle:
         """Return the bundle named by NAME, NAME:vN, NAME@sha256:... or a digest; a trusted version before others.
@@ -178,7 +178,7 @@ class Store:
         Raises:
             BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError: `ref` does not name one bundle.
         """
-        return self._bundles.get(ref, trust=inspection.trust)
+        return self._bundles.find_by_reference(ref, trust=inspection.trust)
 
     def prune(self, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
         """Remove `refs`, or without them all but the `keep` newest versions of each key. See `pruning.prune`."""
@@ -230,7 +230,7 @@ def look_up(
     untrusted: bool = False,
 ) -> Lookup:
     """Resolve the model and look up its bundle. Raises the errors of `resolver.resolve` and `check_arguments`."""
-    accepts = anyone if untrusted else None
+    accepts = accept_any if untrusted else None
     return resolver.resolve(
         model,
         check_arguments(vllm_args),

@@ -16,7 +16,7 @@ from coldstart.artifacts import canonical
 from coldstart.bench import facts
 from coldstart.bench.result import SCHEMA_VERSION, Document
 from coldstart.bench.stats import MIN_SAMPLES, ratio_interval
-from coldstart.errors import UsageError, describe
+from coldstart.errors import UsageError, describe_reason
 
 REGRESSION, OK, INCONCLUSIVE = "regression", "ok", "inconclusive"
 CREATE_HINT = "coldstart bench MODEL --export json -o FILE"
@@ -25,10 +25,10 @@ CREATE_HINT = "coldstart bench MODEL --export json -o FILE"
 def load_baseline(path: Path) -> Document:
     """Read a saved benchmark document. Raises UsageError if the file is not one or has a different schema version."""
     try:
-        document = canonical.read(path)
+        document = canonical.read_json(path)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"cannot read the baseline {path.name}: {describe(error)}", hint=CREATE_HINT
+            f"cannot read the baseline {path.name}: {describe_reason(error)}", hint=CREATE_HINT
         ) from error
     if not isinstance(document, dict) or document.get("kind") != "bench":
         raise UsageError(f"{path.name} is not a result of `coldstart bench`", hint=CREATE_HINT)

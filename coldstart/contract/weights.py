@@ -40,7 +40,7 @@ class WeightsRequest:
 
     def read(self) -> dict[str, Any]:
         """Read the weights plan. Raises OSError, and ValueError if the file does not contain a JSON object."""
-        found = canonical.read(self.plan)
+        found = canonical.read_json(self.plan)
         if not isinstance(found, dict):
             raise ValueError(f"invalid weights plan {self.plan.name}: expected a JSON object")
         return found

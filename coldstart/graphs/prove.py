@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.errors import BundleError
 from coldstart.graphs.api import NodeKind
 from coldstart.graphs.errors import GraphError, NotProvenError, format_reasons
@@ -124,7 +124,7 @@ def extract(bundle: Bundle) -> Iterator[Path]:
     """Extract the section into a temporary directory, which is deleted on exit. Raises BundleError."""
     with tempfile.TemporaryDirectory(prefix="coldstart-inspect-") as place:
         # The section is read and never loaded, so its source need not be trusted.
-        bundle.extract("graphs", Path(place) / "graphs", trust=anyone)
+        bundle.extract_section("graphs", Path(place) / "graphs", trust=accept_any)
         yield Path(place) / "graphs"
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from coldstart.artifacts import files
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import UsageError, describe
+from coldstart.errors import UsageError, describe_reason
 from coldstart.scheduling.declaration import list_settings
 from coldstart.units import parse_size
 
@@ -48,7 +48,7 @@ def read_toml(path: Path, kind: str) -> dict[str, Any]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"the {kind} file {path} is not TOML: {describe(error)}",
+            f"the {kind} file {path} is not TOML: {describe_reason(error)}",
             hint=f"save {path} in UTF-8, with lines such as [TABLE] and KEY = VALUE, and text in quotes",
         ) from error
 

@@ -77,7 +77,7 @@ def _relocate_groups(triton: Path, final: Path) -> None:
     """Rewrite the absolute paths in Triton's group files, by which Triton finds the files of a kernel."""
     for group in triton.glob("*/__grp__*"):
         try:
-            members = canonical.read(group)["child_paths"]
+            members = canonical.read_json(group)["child_paths"]
             here = {name: str(final / group.parent.name / Path(path).name) for name, path in members.items()}
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # Triton compiles this kernel again

@@ -139,7 +139,7 @@ def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tup
 
 def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
     try:
-        known = bundle.json("weights")
+        known = bundle.read_json("weights")
     except BundleError as error:
         known = error
     if isinstance(known, Mapping) and isinstance(known.get("files"), list):

@@ -23,7 +23,7 @@ from coldstart.scheduling.settings import SchedulerSettings
 from coldstart.system import runtime, start_progress
 
 if TYPE_CHECKING:
-    from coldstart.artifacts.bundle import Trust
+    from coldstart.artifacts.bundle import TrustCheck
 
 # Flags that only the command `vllm serve` acts on. Servers here parse and ignore them: one process serves the API over HTTP.
 _ONE = "coldstart serves the API with one process"
@@ -69,7 +69,7 @@ class ServeRequest:
     ready_timeout: float | None = None
     require_signature: bool = False
     scheduler: SchedulerSettings = STOCK
-    trust: Trust = inspection.trust
+    trust: TrustCheck = inspection.trust
     weights_from: str | None = None
     weights_pace: PacedFetch | None = None
     defer_capture: bool = False

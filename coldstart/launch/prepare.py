@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 from coldstart.artifacts import files, ownership
-from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.bundle import Bundle, TrustCheck
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
@@ -81,7 +81,7 @@ def distrusting(plan: LaunchPlan) -> LaunchPlan:
 @dataclass
 class _Preparation:
     bundle: Bundle
-    trust: Trust
+    trust: TrustCheck
     root: Path
     fallbacks: list[Fallback] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class _Preparation:
 
     def json(self, section: str) -> dict[str, Any]:
         try:
-            document = self.bundle.json(section)
+            document = self.bundle.read_json(section)
         except BundleError as error:
             self.drop_section(section, f"{error.message} [{error.code}]")
             return {}
@@ -103,7 +103,7 @@ class _Preparation:
 
     def compile_dir(self) -> Path | None:
         """Return the directory of the `compile` section, unpacked once per content and reused by every later start."""
-        if not self.bundle.has("compile") and (
+        if not self.bundle.has_section("compile") and (
             why := inspection.list_missing_sections(self.bundle).get("compile")
         ):
             self.drop_section("compile", f"the bundle has none: {why}")
@@ -128,7 +128,7 @@ class _Preparation:
         """Copy the unpacked `compile` section to a private directory, where a GPU engine's compilers can write."""
         root = paths.compiled_dir()
         laid = root / section.name
-        if not is_dry_run() and (fault := ownership.private(root)) is not None:
+        if not is_dry_run() and (fault := ownership.ensure_private_directory(root)) is not None:
             self.drop_section("compile", f"cannot create its caches: {fault}")
             return
         try:
@@ -176,7 +176,7 @@ class _Preparation:
 
     def graphs(self) -> None:
         """Unpack the `graphs` section, if the bundle has one, like code: it contains kernels."""
-        if self.bundle.has("graphs") and (place := self.code("graphs")) is not None:
+        if self.bundle.has_section("graphs") and (place := self.code("graphs")) is not None:
             self.task = replace(self.task, restore=place)
 
     def modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def prepare(
     bundle: Bundle,
     weights: fetch.Weights,
     *,
-    trust: Trust,
+    trust: TrustCheck,
     root: Path | None = None,
 ) -> LaunchPlan:
     """Return the plan that starts the model from `bundle`. Code is unpacked under `root`, by default the cache root.

@@ -27,8 +27,8 @@ from functools import partial
 from pathlib import Path
 
 from coldstart.artifacts import canonical, ownership
-from coldstart.artifacts.bundle import Bundle, Trust
-from coldstart.artifacts.files import locked
+from coldstart.artifacts.bundle import Bundle, TrustCheck
+from coldstart.artifacts.files import hold_lock
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import CommandFailedError, LaunchRefusedError
@@ -60,7 +60,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
     _require_criu(level)
     meeting = meeting_dir()
     # One at a time: every frozen template listens at the same path.
-    with locked(meeting / "lock"):
+    with hold_lock(meeting / "lock"):
         process = template_pool.spawn(
             level, plan, meeting / "socket", subprocess.DEVNULL, timeout, bound=True, alone=True
         )
@@ -147,7 +147,7 @@ def _pidfds(parent: int) -> list[int]:
     return found
 
 
-def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed:
+def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustCheck) -> Thawed:
     """Thaw the engine that was built from `bundle` and frozen on this machine, for the server of `plan`.
 
     Raises:
@@ -157,7 +157,7 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: Trust) -> Thawed
     bundle.require_trust("compile", trust)
     images = runtime_image.engine_place(cache.runtimes, bundle.digest)
     _require_usable(images)
-    if bundle.has("compile"):
+    if bundle.has_section("compile"):
         try:
             # The image maps the kernels at this path.
             unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
@@ -175,10 +175,10 @@ def _meeting(images: Path) -> Path:
         LaunchRefusedError: The path is unknown, or not a private directory on this machine.
     """
     try:
-        meeting = Path(canonical.read(images / ABOUT)["meeting"])
+        meeting = Path(canonical.read_json(images / ABOUT)["meeting"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LaunchRefusedError("the snapshot does not record the directory where it was frozen") from error
-    if (reason := ownership.private(meeting.parent)) is not None:
+    if (reason := ownership.ensure_private_directory(meeting.parent)) is not None:
         raise LaunchRefusedError(
             f"the snapshot needs the directory {meeting.parent}, where it was frozen, but {reason}"
         )
@@ -193,7 +193,7 @@ def check(images: Path, plan: LaunchPlan) -> None:
     """
     reason = fingerprint.obstacle(images, "snapshot")
     if reason is None:
-        read = canonical.read(images / ABOUT)["environment"]
+        read = canonical.read_json(images / ABOUT)["environment"]
         reason = template_environment.difference(read, os.environ | plan.env, "snapshot")
     if reason is not None:
         raise LaunchRefusedError(reason)

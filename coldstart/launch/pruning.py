@@ -16,7 +16,7 @@ from coldstart.artifacts import files
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.oci import Descriptor
-from coldstart.artifacts.prune import PruneReport, remove
+from coldstart.artifacts.prune import PruneReport, remove_paths
 from coldstart.artifacts.store import Store
 from coldstart.errors import UsageError
 from coldstart.launch import caches, process_snapshot
@@ -46,15 +46,15 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     """
     store = Store(cache.bundles)
     # A name of several keys does not say which of them to remove.
-    drop = [store.get(ref, one_key=True) for ref in refs]
+    drop = [store.find_by_reference(ref, require_one_key=True) for ref in refs]
     pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
-    remaining = [bundle for bundle in store.list() if bundle.digest not in pruned.removed]
+    remaining = [bundle for bundle in store.list_bundles() if bundle.digest not in pruned.removed]
     unpacked = _find_unpacked(cache, remaining)
     with _leftover_images(cache.runtimes) as partial:
         frozen = (*partial, *_find_images(cache, remaining))
         freed = pruned.freed_bytes + sum(map(runtime_image.measure_size, (*unpacked, *frozen)))
         if not dry_run:
-            remove(unpacked)
+            remove_paths(unpacked)
             for path in unpacked:
                 file_state.find_record("unpacked", path).unlink(missing_ok=True)
             for path in frozen:
@@ -82,7 +82,7 @@ def _find_unpacked(cache: Cache, remaining: Sequence[Bundle]) -> tuple[Path, ...
 
 def _list_layers(bundle: Bundle) -> tuple[Descriptor, ...]:
     try:
-        return bundle.image.layers
+        return bundle.image_manifest.layers
     except BundleError:
         return ()  # nothing was ever unpacked from what cannot be read
 

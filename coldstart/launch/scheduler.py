@@ -76,8 +76,8 @@ def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[F
     from coldstart.scheduling.profile import IterationProfile, ProfileError
 
     try:
-        if bundle is not None and bundle.has("iterations"):
-            return IterationProfile.parse(bundle.json("iterations")).encode(), []
+        if bundle is not None and bundle.has_section("iterations"):
+            return IterationProfile.parse(bundle.read_json("iterations")).encode(), []
         reason = "no iteration times for this model: requests are ordered with a typical profile"
     except (ProfileError, BundleError) as problem:
         reason = f"{problem}: requests are ordered with a typical profile"
@@ -87,7 +87,7 @@ def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[F
 def _host_bytes(bundle: Bundle | None) -> int:
     """Return as many bytes of host memory as the device has for KV."""
     try:
-        sizing = bundle.json("kv") if bundle is not None and bundle.has("kv") else None
+        sizing = bundle.read_json("kv") if bundle is not None and bundle.has_section("kv") else None
     except BundleError:
         sizing = None
     size = sizing.get("bytes") if isinstance(sizing, Mapping) else None

@@ -83,7 +83,7 @@ def listed(root: Path | None = None) -> Iterator[Warm]:
     """Yield the templates below `root`, by default those of this user, that were started and not stopped."""
     for directory in sorted(_root(root).iterdir()):
         try:
-            about = canonical.read(directory / "about.json")
+            about = canonical.read_json(directory / "about.json")
             warm = Warm(**about | {"directory": directory, "owner": tuple(about["owner"])})
         except (OSError, ValueError, LookupError, TypeError):
             continue  # being written, or being removed
@@ -116,7 +116,7 @@ def start(
         CommandFailedError: The template exits, or is not ready in `timeout` seconds.
     """
     directory = _choose_directory(f"{level}-{plan.key.removeprefix('sha256:')[:12]}", root)
-    with files.locked(_lock(directory)):
+    with files.hold_lock(_lock(directory)):
         if any(warm.directory == directory and warm.pid for warm in listed(root)):
             raise UsageError(
                 f"a template of level {level} for {model} already runs", hint="coldstart template status"

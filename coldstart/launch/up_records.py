@@ -84,7 +84,7 @@ class UpDirectory:
     def read_last(self) -> UpRecord | None:
         """Return the record, also of a supervisor that has ended."""
         try:
-            return UpRecord(**canonical.read(self.path / _RECORD))
+            return UpRecord(**canonical.read_json(self.path / _RECORD))
         except (OSError, ValueError, TypeError):
             return None
 

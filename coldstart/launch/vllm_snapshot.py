@@ -22,7 +22,7 @@ from coldstart.artifacts import canonical, ownership
 from coldstart.artifacts.bundle import Bundle
 from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
-from coldstart.errors import CommandFailedError, LaunchRefusedError, describe
+from coldstart.errors import CommandFailedError, LaunchRefusedError, describe_reason
 from coldstart.launch.completions import CompletionClient, NoAnswerError
 from coldstart.launch.listening import DEFAULT_HOST, DEFAULT_PORT
 from coldstart.launch.server_process import Running
@@ -112,14 +112,16 @@ def restore(start: ServerStart) -> Running:
     assert lookup.bundle is not None, "unavailable() was not asked"
     lookup.bundle.require_trust("compile", start.request.trust)
     place, again = _place(lookup, lookup.bundle), lookup.format_materialize("--snapshot", "--force")
-    if (reason := ownership.private(place)) is not None:
+    if (reason := ownership.ensure_private_directory(place)) is not None:
         raise LaunchRefusedError(f"the snapshot is not private: {reason}", again)
     try:
-        manifest: Any = canonical.read(place / MANIFEST)
+        manifest: Any = canonical.read_json(place / MANIFEST)
         reason = gpu_starts.find_difference(manifest, _engine(lookup), lookup.model.revision or "")
         tree = gpu_starts.read_tree(manifest)
     except (OSError, ValueError, AttributeError) as error:
-        raise LaunchRefusedError(f"cannot read the snapshot of vLLM: {describe(error)}", again) from error
+        raise LaunchRefusedError(
+            f"cannot read the snapshot of vLLM: {describe_reason(error)}", again
+        ) from error
     if reason is not None:
         raise LaunchRefusedError(f"the snapshot is of another engine: {reason}", again)
     timeout = start.request.ready_timeout

@@ -16,7 +16,7 @@ from typing import Any
 import coldstart
 from coldstart.artifacts import canonical
 from coldstart.artifacts.manifest import Provenance
-from coldstart.artifacts.writer import Draft
+from coldstart.artifacts.writer import BundleDraft
 from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.environment import TIMELINE_EVENTS
@@ -257,7 +257,7 @@ class Assembly:
             args, key=self.key, compile_dir=used, canary=info.get("canary"), env=env, engine=task
         )
 
-    def add(self, draft: Draft, name: str) -> None:
+    def add(self, draft: BundleDraft, name: str) -> None:
         """Add one section to the draft, if this model has it."""
         path = self.out / name
         if path.is_dir():
@@ -293,7 +293,7 @@ class Assembly:
         return self.work / f"{name}.events"
 
     def _read(self, name: str) -> dict[str, Any]:
-        return dict(canonical.read(self.out / f"{name}.json"))
+        return dict(canonical.read_json(self.out / f"{name}.json"))
 
     def _write(self, name: str, value: object) -> None:
         (self.out / f"{name}.json").write_text(json.dumps(value, sort_keys=True))

@@ -48,7 +48,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
         raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="coldstart doctor")
     if requested.model.repo_id is None:  # a bundle of the same key may have been built from other files
         resolution.check_weights(requested.model)
-    with requested.store.lock(requested.key):
+    with requested.store.lock_key(requested.key):
         # Look up again: another process may have published it while this one waited for the lock.
         lookup = requested.refresh()
         bundle = lookup.bundle
@@ -72,10 +72,10 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
             profile_s=options.profile_s, records=lookup.cache.weights,
         )  # fmt: skip
         assembly.run(with_graphs="graphs" in options.sections)
-        with phase("publish"), lookup.store.begin(lookup.key) as draft:
+        with phase("publish"), lookup.store.open_draft(lookup.key) as draft:
             for name in options.sections:
                 assembly.add(draft, name)
-            return draft.publish(assembly.provenance(), signer=sign.host_key(paths.state_dir()))
+            return draft.publish(assembly.provenance(), signer=sign.load_host_key(paths.state_dir()))
 
 
 def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:

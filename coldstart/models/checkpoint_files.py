@@ -25,7 +25,7 @@ from typing import Any
 
 from coldstart.artifacts import canonical, files
 from coldstart.artifacts.limits import LIMITS
-from coldstart.errors import UsageError, describe
+from coldstart.errors import UsageError, describe_reason
 from coldstart.system.file_state import cache_by_state
 
 AGAIN = "fetch the model again"
@@ -54,7 +54,7 @@ def open_file(path: Path) -> BufferedReader:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {describe(error)}", hint=AGAIN) from error
+        raise UsageError(f"cannot read {path}: {describe_reason(error)}", hint=AGAIN) from error
     if file.peek(len(_POINTER)).startswith(_POINTER):
         file.close()
         raise UsageError(
@@ -76,11 +76,11 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises the errors of `open_file`, and UsageError if it is no JSON object within the limits.
     """
     with open_file(path) as file:
-        data = file.read(LIMITS.json_section + 1)
+        data = file.read(LIMITS.json_section_bytes + 1)
     try:
-        value = canonical.parse(data, what="it")
+        value = canonical.parse_json(data, source="it")
     except ValueError as error:
-        raise UsageError(f"cannot read {path}: {describe(error)}", hint=AGAIN) from error
+        raise UsageError(f"cannot read {path}: {describe_reason(error)}", hint=AGAIN) from error
     if not isinstance(value, dict):
         raise UsageError(f"{path} is not a JSON object", hint=AGAIN)
     return value
@@ -104,7 +104,7 @@ def read_header(path: Path) -> list[TensorEntry]:
     try:
         return list(_read_header(path))
     except (SafetensorError, ValueError, TypeError, LookupError, AttributeError) as error:
-        message = f"{path} is truncated or not a valid safetensors file: {describe(error)}"
+        message = f"{path} is truncated or not a valid safetensors file: {describe_reason(error)}"
         raise UsageError(message, hint=AGAIN) from error
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
-from coldstart.artifacts.files import replacing
+from coldstart.artifacts.files import open_replacement
 from coldstart.errors import AuthRequiredError, ColdstartError, UsageError
 from coldstart.models import checkpoint_files
 from coldstart.system import secrets
@@ -172,7 +172,7 @@ def _record(directory: Path, revision: str | None) -> None:
     with suppress(OSError):  # of a cache that cannot be written
         if directory.name != revision:
             reference.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(reference, durable=False) as file:
+            with open_replacement(reference, durable=False) as file:
                 file.write(directory.name.encode())
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from coldstart.artifacts import oci
-from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.bundle import Bundle, TrustCheck
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key, Mismatch
 from coldstart.artifacts.store import BundleNotFoundError, Store
@@ -39,7 +39,7 @@ class Lookup:
 
     Every command creates one and passes it on; nothing below resolves the model, the arguments or the cache a second time.
     ``lender`` is the bundle that records ``vllm_args``, None if the user typed them.
-    ``offline`` forbids downloads. A bundle is found only if ``accepts`` accepts it (None: `trust`; `bundle.anyone`: every
+    ``offline`` forbids downloads. A bundle is found only if ``accepts`` accepts it (None: `trust`; `bundle.accept_any`: every
     signer); ``untrusted`` is a bundle of this key that was not accepted. ``notes`` are remarks on the choice for the user.
     """
 
@@ -51,7 +51,7 @@ class Lookup:
     nearest: Bundle | None = None
     mismatches: tuple[Mismatch, ...] = ()
     offline: bool = False
-    accepts: Trust | None = None
+    accepts: TrustCheck | None = None
     untrusted: Bundle | None = None
     lender: Bundle | None = None
     notes: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Lookup:
     def refresh(self) -> Lookup:
         """Look the same key up once more: another process may have published the bundle meanwhile."""
         try:
-            bundle = self.store.find(self.key, name=self.model.name, trust=self.accepts or trust)
+            bundle = self.store.find_by_key(self.key, name=self.model.name, trust=self.accepts or trust)
         except BundleNotFoundError as error:
             nearest, mismatches = error.nearest or (None, [])
             notes = tuple(describe_distrust(nearest)) if nearest else ()
@@ -127,7 +127,7 @@ def look_up(
     cache: Cache | None = None,
     offline: bool = False,
     revision: str | None = None,
-    accepts: Trust | None = None,
+    accepts: TrustCheck | None = None,
 ) -> Lookup:
     """Compose the key of the model ``word`` on this machine and look it up among accepted bundles.
 
@@ -150,7 +150,7 @@ def describe_distrust(chosen: Bundle) -> Iterator[str]:
 
 def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
     """Yield a note for each later version of the same key, with the reason for which it was not chosen."""
-    for other in store.list():
+    for other in store.list_bundles():
         if other.version <= chosen.version or other.descriptor.annotations.get(oci.KEY) != chosen.key_digest:
             continue
         try:
@@ -207,7 +207,7 @@ def differ_in_arguments(mismatches: Iterable[Mismatch]) -> bool:
     return all(one.field.startswith(keys.ENGINE) for one in mismatches)
 
 
-def require(lookup: Lookup, *, bundle: bool, signed_by: Trust | None = None) -> str:
+def require(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None = None) -> str:
     """Return why the lookup has no bundle, or "" if it has one.
 
     Raises NoBundleError if it has none and `bundle` is set, and CommandFailedError if `signed_by` does not accept the bundle.
@@ -256,7 +256,7 @@ class _Iterations(msgspec.Struct):
 def _read_section(bundle: Bundle, section: str, kind: type[_Section]) -> _Section | None:
     """Return a JSON section as a `kind`, None if the bundle has none or it has another form."""
     try:
-        return msgspec.convert(bundle.json(section), kind)
+        return msgspec.convert(bundle.read_json(section), kind)
     except (BundleError, msgspec.ValidationError):
         return None
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from coldstart.artifacts import files
-from coldstart.artifacts.bundle import Bundle, Trust, anyone, best_first
+from coldstart.artifacts.bundle import Bundle, TrustCheck, accept_any, sort_best_first
 from coldstart.artifacts.errors import InvalidReferenceError
-from coldstart.artifacts.key import diff
+from coldstart.artifacts.key import compare_keys
 from coldstart.artifacts.store import BundleNotFoundError, Store
 from coldstart.errors import UsageError
 from coldstart.models import inspection, keys, resolution
@@ -31,7 +31,7 @@ def resolve(
     cache: Cache,
     offline: bool = False,
     revision: str | None = None,
-    accepts: Trust | None = None,
+    accepts: TrustCheck | None = None,
 ) -> Lookup:
     """Look up the model, or the one version of a bundle, that `word` names, for a server that is to start.
 
@@ -41,7 +41,7 @@ def resolve(
     of a directory, whose path it does not record.
     """
     is_version = not resolution.names_model(word) and _VERSION_OR_DIGEST.fullmatch(word)
-    if bundle := Store(cache.bundles).get(word) if is_version else None:
+    if bundle := Store(cache.bundles).find_by_reference(word) if is_version else None:
         word, commit = bundle.manifest.provenance.model_name, bundle.key.fields.get("model.revision")
         if not names_model(word):
             raise UsageError(
@@ -63,7 +63,7 @@ def _take_version(asked: Lookup, bundle: Bundle, *, records_arguments: bool) -> 
     """Return the lookup with this version of a bundle alone, found or not."""
     asked = replace(asked, bundle=None, nearest=None, mismatches=(), untrusted=None, notes=())
     if asked.key != bundle.key:
-        return replace(asked, nearest=bundle, mismatches=tuple(diff(asked.key, bundle.key)))
+        return replace(asked, nearest=bundle, mismatches=tuple(compare_keys(asked.key, bundle.key)))
     if not (asked.accepts or inspection.trust)(bundle).ok:
         return replace(asked, untrusted=bundle)
     notes = tuple(inspection.describe_distrust(bundle))
@@ -83,18 +83,18 @@ def find_bundle(
 
     With `asks_hub`, a name that no bundle has can be a model of the hub.
 
-    Raises the errors of `Store.get` and of `inspection.look_up`, and NoBundleError.
+    Raises the errors of `Store.find_by_reference` and of `inspection.look_up`, and NoBundleError.
     """
     if not ((vllm_args or revision) and names_model(word)):
         try:
-            return Store(cache.bundles).get(word, trust=inspection.trust)
+            return Store(cache.bundles).find_by_reference(word, trust=inspection.trust)
         except (BundleNotFoundError, InvalidReferenceError):
             is_model = resolution.names_model(word) or (asks_hub and not _VERSION_OR_DIGEST.fullmatch(word))
-            if files.is_file(word) or not is_model:
+            if files.is_existing_file(word) or not is_model:
                 raise
     asked = inspection.look_up(word, vllm_args, cache=cache, offline=offline, revision=revision)
     if asked.bundle is None:  # a bundle that is only read need not be trusted
-        asked = replace(asked, accepts=anyone).refresh()
+        asked = replace(asked, accepts=accept_any).refresh()
     if asked.bundle is None:
         raise inspection.miss(asked)
     return asked.bundle
@@ -111,17 +111,19 @@ def adopt_arguments(asked: Lookup) -> Lookup:
     `asked` has no arguments. If no trusted bundle fits, return `asked`; its `untrusted` is then the best bundle that would fit
     if this user trusted it.
     """
-    named = [bundle for bundle in asked.store.list() if bundle.identity[0] == asked.model.name]
-    readable = [one for one in best_first(named, inspection.trust) if one.problem is None]
+    named = [bundle for bundle in asked.store.list_bundles() if bundle.identity[0] == asked.model.name]
+    readable = [one for one in sort_best_first(named, inspection.trust) if one.read_error is None]
     for one in readable:
         if not one.trust.ok or (arguments := inspection.read_arguments(one.bundle)) is None:
             continue
         key = keys.replace_arguments(asked.key, arguments)
         # A model directory without weights has none in its key: they are fetched from elsewhere.
-        if all(field == _WEIGHTS and wanted is None for field, wanted, _ in diff(key, one.bundle.key)):
+        if all(
+            field == _WEIGHTS and wanted is None for field, wanted, _ in compare_keys(key, one.bundle.key)
+        ):
             return replace(asked, vllm_args=arguments, key=key, lender=one.bundle).refresh()
     if asked.bundle is not None or asked.untrusted is not None or asked.accepts is not None:
         return asked
     distrusted = (one.bundle for one in readable if not one.trust.ok)
-    fits = (one for one in distrusted if inspection.differ_in_arguments(diff(asked.key, one.key)))
+    fits = (one for one in distrusted if inspection.differ_in_arguments(compare_keys(asked.key, one.key)))
     return replace(asked, untrusted=next(fits, None))

@@ -57,7 +57,7 @@ def build(name: str, models: Path) -> Path:
     if (temporary := find_directory()) is not None:
         final = temporary / final.relative_to(models)
     final.parent.mkdir(parents=True, exist_ok=True)
-    with files.locked(final.with_name(f".{name}.lock")):
+    with files.hold_lock(final.with_name(f".{name}.lock")):
         if not final.is_dir():
             with scratch.owned(final.parent, _DRAFT) as own:
                 draft = own / name

@@ -73,14 +73,14 @@ def find_record(kind: str, place: Path) -> Path:
 def record_directory(kind: str, place: Path, made_by: str) -> None:
     """Record what made `place` and the fingerprint of each entry by relative path, of itself as ".". Raises OSError."""
     document = {"made_by": made_by, "entries": {name: _stamp(status) for name, status in _entries(place)}}
-    files.make_private(find_record(kind, place).parent)
+    files.create_private_directory(find_record(kind, place).parent)
     files.write_atomic(find_record(kind, place), json.dumps(document).encode(), mode=0o600)
 
 
 def read_record(kind: str, place: Path, made_by: str) -> Mapping[str, Sequence[int]]:
     """Return the fingerprints that `write` recorded, {} if there are none of what was made so."""
     try:
-        known = canonical.read(find_record(kind, place))
+        known = canonical.read_json(find_record(kind, place))
         return dict(known["entries"]) if known["made_by"] == made_by else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
@@ -95,7 +95,7 @@ def find_change(stamped: Mapping[str, Sequence[int]], place: Path, made: str) ->
         if _stamp(present[name]) != list(stamp):
             return f"{place / name} has changed since it was {made}"
     for name, entry in present.items():
-        if (reason := ownership.entry_fault(entry)) is not None:
+        if (reason := ownership.describe_exposure(entry)) is not None:
             return f"{place / name} {reason}"
     return None
 

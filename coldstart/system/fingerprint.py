@@ -49,7 +49,7 @@ def write(pid: int, modules: Path, directory: Path) -> None:
     Raises:
         OSError: A file of the process does not exist any more.
     """
-    files = {*mapped_files(pid), *canonical.read(modules), *_own_code()}
+    files = {*mapped_files(pid), *canonical.read_json(modules), *_own_code()}
     (directory / ABOUT).write_bytes(msgspec.json.encode(Fingerprint(machine(), read_states(files))))
 
 

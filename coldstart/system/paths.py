@@ -173,7 +173,7 @@ def choose_writable(root: Path, name: str) -> Path:
     """Return `root` if this user can write to it and no other user can, else the directory `name` in a private one.
 
     Raises UsageError if `runtime_dir` does."""
-    if os.access(_find_nearest(root), os.W_OK | os.X_OK) and ownership.fault(root) is None:
+    if os.access(_find_nearest(root), os.W_OK | os.X_OK) and ownership.describe_path_exposure(root) is None:
         return root
     return _choose([_name_frozen_dir(), *_list_temporary()], 0) / name
 
@@ -213,12 +213,12 @@ def _claim(place: Path, below: int = 0) -> str | None:
     """Create `place` as a private directory if it is missing. Return why it cannot be one, None if it is."""
     if below and len(os.fsencode(place)) + below > LONGEST_PATH:
         return f"{place} is too long for a unix socket"
-    if (reason := ownership.fault(place.parent)) is not None:
+    if (reason := ownership.describe_path_exposure(place.parent)) is not None:
         return reason
     nearest = _find_nearest(place.parent)
     if not os.access(nearest, os.W_OK | os.X_OK):
         return f"{nearest} cannot be written"
-    return ownership.private(place)
+    return ownership.ensure_private_directory(place)
 
 
 def _find_nearest(place: Path) -> Path:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coldstart.artifacts.files import read_regular
 from coldstart.artifacts.net.origin import redact_url
-from coldstart.errors import UsageError, describe
+from coldstart.errors import UsageError, describe_reason
 
 HIDDEN = "***"
 # vLLM's own secret options, whatever the rule by words decides. A test compares them with vLLM's parser.
@@ -177,7 +177,7 @@ def read_key(file: Path) -> str:
         name, hint = shlex.quote(str(file)), "specify the file of a key"
         if isinstance(error, FileNotFoundError):
             hint = f"make a key: install -m 600 /dev/null {name} && openssl rand -hex 32 > {name}"
-        raise UsageError(f"cannot read {file}: {describe(error)}", hint=hint) from error
+        raise UsageError(f"cannot read {file}: {describe_reason(error)}", hint=hint) from error
     if not key or not key.isprintable():
         raise UsageError(
             f"cannot read a key from {file}: expected one line of ASCII", hint="write the key alone"

@@ -18,7 +18,7 @@ from coldstart.artifacts import trees
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Scalar
-from coldstart.artifacts.manifest import SECTION_TYPES, supported
+from coldstart.artifacts.manifest import SECTION_TYPES, is_supported
 from coldstart.artifacts.oci import Descriptor
 
 Level = Literal["manifest", "checksum", "load", "replay"]
@@ -92,7 +92,7 @@ def check(bundle: Bundle, level: Level = "checksum") -> list[Finding]:
         manifest = bundle.manifest
     except BundleError as error:
         return [_finding_from_error(error, "manifest")]
-    findings = [_unknown_section_finding(entry) for entry in manifest.sections if not supported(entry)]
+    findings = [_unknown_section_finding(entry) for entry in manifest.sections if not is_supported(entry)]
     if any(
         argument.partition("=")[2].startswith("/") or argument.startswith("/")
         for argument in manifest.provenance.arguments
@@ -107,23 +107,24 @@ def check(bundle: Bundle, level: Level = "checksum") -> list[Finding]:
         try:
             _read_section(bundle, entry)
         except BundleError as error:
-            findings.append(_finding_from_error(error, entry.type))
+            findings.append(_finding_from_error(error, entry.section_type))
     return findings
 
 
 def _read_section(bundle: Bundle, entry: Descriptor) -> None:
-    if supported(entry) and SECTION_TYPES[entry.type].encoding == "json":
-        bundle.json(entry.type)
+    if is_supported(entry) and SECTION_TYPES[entry.section_type].encoding == "json":
+        bundle.read_json(entry.section_type)
         return
-    with bundle.open_blob(entry.type) as reader:
-        if supported(entry):
-            trees.scan(reader, entry)
+    with bundle.open_section(entry.section_type) as reader:
+        if is_supported(entry):
+            trees.list_members(reader, entry)
         reader.drain()
 
 
 def _unknown_section_finding(entry: Descriptor) -> Finding:
-    message = f"section {entry.type} version {entry.version} is not supported by this version of coldstart and was not checked"
-    return Finding("CS-SECTION-UNKNOWN", "note", message, "upgrade coldstart to use it", entry.type)
+    section = f"section {entry.section_type} version {entry.section_version}"
+    message = f"{section} is not supported by this version of coldstart and was not checked"
+    return Finding("CS-SECTION-UNKNOWN", "note", message, "upgrade coldstart to use it", entry.section_type)
 
 
 def _finding_from_error(error: BundleError, subject: str) -> Finding:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from coldstart.artifacts import canonical
-from coldstart.errors import CommandFailedError, describe
+from coldstart.errors import CommandFailedError, describe_reason
 from coldstart.launch.completions import NoAnswerError
 from coldstart.system.ipc.addresses import free_port
 from coldstart.system.proc import exits, processes, scratch
@@ -240,10 +240,10 @@ def explain_slow_path(readiness: Mapping[str, object]) -> list[str]:
 
 def _read_ready_file(path: Path) -> dict[str, object]:
     try:
-        value = canonical.read(path)
+        value = canonical.read_json(path)
     except ValueError as error:
         raise CommandFailedError(
-            f"the server wrote an invalid ready file: {describe(error)}", hint="coldstart doctor"
+            f"the server wrote an invalid ready file: {describe_reason(error)}", hint="coldstart doctor"
         ) from error
     if not isinstance(value, dict):
         raise CommandFailedError(

@@ -14,7 +14,7 @@ from itertools import combinations, zip_longest
 from pathlib import Path
 
 from coldstart.artifacts import files
-from coldstart.errors import UsageError, describe
+from coldstart.errors import UsageError, describe_reason
 from coldstart.launch.completions import Completion, CompletionClient
 from coldstart.validate.checks import Finding
 from coldstart.validate.launch import HOST, Launcher, run_server
@@ -99,7 +99,9 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     try:
         prompts = tuple(line for line in files.read_text(path).splitlines() if line.strip())
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read prompts from {path}: {describe(error)}", hint=PROMPTS_HINT) from error
+        raise UsageError(
+            f"cannot read prompts from {path}: {describe_reason(error)}", hint=PROMPTS_HINT
+        ) from error
     if not prompts:
         raise UsageError(f"cannot read prompts from {path}: the file contains no prompt", hint=PROMPTS_HINT)
     return prompts

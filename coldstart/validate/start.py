@@ -39,7 +39,7 @@ def check_start(
 
     Raises UsageError if the server rejects a prompt.
     """
-    findings = check_graph_tables(bundle, level) if bundle.has(GRAPHS) else []
+    findings = check_graph_tables(bundle, level) if bundle.has_section(GRAPHS) else []
     if any(finding.severity == "error" for finding in findings):
         return findings
     with (
@@ -101,7 +101,7 @@ def _create_fallback_finding(reason: str, bundle: Bundle, level: Level) -> Findi
         message = f"{reason.removeprefix('canary: ')}, although the weights are those of the bundle"
         return Finding("CS-CANARY", "error", message, hint, "serve")
     message = f"not used: {reason}"
-    if level == "replay" and bundle.has(GRAPHS) and f"{GRAPHS}:" in message:
+    if level == "replay" and bundle.has_section(GRAPHS) and f"{GRAPHS}:" in message:
         return Finding("CS-GRAPHS-REPLAY", "error", message, hint, GRAPHS)
     missing = inspection.list_missing_sections(bundle).items()
     missing_reasons = tuple(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from coldstart.artifacts.bundle import Bundle
-from coldstart.artifacts.key import diff
+from coldstart.artifacts.key import compare_keys
 from coldstart.errors import UsageError
 from coldstart.models import inspection, keys, resolution, resolver
 from coldstart.models.inspection import Lookup
@@ -164,7 +164,7 @@ def explain_not_served(
     """
     if lookup.bundle is not None and lookup.bundle.digest == bundle.digest:
         return []
-    if differing := diff(lookup.key, bundle.key):
+    if differing := compare_keys(lookup.key, bundle.key):
         listed = "; ".join(f"{one.field}: expected {one.wanted}, found {one.found}" for one in differing)
         message, hint = (
             f"this model with these arguments has another key on this machine: {listed}",
@@ -189,10 +189,14 @@ def explain_other_weights(bundle: Bundle, lookup: Lookup) -> list[Finding]:
     A server would use the bundle with such weights, but its tokens would differ. Hashes of weights are cached.
     """
     directory, weights_cache = lookup.model.path, lookup.cache.weights
-    if directory is None or lookup.vllm_args.value("load_format") == "dummy" or not bundle.has("weights"):
+    if (
+        directory is None
+        or lookup.vllm_args.value("load_format") == "dummy"
+        or not bundle.has_section("weights")
+    ):
         return []
     try:
-        known = checkpoint.parse(cast("dict[str, Any]", bundle.json("weights"))).document()
+        known = checkpoint.parse(cast("dict[str, Any]", bundle.read_json("weights"))).document()
     except checkpoint.InvalidWeightsPlanError:
         return []  # unusable, but reported by `serve --weights-from`
     if weights.identity(directory, weights_cache) == weights.digest(known):

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from coldstart.artifacts import canonical
-from coldstart.artifacts.files import open_regular, replacing, write_atomic
+from coldstart.artifacts.files import open_regular, open_replacement, write_atomic
 from coldstart.models import checkpoint_files
 from coldstart.models.resolution import weight_files
 from coldstart.system.dry_run import is_dry_run
@@ -52,7 +52,7 @@ def plan(directory: Path, records: Path | None = None) -> dict[str, Any]:
     made = Checkpoint(CHUNK, hashed).document()
     if records is not None and stamp == _stamp(directory):  # else a file changed while it was read
         records.mkdir(parents=True, exist_ok=True)
-        with replacing(_record(directory, records), durable=False) as file:
+        with open_replacement(_record(directory, records), durable=False) as file:
             file.write(json.dumps({"stamp": stamp, "digest": digest(made)}).encode())
     return made
 
@@ -96,7 +96,7 @@ def identity(directory: Path, records: Path) -> str:
         records: Directory of the recorded digests.
     """
     with suppress(OSError, ValueError, KeyError, TypeError):  # no record, or not one of this release
-        known = canonical.read(_record(directory, records))
+        known = canonical.read_json(_record(directory, records))
         if known["stamp"] == _stamp(directory):
             return str(known["digest"])
     return "" if is_dry_run() else digest(plan(directory, records))

@@ -27,7 +27,9 @@ root_alone = pytest.mark.skipif(os.getuid() != 0, reason="giving a file to anoth
 
 @pytest.fixture
 def signed(home: Path, tmp_path: Path) -> Bundle:
-    bundle = publish(Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.host_key(paths.state_dir()))
+    bundle = publish(
+        Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.load_host_key(paths.state_dir())
+    )
     assert inspection.trust(bundle).ok  # and is recorded
     return bundle
 
@@ -63,7 +65,7 @@ def test_place_that_others_can_write_to_is_refused(signed: Bundle, place: str, m
     path.chmod(mode)
     _is_refused(signed, path, "chmod go-w")
     if place != "key":
-        for use in (trusted_keys.listed, lambda: sign.host_key(paths.state_dir())):
+        for use in (trusted_keys.listed, lambda: sign.load_host_key(paths.state_dir())):
             with pytest.raises(ExposedKeyError):
                 use()
     path.chmod(before)
@@ -108,11 +110,11 @@ def test_signing_key_that_others_can_read_is_refused(signed: Bundle, mode: int) 
     key = paths.state_dir() / "signing" / "host.pem"
     key.chmod(mode)
     with pytest.raises(ExposedKeyError) as caught:
-        sign.host_key(paths.state_dir())
+        sign.load_host_key(paths.state_dir())
     assert str(key) in caught.value.message and str(caught.value.hint).endswith(shlex.quote(str(key)))
     assert "chmod" in str(caught.value.hint)
     key.chmod(0o600)
-    assert sign.host_key(paths.state_dir()).fingerprint
+    assert sign.load_host_key(paths.state_dir()).fingerprint
 
 
 def test_commands_name_the_directory_and_the_chmod(run: Run, home: Path) -> None:

@@ -24,8 +24,8 @@ def test_host_key_is_created_without_hard_links(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refuse)
-    made = sign.host_key(tmp_path)
-    assert sign.host_key(tmp_path).fingerprint == made.fingerprint
+    made = sign.load_host_key(tmp_path)
+    assert sign.load_host_key(tmp_path).fingerprint == made.fingerprint
     path = tmp_path / "signing" / "host.pem"
     assert path.stat().st_mode & 0o077 == 0 and not list(path.parent.glob(".*.partial"))
 
@@ -50,4 +50,4 @@ def test_readers_need_no_file_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOLCK, "No locks")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    assert Store(tmp_path / "store").list() == [made] and check(made) == []
+    assert Store(tmp_path / "store").list_bundles() == [made] and check(made) == []

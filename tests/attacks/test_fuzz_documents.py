@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import pytest
 from coldstart.artifacts import canonical, oci
-from coldstart.artifacts.bundle import anyone
+from coldstart.artifacts.bundle import accept_any
 from coldstart.artifacts.errors import BundleError
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.manifest import SECTION_TYPES
@@ -107,10 +107,10 @@ def write(store: Store, key: Key, target: str, chance: random.Random) -> None:
         document = mutate_often(config(key=dict(key.fields)), chance)
         plant(store, json.dumps(document).encode())
         return
-    with store.begin(key) as draft:
+    with store.open_draft(key) as draft:
         for name, value in SECTIONS.items():
             document = mutate_often(value, chance) if name == target else value
-            with draft.staging.file() as file:
+            with draft.staging.open_blob() as file:
                 file.write(json.dumps(document).encode() if name == target else canonical.dumps(document))
             kind = SECTION_TYPES[name].media_type
             draft.sections[name] = oci.Descriptor(kind, file.digest, file.size)
@@ -118,12 +118,12 @@ def write(store: Store, key: Key, target: str, chance: random.Random) -> None:
 
 
 def read_list(store: Store, model: str) -> None:
-    for bundle in store.list():
+    for bundle in store.list_bundles():
         bundles._row(bundles._describe(bundle))
 
 
 def read_inspect(store: Store, model: str) -> None:
-    bundle, forms = store.get("org/tiny"), get_args(Format)
+    bundle, forms = store.find_by_reference("org/tiny"), get_args(Format)
     for common in (
         Common(Output(form), offline=True, cache=Cache.at(), vllm_args=Arguments()) for form in forms
     ):
@@ -132,12 +132,12 @@ def read_inspect(store: Store, model: str) -> None:
 
 
 def read_validate(store: Store, model: str) -> None:
-    for bundle in store.list():
+    for bundle in store.list_bundles():
         check(bundle)
 
 
 def plan_serve(store: Store, model: str, **more: Any) -> None:
-    found = inspection.look_up(model, accepts=anyone)
+    found = inspection.look_up(model, accepts=accept_any)
     json.dumps(planning.plan(ServeRequest(found, without_bundle=True, **more)).document())
 
 
@@ -204,5 +204,5 @@ def test_readers_refuse_or_read_each_mutation(home: Path) -> None:
                 except Exception as error:
                     raise AssertionError(f"{reader.__name__} of seed {seed}") from error
                 assert time.monotonic() - began < DEADLINE_S, (reader.__name__, seed)
-            store.prune(keep=None, drop=store.list())
+            store.prune(keep=None, drop=store.list_bundles())
     assert strayed == [] and refused > 30 and read > 300  # some were refused, and not all

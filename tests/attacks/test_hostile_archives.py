@@ -15,7 +15,7 @@ from tools.bundles import member, plain_tar, publish
 from coldstart.validate.checks import check
 
 _LAYOUT = (member(oci.LAYOUT_FILE), oci.LAYOUT)
-_INDEX = (member(oci.INDEX_FILE), oci.index_document([]))
+_INDEX = (member(oci.INDEX_FILE), oci.serialize_index([]))
 
 HOSTILE = {
     "no layout": plain_tar(_INDEX),
@@ -36,7 +36,7 @@ def test_import_refuses_hostile_archive(name: str, store: Store, tmp_path: Path)
     (tmp_path / "hostile.tar").write_bytes(HOSTILE[name])
     with pytest.raises(NotALayoutError):
         import_archive(store, tmp_path / "hostile.tar")
-    assert store.list() == []
+    assert store.list_bundles() == []
 
 
 def test_import_refuses_a_header_that_does_not_fit_into_memory(store: Store, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_import_reads_a_blob_from_no_link_and_writes_no_other_member(store: Stor
         plain_tar(*others, *members, (member("x", type=tarfile.CHRTYPE), b""))
     )
     before = sorted(tmp_path.rglob("*"))
-    assert import_archive(store, tmp_path / "more.tar") == [bundle] and check(store.list()[0]) == []
+    assert import_archive(store, tmp_path / "more.tar") == [bundle] and check(store.list_bundles()[0]) == []
     assert [path for path in sorted(tmp_path.rglob("*")) if not path.is_relative_to(store.root)] == before
     linked = [
         (member(info.name, type=tarfile.SYMTYPE, linkname="/etc/passwd"), b"")
@@ -88,6 +88,6 @@ def test_every_flipped_byte_of_an_archive_is_refused_or_harmless(store: Store, t
         try:
             found = import_archive(target, tmp_path / "bad.tar")
         except BundleError:
-            assert target.list() == []
+            assert target.list_bundles() == []
         else:
             assert all(check(item) == [] for item in found)

@@ -14,7 +14,7 @@ from time import process_time
 import pytest
 import zstandard
 from coldstart.artifacts import trees
-from coldstart.artifacts.bundle import anyone
+from coldstart.artifacts.bundle import accept_any
 from coldstart.artifacts.errors import (
     BundleError,
     DuplicateMemberError,
@@ -32,7 +32,7 @@ LIMIT_S = 20.0
 
 
 def _header(name: str) -> bytes:
-    return trees.describe(name).tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+    return trees.build_tar_header(name).tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
 def _numbered(count: int) -> Iterator[bytes]:
@@ -48,7 +48,7 @@ def _siblings() -> Iterator[bytes]:
     """Yield long names that share 63 directories."""
     parts = ["d" * 60] * (LIMITS.path_depth - 1)
     for depth in range(1, LIMITS.path_depth):
-        yield trees.describe("/".join(parts[:depth]), is_directory=True).tobuf(
+        yield trees.build_tar_header("/".join(parts[:depth]), is_directory=True).tobuf(
             tarfile.PAX_FORMAT, "utf-8", "strict"
         )
     above = "/".join(parts)
@@ -57,7 +57,7 @@ def _siblings() -> Iterator[bytes]:
 
 def _large_headers() -> Iterator[bytes]:
     """Yield names whose pax headers hold as many records as 16 KiB can."""
-    records = b"5 a=\n" * (LIMITS.pax_header // 5)
+    records = b"5 a=\n" * (LIMITS.pax_header_bytes // 5)
     pax = member("pax", type=b"x", size=len(records)).tobuf()
     padded = pax + records + b"\0" * (-len(records) % 512)
     return (padded + _header(str(number)) for number in range(LIMITS.tree_members // 100))
@@ -78,7 +78,9 @@ LONG = ("large pax headers", "one too many")
 
 def _compressed(headers: Iterable[bytes]) -> bytes:
     compressor = zstandard.ZstdCompressor(level=1).compressobj()
-    return b"".join([*map(compressor.compress, headers), compressor.compress(trees.END), compressor.flush()])
+    return b"".join(
+        [*map(compressor.compress, headers), compressor.compress(trees.TAR_END), compressor.flush()]
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_depth_is_limited_for_readers_and_writers(store: Store, tmp_path: Path) 
     deepest = f"{above[-1]}/d"
     members = [*((member(name, type=b"5"), b"") for name in above), (member(deepest), b"x")]
     bundle = forge(store, tar_zst(*members))
-    assert bundle.extract("compile", tmp_path / "out", trust=anyone) == LIMITS.path_depth
+    assert bundle.extract_section("compile", tmp_path / "out", trust=accept_any) == LIMITS.path_depth
     tree = write_tree(tmp_path / "tree", {f"{deepest}/x": b"x"})
-    with store.begin(key()) as draft, pytest.raises(UnsafePathError, match="64 components"):
+    with store.open_draft(key()) as draft, pytest.raises(UnsafePathError, match="64 components"):
         draft.add_tree("compile", tree)

@@ -212,7 +212,7 @@ def test_a_hostile_registry(name: str, tmp_path: Path, monkeypatch: pytest.Monke
             remote.pull(store, f"oci://{server.address}/a/b:v1")
         assert time.monotonic() - began < DEADLINE_S
         assert watch.peak < RSS
-        assert not store.list() and not list(store.root.rglob("*.partial"))
+        assert not store.list_bundles() and not list(store.root.rglob("*.partial"))
         assert SECRET.encode() not in other.heard and LOGIN.encode() not in other.heard
 
 
@@ -260,7 +260,7 @@ def test_hostile_responses_after_a_valid_manifest(
         elif "/manifests/" in asked.path and last.startswith("sha256:0000"):
             hostile(connection, asked)
         elif "/manifests/" in asked.path and not last.startswith("sha256"):
-            answer(connection, 200, {}, made.image_bytes())
+            answer(connection, 200, {}, made.read_image_manifest())
         elif where == "blob" and blob.exists() and blob.stat().st_size > 1500:
             hostile(connection, asked)
         else:
@@ -275,7 +275,7 @@ def test_hostile_responses_after_a_valid_manifest(
             remote.pull(store, f"oci://{server.address}/a/b:v1")
         assert time.monotonic() - began < DEADLINE_S
     assert watch.peak < RSS
-    assert all(check(bundle) == [] for bundle in store.list())
+    assert all(check(bundle) == [] for bundle in store.list_bundles())
 
 
 def test_pull_limits_the_number_of_signatures(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_pull_limits_the_number_of_signatures(tmp_path: Path) -> None:
         if "/referrers/" in asked.path:
             answer(connection, 200, {"Content-Type": oci.INDEX_TYPE}, index)
         elif last == "latest":
-            answer(connection, 200, {}, made.image_bytes())
+            answer(connection, 200, {}, made.read_image_manifest())
         elif blob.exists():
             answer(connection, 200, {}, blob.read_bytes())
         else:

@@ -52,7 +52,7 @@ def test_cache_of_another_user_is_not_written(home: Path, stranger: Act, tmp_pat
     def act() -> object:
         os.environ["XDG_STATE_HOME"] = str(own / "state")
         found = paths.Cache(cache).writable
-        return [str(found), ownership.fault(found)]
+        return [str(found), ownership.describe_path_exposure(found)]
 
     place, fault = stranger(act)  # type: ignore[misc]
     shutil.rmtree(Path("/var/tmp/coldstart-64321"), ignore_errors=True)
@@ -73,7 +73,9 @@ def test_bundle_is_served_from_a_read_only_volume(
     (model / "config.json").write_text(json.dumps(config))
     (model / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     wanted = inspection.look_up(str(model)).key
-    publish(Store(paths.Cache.at().bundles), tmp_path / "s", wanted, signer=sign.host_key(paths.state_dir()))
+    publish(
+        Store(paths.Cache.at().bundles), tmp_path / "s", wanted, signer=sign.load_host_key(paths.state_dir())
+    )
     root = paths.Cache.at().root
     mounted = subprocess.run(["mount", "--bind", root, root], capture_output=True, check=False)
     if mounted.returncode:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from coldstart.artifacts import trees
-from coldstart.artifacts.bundle import anyone
+from coldstart.artifacts.bundle import accept_any
 from coldstart.artifacts.errors import ArchiveBombError, BundleError
 from coldstart.artifacts.store import Store
 from tools.bundles import forge, member, plain_tar, tar_zst
@@ -73,7 +73,7 @@ def test_extract_refuses_hostile_tree(name: str, store: Store, tmp_path: Path) -
     bundle = forge(store, blob)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(BundleError) as caught:
-        bundle.extract("compile", tmp_path / "out", trust=anyone)
+        bundle.extract_section("compile", tmp_path / "out", trust=accept_any)
     assert caught.value.code == code
     assert caught.value.hint
     assert sorted(tmp_path.rglob("*")) == before
@@ -85,7 +85,7 @@ def test_extract_refuses_too_large_window(store: Store, tmp_path: Path) -> None:
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     bundle = forge(store, compressor.compress(bytes(4096)) + compressor.flush())
     with pytest.raises(BundleError) as caught:
-        bundle.extract("compile", tmp_path / "out", trust=anyone)
+        bundle.extract_section("compile", tmp_path / "out", trust=accept_any)
     assert caught.value.code == "CS-TREE"
 
 

@@ -106,7 +106,7 @@ def _draft(models: Path) -> Path:
 
 def test_draft_of_a_killed_build_is_removed_by_prune_but_not_a_running_one(run: Run, home: Path) -> None:
     draft = _draft(Cache.at().models)
-    with files.locked(draft / "lock"):
+    with files.hold_lock(draft / "lock"):
         run("prune")
         assert draft.is_dir()
     run("prune")

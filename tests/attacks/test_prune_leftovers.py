@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import files
-from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, publish, write_tree
 from tools.shell import Run
@@ -26,12 +26,12 @@ def store(home: Path) -> Store:
 
 
 def _unpack(bundle: Bundle) -> Path:
-    return unpacked.unpacked(bundle, "compile", Cache.at().unpacked, anyone)
+    return unpacked.unpacked(bundle, "compile", Cache.at().unpacked, accept_any)
 
 
 def _other(store: Store, home: Path) -> Bundle:
     """Publish a later version with other code."""
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         draft.add_tree("compile", write_tree(home / "other", {"k.so": b"\x7fELF" + bytes(200_000)}))
         return draft.publish(provenance())
 
@@ -54,7 +54,7 @@ def test_prune_retains_the_cache_of_another_store_alone(run: Run, store: Store, 
     roots = (Cache.at().unpacked, home / "other/unpacked", paths.compiled_dir())
     bundles = (mine, theirs, mine)
     places = [
-        unpacked.unpacked(one, "compile", root, anyone) for one, root in zip(bundles, roots, strict=True)
+        unpacked.unpacked(one, "compile", root, accept_any) for one, root in zip(bundles, roots, strict=True)
     ]
     run("prune", "org/tiny")
     # What the stores share is unpacked again by the next start of the other one.

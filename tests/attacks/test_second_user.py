@@ -90,9 +90,9 @@ def victim(
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     fake_engine("serves")
     store = Store(paths.Cache.at().bundles)
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         draft.add_tree("compile", write_tree(tmp_path / "code", CODE))
-        bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        bundle = draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
     code = unpacked(bundle, "compile", paths.Cache.at().unpacked, inspection.trust)
     image = runtime_image.engine_place(paths.Cache.at().runtimes, bundle.digest)
     with runtime_image.published(image) as partial:
@@ -112,15 +112,15 @@ def victim(
 
 def _attacks_on_the_cache(v: Victim) -> list[Attack]:
     """Return attacks on directories whose modes the user's umask decides."""
-    cache, blob = Cache.at().root, blob_path(v.store.root, v.store.list()[0].digest)
+    cache, blob = Cache.at().root, blob_path(v.store.root, v.store.list_bundles()[0].digest)
     return [
         Attack("overwrite the manifest of a bundle", overwrite, blob),
         Attack("replace the manifest of a bundle", replace, blob),
         Attack("overwrite the index of the store", overwrite, v.store.root / "index.json"),
         Attack("replace the store", replace, v.store.root),
         Attack("plant a blob", plant, blob.parent),
-        Attack("plant in the staging of the store", plant, v.store.layout.staging),
-        Attack("link from the staging of the store", link, v.store.layout.staging),
+        Attack("plant in the staging of the store", plant, v.store.layout.staging_dir),
+        Attack("link from the staging of the store", link, v.store.layout.staging_dir),
         Attack("plant in the cache", plant, cache),
         *(Attack(f"hold the lock {path.name}", hold, path) for path in sorted(cache.rglob("*.lock"))),
     ]
@@ -173,11 +173,11 @@ def _attacks(v: Victim) -> list[Attack]:
 @pytest.mark.slow
 def test_no_attack_on_files_and_templates_succeeds(victim: Victim, stranger: Act) -> None:
     # With umask 0 the user has opened the cache to everyone. Starts then neither write to it nor run code from it.
-    opened = ownership.fault(Cache.at().root) is not None
+    opened = ownership.describe_path_exposure(Cache.at().root) is not None
     tried = [*_attacks(victim), *([] if opened else _attacks_on_the_cache(victim))]
     assert len(tried) >= (35 if opened else 44) and won(stranger, tried) == {}
     assert victim.warm.ready and (victim.code / "kernel.so").read_bytes() == CODE["kernel.so"]
-    assert check(victim.store.list()[0]) == []
+    assert check(victim.store.list_bundles()[0]) == []
 
 
 def test_each_attack_succeeds_on_an_open_target(tmp_path: Path, stranger: Act) -> None:

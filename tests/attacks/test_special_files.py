@@ -117,14 +117,16 @@ def _refuse(read: Callable[[], Any], name: str, *kinds: type[Exception]) -> None
 
 @pytest.fixture
 def signed(home: Path, tmp_path: Path) -> Bundle:
-    return publish(Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.host_key(paths.state_dir()))
+    return publish(
+        Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.load_host_key(paths.state_dir())
+    )
 
 
 @pytest.mark.parametrize("name", ["index.json", "oci-layout"])
 def test_document_of_a_store_is_refused(signed: Bundle, tmp_path: Path, replace: Replace, name: str) -> None:
     root = signed.layout.root
     place = replace(root / name)
-    for read in (Store(root).list, lambda: pull_directory(Store(tmp_path / "other"), root)):
+    for read in (Store(root).list_bundles, lambda: pull_directory(Store(tmp_path / "other"), root)):
         found = _call(read)
         if name == "oci-layout" and not place.exists():
             assert found == [] or isinstance(found, ColdstartError)  # no store at all
@@ -136,17 +138,17 @@ def test_document_of_a_store_is_refused(signed: Bundle, tmp_path: Path, replace:
 def test_blob_is_refused(signed: Bundle, tmp_path: Path, replace: Replace, part: str) -> None:
     digests_ = {
         "manifest": signed.digest,
-        "config": signed.image.config.digest,
-        "section": signed.entry("kv").digest,
+        "config": signed.image_manifest.config.digest,
+        "section": signed.find_readable_section("kv").digest,
     }
     root, digest = signed.layout.root, digests_[part]
     replace(blob_path(root, digest))
     _refuse(lambda: pull_directory(Store(tmp_path / "other"), root), digest)
-    (again,) = Store(root).list()
+    (again,) = Store(root).list_bundles()
     findings = _call(lambda: check(again))
     assert any(digest in finding.message for finding in findings), findings
     if part == "section":
-        _refuse(lambda: again.json("kv"), digest, BundleError)
+        _refuse(lambda: again.read_json("kv"), digest, BundleError)
 
 
 def test_commands_end_with_the_file_and_a_hint(
@@ -181,7 +183,7 @@ def test_trusted_key_that_is_no_file_is_listed_with_the_reason(signed: Bundle, r
 
 def test_own_key_is_refused(signed: Bundle, replace: Replace) -> None:
     replace(paths.state_dir() / "signing" / "host.pem")
-    _refuse(lambda: sign.host_key(paths.state_dir()), "host.pem", OSError, ColdstartError)
+    _refuse(lambda: sign.load_host_key(paths.state_dir()), "host.pem", OSError, ColdstartError)
 
 
 def test_record_of_a_verification_is_ignored(signed: Bundle, replace: Replace) -> None:
@@ -265,7 +267,7 @@ def test_archive_is_refused(home: Path, tmp_path: Path, replace: Replace) -> Non
 
 def test_login_file_of_docker_is_ignored(tmp_path: Path, replace: Replace) -> None:
     replace(tmp_path / "config.json")
-    assert _call(lambda: credentials.stored("h", {"DOCKER_CONFIG": str(tmp_path)})) is None
+    assert _call(lambda: credentials.find_login("h", {"DOCKER_CONFIG": str(tmp_path)})) is None
 
 
 def test_manifest_of_graphs_is_refused(tmp_path: Path, replace: Replace) -> None:

@@ -39,7 +39,7 @@ def test_list_shows_all_bundles_when_one_is_newer(run: Run, store: Store, home: 
 def test_find_returns_the_readable_bundle_when_another_is_newer(store: Store, home: Path) -> None:
     mine = publish(store, home / "s")
     _newer(store)
-    assert store.find(key()) == mine and store.get(NAME) == mine
+    assert store.find_by_key(key()) == mine and store.find_by_reference(NAME) == mine
 
 
 def test_prune_retains_readable_and_newer_bundle(run: Run, store: Store, home: Path) -> None:
@@ -47,5 +47,5 @@ def test_prune_retains_readable_and_newer_bundle(run: Run, store: Store, home: P
     mine = publish(store, home / "s", blocks=9)
     newer = _newer(store)
     run("prune")
-    assert store.list() == [mine, newer] and old not in store.list()
-    assert check(mine) == [] and newer.image_bytes()
+    assert store.list_bundles() == [mine, newer] and old not in store.list_bundles()
+    assert check(mine) == [] and newer.read_image_manifest()

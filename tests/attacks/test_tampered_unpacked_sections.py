@@ -25,9 +25,9 @@ Attack = Callable[[Path], None]
 
 @pytest.fixture
 def bundle(home: Path, store: Store, tmp_path: Path) -> Bundle:
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         draft.add_tree("compile", write_tree(tmp_path / "code", CODE))
-        return draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        return draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
 
 
 def used(bundle: Bundle, root: Path, refused: list[str] | None = None) -> Path:
@@ -97,7 +97,7 @@ def test_unpack_replaces_code_when_it_was_changed(bundle: Bundle, attack: Attack
     attack(place)
     refused: list[str] = []
     again = used(bundle, paths.Cache.at().unpacked, refused)
-    assert (again / "kernel.so").read_bytes() == GOOD and ownership.fault(again) is None
+    assert (again / "kernel.so").read_bytes() == GOOD and ownership.describe_path_exposure(again) is None
     assert attack is _open_parent or refused
     assert used(bundle, paths.Cache.at().unpacked) == again
 
@@ -106,7 +106,7 @@ def test_unpack_replaces_code_written_while_it_unpacks(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that is exiting writes its compile cache to the directory after the start found it empty."""
-    place = paths.Cache.at().unpacked / bundle.entry("compile").digest.removeprefix("sha256:")
+    place = paths.Cache.at().unpacked / bundle.find_readable_section("compile").digest.removeprefix("sha256:")
     real, writes = Path.mkdir, []
 
     def mkdir(self: Path, *args: Any, **kwargs: Any) -> None:
@@ -127,7 +127,7 @@ def test_unpack_uses_private_directory_when_cache_is_world_writable(bundle: Bund
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o777)
     shared.chmod(0o777)
-    digest = bundle.entry("compile").digest.removeprefix("sha256:")
+    digest = bundle.find_readable_section("compile").digest.removeprefix("sha256:")
     write_tree(shared / digest, {"kernel.so": EVIL})
     place = used(bundle, shared)
     assert shared not in place.parents and (place / "kernel.so").read_bytes() == GOOD
@@ -139,7 +139,7 @@ def test_unpack_uses_private_directory_when_cache_belongs_to_another_user(
     bundle: Bundle, tmp_path: Path
 ) -> None:
     foreign = tmp_path / "foreign"
-    digest = bundle.entry("compile").digest.removeprefix("sha256:")
+    digest = bundle.find_readable_section("compile").digest.removeprefix("sha256:")
     write_tree(foreign / digest, {"kernel.so": EVIL})
     for path in (foreign, foreign / digest, foreign / digest / "kernel.so"):
         os.chown(path, 64321, 64321)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import sign
-from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.store import Store
 from tools.bundles import provenance, publish
@@ -44,7 +44,9 @@ def store(home: Path) -> Store:
 
 
 def _signed(store: Store, home: Path, wanted: Key, created: str, **kv: object) -> Bundle:
-    return publish(store, home / "s", wanted, signer=sign.host_key(paths.state_dir()), created=created, **kv)
+    return publish(
+        store, home / "s", wanted, signer=sign.load_host_key(paths.state_dir()), created=created, **kv
+    )
 
 
 def _elsewhere(home: Path, wanted: Key, created: str, signed: bool, name: str = "elsewhere") -> str:
@@ -67,9 +69,9 @@ def test_pulled_unsigned_bundle_is_not_selected(
 ) -> None:
     mine = _signed(store, home, wanted, OLD)
     done = run("pull", _elsewhere(home, wanted, LATER, signed=False))
-    assert "will not run" in done.stderr and len(store.list()) == 2
+    assert "will not run" in done.stderr and len(store.list_bundles()) == 2
     assert _selected(model) == mine
-    assert store.get("org/tiny", trust=inspection.trust) == mine
+    assert store.find_by_reference("org/tiny", trust=inspection.trust) == mine
     noted = inspection.look_up(model).notes
     assert noted == ("org/tiny:v2 was passed over for v1: the bundle is not signed",)
 
@@ -77,11 +79,11 @@ def test_pulled_unsigned_bundle_is_not_selected(
 def test_prune_removes_the_unsigned_bundle(run: Run, store: Store, home: Path, wanted: Key) -> None:
     mine = _signed(store, home, wanted, OLD)
     run("pull", _elsewhere(home, wanted, LATER, signed=False))
-    (stranger,) = [bundle for bundle in store.list() if bundle != mine]
+    (stranger,) = [bundle for bundle in store.list_bundles() if bundle != mine]
     planned = json.loads(run("prune", "--dry-run", "--format=json").stdout)
     assert planned["removed"] == [stranger.digest]
     run("prune")
-    assert store.list() == [mine]
+    assert store.list_bundles() == [mine]
 
 
 def test_only_unsigned_bundle_needs_untrusted_option(run: Run, home: Path, model: str, wanted: Key) -> None:
@@ -107,18 +109,18 @@ def test_weights_of_untrusted_bundle_are_reported_unverified(
 ) -> None:
     """Weights that match a list of digests from an untrusted bundle are not verified."""
     plan = {"chunk": 16, "files": [{"name": "evil.safetensors", "size": 0, "chunks": [], "tensors": []}]}
-    with store.begin(wanted) as draft:
+    with store.open_draft(wanted) as draft:
         draft.add_json("weights", plan)
         draft.publish(provenance())
     (Path(model) / "model.safetensors").unlink(missing_ok=not local)
     if local:
         wanted = keys.compose(resolution.resolve(model), Arguments())
-        with store.begin(wanted) as draft:
+        with store.open_draft(wanted) as draft:
             draft.add_json("weights", plan)
             draft.publish(provenance())
     with pytest.raises(NoBundleError):
         ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w")
-    asked = ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w", accepts=anyone)
+    asked = ask.resolve(model, cache=Cache.at(), weights_from="http://127.0.0.1:1/w", accepts=accept_any)
     assert asked.plan == plan and any("unverified" in note for note in asked.notes)
 
 
@@ -128,11 +130,11 @@ def test_pulled_older_bundle_is_reported_and_not_selected(
     mine = _signed(store, home, wanted, NEW)
     done = run("pull", _elsewhere(home, wanted, OLD, signed=True))
     assert "is older than v1" in done.stderr
-    assert [bundle.version for bundle in store.list()] == [1, 2] and _selected(model) == mine
+    assert [bundle.version for bundle in store.list_bundles()] == [1, 2] and _selected(model) == mine
     (note,) = inspection.look_up(model).notes
     assert "v2 was passed over for v1: it was made earlier" in note
     run("prune", mine.ref)
-    assert _selected(model) == store.get("org/tiny:v2")
+    assert _selected(model) == store.find_by_reference("org/tiny:v2")
 
 
 def test_newest_trusted_version_is_selected(
@@ -140,21 +142,21 @@ def test_newest_trusted_version_is_selected(
 ) -> None:
     _signed(store, home, wanted, OLD)
     run("pull", _elsewhere(home, wanted, NEW, signed=True))
-    assert _selected(model) == store.get("org/tiny:v2")
+    assert _selected(model) == store.find_by_reference("org/tiny:v2")
 
 
 def test_trust_why_reports_the_reason(run: Run, store: Store, home: Path, wanted: Key) -> None:
     _signed(store, home, wanted, OLD)
     run("pull", _elsewhere(home, wanted, LATER, signed=False))
     good = run("trust", "why", "org/tiny:v1").stdout
-    own = sign.host_key(paths.state_dir()).fingerprint
+    own = sign.load_host_key(paths.state_dir()).fingerprint
     assert f"v1 is trusted: signed by {own}\n" in good and f"signature 1: signed by {own}\n" in good
     listed = json.loads(run("trust", "why", "org/tiny:v1", "--format", "json").stdout)["signatures"]
     assert [(one["ok"], one["signer"]) for one in listed] == [(True, own)]
     bad = run("trust", "why", "org/tiny:v2", code=1)
     assert "not trusted: the bundle is not signed" in bad.stdout
     (home / "stranger").mkdir()
-    stranger = sign.host_key(home / "stranger")
+    stranger = sign.load_host_key(home / "stranger")
     other = Store(home / "third")
     made = publish(other, home / "s", wanted, signer=stranger, created=LATER, n="third")
     run("pull", f"{other.root}@{made.digest}")
@@ -163,7 +165,7 @@ def test_trust_why_reports_the_reason(run: Run, store: Store, home: Path, wanted
     assert said in unknown.stdout and "invalid" not in unknown.stdout
     assert "coldstart trust add FILE" in unknown.stderr
     maker = home / "maker.pem"
-    maker.write_bytes(sign.public_pem(home / "stranger"))
+    maker.write_bytes(sign.load_public_pem(home / "stranger"))
     run("trust", "add", str(maker), "--name", "build-farm")
     known = run("trust", "why", "org/tiny:v3").stdout
     assert f"v3 is trusted: signed by {stranger.fingerprint}\n" in known

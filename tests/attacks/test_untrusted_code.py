@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from coldstart.artifacts import sign
-from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.bundle import Bundle, TrustCheck
 from coldstart.artifacts.errors import UntrustedError
 from coldstart.artifacts.store import Store
 from tools.bundles import key, provenance, publish, write_tree
@@ -32,28 +32,28 @@ class Claiming:
 
     def sign(self, digest: str) -> bytes:
         document = json.loads(self._key.sign(f"sha256:{'0' * 64}"))
-        payload = base64.b64encode(sign.statement(digest, self._key.fingerprint)).decode()
+        payload = base64.b64encode(sign.build_statement(digest, self._key.fingerprint)).decode()
         return json.dumps(
             document | {"dsseEnvelope": document["dsseEnvelope"] | {"payload": payload}}
         ).encode()
 
 
 def _bundle(store: Store, scratch: Path, signer: object) -> Bundle:
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         draft.add_tree("compile", write_tree(scratch / "code", {"k.so": b"x"}))
         return draft.publish(provenance(), signer=signer)  # type: ignore[arg-type]
 
 
-def _refused(bundle: Bundle, dest: Path, trust: Trust | None) -> UntrustedError:
+def _refused(bundle: Bundle, dest: Path, trust: TrustCheck | None) -> UntrustedError:
     with pytest.raises(UntrustedError) as caught:
-        bundle.extract("compile", dest, trust=trust)
+        bundle.extract_section("compile", dest, trust=trust)
     assert not dest.exists()
     return caught.value
 
 
 def test_extract_refuses_unsigned_bundle(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
-    sign.host_key(tmp_path / "state")
+    sign.load_host_key(tmp_path / "state")
     trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
     assert "not signed" in _refused(bundle, tmp_path / "out", trust).message
 
@@ -63,14 +63,14 @@ def test_extract_refuses_code_without_a_trust_store(store: Store, tmp_path: Path
 
 
 def test_extract_refuses_signature_of_an_unknown_key(store: Store, tmp_path: Path) -> None:
-    bundle = _bundle(store, tmp_path, sign.host_key(tmp_path / "stranger"))
-    sign.host_key(tmp_path / "state")
+    bundle = _bundle(store, tmp_path, sign.load_host_key(tmp_path / "stranger"))
+    sign.load_host_key(tmp_path / "state")
     trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
     assert "not a trusted key" in _refused(bundle, tmp_path / "out", trust).message
 
 
 def test_signature_of_another_bundle(store: Store, tmp_path: Path) -> None:
-    host = sign.host_key(tmp_path / "state")
+    host = sign.load_host_key(tmp_path / "state")
     payload = host.sign(f"sha256:{'0' * 64}")
     bundle = _bundle(store, tmp_path, Fixed(payload))
     result = sign.TrustStore(sign.trust_dir(tmp_path / "state"))(bundle)
@@ -78,10 +78,10 @@ def test_signature_of_another_bundle(store: Store, tmp_path: Path) -> None:
 
 
 def test_signature_that_claims_this_bundle_but_covers_another(store: Store, tmp_path: Path) -> None:
-    host = sign.host_key(tmp_path / "state")
+    host = sign.load_host_key(tmp_path / "state")
     bundle = _bundle(store, tmp_path, Claiming(host))
     result = sign.TrustStore(sign.trust_dir(tmp_path / "state"))(bundle)
-    assert not result.ok and "does not verify" in result.reason
+    assert not result.ok and "is invalid" in result.reason
     result = sign.TrustStore(sign.trust_dir(tmp_path / "a machine without the key"))(bundle)
     assert not result.ok and "not a trusted key" in result.reason
 
@@ -91,7 +91,7 @@ def test_signature_that_claims_this_bundle_but_covers_another(store: Store, tmp_
     [b"{", b"[]", b"{}", b" " * 20_000, b"[" * 16_000, b'{"algorithm":"none","signs":"DIGEST"}'],
 )
 def test_malformed_signature(payload: bytes, store: Store, tmp_path: Path) -> None:
-    sign.host_key(tmp_path / "state")
+    sign.load_host_key(tmp_path / "state")
     result = sign.TrustStore(sign.trust_dir(tmp_path / "state"))(_bundle(store, tmp_path, Fixed(payload)))
     assert not result.ok
 
@@ -100,11 +100,11 @@ def test_replaced_code_is_found_after_signing(store: Store, tmp_path: Path) -> N
     from coldstart.artifacts.blobs import blob_path
     from coldstart.artifacts.errors import BundleError
 
-    bundle = _bundle(store, tmp_path, sign.host_key(tmp_path / "state"))
+    bundle = _bundle(store, tmp_path, sign.load_host_key(tmp_path / "state"))
     trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
-    path = blob_path(store.root, bundle.entry("compile").digest)
+    path = blob_path(store.root, bundle.find_readable_section("compile").digest)
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(BundleError) as caught:
-        bundle.extract("compile", tmp_path / "out", trust=trust)
+        bundle.extract_section("compile", tmp_path / "out", trust=trust)
     assert caught.value.code == "CS-DIGEST"
     assert not (tmp_path / "out").exists()

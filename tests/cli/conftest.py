@@ -19,5 +19,5 @@ __all__ = ["home", "run"]
 def bundle(home: Path) -> Bundle:
     """Publish the bundle org/tiny in the default store and create the host's signing key."""
     made = publish(Store(Cache.at().bundles), home / "scratch")
-    sign.host_key(paths.state_dir())
+    sign.load_host_key(paths.state_dir())
     return made

@@ -21,7 +21,7 @@ def test_list_names_the_next_command_when_store_is_empty(run: Run) -> None:
 
 
 def test_list_marks_the_bundles_whose_code_does_not_run_here(run: Run, bundle: Bundle, home: Path) -> None:
-    signer = sign.host_key(paths.state_dir())
+    signer = sign.load_host_key(paths.state_dir())
     publish(Store(Cache.at().bundles), home / "scratch", key(dtype="float16"), signer=signer)
     head, *rows = run("list").stdout.splitlines()
     assert [row[head.index("trusted") :].split()[0] for row in rows] == ["no", "yes"]
@@ -62,7 +62,7 @@ def test_inspect_shows_all_parts(run: Run, bundle: Bundle) -> None:
     ],
 )
 def test_inspect_shows_the_start_that_proved_the_bundle(run: Run, stages: object, shown: str) -> None:
-    with Store(Cache.at().bundles).begin(key()) as draft:
+    with Store(Cache.at().bundles).open_draft(key()) as draft:
         draft.add_json("stages", stages)
         made = draft.publish(provenance())
     assert shown in run("inspect", made.digest).stdout
@@ -118,7 +118,7 @@ def test_a_name_means_its_newest_version_and_the_command_says_which(
 
 def test_a_name_means_its_newest_trusted_version(run: Run, bundle: Bundle, home: Path) -> None:
     store = Store(Cache.at().bundles)
-    signer = sign.host_key(paths.state_dir())
+    signer = sign.load_host_key(paths.state_dir())
     signed = publish(store, home / "scratch", key(dtype="float16"), signer=signer)
     publish(store, home / "scratch", key(dtype="bfloat16"))
     done = run("validate", "org/tiny", "--format", "json")
@@ -150,8 +150,10 @@ def test_push_and_pull_refuse_what_is_no_address(
 def test_pull_reports_the_damaged_blobs_that_it_replaces(run: Run, bundle: Bundle) -> None:
     there = run("push", "org/tiny", "shared").stdout.strip()
     assert "replaced" not in run("pull", there).stderr
-    for number, digest in enumerate((bundle.entry("kv").digest, bundle.image.config.digest, bundle.digest)):
-        for damaged in (bundle.entry("compile").digest, digest):
+    for number, digest in enumerate(
+        (bundle.find_readable_section("kv").digest, bundle.image_manifest.config.digest, bundle.digest)
+    ):
+        for damaged in (bundle.find_readable_section("compile").digest, digest):
             flip(blob_path(bundle.layout.root, damaged), 3)
         done = run("pull", there, "--format", "json") if number else run("pull", there)
         if number:
@@ -162,9 +164,9 @@ def test_pull_reports_the_damaged_blobs_that_it_replaces(run: Run, bundle: Bundl
 
 
 def test_a_damaged_manifest_is_not_called_trusted(run: Run) -> None:
-    with Store(Cache.at().bundles).begin(key()) as draft:
+    with Store(Cache.at().bundles).open_draft(key()) as draft:
         draft.add_json("kv", {"blocks": 3})
-        bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        bundle = draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
     assert json.loads(run("list", "--format", "json").stdout)["bundles"][0]["trusted"]
     flip(blob_path(bundle.layout.root, bundle.digest), 3)
     assert not json.loads(run("list", "--format", "json").stdout)["bundles"][0]["trusted"]
@@ -173,13 +175,13 @@ def test_a_damaged_manifest_is_not_called_trusted(run: Run) -> None:
 
 
 def _pem(home: Path, name: str) -> str:
-    (home / f"{name}.pub").write_bytes(sign.public_pem(home / f"state-of-{name}"))
+    (home / f"{name}.pub").write_bytes(sign.load_public_pem(home / f"state-of-{name}"))
     return f"{name}.pub"
 
 
 def test_trust_remove_refuses_a_bundle_when_its_verification_was_remembered(run: Run, home: Path) -> None:
-    maker = sign.host_key(home / "state-of-maker")
-    with Store(Cache.at().bundles).begin(key()) as draft:
+    maker = sign.load_host_key(home / "state-of-maker")
+    with Store(Cache.at().bundles).open_draft(key()) as draft:
         draft.add_json("kv", {"blocks": 3})
         made = draft.publish(provenance(), signer=maker)
     for name in ("maker", "again"):  # one key under two names
@@ -216,6 +218,6 @@ def test_an_ambiguous_name_lists_each_bundle_on_a_line(run: Run, bundle: Bundle,
     publish(Store(Cache.at().bundles), home / "scratch", key(dtype="float16"))
     lines = run("prune", "org/tiny", code=2).stderr.splitlines()
     first, *choices, hint = lines[[line.startswith("error: ") for line in lines].index(True) :]
-    assert first == "error: 'org/tiny' names 2 bundles [CS-AMBIGUOUS]"
+    assert first == "error: 'org/tiny' matches 2 bundles [CS-AMBIGUOUS]"
     assert [line.split()[0] for line in choices] == ["org/tiny:v1", "org/tiny:v2"]
     assert hint.startswith("hint: use a reference to one of them")

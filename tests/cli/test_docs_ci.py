@@ -56,7 +56,7 @@ class Runner:
 
 
 def alter(store: Store, bundle: Bundle) -> None:
-    path = blobs.blob_path(store.root, bundle.entry("compile").digest)
+    path = blobs.blob_path(store.root, bundle.find_readable_section("compile").digest)
     path.chmod(0o600)
     bundles.flip(path, 20)
 

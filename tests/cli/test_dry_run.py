@@ -51,12 +51,12 @@ def model(home: Path, run: Run) -> Path:
     """A local model with a signed bundle that nothing has looked at yet."""
     model = Path(shutil.copytree(tiny_models.shared("tiny-llama"), home / "my-model"))
     wanted = inspection.look_up(str(model)).key
-    with Store(Cache.at().bundles).begin(wanted) as draft:
+    with Store(Cache.at().bundles).open_draft(wanted) as draft:
         draft.add_json("kv", KV)
         draft.add_json("modelinfo", {"vllm_modelinfos": {"llama.json": "{}"}})
         draft.add_json("weights", weights_plan.plan(model))
         draft.add_tree("compile", write_tree(home / "code", CODE))
-        draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
     shutil.rmtree(paths.state_dir() / "verdicts", ignore_errors=True)
     shutil.rmtree(paths.state_dir() / "compared", ignore_errors=True)
     return model

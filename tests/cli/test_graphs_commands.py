@@ -22,11 +22,11 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "graphs" / "inspect.txt"
 
 
 def publish(section: Path | None, **stages: object) -> Bundle:
-    with Store(Cache.at().bundles).begin(key()) as draft:
+    with Store(Cache.at().bundles).open_draft(key()) as draft:
         draft.add_json("stages", {"ready_s": 1.5} | stages)
         if section:
             draft.add_tree("graphs", section)
-        return draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        return draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
 
 
 def test_inspect_shows_the_graphs(run: Run, home: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_materialize_reports_missing_sections(
 
     def make(lookup: Lookup, options: Options, phase: object) -> Bundle:
         asked.append(options)
-        with Store(Cache.at().bundles).begin(key()) as draft:
+        with Store(Cache.at().bundles).open_draft(key()) as draft:
             draft.add_json("iterations", {"prefill": [[1, 0.5]], "left_out": {"prefill": [512, 1024]}})
             draft.add_json("stages", {inspection.NOT_MADE: {"compile": "PicklingError"}})
             return draft.publish(provenance())

@@ -30,7 +30,7 @@ def validate(bundle: Bundle, *arguments: str, word: str = bundles.NAME) -> int:
 
 
 def damage(bundle: Bundle) -> None:
-    path = blobs.blob_path(bundle.layout.root, bundle.entry("kv").digest)
+    path = blobs.blob_path(bundle.layout.root, bundle.find_readable_section("kv").digest)
     path.chmod(0o600)
     path.write_bytes(bytes(len(path.read_bytes())))
 

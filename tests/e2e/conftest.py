@@ -84,7 +84,7 @@ def machine(shared: Path) -> Iterator[Machine]:
 
 def _furnish(machine: Machine, home: Path) -> None:
     """Give a new machine the home of the worker that materialized tiny-llama first; the others wait for it."""
-    with files.locked(home.with_name("home.lock")):
+    with files.hold_lock(home.with_name("home.lock")):
         if home.exists():
             shutil.copytree(home, machine.root / "home", symlinks=True)
             return
@@ -103,7 +103,7 @@ def bundle(machine: Machine) -> BundleReference:
 def reference(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokens:
     """Return the tokens of stock vLLM that compiles nothing, asked once by all workers."""
     known = shared / "reference.json"
-    with files.locked(shared / "reference.lock"):
+    with files.hold_lock(shared / "reference.lock"):
         if not known.exists():
             model = tiny_models.shared("tiny-llama")
             known.write_text(json.dumps(_stock_tokens(model, tmp_path_factory.mktemp("reference"))))

@@ -34,10 +34,10 @@ def test_a_model_of_the_transformers_backend_starts_from_a_bundle(machine: Machi
     model = architectures.build("gpt-neox", models)
     options = ("--profile-seconds", "1", "--format", "json")
     made = json.loads(machine.run("materialize", str(model), *options, "--", *SMALL))
-    bundle = Store(machine.cache / "bundles").get(made["ref"])
-    kept, reason = bundle.has("compile"), inspection.list_missing_sections(bundle).get("compile")
+    bundle = Store(machine.cache / "bundles").find_by_reference(made["ref"])
+    kept, reason = bundle.has_section("compile"), inspection.list_missing_sections(bundle).get("compile")
     assert kept or reason
-    known = bundle.json("modelinfo")["canary"]  # type: ignore[index]
+    known = bundle.read_json("modelinfo")["canary"]  # type: ignore[index]
     with machine.serving(str(model), "--mode", "fresh", vllm=SMALL) as served:
         assert served.report["fast_path"] == {"mode": True} | ({"compile": True} if kept else {})
         assert served.report["canary"] is True

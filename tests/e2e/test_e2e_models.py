@@ -47,15 +47,15 @@ def test_a_copy_of_the_model_replays_prompts_alone_and_at_once(machine: Machine,
 def test_server_with_a_wrong_canary_answers_no_client(machine: Machine) -> None:
     store = Store(machine.cache / "bundles")
     original = _materialized(machine, "tiny-opt", EAGER)
-    info: Any = original.json("modelinfo")
+    info: Any = original.read_json("modelinfo")
     right = info["canary"]["tokens"]
-    with store.begin(original.key) as draft:
+    with store.open_draft(original.key) as draft:
         for entry in original.manifest.sections:
-            if entry.type != "modelinfo":
-                bundles.keep(draft, original, entry.type)
+            if entry.section_type != "modelinfo":
+                bundles.keep(draft, original, entry.section_type)
         wrong = [token + 1 for token in right]
         draft.add_json("modelinfo", info | {"canary": info["canary"] | {"tokens": wrong}})
-        signer = sign.host_key(machine.root / "home" / "state" / "coldstart")
+        signer = sign.load_host_key(machine.root / "home" / "state" / "coldstart")
         forged = draft.publish(original.manifest.provenance, signer=signer)
     try:
         with machine.serving("tiny-opt", "--mode", "fresh", vllm=EAGER) as served:
@@ -86,4 +86,4 @@ def _events(machine: Machine) -> list[Path]:
 
 def _materialized(machine: Machine, model: str, args: tuple[str, ...]) -> Bundle:
     said = json.loads(machine.run("materialize", model, "--format", "json", "--", *args))
-    return Store(machine.cache / "bundles").get(said["ref"])
+    return Store(machine.cache / "bundles").find_by_reference(said["ref"])

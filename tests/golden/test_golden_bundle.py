@@ -26,21 +26,23 @@ _CONFIG = (
 
 
 def test_json_bundle_is_written_byte_for_byte(store: Store) -> None:
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         draft.add_json("kv", KV)
         bundle = draft.publish(provenance())
-    assert bundle.entry("kv").digest == canonical.digest(b'{"blocks":7,"bytes_per_block":4096.5}')
-    assert bundle.manifest.config() == _CONFIG
-    assert bundle.image.config.digest == canonical.digest(_CONFIG)
+    assert bundle.find_readable_section("kv").digest == canonical.compute_digest(
+        b'{"blocks":7,"bytes_per_block":4096.5}'
+    )
+    assert bundle.manifest.serialize_config() == _CONFIG
+    assert bundle.image_manifest.config.digest == canonical.compute_digest(_CONFIG)
     assert bundle.digest == "sha256:71a77e7daef74ec7ba3f24ceb7e36e8eb47611d7a624f3e2e31a3a5441d4ee9f"
     assert key().digest == "sha256:219c14c00161c949fdb7e9a2502e6f9f2923c9f658feaab0afe050933f311195"
 
 
 def test_tree_is_written_byte_for_byte(store: Store, tmp_path: Path) -> None:
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         draft.add_tree("compile", write_tree(tmp_path / "tree", TREE))
         bundle = draft.publish(provenance())
-    with bundle.open_blob("compile") as reader:
+    with bundle.open_section("compile") as reader:
         stream = zstandard.ZstdDecompressor().stream_reader(reader.readall() or b"").read()
     assert sha256(stream).hexdigest() == "2e20b45e0afa372c4d4c60ece7a0aaeafff2fdbd1eaa83a5fe0a4aa26526881a"
 
@@ -50,4 +52,4 @@ def test_the_golden_archive_stays_readable(store: Store) -> None:
     (bundle,) = import_archive(store, _GOLDEN)
     assert bundle.digest == "sha256:a9c7e3803bbbf61570c10eeb6a15aca671a71295ada980870b914c19ef6a4c41"
     assert [(one.code, one.subject) for one in check(bundle)] == [("CS-SECTION-UNKNOWN", "tokenizer")]
-    assert (bundle.name, bundle.key, bundle.json("kv")) == (NAME, key(), KV)
+    assert (bundle.name, bundle.key, bundle.read_json("kv")) == (NAME, key(), KV)

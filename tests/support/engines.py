@@ -88,10 +88,10 @@ def publish(home: Path, store: Store, tmp_path: Path) -> Publish:
 
     def make(signer: sign.HostKey | None = None, **sections: object) -> Bundle:
         scratch = tmp_path / "scratch"
-        with store.begin(key()) as draft:
+        with store.open_draft(key()) as draft:
             draft.add_tree("compile", write_tree(scratch / "compile", CODE))
             for name, value in sections.items():
                 draft.add_json(name, value)
-            return draft.publish(provenance(), signer=signer or sign.host_key(paths.state_dir()))
+            return draft.publish(provenance(), signer=signer or sign.load_host_key(paths.state_dir()))
 
     return make

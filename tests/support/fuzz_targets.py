@@ -40,11 +40,11 @@ def read_manifest(data: bytes) -> None:
     """Parse an image manifest and a config. What is accepted must be written as the same manifest."""
     image, _, config = data.partition(SEPARATOR)
     try:
-        found = manifest.parse(config, oci.parse_manifest(image))
-        written = found.config()
+        found = manifest.parse_manifest(config, oci.parse_manifest(image))
+        written = found.serialize_config()
     except BundleError:
         return
-    assert manifest.parse(written, found.image()) == found
+    assert manifest.parse_manifest(written, found.build_image_manifest()) == found
 
 
 def read_tar(data: bytes) -> None:
@@ -55,7 +55,7 @@ def read_tar(data: bytes) -> None:
         except BundleError:
             return
         packed = io.BytesIO()
-        trees.pack(Path(directory), packed)
+        trees.pack_tree(Path(directory), packed)
     again = zstandard.ZstdDecompressor().stream_reader(packed.getvalue())
     assert trees.read_tar(again, 1 << 25) == sorted(members)
 

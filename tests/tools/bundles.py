@@ -14,7 +14,7 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.key import Key
 from coldstart.artifacts.manifest import SECTION_TYPES, Manifest, Provenance
 from coldstart.artifacts.store import Store
-from coldstart.artifacts.writer import Draft, Signer
+from coldstart.artifacts.writer import BundleDraft, Signer
 
 NAME = "org/tiny"
 KV = {"blocks": 7, "bytes_per_block": 4096.5}
@@ -44,10 +44,10 @@ def write_tree(directory: Path, files: Mapping[str, bytes]) -> Path:
     return directory
 
 
-def keep(draft: Draft, bundle: Bundle, name: str) -> None:
+def keep(draft: BundleDraft, bundle: Bundle, name: str) -> None:
     """Take over a section of another bundle unchanged."""
-    draft.staging.copy(bundle.open_blob(name))
-    draft.sections[name] = bundle.entry(name)
+    draft.staging.copy_blob(bundle.open_section(name))
+    draft.sections[name] = bundle.find_readable_section(name)
 
 
 def publish(
@@ -60,7 +60,7 @@ def publish(
     **kv: object,
 ) -> Bundle:
     """Publish a bundle with a JSON section and a tree."""
-    with store.begin(wanted or key()) as draft:
+    with store.open_draft(wanted or key()) as draft:
         draft.add_json("kv", KV | kv)
         if not (scratch / "compile").exists():
             write_tree(scratch / "compile", CODE)
@@ -76,8 +76,8 @@ def forge(
     media_type: str | None = None,
 ) -> Bundle:
     """Create a bundle whose only section is `blob`, with correct digests."""
-    with store.begin(key()) as draft:
-        with draft.staging.file() as file:
+    with store.open_draft(key()) as draft:
+        with draft.staging.open_blob() as file:
             file.write(blob)
         kind = media_type or SECTION_TYPES[section].media_type
         entry = oci.Descriptor(kind, file.digest, file.size)
@@ -87,9 +87,9 @@ def forge(
 
 def plant(store: Store, config: bytes, change: Callable[[bytes], bytes] = bytes) -> Bundle:
     """Create a bundle with `config` as its config blob and no layers; `change` edits the bytes of the image manifest."""
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         described = draft.staging.add_blob(config, oci.CONFIG_TYPE)
-        image = change(oci.ImageManifest(oci.BUNDLE_TYPE, described, ()).document())
+        image = change(oci.ImageManifest(oci.BUNDLE_TYPE, described, ()).serialize())
         descriptor = draft.staging.add_blob(image, oci.MANIFEST_TYPE)
         return draft.staging.publish(descriptor, Manifest(key(), (), provenance()), ())
 
@@ -98,7 +98,9 @@ def config(**changes: object) -> dict[str, object]:
     """Return the config document of an empty bundle with replaced members."""
     from coldstart.artifacts import canonical
 
-    document = canonical.loads(Manifest(key(), (), provenance()).config(), cap=1 << 20, what="config")
+    document = canonical.loads(
+        Manifest(key(), (), provenance()).serialize_config(), max_bytes=1 << 20, source="config"
+    )
     if not isinstance(document, dict):
         raise TypeError("config is an object")
     return document | changes

@@ -22,7 +22,7 @@ def publish_recorded(
     """Publish a bundle of `model` on this machine to the default store."""
     resolved = resolution.resolve(model)
     key = keys.compose(resolved, Arguments(arguments))
-    with Store(Cache.at().bundles).begin(key) as draft:
+    with Store(Cache.at().bundles).open_draft(key) as draft:
         draft.add_json("kv", KV)
         made = replace(provenance(resolved.name), arguments=tuple(arguments), created=created)
-        return draft.publish(made, signer=sign.host_key(paths.state_dir()) if signed else None)
+        return draft.publish(made, signer=sign.load_host_key(paths.state_dir()) if signed else None)

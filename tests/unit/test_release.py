@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts.sign import host_key, public_pem
+from coldstart.artifacts.sign import load_host_key, load_public_pem
 
 ROOT = Path(__file__).parents[2]
 RELEASE = ROOT / "requirements/release.py"
@@ -19,8 +19,8 @@ FILES = ("coldstart.whl", "sbom.cdx.json", "SHA256SUMS", "SHA256SUMS.sigstore.js
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
     """A private key. Its public key is the file release.pub beside it."""
-    host_key(tmp_path)
-    (tmp_path / "release.pub").write_bytes(public_pem(tmp_path))
+    load_host_key(tmp_path)
+    (tmp_path / "release.pub").write_bytes(load_public_pem(tmp_path))
     return tmp_path / "signing/host.pem"
 
 
@@ -66,7 +66,7 @@ def test_verify_fails_when_a_file_was_added_or_removed(release: Path, tmp_path: 
 
 
 def test_verify_fails_when_another_key_signed(release: Path, tmp_path: Path) -> None:
-    (tmp_path / "other.pub").write_bytes(public_pem(tmp_path / "other"))
+    (tmp_path / "other.pub").write_bytes(load_public_pem(tmp_path / "other"))
     assert "is not of the key" in _verify(release, tmp_path / "other.pub").stderr
 
 

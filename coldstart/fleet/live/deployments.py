@@ -125,7 +125,7 @@ def measured_costs(found: Lookup, start_s: float, batch: int) -> Costs:
     The times are 0 if the bundle does not record them.
     """
     try:
-        profile = IterationProfile.parse(found.bundle.json("iterations")) if found.bundle else None
+        profile = IterationProfile.parse(found.bundle.read_json("iterations")) if found.bundle else None
     except (BundleError, ProfileError):
         profile = None
     if profile is None:
@@ -149,7 +149,7 @@ def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
     Both are 0 if the bundle does not divide its start. The spans of all ranks are recorded as sums.
     """
     try:
-        stages: Any = bundle.json("stages") if bundle else {"spans": {}}
+        stages: Any = bundle.read_json("stages") if bundle else {"spans": {}}
         spans = stages["spans"]
         after = sum(float(spans.get(name, 0.0)) for name in _AFTER) / ranks
         return after, float(spans.get(_LOAD, 0.0)) / ranks
@@ -186,7 +186,7 @@ def look_up_pipelines(
 def ranks_bytes(found: Lookup) -> dict[int, tuple[int, ...]]:
     """Return the bytes of the tensors of each rank, by number of ranks, from the bundle; {} if it contains no such plan."""
     try:
-        plan: Any = found.weights_donor.json("weights") if found.weights_donor else None
+        plan: Any = found.weights_donor.read_json("weights") if found.weights_donor else None
         ordered = checkpoint.list_tensors(plan) if isinstance(plan, Mapping) else []
     except (BundleError, checkpoint.UnreadableWeightsError):
         return {}

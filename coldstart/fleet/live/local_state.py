@@ -42,7 +42,7 @@ def clear() -> None:
 def load() -> LocalFleet | None:
     """Return the saved fleet, or None if there is none."""
     try:
-        return LocalFleet(**canonical.read(_path()))
+        return LocalFleet(**canonical.read_json(_path()))
     except (OSError, ValueError, TypeError):
         return None
 

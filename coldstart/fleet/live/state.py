@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from coldstart.artifacts import canonical, files
-from coldstart.errors import UsageError, describe
+from coldstart.errors import UsageError, describe_reason
 from coldstart.fleet.specification import FleetModel
 from coldstart.host.launches import Launch
 from coldstart.host.live.log import Log
@@ -74,10 +74,10 @@ class FleetState:
         self.path, self.log, found = path, log or Log(quiet=True), _File()
         if path is not None and path.exists():
             try:
-                found = decode(canonical.read(path), _File)
+                found = decode(canonical.read_json(path), _File)
             except (OSError, ValueError) as error:
                 raise UsageError(
-                    f"cannot read fleet state {path}: {describe(error)}",
+                    f"cannot read fleet state {path}: {describe_reason(error)}",
                     hint="move the file away to start with an empty fleet",
                 ) from error
         self.models: Mapping[str, ModelDeployment] = {one.spec.name: one for one in found.models}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from coldstart.artifacts.bundle import anyone
+from coldstart.artifacts.bundle import accept_any
 from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import UsageError
@@ -38,7 +38,7 @@ def look_up_model(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
         cache=cache,
         offline=offline,
         revision=launch.revision,
-        accepts=anyone if launch.untrusted else None,
+        accepts=accept_any if launch.untrusted else None,
     )
     return found.drop_weights() if launch.weights_from and not found.model.weight_files else found
 

@@ -71,7 +71,7 @@ def sweep(ended: int | None = None) -> None:
     """
     base, deadline_s = _base(), time.monotonic() + _PATIENCE_S
     while True:
-        with files.locked(base / _GATE):
+        with files.hold_lock(base / _GATE):
             owners = [owner for one in (PREFIX, RECORDING, PROOF) for owner in remove_dead(base, one)]
         if str(ended) not in owners or time.monotonic() > deadline_s:
             return
@@ -99,7 +99,7 @@ def owned(base: Path, prefix: str = "", *, patience_s: float = 0.0) -> Iterator[
         OSError: The directory cannot be created.
     """
     # One at a time, so that no process removes a new directory before its owner holds the lock.
-    with files.locked(base / _GATE):
+    with files.hold_lock(base / _GATE):
         remove_dead(base, prefix, patience_s)
         own = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
         held = files.try_lock(own / _LOCK)
@@ -116,7 +116,7 @@ def owned(base: Path, prefix: str = "", *, patience_s: float = 0.0) -> Iterator[
 def sweep_below(base: Path, prefix: str = "") -> None:
     """Remove the directories `prefix`... below `base` of dead processes. Raises OSError."""
     if base.is_dir():
-        with files.locked(base / _GATE):
+        with files.hold_lock(base / _GATE):
             remove_dead(base, prefix)
 
 

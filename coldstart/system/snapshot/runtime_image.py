@@ -58,7 +58,7 @@ def obstacle(image: Path) -> str | None:
     """Return why the image in the directory `image` may not be read, None if it may."""
     if not image.is_dir():
         return f"{image} does not exist"
-    if (reason := ownership.private(image)) is not None:
+    if (reason := ownership.ensure_private_directory(image)) is not None:
         return reason
     if not (stamped := file_state.read_record(_KIND, image, str(FORMAT))):
         return f"{image} was not created on this machine"
@@ -77,8 +77,8 @@ def published(image: Path) -> Iterator[Path]:
     Raises:
         OSError, NoLocksError: The directory cannot be created or locked.
     """
-    files.make_private(image.parent)
-    with files.locked(image.parent / LOCK):
+    files.create_private_directory(image.parent)
+    with files.hold_lock(image.parent / LOCK):
         partial = image.with_name(PARTIAL)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
@@ -106,7 +106,7 @@ def listed(root: Path) -> Iterator[Image]:
 def described(directory: Path) -> Image:
     """Return the description of the image in `directory`, and whether it fits. Raises OSError if it does not exist."""
     try:
-        about = canonical.read(directory / ABOUT)
+        about = canonical.read_json(directory / ABOUT)
         python, vllm, made = (str(about[name]) for name in ("python", "vllm", "made"))
     except (OSError, ValueError, KeyError, TypeError):
         python = vllm = made = ""

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from coldstart.artifacts import canonical, files
 from coldstart.artifacts.bundle import Bundle, TrustResult
-from coldstart.artifacts.errors import BundleError, InvalidSignatureError, named_os_errors
+from coldstart.artifacts.errors import BundleError, InvalidSignatureError, translate_os_errors
 from coldstart.artifacts.limits import LIMITS
 from coldstart.artifacts.ownership import require_unexposed
-from coldstart.errors import UsageError, describe
+from coldstart.errors import UsageError, describe_reason
 from coldstart.system import paths
 from coldstart.system.dry_run import is_dry_run
 
@@ -44,14 +44,14 @@ def listed() -> list[TrustedKey]:
     from coldstart.artifacts import sign  # cryptography
 
     state = paths.state_dir()
-    own = sign.host_key(state).fingerprint
+    own = sign.load_host_key(state).fingerprint
     require_unexposed(sign.trust_dir(state), state)
     keys = []
     for path in sorted(sign.trust_dir(state).glob("*.pub")):
         try:
             mark = sign.fingerprint(sign.read_trusted(path, state))
         except (OSError, ValueError, BundleError) as error:
-            keys.append(TrustedKey(path.name, path.stem, None, False, describe(error)))
+            keys.append(TrustedKey(path.name, path.stem, None, False, describe_reason(error)))
             continue
         name = path.stem.removesuffix(f"-{mark.partition(':')[2]}")
         keys.append(TrustedKey(path.name, name, mark, mark == own))
@@ -70,11 +70,11 @@ def add(file: Path, name: str) -> TrustedKey:
 
     hint = "specify a public key, as printed on the other machine by: coldstart trust show"
     try:
-        pem = files.read_regular(file, LIMITS.signature)
+        pem = files.read_regular(file, LIMITS.signature_bytes)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {file}: {describe(error)}", hint=hint) from error
+        raise UsageError(f"cannot read {file}: {describe_reason(error)}", hint=hint) from error
     try:
-        added = sign.trust(sign.trust_dir(paths.state_dir()), pem, name=name, source=str(file))
+        added = sign.add_trusted_key(sign.trust_dir(paths.state_dir()), pem, name=name, source=str(file))
     except InvalidSignatureError as error:
         raise InvalidSignatureError(error.message, hint=hint) from error
     return next(key for key in listed() if key.file == added.name)
@@ -109,7 +109,7 @@ def remove(word: str) -> list[TrustedKey]:
             hint="use another key: coldstart trust list",
         )
     doomed = [key for key in keys if key in called or key.fingerprint in marks]
-    with named_os_errors("removing a trusted key"):
+    with translate_os_errors("removing a trusted key"):
         for key in doomed:
             _find_key(key.file).unlink(missing_ok=True)
     return doomed
@@ -127,7 +127,7 @@ def judge(bundle: Bundle) -> TrustResult:
     record = paths.state_dir() / "verdicts" / bundle.digest.removeprefix("sha256:")
     # Without a usable record the signature itself is verified.
     with suppress(OSError, ValueError, KeyError, TypeError, BundleError):
-        known = canonical.read(record, cap=LIMITS.signature)
+        known = canonical.read_json(record, max_bytes=LIMITS.signature_bytes)
         if _hash_key(known["key"]) == known["sha256"]:
             return TrustResult(True, known["signer"], f"signed by {known['signer']}")
     from coldstart.artifacts import sign  # cryptography
@@ -138,7 +138,7 @@ def judge(bundle: Bundle) -> TrustResult:
         # Without a writable state directory each start verifies again.
         with suppress(OSError, ValueError, BundleError):
             key = min(trusted.glob(f"*-{result.signer.partition(':')[2]}.pub")).name
-            files.make_private(record.parent)
+            files.create_private_directory(record.parent)
             text = json.dumps({"signer": result.signer, "key": key, "sha256": _hash_key(key)})
             files.write_atomic(record, text.encode(), mode=0o600)
     return result
@@ -150,4 +150,4 @@ def _find_key(name: str) -> Path:
 
 def _hash_key(name: str) -> str:
     require_unexposed(path := _find_key(name), paths.state_dir())
-    return sha256(files.read_regular(path, LIMITS.signature)).hexdigest()
+    return sha256(files.read_regular(path, LIMITS.signature_bytes)).hexdigest()

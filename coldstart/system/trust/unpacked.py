@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coldstart.artifacts import files, ownership
-from coldstart.artifacts.bundle import Bundle, Trust
+from coldstart.artifacts.bundle import Bundle, TrustCheck
 from coldstart.artifacts.errors import DestinationExistsError
 from coldstart.system import file_state, paths, runtime
 from coldstart.system.dry_run import is_dry_run
@@ -32,7 +32,7 @@ def unpacked(
     bundle: Bundle,
     section: str,
     root: Path,
-    trust: Trust,
+    trust: TrustCheck,
     refused: list[str] | None = None,
     *,
     exact: bool = False,
@@ -53,7 +53,7 @@ def unpacked(
         BundleError: The section cannot be extracted, or the bundle is not trusted (UntrustedError).
         OSError: The directory cannot be created.
     """
-    digest = bundle.entry(section).digest.removeprefix("sha256:")
+    digest = bundle.find_readable_section(section).digest.removeprefix("sha256:")
     place = (root if exact else paths.choose_writable(root, "unpacked")) / digest
     if is_dry_run():
         if _obstacle(place) is not None:
@@ -62,8 +62,8 @@ def unpacked(
     if _obstacle(place) is None:
         return place
     lock = file_state.find_record(_KIND, place).with_name(".lock")
-    files.make_private(lock.parent)
-    with _closed(), files.locked(lock):
+    files.create_private_directory(lock.parent)
+    with _closed(), files.hold_lock(lock):
         if (reason := _obstacle(place)) is not None:  # another start may have unpacked it
             _renew(bundle, section, place, trust)
             file_state.record_directory(_KIND, place, _made_by())
@@ -76,7 +76,7 @@ def _obstacle(place: Path) -> str | None:
     """Return why the directory cannot be reused, "" if this needs no report; None if it can be reused."""
     if not place.is_dir():
         return ""
-    if (reason := ownership.fault(place)) is not None:
+    if (reason := ownership.describe_path_exposure(place)) is not None:
         return reason
     if not (entries := file_state.read_record(_KIND, place, _made_by())):
         return f"{place} has no record of its verification with these keys and this release"
@@ -90,14 +90,14 @@ def _made_by() -> str:
     return "\n".join([f"release {runtime.installed(DISTRIBUTION)}", *keys])
 
 
-def _renew(bundle: Bundle, section: str, place: Path, trust: Trust) -> None:
+def _renew(bundle: Bundle, section: str, place: Path, trust: TrustCheck) -> None:
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if (reason := ownership.fault(place.parent)) is not None:
+    if (reason := ownership.describe_path_exposure(place.parent)) is not None:
         raise PermissionError(f"refusing to unpack code where other users can write: {reason}")
     for left in reversed(range(_TRIES)):
         _away(place)
         try:
-            bundle.extract(section, place, trust=trust)
+            bundle.extract_section(section, place, trust=trust)
             return
         except (OSError, DestinationExistsError):
             # The engine of a killed server may write its compile cache there meanwhile.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coldstart.artifacts.bundle import Trust
+from coldstart.artifacts.bundle import TrustCheck
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.models import inspection, resolver
 from coldstart.models.inspection import Lookup
@@ -39,7 +39,7 @@ def resolve(
     cache: Cache,
     weights_from: str | None = None,
     offline: bool = False,
-    accepts: Trust | None = None,
+    accepts: TrustCheck | None = None,
 ) -> Wanted:
     """Look up the model as `serve` does; its source is `weights_from`, else its directory, else the hub.
 
@@ -67,7 +67,9 @@ def _own_source(lookup: Lookup) -> str:
 
 def _plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
     plan = (
-        lookup.bundle.json("weights") if lookup.bundle is not None and lookup.bundle.has("weights") else None
+        lookup.bundle.read_json("weights")
+        if lookup.bundle is not None and lookup.bundle.has_section("weights")
+        else None
     )
     if isinstance(plan, Mapping):
         return plan

@@ -33,7 +33,7 @@ def open_http(address: str, environment: Mapping[str, str]) -> HttpSource:
 
     repository, _, revision = address.partition("://")[2].partition("@")
     endpoint, token = HF_ENDPOINT.read(environment) or None, HF_TOKEN.read(environment) or get_token()
-    safe = parse_origin(endpoint or _HUB).may_hear_secrets
+    safe = parse_origin(endpoint or _HUB).can_receive_secrets
     return HttpSource(
         address,
         {"Authorization": f"Bearer {token}"} if token and safe else {},
@@ -51,7 +51,7 @@ def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
         SourceUnusableError: A password would be sent over plain HTTP.
     """
     parts = urlsplit(address)
-    safe = parse_origin(address).may_hear_secrets
+    safe = parse_origin(address).can_receive_secrets
     if parts.username:
         if not safe:
             raise SourceUnusableError(
@@ -104,11 +104,11 @@ class HttpSource:
         """Implement RangeSource."""
         self._client.close()
 
-    def _ask(self, name: str, first: str, start: int, end: int) -> http_client.Answer:
+    def _ask(self, name: str, first: str, start: int, end: int) -> http_client.HttpResponse:
         """Request bytes [start, end) and return the response with status 206; later requests skip its redirects."""
         secret = http_client.Secret(parse_origin(first), self._headers) if self._headers else None
         wanted = {"Range": f"bytes={start}-{end - 1}"}
-        answer = self._client.ask("GET", self._moved.get(name, first), headers=wanted, secret=secret)
+        answer = self._client.request("GET", self._moved.get(name, first), headers=wanted, secret=secret)
         if answer.status == 206:
             self._moved[name] = answer.url
             return answer
@@ -121,7 +121,7 @@ class HttpSource:
             raise SourceUnusableError(
                 f"{redact(first)} does not serve byte ranges (it answers 200 to a range request)"
             )
-        unsent = not self._headers and not parse_origin(first).may_hear_secrets and status in (401, 403)
+        unsent = not self._headers and not parse_origin(first).can_receive_secrets and status in (401, 403)
         hint = f"; over plain HTTP no {PREFETCH_TOKEN} is sent" if unsent else ""
         raise SourceUnusableError(f"{redact(first)} answers {status} {answer.reason}{hint}")
 

@@ -120,7 +120,7 @@ class ObjectSource:
         endpoint = AWS_ENDPOINT_URL.read(config) or AWS_ENDPOINT.read(config)
         plain = endpoint.startswith("http://")
         # A signed request does not contain the key, but contains the session token.
-        if plain and "AWS_SESSION_TOKEN" in config and not parse_origin(endpoint).may_hear_secrets:
+        if plain and "AWS_SESSION_TOKEN" in config and not parse_origin(endpoint).can_receive_secrets:
             raise SourceUnusableError(
                 f"cannot send AWS_SESSION_TOKEN to {parse_origin(endpoint)} without TLS"
             )

@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 from coldstart.artifacts import canonical, oci, trees
 from coldstart.artifacts.archive import export_archive, import_archive
-from coldstart.artifacts.bundle import anyone
+from coldstart.artifacts.bundle import accept_any
 from coldstart.artifacts.errors import BundleError
-from coldstart.artifacts.key import Key, diff
+from coldstart.artifacts.key import Key, compare_keys
 from coldstart.artifacts.store import Store
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -45,8 +45,8 @@ _FIELDS = st.dictionaries(
 @given(_JSON)
 def test_json_round_trips_and_is_canonical(value: object) -> None:
     data = canonical.dumps(value)
-    assert canonical.loads(data, cap=1 << 20, what="x") == value
-    assert canonical.dumps(canonical.loads(data, cap=1 << 20, what="x")) == data
+    assert canonical.loads(data, max_bytes=1 << 20, source="x") == value
+    assert canonical.dumps(canonical.loads(data, max_bytes=1 << 20, source="x")) == data
 
 
 @given(_FIELDS, _FIELDS)
@@ -54,7 +54,7 @@ def test_keys_differ_exactly_where_diff_says(
     left: dict[str, int | None], right: dict[str, int | None]
 ) -> None:
     one, two = Key(left), Key(right)
-    assert (one.digest == two.digest) == (diff(one, two) == [])
+    assert (one.digest == two.digest) == (compare_keys(one, two) == [])
     assert Key(dict(reversed(left.items()))).digest == one.digest
 
 
@@ -69,21 +69,21 @@ def test_a_bundle_moves_through_an_archive_unchanged(files: dict[str, bytes], va
         (root / "tree").mkdir()
         write_tree(root / "tree", files)
         store = Store(root / "one")
-        with store.begin(key()) as draft:
+        with store.open_draft(key()) as draft:
             draft.add_json("kv", value)
             first = draft.add_tree("compile", root / "tree")
             bundle = draft.publish(provenance())
         export_archive([bundle], root / "moved.tar")
         (moved,) = import_archive(Store(root / "two"), root / "moved.tar")
-        assert moved == bundle and moved.json("kv") == value
-        moved.extract("compile", root / "out", trust=anyone)
+        assert moved == bundle and moved.read_json("kv") == value
+        moved.extract_section("compile", root / "out", trust=accept_any)
         found = {
             p.relative_to(root / "out").as_posix(): p.read_bytes()
             for p in (root / "out").rglob("*")
             if p.is_file()
         }
         assert found == files
-        with store.begin(key(other=1)) as draft:
+        with store.open_draft(key(other=1)) as draft:
             assert draft.add_tree("compile", root / "out").digest == first.digest
 
 
@@ -93,7 +93,7 @@ def test_no_bytes_crash_the_readers(data: bytes) -> None:
     for read in (
         oci.parse_manifest,
         oci.parse_index,
-        oci.check_layout,
+        oci.check_layout_version,
         lambda d: trees.read_tar(BytesIO(d), 1 << 20),
     ):
         try:

@@ -30,10 +30,10 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
 
     def build(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
         asked.append(options)
-        with phase("publish") as step, lookup.store.begin(lookup.key) as draft:
+        with phase("publish") as step, lookup.store.open_draft(lookup.key) as draft:
             step("written")
             draft.add_json("kv", {"bytes": len(asked)})
-            return draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+            return draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
 
     monkeypatch.setattr(materialize, "materialize", build)
     return asked

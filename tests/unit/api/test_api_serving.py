@@ -31,9 +31,9 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[ServeRequest]:
 
 
 def _publish(lookup: Lookup, options: Options, phase: object) -> Bundle:
-    with lookup.store.begin(lookup.key) as draft:
+    with lookup.store.open_draft(lookup.key) as draft:
         draft.add_json("kv", {"bytes": 1})
-        return draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        return draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
 
 
 def test_serve_starts_a_server_without_a_bundle_when_on_miss_is_warn(
@@ -60,7 +60,7 @@ def test_serve_builds_the_bundle_when_on_miss_is_materialize(
     monkeypatch.setattr(materialize, "materialize", _publish)
     api.serve(model, on_miss="materialize")
     found = requests[0].lookup.bundle
-    assert found is not None and found.json("kv") == {"bytes": 1}
+    assert found is not None and found.read_json("kv") == {"bytes": 1}
     assert api.find_bundle(model) == found and api.find_bundle(model, ["--dtype", "float32"]) is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.errors import DestinationExistsError
 from coldstart.artifacts.store import BundleNotFoundError
 from coldstart.artifacts.store import Store as BundleStore
@@ -33,7 +33,7 @@ def test_store_lists_and_finds(bundles: list[Bundle]) -> None:
 
 
 def test_prune_removes_old_versions_and_what_was_unpacked_from_them(bundles: list[Bundle]) -> None:
-    place = unpacked.unpacked(bundles[1], "compile", Cache.at().unpacked, anyone)
+    place = unpacked.unpacked(bundles[1], "compile", Cache.at().unpacked, accept_any)
     planned = Store().prune(dry_run=True)
     assert planned.removed == (bundles[0].digest,) and list(Store().list()) == bundles
     assert Store().prune() == planned and list(Store().list()) == [bundles[1]]

@@ -72,16 +72,16 @@ def test_a_helper_that_fails_is_named(docker: Path) -> None:
     _write(docker, "locked", "#!/bin/sh\necho the keychain is locked\nexit 1\n")
     _configure(docker, credsStore="locked")
     with pytest.raises(RemoteDeniedError, match=r"docker-credential-locked failed: the keychain is locked"):
-        credentials.stored(HOST)
+        credentials.find_login(HOST)
     _configure(docker, credsStore="missing")
     with pytest.raises(RemoteDeniedError, match="docker-credential-missing"):
-        credentials.stored(HOST)
+        credentials.find_login(HOST)
 
 
 @pytest.mark.parametrize("name", ["../../tmp/evil", "a b", "", ".hidden", 7, None])
 def test_stored_ignores_a_helper_name_that_is_a_path(name: object, docker: Path) -> None:
     _configure(docker, credsStore=name, credHelpers={HOST: name})
-    assert credentials.stored(HOST) is None
+    assert credentials.find_login(HOST) is None
 
 
 def test_identity_token_is_exchanged_for_an_access_token(docker: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_login_of_docker_opens_the_registry(docker: Path, tmp_path: Path) -> Non
             pytest.skip(f"this docker logs in through its daemon only: {done.stderr.strip()[:120]}")
         assert done.returncode == 0, done.stderr
         assert "pa55" not in (docker / "config.json").read_text()
-        assert credentials.stored(server.address) == Login("me", "pa55")
+        assert credentials.find_login(server.address) == Login("me", "pa55")
         with pytest.raises(BundleError, match="does not exist"):
             remote.pull(Store(tmp_path / "store"), f"oci://{server.address}/a/b")
 
@@ -150,6 +150,6 @@ def test_bearer_token_is_asked_for_once_with_the_repository_as_scope(docker: Pat
         _configure(docker, auths={server.address: {"auth": login}})
         session = RegistrySession(server.address, "a/b")
         for _ in range(2):
-            assert session.ask("GET", f"{server.url}/v2/").read_up_to(9) == b"yes"
+            assert session.request("GET", f"{server.url}/v2/").read_up_to(9) == b"yes"
         (token,) = [one.path for one in server.asked if one.path.startswith("/token")]
     assert token.endswith("repository%3Aa%2Fb%3Apull")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from coldstart.artifacts import files, sign
 from coldstart.artifacts.blobs import blob_path
-from coldstart.artifacts.bundle import Bundle, anyone
+from coldstart.artifacts.bundle import Bundle, accept_any
 from coldstart.artifacts.errors import BundleError, NoSpaceError, ReadOnlyStoreError
 from coldstart.artifacts.store import Store
 from tools.bundles import KV, flip, key, provenance, publish
@@ -44,14 +44,14 @@ def _status(child: int) -> int:
 
 
 def _small(store: Store, run: int) -> Bundle:
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         draft.add_json("kv", KV | {"run": run})
         draft.add_json("stages", {"seconds": [run] * 50})
         return draft.publish(provenance())
 
 
 def _check_whole(store: Store) -> int:
-    bundles = store.list()
+    bundles = store.list_bundles()
     assert [bundle.version for bundle in bundles] == sorted({bundle.version for bundle in bundles})
     for bundle in bundles:
         assert check(bundle) == []
@@ -69,7 +69,7 @@ def test_store_stays_valid_when_writers_are_killed_at_random(store: Store) -> No
     for kill in range(KILLS):
         child = _child(work)
         # On a loaded machine random kills alone might all come before the first publish.
-        while kill % 10 == 0 and len(store.list()) < 2:
+        while kill % 10 == 0 and len(store.list_bundles()) < 2:
             time.sleep(0.001)
         time.sleep(chance.uniform(0, 0.03))
         os.kill(child, signal.SIGKILL)
@@ -77,7 +77,7 @@ def test_store_stays_valid_when_writers_are_killed_at_random(store: Store) -> No
         seen = max(seen, _check_whole(store))
         if kill % 10 == 9:
             store.prune(keep=1)
-            assert list(store.layout.staging.iterdir()) == []
+            assert list(store.layout.staging_dir.iterdir()) == []
             assert _check_whole(store) <= 1
     assert seen > 1
     assert check(_small(store, 0)) == []
@@ -93,8 +93,8 @@ def test_store_stays_valid_when_a_writer_is_killed_at_any_step(store: Store) -> 
         assert _check_whole(store) >= 1
     assert 10 < last < 199
     store.prune()
-    live = {blob.digest for b in store.list() for blob in (b.descriptor, *b.image.blobs)}
-    assert len(list(store.layout.blobs.iterdir())) == len(live)
+    live = {blob.digest for b in store.list_bundles() for blob in (b.descriptor, *b.image_manifest.blobs)}
+    assert len(list(store.layout.blobs_dir.iterdir())) == len(live)
 
 
 def _die_at(steps: tuple[str, ...], last: int, store: Store) -> None:
@@ -119,18 +119,18 @@ def test_sixteen_processes_publish_and_read_one_key(store: Store, tmp_path: Path
     def work() -> None:
         for run in range(3):
             made = _small(store, os.getpid() * 10 + run)
-            found = store.find(key())
-            assert found.version >= made.version and made.json("kv") and check(found) == []
+            found = store.find_by_key(key())
+            assert found.version >= made.version and made.read_json("kv") and check(found) == []
 
     children = [_child(work) for _ in range(16)]
     assert [_status(child) for child in children] == [0] * 16
-    assert [bundle.version for bundle in store.list()] == list(range(1, 49))
+    assert [bundle.version for bundle in store.list_bundles()] == list(range(1, 49))
     assert _check_whole(store) == 48
 
 
 def test_sixteen_processes_create_one_host_key(tmp_path: Path) -> None:
     def work() -> None:
-        (tmp_path / str(os.getpid())).write_text(sign.host_key(tmp_path / "state").fingerprint)
+        (tmp_path / str(os.getpid())).write_text(sign.load_host_key(tmp_path / "state").fingerprint)
 
     children = [_child(work) for _ in range(16)]
     assert [_status(child) for child in children] == [0] * 16
@@ -141,19 +141,19 @@ def test_sixteen_processes_create_one_host_key(tmp_path: Path) -> None:
 def test_another_pull_replaces_the_blob_with_a_flipped_byte(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     backup = Store(tmp_path / "backup")
-    backup.receive(store.layout, bundle.descriptor)
-    parts = {"manifest": bundle.digest, "config": bundle.image.config.digest}
-    parts |= {entry.type: entry.digest for entry in bundle.manifest.sections}
+    backup.receive_bundle(store.layout, bundle.descriptor)
+    parts = {"manifest": bundle.digest, "config": bundle.image_manifest.config.digest}
+    parts |= {entry.section_type: entry.digest for entry in bundle.manifest.sections}
     for name, digest in parts.items():
         path = blob_path(store.root, digest)
         for position in range(0, path.stat().st_size, 5):
             flip(path, position)
-            found = check(store.list()[0])
+            found = check(store.list_bundles()[0])
             assert [(f.code, f.severity) for f in found] == [("CS-DIGEST", "error")], (name, position)
             flip(path, position)
         flip(path, len(name))
-        assert store.receive(backup.layout, bundle.descriptor).replaced == 1
-        assert check(store.list()[0]) == []
+        assert store.receive_bundle(backup.layout, bundle.descriptor).replaced_blobs == 1
+        assert check(store.list_bundles()[0]) == []
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def _publish_noise(store: Store, scratch: Path, seed: int) -> Bundle:
     tree = scratch / f"noise-{seed}"
     tree.mkdir()
     (tree / "noise").write_bytes(random.Random(seed).randbytes(200_000))
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         draft.add_tree("graphs", tree)
         return draft.publish(replace(provenance(), created=f"2026-01-0{seed}T00:00:00Z"))
 
@@ -197,7 +197,7 @@ def test_prune_on_a_full_disk_removes_unreferenced_blobs_first(small_disk: Path,
     _fill(small_disk)
     pruned = store.prune(keep=1)
     assert pruned.removed == (old.digest,) and pruned.freed_bytes > 250_000
-    assert not garbage.exists() and store.list() == [new] and check(new) == []
+    assert not garbage.exists() and store.list_bundles() == [new] and check(new) == []
 
 
 def test_prune_that_cannot_write_the_index_is_completed_by_the_next(
@@ -211,10 +211,10 @@ def test_prune_that_cannot_write_the_index_is_completed_by_the_next(
     with monkeypatch.context() as patch, pytest.raises(NoSpaceError):
         patch.setattr(files, "write_atomic", full)
         store.prune(keep=1)
-    assert store.list() == [old, new] and check(new) == []
+    assert store.list_bundles() == [old, new] and check(new) == []
     assert [finding.code for finding in check(old)] == ["CS-BLOB-MISSING"]
     store.prune(keep=1)
-    assert store.list() == [new] and not blob_path(store.root, old.digest).exists()
+    assert store.list_bundles() == [new] and not blob_path(store.root, old.digest).exists()
 
 
 def test_no_space_at_each_write_leaves_a_valid_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,16 +251,16 @@ def read_only(small_disk: Path, tmp_path: Path) -> Store:
 
 
 def test_a_read_only_store_is_read_and_refuses_writes_by_name(read_only: Store, tmp_path: Path) -> None:
-    bundle = read_only.find(key())
-    assert read_only.list() == [bundle] and read_only.get(bundle.digest) == bundle
-    assert check(bundle) == [] and bundle.json("kv") == KV
-    bundle.extract("compile", tmp_path / "out", trust=anyone)
-    with pytest.raises(ReadOnlyStoreError), read_only.begin(key()):
+    bundle = read_only.find_by_key(key())
+    assert read_only.list_bundles() == [bundle] and read_only.find_by_reference(bundle.digest) == bundle
+    assert check(bundle) == [] and bundle.read_json("kv") == KV
+    bundle.extract_section("compile", tmp_path / "out", trust=accept_any)
+    with pytest.raises(ReadOnlyStoreError), read_only.open_draft(key()):
         pass
     with pytest.raises(ReadOnlyStoreError):
         read_only.prune()
     with pytest.raises(ReadOnlyStoreError):
-        bundle.extract("compile", read_only.root / "out", trust=anyone)
+        bundle.extract_section("compile", read_only.root / "out", trust=accept_any)
 
 
 def test_a_bundle_pruned_under_a_reader_is_a_named_error(store: Store, tmp_path: Path) -> None:
@@ -269,5 +269,5 @@ def test_a_bundle_pruned_under_a_reader_is_a_named_error(store: Store, tmp_path:
     store.prune(keep=1)
     with pytest.raises(BundleError) as caught:
         store_read = Store(store.root)
-        Bundle(store_read.layout, old.descriptor).json("kv")
+        Bundle(store_read.layout, old.descriptor).read_json("kv")
     assert caught.value.code == "CS-BLOB-MISSING"

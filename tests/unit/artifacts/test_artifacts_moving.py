@@ -26,10 +26,10 @@ from coldstart.validate.checks import check
 
 
 def _signed(store: Store, scratch: Path) -> Bundle:
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         draft.add_json("kv", {"blocks": 3})
         draft.add_tree("compile", write_tree(scratch / "code", {"k.so": b"x" * 100, "empty": b""}))
-        return draft.publish(provenance(), signer=sign.host_key(scratch / "state"))
+        return draft.publish(provenance(), signer=sign.load_host_key(scratch / "state"))
 
 
 def _same(found: Bundle, bundle: Bundle, scratch: Path) -> None:
@@ -46,7 +46,7 @@ def test_export_and_import_keep_digest_and_signature(store: Store, tmp_path: Pat
     _same(found, bundle, tmp_path)
     export_archive([found], tmp_path / "two.tar")
     assert (tmp_path / "two.tar").read_bytes() == (tmp_path / "one.tar").read_bytes()
-    assert import_archive(other, tmp_path / "one.tar") == [found] and len(other.list()) == 1
+    assert import_archive(other, tmp_path / "one.tar") == [found] and len(other.list_bundles()) == 1
 
 
 def test_extracted_archive_is_a_readable_store(store: Store, tmp_path: Path) -> None:
@@ -58,13 +58,13 @@ def test_extracted_archive_is_a_readable_store(store: Store, tmp_path: Path) -> 
         tar.extractall(root, filter="data")
     for place in (root, *root.rglob("*")):
         place.chmod(0o555 if place.is_dir() else 0o444)
-    assert [found.digest for found in Store(root).list()] == [bundle.digest]
-    assert check(Store(root).list()[0]) == []
+    assert [found.digest for found in Store(root).list_bundles()] == [bundle.digest]
+    assert check(Store(root).list_bundles()[0]) == []
 
 
 def test_a_damaged_bundle_is_not_exported(store: Store, tmp_path: Path) -> None:
     bundle = _signed(store, tmp_path)
-    blob_path(store.root, bundle.entry("kv").digest).write_bytes(b"{}")
+    blob_path(store.root, bundle.find_readable_section("kv").digest).write_bytes(b"{}")
     with pytest.raises(DigestMismatchError):
         export_archive([bundle], tmp_path / "one.tar")
     assert not list(tmp_path.glob("*.tar")) and not list(tmp_path.glob(".*"))
@@ -110,37 +110,37 @@ def test_push_to_and_pull_from_the_hub(store: Store, tmp_path: Path, monkeypatch
 def test_a_blob_that_is_pruned_during_a_pull_is_an_error(store: Store, tmp_path: Path) -> None:
     class Pruning(OciLayout):
         def signatures(self, subject: oci.Descriptor) -> Sequence[bytes]:
-            other.prune(keep=None, drop=other.list())
+            other.prune(keep=None, drop=other.list_bundles())
             return super().signatures(subject)
 
     bundle, other = publish(store, tmp_path, run=1), Store(tmp_path / "other")
     publish(other, tmp_path, run=2)  # whose section `compile` is not fetched again
     with pytest.raises(MissingBlobError, match="pruned meanwhile"):
-        other.receive(Pruning(store.root), bundle.descriptor)
-    assert other.list() == []
-    assert other.receive(store.layout, bundle.descriptor) == bundle and check(bundle) == []
+        other.receive_bundle(Pruning(store.root), bundle.descriptor)
+    assert other.list_bundles() == []
+    assert other.receive_bundle(store.layout, bundle.descriptor) == bundle and check(bundle) == []
 
 
 def test_prune_keeps_the_newest_and_what_it_needs(store: Store, tmp_path: Path) -> None:
     old, new = publish(store, tmp_path, run=1), publish(store, tmp_path, run=2)
     other = publish(store, tmp_path, key(tp=2), run=3)
     planned = store.prune(keep=1, dry_run=True)
-    assert len(store.list()) == 3
+    assert len(store.list_bundles()) == 3
     done = store.prune(keep=1)
     assert done == planned and done.removed == (old.digest,)
     assert done.files == 2 and done.freed_bytes > 0  # a manifest and a section; both have one config
-    assert store.list() == [new, other] and check(new) == check(other) == []
+    assert store.list_bundles() == [new, other] and check(new) == check(other) == []
     store.prune(keep=None, drop=[other])
-    assert store.list() == [new]
+    assert store.list_bundles() == [new]
     assert publish(store, tmp_path, run=4).version == 3
 
 
 def test_prune_touches_no_blob_while_a_manifest_cannot_be_read(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     blob_path(store.root, bundle.digest).write_bytes(b"rotten")
-    before = sorted(store.layout.blobs.iterdir())
+    before = sorted(store.layout.blobs_dir.iterdir())
     assert "cannot be read" in (store.prune().note or "")
-    assert sorted(store.layout.blobs.iterdir()) == before
+    assert sorted(store.layout.blobs_dir.iterdir()) == before
 
 
 def test_the_installed_hub_client_takes_the_calls_that_are_made(tmp_path: Path) -> None:

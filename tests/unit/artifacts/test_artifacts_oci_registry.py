@@ -22,16 +22,16 @@ __all__ = ["host"]
 
 
 def test_a_bundle_and_its_signature_survive_the_round_trip(host: str, store: Store, tmp_path: Path) -> None:
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         draft.add_tree("compile", write_tree(tmp_path / "code", {"k.so": b"x" * 9000}))
-        bundle = draft.publish(provenance(), signer=sign.host_key(tmp_path / "state"))
+        bundle = draft.publish(provenance(), signer=sign.load_host_key(tmp_path / "state"))
     address = remote.push(bundle, f"oci://{host}/models/tiny:v1")
     assert address == f"oci://{host}/models/tiny@{bundle.digest}"
     for number, source in enumerate((address, f"oci://{host}/models/tiny:v1")):
         pulled = remote.pull(Store(tmp_path / f"pulled-{number}"), source)
         assert pulled == bundle and check(pulled) == []
         trust = sign.TrustStore(sign.trust_dir(tmp_path / "state"))
-        assert pulled.extract("compile", tmp_path / f"out-{number}", trust=trust) == 1
+        assert pulled.extract_section("compile", tmp_path / f"out-{number}", trust=trust) == 1
 
 
 def test_pushing_again_uploads_nothing_and_keeps_both_signatures(
@@ -41,10 +41,10 @@ def test_pushing_again_uploads_nothing_and_keeps_both_signatures(
     address = f"oci://{host}/again/tiny:v1"
     assert remote.push(bundle, address) == remote.push(bundle, address)
     for state in ("one", "two"):
-        with store.begin(bundle.key) as draft:
+        with store.open_draft(bundle.key) as draft:
             for name in ("kv", "compile"):
                 keep(draft, bundle, name)
-            signed = draft.publish(provenance(), signer=sign.host_key(tmp_path / state))
+            signed = draft.publish(provenance(), signer=sign.load_host_key(tmp_path / state))
     assert signed == bundle
     remote.push(bundle, address)
     pulled = remote.pull(Store(tmp_path / "pulled"), address)
@@ -54,7 +54,7 @@ def test_pushing_again_uploads_nothing_and_keeps_both_signatures(
 
 def test_a_damaged_blob_is_not_pushed(host: str, store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path, run="damaged")
-    flip(blob_path(store.root, bundle.entry("kv").digest), 3)
+    flip(blob_path(store.root, bundle.find_readable_section("kv").digest), 3)
     with pytest.raises(DigestMismatchError):
         remote.push(bundle, f"oci://{host}/damaged/tiny:v1")
     with pytest.raises(MissingBlobError):
@@ -64,9 +64,9 @@ def test_a_damaged_blob_is_not_pushed(host: str, store: Store, tmp_path: Path) -
 def test_a_foreign_image_is_refused(host: str, store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     remote.push(bundle, f"oci://{host}/foreign/tiny:v1")
-    place = oci_registry.repository(f"{host}/foreign/tiny:other")
-    document = json.loads(bundle.image_bytes())
+    place = oci_registry.parse_repository(f"{host}/foreign/tiny:other")
+    document = json.loads(bundle.read_image_manifest())
     document["artifactType"] = "application/vnd.example"
-    place._put("other", json.dumps(document).encode())
+    place._upload_manifest("other", json.dumps(document).encode())
     with pytest.raises(Exception, match="not a coldstart bundle"):
         remote.pull(Store(tmp_path / "pulled"), f"oci://{host}/foreign/tiny:other")

@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 from coldstart.artifacts import errors, manifest, oci, store
-from coldstart.artifacts.bundle import anyone
+from coldstart.artifacts.bundle import accept_any
 from coldstart.artifacts.errors import (
     AmbiguousReferenceError,
     BundleError,
@@ -31,10 +31,10 @@ from coldstart.validate.checks import check
 
 def test_published_bundle_is_read_back(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
-    found = Store(store.root).find(key())
+    found = Store(store.root).find_by_key(key())
     assert found == bundle and found.version == 1 and found.name == NAME
-    assert found.json("kv") == KV
-    assert found.extract("compile", tmp_path / "c", trust=anyone) == 3
+    assert found.read_json("kv") == KV
+    assert found.extract_section("compile", tmp_path / "c", trust=accept_any) == 3
     files = {
         p.relative_to(tmp_path / "c"): p.read_bytes() for p in (tmp_path / "c").rglob("*") if p.is_file()
     }
@@ -48,8 +48,8 @@ def test_versions_count_up_per_name_and_the_newest_of_the_key_is_found(store: St
     second = publish(store, tmp_path, run=2)
     other = publish(store, tmp_path, key(dtype="float16"))
     assert [bundle.version for bundle in (first, second, other)] == [1, 2, 3]
-    assert store.find(key()) == second
-    assert store.list() == [first, second, other]
+    assert store.find_by_key(key()) == second
+    assert store.list_bundles() == [first, second, other]
 
 
 def test_a_digest_prefix_of_several_bundles_is_ambiguous(
@@ -58,33 +58,34 @@ def test_a_digest_prefix_of_several_bundles_is_ambiguous(
     publish(store, tmp_path, run=1), publish(store, tmp_path, run=2)
     common = f"sha256:{'ab' * 6}"
     entries = [
-        structs.replace(entry, digest=f"{common}{n:052}") for n, entry in enumerate(store.layout.entries())
+        structs.replace(entry, digest=f"{common}{n:052}")
+        for n, entry in enumerate(store.layout.read_entries())
     ]
-    monkeypatch.setattr(type(store.layout), "entries", lambda _: entries)
+    monkeypatch.setattr(type(store.layout), "read_entries", lambda _: entries)
     for ref in (common, f"{NAME}@{common}"):
         with pytest.raises(AmbiguousReferenceError):
-            store.get(ref)
+            store.find_by_reference(ref)
 
 
 def test_a_miss_names_the_nearest_bundle_and_the_fields(store: Store, tmp_path: Path) -> None:
     publish(store, tmp_path, key(dtype="float16", tp=2))
     close = publish(store, tmp_path, key(dtype="float16", tp=1))
     with pytest.raises(BundleNotFoundError) as caught:
-        store.find(key(dtype="bfloat16", tp=1))
+        store.find_by_key(key(dtype="bfloat16", tp=1))
     assert caught.value.nearest == (close, [Mismatch("engine.dtype", "bfloat16", "float16")])
     assert close.version == 2
 
 
 def test_nothing_remains_of_an_abandoned_draft(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), store.begin(key()) as draft:
+    with pytest.raises(ZeroDivisionError), store.open_draft(key()) as draft:
         draft.add_json("kv", KV)
         1 / 0  # noqa: B018
-    assert store.list() == []
-    assert list(store.layout.staging.iterdir()) == [] and list(store.layout.blobs.iterdir()) == []
+    assert store.list_bundles() == []
+    assert list(store.layout.staging_dir.iterdir()) == [] and list(store.layout.blobs_dir.iterdir()) == []
 
 
 def test_draft_refuses_invalid_sections(store: Store, tmp_path: Path) -> None:
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         draft.add_json("kv", KV)
         with pytest.raises(SectionTableError):
             draft.add_json("kv", KV)
@@ -94,24 +95,24 @@ def test_draft_refuses_invalid_sections(store: Store, tmp_path: Path) -> None:
             draft.add_tree("nonsense", tmp_path)
         bundle = draft.publish(provenance())
     with pytest.raises(SectionMissingError):
-        bundle.json("stages")
+        bundle.read_json("stages")
     with pytest.raises(SectionUnsupportedError):
-        bundle.extract("kv", tmp_path / "x")
-    assert bundle.has("kv") and not bundle.has("stages")
+        bundle.extract_section("kv", tmp_path / "x")
+    assert bundle.has_section("kv") and not bundle.has_section("stages")
 
 
 def test_extraction_never_overwrites(store: Store, tmp_path: Path) -> None:
     bundle = publish(store, tmp_path)
     (tmp_path / "out").mkdir()
     with pytest.raises(DestinationExistsError):
-        bundle.extract("compile", tmp_path / "out", trust=anyone)
+        bundle.extract_section("compile", tmp_path / "out", trust=accept_any)
 
 
 def test_a_tree_with_a_link_is_not_packed(store: Store, tmp_path: Path) -> None:
     (tmp_path / "blob").write_text("content")
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "vocab.txt").symlink_to(tmp_path / "blob")
-    with store.begin(key()) as draft, pytest.raises(UnsafeLinkError):
+    with store.open_draft(key()) as draft, pytest.raises(UnsafeLinkError):
         draft.add_tree("compile", tmp_path / "tree")
 
 
@@ -122,11 +123,13 @@ _FORMAT = (_RESOURCES / "FORMAT.md").read_text()
 
 def _parse(document: object) -> manifest.Manifest:
     data = json.dumps(document).encode()
-    return manifest.parse(data, oci.ImageManifest(oci.BUNDLE_TYPE, oci.describe(data, oci.CONFIG_TYPE), ()))
+    return manifest.parse_manifest(
+        data, oci.ImageManifest(oci.BUNDLE_TYPE, oci.describe_blob(data, oci.CONFIG_TYPE), ())
+    )
 
 
 def _provenance(**changes: object) -> dict[str, object]:
-    return {"provenance": provenance().document() | changes}
+    return {"provenance": provenance().to_document() | changes}
 
 
 BROKEN = {

@@ -49,10 +49,10 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bundle:
-    with Store(place / "store").begin(key()) as draft:
+    with Store(place / "store").open_draft(key()) as draft:
         draft.add_tree("graphs", section)
         draft.add_json("kv", {"bytes": 1 << 20} | kv)
-        return draft.publish(provenance(), signer=sign.host_key(paths.state_dir()) if signed else None)
+        return draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()) if signed else None)
 
 
 def prepared(bundle: Bundle, place: Path) -> Any:

@@ -210,9 +210,9 @@ def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
     (tmp_path / "section" / "triton" / "abc").mkdir(parents=True)
     (tmp_path / "section" / "triton" / "abc" / "x.json").write_text(json.dumps({}))
-    with Store(Cache.at().bundles).begin(key()) as draft:
+    with Store(Cache.at().bundles).open_draft(key()) as draft:
         draft.add_tree("compile", tmp_path / "section")
-        bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        bundle = draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
     lookup = Lookup(
         ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
     )

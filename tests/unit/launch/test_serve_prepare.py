@@ -61,18 +61,18 @@ def test_complete_bundle_is_used(publish: Publish, model: ResolvedModel) -> None
 def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
     store: Store, model: ResolvedModel, tmp_path: Path
 ) -> None:
-    with store.begin(key()) as draft:
+    with store.open_draft(key()) as draft:
         draft.add_json("kv", KV)
         draft.add_json("modelinfo", {"canary": CANARY})
         draft.add_json("stages", {inspection.NOT_MADE: {"compile": "PicklingError"}})
-        bundle = draft.publish(provenance(), signer=sign.host_key(paths.state_dir()))
+        bundle = draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
     assert reasons(prepare_plan(bundle, model)) == {"compile": "the bundle has none: PicklingError"}
 
 
 @pytest.mark.parametrize("section", ["kv", "modelinfo", "compile"])
 def test_a_damaged_section_is_a_reason(publish: Publish, model: ResolvedModel, section: str) -> None:
     bundle = publish(kv=KV, modelinfo={"canary": CANARY})
-    flip(blob_path(bundle.layout.root, bundle.entry(section).digest), 3)
+    flip(blob_path(bundle.layout.root, bundle.find_readable_section(section).digest), 3)
     plan = prepare_plan(bundle, model)
     assert list(reasons(plan)) == [section] and "[CS-DIGEST]" in reasons(plan)[section]
     if section == "compile":
@@ -131,8 +131,8 @@ def test_too_little_memory_for_the_kv_cache(
 
 
 def test_untrusted_code_is_not_unpacked(publish: Publish, model: ResolvedModel, tmp_path: Path) -> None:
-    bundle = publish(signer=sign.host_key(tmp_path / "stranger"), kv=KV, modelinfo={})
-    sign.host_key(paths.state_dir())
+    bundle = publish(signer=sign.load_host_key(tmp_path / "stranger"), kv=KV, modelinfo={})
+    sign.load_host_key(paths.state_dir())
     plan = prepare_plan(bundle, model)
     assert "is not a trusted key" in reasons(plan)["compile"] and plan.compile_dir is None
     assert list(Cache.at().unpacked.glob("*")) == []
@@ -143,7 +143,7 @@ def test_untrusted_modelinfo_is_not_written_to_the_cache(
 ) -> None:
     """vLLM would use the file in every later start, and an untrusted canary token must not affect a start."""
     info = {"canary": CANARY, "vllm_modelinfos": {"some.module.Model.json": '{"a": 1}'}}
-    bundle = publish(signer=sign.host_key(tmp_path / "stranger"), kv=KV, modelinfo=info)
+    bundle = publish(signer=sign.load_host_key(tmp_path / "stranger"), kv=KV, modelinfo=info)
     plan = prepare_plan(bundle, model)
     assert "the bundle has no trusted signature" in reasons(plan)["modelinfo"] and plan.canary is None
     assert not list(Path(plan.env["VLLM_CACHE_ROOT"]).rglob("*.json"))
@@ -158,7 +158,7 @@ def test_a_copied_cache_brings_no_trust(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
     plan = prepare_plan(bundle, model)
     assert plan.compile_dir is None and "CS-UNTRUSTED" in reasons(plan)["compile"]
-    sign.trust(sign.trust_dir(paths.state_dir()), public_key(), name="other")
+    sign.add_trusted_key(sign.trust_dir(paths.state_dir()), public_key(), name="other")
     again = Path(prepare_plan(bundle, model).compile_dir or "")
     assert again == place and (place / "kernel.so").read_bytes() == CODE["kernel.so"]
 
@@ -166,4 +166,4 @@ def test_a_copied_cache_brings_no_trust(
 def public_key() -> bytes:
     """Return the public key of the user that published."""
     state = Cache.at().root.parents[1] / "state_home" / "coldstart"
-    return bytes(sign.public_pem(state))
+    return bytes(sign.load_public_pem(state))

@@ -80,8 +80,8 @@ def frozen(store: Store, scratch: Path, signer: sign.HostKey | None = None, **ch
 
 
 def keep(store: Store, tree: Path, signer: sign.HostKey | None = None) -> Bundle:
-    with store.begin(key()) as draft:
-        bundle = draft.publish(provenance(), signer=signer or sign.host_key(paths.state_dir()))
+    with store.open_draft(key()) as draft:
+        bundle = draft.publish(provenance(), signer=signer or sign.load_host_key(paths.state_dir()))
     with runtime_image.published(runtime_image.engine_place(Cache.at().runtimes, bundle.digest)) as image:
         for file in tree.iterdir():
             shutil.copy(file, image)
@@ -99,7 +99,7 @@ class TestThaw:
     ) -> None:
         calls = fake_criu(0)
         with pytest.raises(UntrustedError):
-            thaw(frozen(store, tmp_path, sign.host_key(tmp_path / "stranger")))
+            thaw(frozen(store, tmp_path, sign.load_host_key(tmp_path / "stranger")))
         assert not calls.exists() and list(Cache.at().unpacked.glob("*")) == []
 
     def test_an_image_in_a_copied_cache_is_not_restored(

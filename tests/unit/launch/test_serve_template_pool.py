@@ -114,7 +114,7 @@ def test_sweep_removes_a_directory_without_a_start(fake_engine: FakeEngine) -> N
     warm = template_pool.start("engine", PLAN, "tiny", 20)
     unfinished = warm.directory.with_name("engine-0123")
     unfinished.mkdir()
-    with files.locked(unfinished.with_name("engine-0123.lock")):
+    with files.hold_lock(unfinished.with_name("engine-0123.lock")):
         template_pool.sweep()
         assert unfinished.exists()
     template_pool.sweep()

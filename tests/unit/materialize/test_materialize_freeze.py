@@ -50,7 +50,7 @@ def test_snapshot_directory_stays_during_another_materialization(
 
     materialize.add_snapshot(lookup, bundle, no_progress)
 
-    assert materialize.has_snapshot(lookup, bundle) and store.list() == [bundle]
+    assert materialize.has_snapshot(lookup, bundle) and store.list_bundles() == [bundle]
     image = runtime_image.engine_place(cache.runtimes, bundle.digest)
     assert runtime_image.obstacle(image) is None and image.stat().st_mode & 0o077 == 0
     assert {file.name: file.stat().st_mode & 0o777 for file in image.iterdir()} == {"pages-1.img": 0o600}
@@ -107,4 +107,4 @@ def test_the_first_start_does_not_hash_the_weights_that_materialize_has_hashed(
     monkeypatch.setattr(weights, "plan", lambda *_: pytest.fail("hashed again"))
     assert lookup.model.path is not None
     found = weights.identity(lookup.model.path, lookup.cache.weights)
-    assert found == made.json("modelinfo")["weights"]
+    assert found == made.read_json("modelinfo")["weights"]

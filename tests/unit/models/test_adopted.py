@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from coldstart.artifacts.bundle import anyone
+from coldstart.artifacts.bundle import accept_any
 from support.engines import home
 from support.recorded_models import engine, model
 from tools import tiny_models
@@ -31,7 +31,7 @@ def test_adopt_arguments_takes_none_of_an_untrusted_bundle(model: str) -> None:
     trusted = publish_recorded(model, LONG)
     publish_recorded(model, ("--middleware", "evil.module"), created=LATER, signed=False)
     assert adopt(model).bundle == trusted
-    unsigned = resolver.adopt_arguments(inspection.look_up(model, accepts=anyone))
+    unsigned = resolver.adopt_arguments(inspection.look_up(model, accepts=accept_any))
     assert unsigned.vllm_args == LONG
 
 

@@ -61,10 +61,10 @@ def explain(
 
 def publish(cache: Cache, scratch: Path, key: keys.Key, name: str = "my-model", **kv: object) -> Bundle:
     store = Store(cache.bundles)
-    with store.begin(key) as draft:
+    with store.open_draft(key) as draft:
         draft.add_json("kv", bundles.KV | kv)
         provenance = replace(bundles.provenance(name), arguments=ARGS)
-        return draft.publish(provenance, signer=sign.host_key(paths.state_dir()))
+        return draft.publish(provenance, signer=sign.load_host_key(paths.state_dir()))
 
 
 def test_find_bundle_resolves_references(materialized: Materialized) -> None:
@@ -170,11 +170,11 @@ def test_a_bundle_is_validated_with_its_own_weights(
     monkeypatch.setattr(start, "create_launcher_pair", pair)
     cache = materialized.source.cache
     before(materialized.directory)
-    with Store(cache.bundles).begin(materialized.bundle.key) as draft:
+    with Store(cache.bundles).open_draft(materialized.bundle.key) as draft:
         draft.add_json("kv", bundles.KV)
         draft.add_json("weights", weights.plan(materialized.directory))
         provenance = replace(bundles.provenance("my-model"), arguments=ARGS)
-        draft.publish(provenance, signer=sign.host_key(paths.state_dir()))
+        draft.publish(provenance, signer=sign.load_host_key(paths.state_dir()))
     other = Path(shutil.copytree(materialized.directory, materialized.directory.with_name("copy")))
     change(other)
     source = replace(materialized.source, model=str(other))
@@ -187,7 +187,7 @@ def test_a_bundle_is_validated_with_its_own_weights(
 
 
 def damage(bundle: Bundle, section: str) -> None:
-    path = blobs.blob_path(bundle.layout.root, bundle.entry(section).digest)
+    path = blobs.blob_path(bundle.layout.root, bundle.find_readable_section(section).digest)
     path.chmod(0o600)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

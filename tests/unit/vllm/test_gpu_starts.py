@@ -198,7 +198,7 @@ def test_a_manifest_that_vllm_writes_is_read(tmp_path: Path) -> None:
     )  # fmt: skip
     tmp_path.chmod(0o700)
     manifest.write_manifest_atomic(tmp_path, written)
-    read = canonical.read(tmp_path / "manifest.json")
+    read = canonical.read_json(tmp_path / "manifest.json")
     assert gpu_starts.find_difference(read, engine, COMMIT) is None and gpu_starts.read_tree(read) == [7, 9]
 
 
