@@ -105,6 +105,12 @@ CACHE_DIR = _mine(
 )
 DEBUG = _mine("DEBUG", flag, False, "1: show the traceback of an internal error.")
 CRIU = _mine("CRIU", text, "", "Path of the CRIU program; default: `criu` on the PATH.")
+SLEEP_MEMORY_BYTES = _mine(
+    "SLEEP_MEMORY_BYTES",
+    number(0),
+    -1.0,
+    "Host memory for the weights of sleeping engines in bytes, all together; default: half of the memory.",
+)
 PREFETCH_MEMORY_BYTES = _mine(
     "PREFETCH_MEMORY_BYTES",
     number(0),

@@ -23,7 +23,12 @@
  *   Checkpointing                  Lock, Checkpoint, Restore and Unlock want the states RUNNING, LOCKED, CHECKPOINTED and
  *                                  LOCKED of cuCheckpointProcessGetState, else ILLEGAL_STATE; reserved members are zero.
  *   cuMemAlloc                     contents are undefined: 0xFF here. Addresses are host addresses.
- * Not modelled: streams (all work is done at the call), contexts, asynchronous errors, alignment of allocations beyond
+ *   Virtual Memory Management      cuMemMap: the range was reserved and is not mapped; it has no access until cuMemSetAccess.
+ *                                  cuMemUnmap: the range is that of one cuMemMap; memory lives until it is released and
+ *                                  unmapped, and its contents are undefined at first (0xFF here).
+ *   Memory Management              cuMemcpy*Async: done in the order of the stream; here at cuStreamSynchronize, and a range
+ *                                  that is not mapped then is an error of that call.
+ * Not modelled: streams (but for these copies all work is done at the call), contexts, asynchronous errors, alignment of allocations beyond
  * 512 bytes, real binaries (an image is searched for the names of the kernels below).
  */
 #define _GNU_SOURCE
@@ -36,6 +41,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 static long calls, fail_at = -1;
@@ -610,6 +616,124 @@ API Result cuCheckpointProcessGetState(int pid, int *state) {
     if (file) fclose(file);
     return found ? OK : INVALID_VALUE;
 }
+
+/* --- virtual memory: reserved addresses, physical memory in memfds, and copies that wait for their stream ------------------ */
+typedef struct Physical { int file, mapped, released; size_t size; } Physical;
+typedef struct Range { uint64_t base; size_t size; Physical *memory; int accessible; struct Range *next; } Range;
+typedef struct Copy { uint64_t device; void *host; size_t size; int to_host; struct Copy *next; } Copy;
+static Range *ranges;
+static Copy *copies, **last_copy = &copies;
+static long physical, registered;
+static char trail[1 << 16];
+#define NOTE(...) snprintf(trail + strlen(trail), sizeof trail - strlen(trail), __VA_ARGS__)
+/* Live physical memory in allocations, pinned ranges, and the calls since the last time this was asked. */
+API long fake_physical(void) { return physical; }
+API long fake_registered(void) { return registered; }
+API void fake_trail(char *out, size_t size) { snprintf(out, size, "%s", trail); trail[0] = 0; }
+
+static Range *range_of(uint64_t address) {
+    for (Range *r = ranges; r; r = r->next)
+        if (address >= r->base && address < r->base + r->size) return r;
+    return NULL;
+}
+static void drop(Physical *memory) {
+    if (memory->mapped || !memory->released) return;
+    close(memory->file);
+    free(memory);
+    physical--;
+}
+
+API Result cuMemAddressReserve(uint64_t *out, size_t size, size_t alignment, uint64_t at, unsigned long long flags) {
+    Range *r = calloc(1, sizeof *r);
+    r->base = *out = (uint64_t)mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    r->size = size;
+    r->next = ranges;
+    ranges = r;
+    return OK;
+}
+API Result cuMemCreate(uint64_t *out, size_t size, const void *properties, unsigned long long flags) {
+    COUNT();
+    NOTE("create ");
+    Physical *memory = calloc(1, sizeof *memory);
+    memory->file = memfd_create("fake-cuda", MFD_CLOEXEC);
+    memory->size = size;
+    if (ftruncate(memory->file, size)) return UNKNOWN;
+    void *filled = mmap(NULL, size, PROT_WRITE, MAP_SHARED, memory->file, 0);
+    memset(filled, 0xFF, size);
+    munmap(filled, size);
+    physical++;
+    *out = (uint64_t)memory;
+    return OK;
+}
+API Result cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags) {
+    COUNT();
+    NOTE("map ");
+    Range *r = range_of(address);
+    Physical *memory = (Physical *)handle;
+    if (!r || r->base != address || r->size != size || r->memory || memory->size != size) return INVALID_VALUE;
+    r->memory = memory;
+    memory->mapped = 1;
+    return OK;
+}
+API Result cuMemSetAccess(uint64_t address, size_t size, const void *access, size_t count) {
+    COUNT();
+    NOTE("access ");
+    Range *r = range_of(address);
+    if (!r || !r->memory || count != 1) return INVALID_VALUE;
+    mmap((void *)address, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, r->memory->file, 0);
+    r->accessible = 1;
+    return OK;
+}
+API Result cuMemUnmap(uint64_t address, size_t size) {
+    COUNT();
+    NOTE("unmap ");
+    Range *r = range_of(address);
+    if (!r || r->base != address || r->size != size || !r->memory) return INVALID_VALUE;
+    mmap((void *)address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    r->memory->mapped = r->accessible = 0;
+    drop(r->memory);
+    r->memory = NULL;
+    return OK;
+}
+API Result cuMemRelease(uint64_t handle) {
+    COUNT();
+    NOTE("release ");
+    Physical *memory = (Physical *)handle;
+    if (memory->released) return INVALID_VALUE;
+    memory->released = 1;
+    drop(memory);
+    return OK;
+}
+API Result cuMemHostRegister_v2(void *host, size_t size, unsigned flags) { COUNT(); NOTE("pin "); registered++; return OK; }
+API Result cuMemHostUnregister(void *host) { COUNT(); NOTE("unpin "); registered--; return OK; }
+API Result cuStreamCreate(void **out, unsigned flags) { COUNT(); *out = &copies; return OK; }
+static Result copy_later(uint64_t device, void *host, size_t size, int to_host) {
+    COUNT();
+    NOTE(to_host ? "read " : "write ");
+    Copy *copy = calloc(1, sizeof *copy);
+    *copy = (Copy){device, host, size, to_host, NULL};
+    *last_copy = copy;
+    last_copy = &copy->next;
+    return OK;
+}
+API Result cuMemcpyDtoHAsync_v2(void *host, uint64_t device, size_t size, void *stream) { return copy_later(device, host, size, 1); }
+API Result cuMemcpyHtoDAsync_v2(uint64_t device, const void *host, size_t size, void *stream) { return copy_later(device, (void *)host, size, 0); }
+API Result cuStreamSynchronize(void *stream) {
+    Result result = failing() ? UNKNOWN : OK;
+    NOTE("wait ");
+    while (copies) {
+        Copy *copy = copies;
+        Range *r = range_of(copy->device);
+        if (!r || !r->accessible) result = 700;
+        else if (result == OK && copy->to_host) memcpy(copy->host, (void *)copy->device, copy->size);
+        else if (result == OK) memcpy((void *)copy->device, copy->host, copy->size);
+        copies = copy->next;
+        free(copy);
+    }
+    last_copy = &copies;
+    return result;
+}
+API Result cuDeviceGetAttribute(int *out, int attribute, int device) { *out = 1; return OK; }
 
 API Result cuGetErrorName(Result code, const char **out) {
     *out = code == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE" : code == 401 ? "CUDA_ERROR_ILLEGAL_STATE" : "CUDA_ERROR_UNKNOWN";

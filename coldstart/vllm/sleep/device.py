@@ -1,0 +1,272 @@
+"""Memory that holds the weights while an engine is awake: of a CUDA device, or a memory file in its place on a CPU.
+
+Both forms unmap a region and keep its addresses reserved, so that tensors, compiled code and CUDA graphs that contain them stay
+valid when it is mapped again. Which bytes a region contains then is the caller's responsibility.
+
+Invariant: a call that fails leaves each region either mapped or unmapped, as `is_mapped` reports it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from coldstart.graphs.cuda.driver import bindings, call, primary_context
+from coldstart.graphs.errors import DriverError
+from coldstart.vllm.sleep.memory import NO_ACCESS, advise_memory, hash_tensor, map_memory, unmap_memory
+
+WEIGHTS = "weights"
+PAGE = mmap.PAGESIZE
+_CHUNK_WORDS = 1 << 20
+
+
+class Region(NamedTuple):
+    """Range of addresses that is mapped and unmapped as one."""
+
+    address: int
+    size: int
+
+
+class Device(Protocol):
+    """Memory that can be unmapped."""
+
+    def regions(self) -> list[Region]: ...
+    def is_mapped(self, region: Region) -> bool: ...
+    def map(self, region: Region) -> None: ...
+    def unmap(self, region: Region) -> None: ...
+    def read(self, region: Region, to: int) -> None: ...
+    def write(self, region: Region, source: int) -> None: ...
+    def synchronize(self) -> None: ...
+    def digest(self, tensor: torch.Tensor) -> str: ...
+    def pin(self, address: int, size: int) -> bool: ...
+    def unpin(self, address: int) -> None: ...
+
+
+class MemoryFileDevice:
+    """CPU form: regions of memory files, of which at most `capacity` bytes are mapped at a time; None: no limit.
+
+    Several engines of one process may share it: each has its own `MemoryFileWeights`.
+    """
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity, self.used = capacity, 0
+
+    def reserve(self, size: int) -> None:
+        """Count `size` more bytes. Raises MemoryError if they do not fit."""
+        if self.capacity is not None and self.used + size > self.capacity:
+            raise MemoryError(f"the device has {self.capacity} bytes, and {self.used} of them are in use")
+        self.used += size
+
+
+class MemoryFileWeights:
+    """Weights of one engine on a `MemoryFileDevice`. `adopt` moves them there."""
+
+    def __init__(self, device: MemoryFileDevice) -> None:
+        self._device, self._regions, self._mapped = device, list[Region](), set[Region]()
+
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Move tensors into own regions, one for each storage. Tensors that share a storage share it afterwards."""
+        moved: dict[int, torch.UntypedStorage] = {}
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if not storage.nbytes():
+                continue
+            if storage.data_ptr() not in moved:
+                region = Region(0, -(-storage.nbytes() // PAGE) * PAGE)
+                region = region._replace(address=map_memory(region.size, access=NO_ACCESS))
+                self._regions.append(region)
+                self.map(region)
+                held = (ctypes.c_char * storage.nbytes()).from_address(region.address)
+                moved[storage.data_ptr()] = torch.frombuffer(held, dtype=torch.uint8).untyped_storage()
+                moved[storage.data_ptr()].copy_(storage)
+            place = tensor.storage_offset(), tensor.shape, tensor.stride()
+            tensor.data = torch.empty(0, dtype=tensor.dtype).set_(moved[storage.data_ptr()], *place)
+
+    def regions(self) -> list[Region]:
+        return self._regions
+
+    def is_mapped(self, region: Region) -> bool:
+        return region in self._mapped
+
+    def map(self, region: Region) -> None:
+        self._device.reserve(region.size)
+        descriptor = -1
+        try:
+            descriptor = os.memfd_create("coldstart-device", os.MFD_CLOEXEC)
+            os.posix_fallocate(descriptor, 0, region.size)
+            map_memory(region.size, descriptor, region.address)
+        except OSError:
+            self._device.used -= region.size
+            raise
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)  # the mapping keeps the memory
+        self._mapped.add(region)
+
+    def unmap(self, region: Region) -> None:
+        # Keep the addresses reserved, so that nothing else is mapped there.
+        map_memory(region.size, at=region.address, access=NO_ACCESS)
+        self._mapped.discard(region)
+        self._device.used -= region.size
+
+    def read(self, region: Region, to: int) -> None:
+        ctypes.memmove(to, region.address, region.size)
+
+    def write(self, region: Region, source: int) -> None:
+        ctypes.memmove(region.address, source, region.size)
+
+    def synchronize(self) -> None:
+        """Return at once: the copies are synchronous."""
+
+    def digest(self, tensor: torch.Tensor) -> str:
+        return hash_tensor(tensor)
+
+    def pin(self, address: int, size: int) -> bool:
+        return False
+
+    def unpin(self, address: int) -> None:
+        """Do nothing: nothing is pinned."""
+
+    def close(self) -> None:
+        """Free the regions. Their tensors must not be used afterwards."""
+        for region in self._regions:
+            if region in self._mapped:
+                self.unmap(region)
+            unmap_memory(region.address, region.size)
+        self._regions.clear()
+
+
+class CudaWeights:
+    """CUDA form: the allocations with the tag `weights` of vLLM's CuMemAllocator.
+
+    `allocations` is the allocator's table: it maps an address to data with `tag`, `is_asleep` and `handle`, which is the
+    device, the size, the address and the address of the word with the driver's handle. vLLM's allocator frees an allocation by
+    the same word, so a new handle is written there.
+    """
+
+    def __init__(self, allocations: Mapping[int, Any], ordinal: int = 0) -> None:
+        self.d, self._allocations, self._ordinal = bindings(), allocations, ordinal
+        self._context = primary_context(ordinal)
+        self._stream = call(self.d.cuStreamCreate, 1)  # does not wait for the default stream
+        self._pending: list[tuple[Any, ...]] = []
+        self._key = secrets.randbits(62)
+
+    def regions(self) -> list[Region]:
+        found = self._allocations.items()
+        return [Region(address, data.handle[1]) for address, data in found if data.tag == WEIGHTS]
+
+    def is_mapped(self, region: Region) -> bool:
+        return not self._allocations[region.address].is_asleep
+
+    def map(self, region: Region) -> None:
+        self._finish()
+        data, d = self._allocations[region.address], self.d
+        address = d.CUdeviceptr(region.address)
+        handle = call(d.cuMemCreate, region.size, self._properties(), 0)
+        self._pending.append((d.cuMemRelease, handle))
+        try:
+            call(d.cuMemMap, address, region.size, 0, handle, 0)
+            self._pending.append((d.cuMemUnmap, address, region.size))
+            call(d.cuMemSetAccess, address, region.size, [self._access()], 1)
+        except DriverError:
+            with suppress(DriverError):  # the next call repeats it
+                self._finish()
+            raise
+        self._pending.clear()
+        self._word(data).value = int(handle)
+        data.is_asleep = False
+
+    def unmap(self, region: Region) -> None:
+        self._finish()
+        data, d = self._allocations[region.address], self.d
+        call(d.cuMemUnmap, d.CUdeviceptr(region.address), region.size)
+        data.is_asleep = True
+        self._pending.append((d.cuMemRelease, d.CUmemGenericAllocationHandle(self._word(data).value)))
+        self._finish()
+
+    def _finish(self) -> None:
+        """Make the calls that undo or complete an earlier one, the newest first; one that fails is repeated the next time."""
+        while self._pending:
+            call(*self._pending[-1])
+            self._pending.pop()
+
+    @staticmethod
+    def _word(data: Any) -> ctypes.c_uint64:
+        return ctypes.c_uint64.from_address(data.handle[3])
+
+    def _properties(self) -> Any:
+        """Return the properties with which vLLM's allocator creates memory."""
+        d, properties = self.d, self.d.CUmemAllocationProp()
+        properties.type = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = self._ordinal
+        attribute = d.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+        with suppress(DriverError):  # an older driver does not know the attribute
+            is_capable = int(call(d.cuDeviceGetAttribute, attribute, self._ordinal))
+            properties.allocFlags.gpuDirectRDMACapable = is_capable
+        return properties
+
+    def _access(self) -> Any:
+        d, access = self.d, self.d.CUmemAccessDesc()
+        access.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = self._ordinal
+        access.flags = d.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        return access
+
+    def read(self, region: Region, to: int) -> None:
+        call(self.d.cuMemcpyDtoHAsync, to, self.d.CUdeviceptr(region.address), region.size, self._stream)
+
+    def write(self, region: Region, source: int) -> None:
+        call(self.d.cuMemcpyHtoDAsync, self.d.CUdeviceptr(region.address), source, region.size, self._stream)
+
+    def synchronize(self) -> None:
+        call(self.d.cuStreamSynchronize, self._stream)
+
+    def digest(self, tensor: torch.Tensor) -> str:
+        return checksum(tensor, self._key)
+
+    def pin(self, address: int, size: int) -> bool:
+        call(self.d.cuMemHostRegister, address, size, 0)
+        return True
+
+    def unpin(self, address: int) -> None:
+        call(self.d.cuCtxSetCurrent, self._context)  # another thread may call this
+        call(self.d.cuMemHostUnregister, address)
+
+
+def drop_pages(tensors: Iterable[torch.Tensor]) -> None:
+    """Give the memory of CPU tensors back to the kernel: they are zero afterwards. Partial pages keep their bytes."""
+    for storage in {one.untyped_storage().data_ptr(): one.untyped_storage() for one in tensors}.values():
+        begin = -(-storage.data_ptr() // PAGE) * PAGE
+        size = (storage.data_ptr() + storage.nbytes()) // PAGE * PAGE - begin
+        if size > 0:
+            advise_memory(begin, size)
+
+
+def checksum(tensor: torch.Tensor, key: int) -> str:
+    """Return a keyed checksum of a tensor, computed on its device.
+
+    It is two multilinear hashes over words of 32 bits modulo 2**64, each with one random factor for each word. For a key that
+    is chosen after the tensors, two different tensors have the same checksum with a probability of 2**-64. It is not SHA-256:
+    a program that knows the key can construct a collision.
+    """
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    lanes = []
+    for lane in range(2):
+        random = torch.Generator(device=data.device).manual_seed(key + lane)
+        total = torch.zeros((), dtype=torch.int64, device=data.device)
+        for chunk in data.split(4 * _CHUNK_WORDS):
+            words = torch.nn.functional.pad(chunk, (0, -len(chunk) % 4)).view(torch.int32).to(torch.int64)
+            factors = torch.randint(
+                -(1 << 62), 1 << 62, words.shape, generator=random, device=data.device, dtype=torch.int64
+            )
+            total += (words * factors).sum()
+        lanes.append(int(total) & (1 << 64) - 1)
+    return f"{tensor.dtype} {tuple(tensor.shape)} {lanes[0]:016x}{lanes[1]:016x}"

@@ -1,0 +1,270 @@
+"""Arenas: one copy of a model's weights in host memory, within a limit that all processes of this user share.
+
+An arena is a memfd, which the kernel frees when its process dies. A record beside the others names its process and
+descriptor, so that another process can evict it: the evicting process empties the memfd while its owner is asleep. It does
+not copy weights; `backend` does.
+
+Invariant: an arena is emptied only under its exclusive lock, and read or written only under its shared lock and while
+its record exists.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+from coldstart.contract.environment import SLEEP_MEMORY_BYTES
+from coldstart.system.paths import runtime_dir
+from coldstart.system.proc import processes
+from coldstart.units import format_memory
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_FAILED = ctypes.c_void_p(-1).value
+_FIXED, _NO_RESERVE, _REMOVE = 0x10, 0x4000, 9
+READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+NO_ACCESS = 0
+
+
+class NoRoomError(Exception):
+    """The arenas have no room for a model's weights."""
+
+
+def _do_nothing() -> None:
+    """Stand for a release that was done."""
+
+
+def map_memory(size: int, descriptor: int = -1, at: int = 0, access: int = READ_WRITE) -> int:
+    """Map `size` bytes of a file, or private memory without one, and return the address; `at` replaces a mapping.
+
+    Raises:
+        OSError: The kernel refuses the mapping.
+    """
+    flags = mmap.MAP_SHARED if descriptor >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    address = _LIBC.mmap(at or None, size, access, flags | (_FIXED if at else 0), descriptor, 0)
+    if address == _FAILED:
+        raise OSError(ctypes.get_errno(), f"cannot map {size} bytes")
+    return int(address or 0)
+
+
+def unmap_memory(address: int, size: int) -> None:
+    """Remove the mapping of `size` bytes at `address`."""
+    _LIBC.munmap(address, size)
+
+
+def advise_memory(address: int, size: int) -> None:
+    """Free the pages at `address`: of shared memory, or else of private memory."""
+    if _LIBC.madvise(address, size, _REMOVE):
+        _LIBC.madvise(address, size, mmap.MADV_DONTNEED)
+
+
+def hash_tensor(tensor: Any) -> str:
+    """Return the SHA-256 of a CPU tensor's bytes, data type and shape."""
+    import torch
+
+    found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """Process and descriptor of an arena. `reason` is set once it is evicted."""
+
+    pid: int
+    born: str
+    token: str
+    descriptor: int
+    notice: int
+    size: int
+    model: str
+    reason: str = ""
+
+    def open(self) -> int | None:
+        """Return a new descriptor of the memfd, or None if its process has closed it."""
+        with suppress(OSError):
+            descriptor = os.open(f"/proc/{self.pid}/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            # The process may have reused the number for another file.
+            if f"memfd:coldstart-sleep-{self.token}" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+                return descriptor
+            os.close(descriptor)
+        return None
+
+    def notify(self) -> None:
+        """Make the owner release what it has pinned."""
+        with suppress(OSError):
+            descriptor = os.open(f"/proc/{self.pid}/fd/{self.notice}", os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                os.write(descriptor, b"1")
+            finally:
+                os.close(descriptor)
+
+
+class Arena:
+    """Host memory of `size` bytes for the weights of one model, at `address` in this process.
+
+    Raises:
+        OSError: The kernel has no memory or no descriptor.
+    """
+
+    def __init__(self, directory: Path, model: str, size: int) -> None:
+        token = secrets.token_hex(8)
+        self._release: Callable[[], None] | None = None
+        self._releasing = Lock()
+        self.size, self._directory = size, directory
+        self._record = directory / f"{os.getpid()}-{token}.json"
+        opened = [os.memfd_create(f"coldstart-sleep-{token}", os.MFD_CLOEXEC)]
+        try:
+            # A write to memory that the kernel cannot provide would end the process.
+            os.posix_fallocate(opened[0], 0, size)
+            opened += os.pipe2(os.O_CLOEXEC)
+            self._descriptor, self._noticed, self._notice = opened
+            born = processes.birth(os.getpid()) or ""
+            record = _Record(os.getpid(), born, token, self._descriptor, self._notice, size, model)
+            self.address = map_memory(size, self._descriptor)
+            try:
+                self._record.write_text(json.dumps(asdict(record)))
+            except OSError:
+                unmap_memory(self.address, size)
+                raise
+        except OSError:
+            for descriptor in opened:
+                os.close(descriptor)
+            raise
+
+    @contextmanager
+    def used(self) -> Iterator[str | None]:
+        """Protect the arena from eviction in the block. Yield why it was evicted, or None if it was not."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+        try:
+            reason = self.find_eviction()
+            if reason is None:
+                os.utime(self._record)
+            yield reason
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def find_eviction(self) -> str | None:
+        """Return why this arena was evicted, or None."""
+        try:
+            return str(json.loads(self._record.read_text())["reason"]) or None
+        except (OSError, ValueError):
+            return "the record of the arena was removed"
+
+    def watch(self, release: Callable[[], None]) -> None:
+        """Call `release` once: in a thread when another process evicts this arena, or in `close`."""
+        self._release = release
+        Thread(target=self._await_eviction, name="arena eviction", daemon=True).start()
+
+    def _await_eviction(self) -> None:
+        if os.read(self._noticed, 1):
+            self._release_once()
+        os.close(self._noticed)
+
+    def _release_once(self) -> None:
+        with self._releasing:
+            release, self._release = self._release, _do_nothing
+            if release is not None:
+                release()
+
+    def close(self) -> None:
+        """Free the memory."""
+        is_watched = self._release is not None
+        self._release_once()
+        # The lock keeps an evicting process from a descriptor that is closed and reused in this moment.
+        with _locked(self._directory):
+            self._record.unlink(missing_ok=True)
+            unmap_memory(self.address, self.size)
+            os.close(self._descriptor)
+        os.close(self._notice)  # ends the thread
+        if not is_watched:
+            os.close(self._noticed)
+
+
+class Arenas:
+    """Arenas of all processes of this user below `directory`, of at most `capacity` bytes together."""
+
+    def __init__(self, directory: Path, capacity: int) -> None:
+        self.directory, self.capacity = directory, capacity
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @classmethod
+    def shared(cls) -> Arenas:
+        """Return the arenas of this user: by default half of the machine's memory."""
+        given = SLEEP_MEMORY_BYTES.read()
+        return cls(runtime_dir() / "sleep", int(given) if given >= 0 else processes.total_memory() // 2)
+
+    def create(self, model: str, size: int) -> Arena:
+        """Create an arena of `size` bytes, and evict the least recently used arenas until it fits.
+
+        Raises:
+            NoRoomError: The arena is larger than the limit, other arenas are in use, or the kernel has no memory.
+        """
+        wanted = f"{format_memory(size)} for {model}"
+        with _locked(self.directory):
+            records = sorted(self._read(), key=lambda one: one[0].stat().st_mtime_ns)
+            used = sum(record.size for _, record in records)
+            for path, record in records if size <= self.capacity else ():
+                if used + size <= self.capacity:
+                    break
+                if _evict(path, record, f"another model needed the memory: {wanted}"):
+                    used -= record.size
+            if used + size > self.capacity:
+                limit = f"{format_memory(used)} of {format_memory(self.capacity)} are in use"
+                raise NoRoomError(f"no host memory for {wanted}: {limit}; set {SLEEP_MEMORY_BYTES}")
+            try:
+                return Arena(self.directory, model, size)
+            except OSError as error:
+                raise NoRoomError(f"no host memory for {wanted}: {error.strerror or error}") from error
+
+    def _read(self) -> Iterator[tuple[Path, _Record]]:
+        """Yield the living arenas, and remove the records of processes that have ended."""
+        for path in self.directory.glob("*.json"):
+            try:
+                record = _Record(**json.loads(path.read_text()))
+            except (OSError, ValueError, TypeError):
+                continue
+            if not processes.is_alive(record.pid, record.born):
+                path.unlink(missing_ok=True)
+            elif not record.reason:
+                yield path, record
+
+
+def _evict(path: Path, record: _Record, reason: str) -> bool:
+    """Free the memory of an arena unless its owner uses it. Return whether its memory is free."""
+    if (descriptor := record.open()) is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.write_text(json.dumps(asdict(record) | {"reason": reason}))
+        os.ftruncate(descriptor, 0)
+    except OSError:  # includes BlockingIOError
+        return False
+    finally:
+        os.close(descriptor)
+    record.notify()
+    return True
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

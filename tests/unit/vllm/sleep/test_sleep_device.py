@@ -1,0 +1,178 @@
+"""Both forms of a device: what a region contains after it was unmapped, and a driver that fails or is cut off at any call."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coldstart.graphs.cuda.driver import bindings, call
+from coldstart.graphs.errors import DriverError
+from tests.support.graphs.library import fake_cuda
+
+torch = pytest.importorskip("torch")
+device = pytest.importorskip("coldstart.vllm.sleep.device")
+pytestmark = pytest.mark.slow
+SIZE = 2 << 20
+
+
+def test_adopted_tensors_keep_their_values_and_share_storage() -> None:
+    weights = device.MemoryFileWeights(device.MemoryFileDevice())
+    base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    one, other = torch.nn.Parameter(base.t(), requires_grad=False), base[1:]
+    weights.adopt([one, other])
+    assert one.shape == (6, 4) and torch.equal(one, torch.arange(24.0).reshape(4, 6).t())
+    other[0, 0] = 99
+    assert one[0, 1] == 99 and len(weights.regions()) == 1
+    (region,) = weights.regions()
+    address = one.data_ptr()
+    weights.unmap(region)
+    assert not weights.is_mapped(region)
+    weights.map(region)
+    assert one.data_ptr() == address and not one.any()
+    weights.close()
+
+
+def test_memory_file_device_refuses_regions_above_its_capacity() -> None:
+    shared = device.MemoryFileDevice(2 * device.PAGE)
+    first, second = device.MemoryFileWeights(shared), device.MemoryFileWeights(shared)
+    first.adopt([torch.ones(2 * device.PAGE, dtype=torch.uint8)])
+    with pytest.raises(MemoryError, match="has 8192 bytes, and 8192 of them are in use"):
+        second.adopt([torch.ones(1)])
+    for region in first.regions():
+        first.unmap(region)
+    assert shared.used == 0
+
+
+def test_memory_file_device_frees_what_a_failed_map_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = device.MemoryFileDevice()
+    weights = device.MemoryFileWeights(shared)
+    weights.adopt([torch.ones(1)])
+    (region,) = weights.regions()
+    weights.unmap(region)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+
+    def fail(*_: object) -> None:
+        raise OSError(12, "no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(device, "map_memory", fail)
+        with pytest.raises(OSError, match="no memory"):
+            weights.map(region)
+    assert shared.used == 0 and not weights.is_mapped(region)
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+    weights.map(region)
+
+
+def test_dropped_pages_are_zero() -> None:
+    cache = torch.ones(1 << 20, dtype=torch.int8)
+    device.drop_pages([cache[:10], cache])
+    assert not cache[device.PAGE : -device.PAGE].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])
+def test_checksum_depends_on_each_bit_and_on_the_key(dtype: torch.dtype) -> None:
+    one = torch.zeros(3, 7, dtype=dtype)
+    found = {device.checksum(one, 1)}
+    for index in range(one.numel() * one.element_size()):
+        for bit in (0, 7):
+            other = one.clone()
+            other.reshape(-1).view(torch.uint8)[index] = 1 << bit
+            found.add(device.checksum(other, 1))
+    assert len(found) == 1 + 2 * one.numel() * one.element_size()
+    assert device.checksum(one, 1) == device.checksum(one.clone(), 1)
+    other = torch.ones(3, 7, dtype=dtype)
+    assert device.checksum(other, 1) != device.checksum(other, 2)
+    assert device.checksum(other, 1) != device.checksum(other.reshape(7, 3), 1)
+
+
+class Driver:
+    """Allocations as vLLM's CuMemAllocator makes them, in the double of the driver."""
+
+    def __init__(self, count: int = 3, tags: tuple[str, ...] = ("weights",)) -> None:
+        self.fake, self.d = fake_cuda(), bindings()
+        self.fake.fake_fail_at(-1, 0)
+        self.words, allocations = [], dict[int, Any]()
+        self.physical = self.fake.fake_physical()
+        for number in range(count):
+            address = int(call(self.d.cuMemAddressReserve, SIZE, 0, 0, 0))
+            word = ctypes.c_uint64()
+            self.words.append(word)
+            handle = (0, SIZE, address, ctypes.addressof(word))
+            allocations[address] = SimpleNamespace(
+                handle=handle, tag=tags[number % len(tags)], is_asleep=True
+            )
+        self.allocations = allocations
+        self.weights = device.CudaWeights(allocations)
+        for region in self.weights.regions():
+            self.weights.map(region)
+        self.trail()
+
+    def trail(self) -> list[str]:
+        out = ctypes.create_string_buffer(1 << 16)
+        self.fake.fake_trail(out, ctypes.c_size_t(len(out)))
+        return out.value.decode().split()
+
+    def live(self) -> int:
+        return int(self.fake.fake_physical()) - self.physical
+
+
+def test_cuda_form_unmaps_and_maps_only_weights_in_the_order_of_vllm() -> None:
+    driver = Driver(2, ("weights", "kv_cache"))
+    (region,) = driver.weights.regions()
+    ctypes.memset(region.address, 5, 100)
+    handle = driver.words[0].value
+    driver.weights.unmap(region)
+    assert driver.trail() == ["unmap", "release"] and driver.live() == 0
+    assert driver.allocations[region.address].is_asleep and not driver.weights.is_mapped(region)
+    driver.weights.map(region)
+    assert driver.trail() == ["create", "map", "access"] and driver.live() == 1
+    # vLLM's allocator frees the memory by the handle in this word.
+    assert driver.words[0].value and driver.weights.is_mapped(region) and handle
+    call(driver.d.cuMemUnmap, driver.d.CUdeviceptr(region.address), SIZE)
+    call(driver.d.cuMemRelease, driver.d.CUmemGenericAllocationHandle(driver.words[0].value))
+    assert driver.live() == 0
+
+
+def test_cuda_form_copies_when_the_stream_is_waited_for() -> None:
+    driver = Driver()
+    held = ctypes.create_string_buffer(SIZE)
+    first, second, _ = driver.weights.regions()
+    ctypes.memset(first.address, 5, SIZE)
+    driver.weights.read(first, ctypes.addressof(held))
+    assert held[0] == b"\0"
+    driver.weights.synchronize()
+    assert held[0] == b"\5" and driver.trail() == ["read", "wait"]
+    driver.weights.write(second, ctypes.addressof(held))
+    driver.weights.synchronize()
+    assert ctypes.string_at(second.address, 1) == b"\5"
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("at", range(1, 12))
+def test_cuda_form_recovers_from_a_failure_of_any_call(at: int, more: int) -> None:
+    """The failing call is reported; afterwards each region is mapped or not, as reported, and nothing leaks."""
+    driver = Driver()
+    regions = driver.weights.regions()
+
+    def cycle() -> None:
+        for region in regions:
+            if driver.weights.is_mapped(region):
+                driver.weights.unmap(region)
+        for region in regions:
+            if not driver.weights.is_mapped(region):
+                driver.weights.map(region)
+
+    driver.fake.fake_fail_at(at, more)
+    with pytest.raises(DriverError):
+        cycle()
+    driver.fake.fake_fail_at(-1, 0)
+    for region in regions:
+        if driver.weights.is_mapped(region):
+            ctypes.memset(region.address, 1, SIZE)
+    cycle()
+    assert driver.live() == len(regions)
+    assert all(map(driver.weights.is_mapped, regions))

@@ -1,0 +1,145 @@
+"""Arenas of weights: their limit over processes, eviction, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coldstart.vllm.sleep import memory
+from coldstart.vllm.sleep.memory import Arena, Arenas, NoRoomError
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+SIZE = 1 << 20
+OWNER = """
+import ctypes, sys
+from pathlib import Path
+from coldstart.vllm.sleep.memory import Arenas
+arena = Arenas(Path(sys.argv[1]), 1 << 21).create("other", 1 << 20)
+ctypes.memset(arena.address, 7, arena.size)
+arena.watch(lambda: print("released", flush=True))
+print("filled", flush=True)
+sys.stdin.readline()
+print(arena.find_eviction(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _fill(arena: Arena, value: int) -> None:
+    with arena.used() as reason:
+        assert reason is None
+        ctypes.memset(arena.address, value, arena.size)
+
+
+def test_arena_evicts_the_least_recently_used_with_a_reason(tmp_path: Path) -> None:
+    arenas = Arenas(tmp_path, 2 * SIZE)
+    first, second = arenas.create("first", SIZE), arenas.create("second", SIZE)
+    _fill(second, 2)
+    _fill(first, 1)
+    third = arenas.create("third", SIZE)
+    with second.used() as reason:
+        assert reason == "another model needed the memory: 1.0 MiB for third"
+    assert first.find_eviction() is None and ctypes.string_at(first.address, 2) == b"\1\1"
+    for arena in (first, second, third):
+        arena.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["lock"]
+
+
+def test_arena_in_use_is_not_evicted(tmp_path: Path) -> None:
+    arenas = Arenas(tmp_path, SIZE)
+    with arenas.create("first", SIZE).used(), pytest.raises(NoRoomError, match=r"1\.0 MiB of 1\.0 MiB"):
+        arenas.create("second", SIZE)
+
+
+def test_arena_above_the_limit_evicts_nothing(tmp_path: Path) -> None:
+    arenas = Arenas(tmp_path, SIZE)
+    first = arenas.create("first", SIZE)
+    with pytest.raises(NoRoomError, match="COLDSTART_SLEEP_MEMORY_BYTES"):
+        arenas.create("large", 2 * SIZE)
+    assert first.find_eviction() is None
+
+
+def _start(directory: Path) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-P", "-c", OWNER, str(directory)]
+    owner = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None and owner.stdout.readline() == "filled\n"
+    return owner
+
+
+def test_arena_of_another_process_is_evicted_and_its_owner_notified(tmp_path: Path) -> None:
+    owner = _start(tmp_path)
+    assert owner.stdout is not None and owner.stdin is not None
+    own = Arenas(tmp_path, SIZE).create("own", SIZE)
+    assert owner.stdout.readline() == "released\n"
+    owner.stdin.write("\n")
+    owner.stdin.flush()
+    assert owner.stdout.readline() == "another model needed the memory: 1.0 MiB for own\n"
+    owner.communicate("\n")
+    own.close()
+
+
+def test_killed_process_leaves_no_memory_and_no_record(tmp_path: Path) -> None:
+    owner = _start(tmp_path)
+    assert len(list(tmp_path.glob("*.json"))) == 1
+    owner.kill()
+    owner.communicate()
+    Arenas(tmp_path, SIZE).create("own", SIZE).close()
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_descriptor_that_was_reused_is_not_emptied(tmp_path: Path) -> None:
+    arenas = Arenas(tmp_path / "arenas", SIZE)
+    arena = arenas.create("first", SIZE)
+    innocent = tmp_path / "innocent"
+    innocent.write_bytes(b"data")
+    with innocent.open("r+b") as file:
+        os.dup2(file.fileno(), arena._descriptor)
+        with pytest.raises(NoRoomError):
+            arenas.create("second", SIZE)
+    assert innocent.read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("failing", ["map_memory", "posix_fallocate", "write_text"])
+def test_arena_closes_its_descriptors_when_it_cannot_be_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    arenas, before = Arenas(tmp_path, SIZE), _descriptors()
+    owner = {"map_memory": memory, "posix_fallocate": os, "write_text": Path}[failing]
+    monkeypatch.setattr(owner, failing, fail)
+    with pytest.raises(NoRoomError, match="Cannot allocate memory"):
+        arenas.create("model", SIZE)
+    assert _descriptors() == before and not list(tmp_path.glob("*.json"))
+
+
+def test_closed_arenas_leave_no_descriptor_and_no_mapping(tmp_path: Path) -> None:
+    arenas = Arenas(tmp_path, SIZE)
+    before, mapped = _descriptors(), Path("/proc/self/maps").read_text().count("coldstart-sleep")
+    for _ in range(20):
+        arena = arenas.create("model", SIZE)
+        _fill(arena, 1)
+        arena.close()
+    assert _descriptors() == before
+    assert Path("/proc/self/maps").read_text().count("coldstart-sleep") == mapped
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
+def test_digest_depends_on_bytes_type_and_shape(dtype: torch.dtype) -> None:
+    one = torch.zeros(4, 6, dtype=dtype)
+    other = one.clone()
+    assert memory.hash_tensor(one) == memory.hash_tensor(other)
+    assert memory.hash_tensor(one) != memory.hash_tensor(one.reshape(6, 4))
+    other[3, 5] = 1
+    assert memory.hash_tensor(one) != memory.hash_tensor(other)
+    assert memory.hash_tensor(other.t().contiguous().t()) == memory.hash_tensor(other)
