@@ -1,7 +1,7 @@
-"""Requests of the command line to a running host or fleet.
+"""HTTP client of the commands that call a running host or fleet.
 
-A key goes to the origin that the user named: no redirect is followed, no proxy receives a key in clear text, and
-no netrc is read. Bodies and times are bounded.
+The client sends a key only to the origin that the user specified: it follows no redirects, sends no key through a proxy in
+clear text, and reads no netrc file. Response sizes and times are bounded.
 """
 
 import json
@@ -20,7 +20,7 @@ from coldstart.artifacts.net.http_client import (
     find_proxy,
 )
 from coldstart.artifacts.net.origin import Origin, parse_origin, redact_url
-from coldstart.commands._output import Output, human_bytes
+from coldstart.commands._output import Output, format_bytes
 
 from coldstart.errors import CommandFailedError, UsageError
 
@@ -31,10 +31,13 @@ _WINDOW_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a client calls: its name, the command that starts it, and the option with the key of its operator."""
+    """Kind of server that a client calls, with the texts of its hints.
+
+    `start_command` is the command that starts the server. `key_option` is the option that supplies the operator's key.
+    """
 
     name: str
-    start: str
+    start_command: str
     key_option: str
 
 
@@ -43,12 +46,12 @@ FLEET = Service("fleet", "coldstart fleet up --memory 60GiB", "--admin-key-file 
 
 
 class ServerClient:
-    """Client of one host or fleet. `key` holds the headers that carry a key; they go to the origin of `url` alone."""
+    """HTTP client of one running host or fleet."""
 
     def __init__(
         self,
         url: str,
-        key: Mapping[str, str],
+        key_headers: Mapping[str, str],
         out: Output,
         *,
         wait_s: float,
@@ -59,121 +62,129 @@ class ServerClient:
 
         Args:
             url: Address of the server.
-            key: Headers that carry a key, empty for none.
-            out: Receives a warning where the key is not encrypted on the way.
-            wait_s: Time until the status and headers of a response, in seconds.
-            silent_s: Time in seconds that a body may take at its start, and MAX_BYTES take at most.
-            service: What answers at the address.
+            key_headers: Headers that carry a key; empty if no key is sent.
+            out: Receives a warning if the key is sent without TLS.
+            wait_s: Maximum time until the response headers arrive, in seconds.
+            silent_s: Maximum time until the first bytes of a body arrive, and for a body of MAX_BYTES, in seconds.
+            service: Kind of server at `url`.
 
         Raises:
-            UsageError: `url` is not http or https, the key cannot be a header, or a proxy would read it.
+            UsageError: `url` is not http or https, the key is not a valid header value, or a proxy would see it in clear text.
         """
-        self._url, self._key, self._service = url.rstrip("/"), dict(key), service
-        origin = _parse(url)
-        if key:
-            _check_key(origin, key, out)
+        self._url, self._key_headers, self._service = url.rstrip("/"), dict(key_headers), service
+        origin = _parse_url(url)
+        if key_headers:
+            _check_key(origin, key_headers, out)
         bounds = HttpLimits(
             connect_s=10, headers_s=wait_s, stall_s=silent_s, min_bytes_per_s=MAX_BYTES / silent_s
         )
         self._http = HttpClient(bounds)
 
-    def responds(self) -> bool:
-        """Return whether the server responds at all."""
+    def is_responding(self) -> bool:
+        """Return whether the server responds to a health check, with any status."""
         try:
-            return bool(self._complete("GET", "/health")[0])
+            return bool(self._request_body("GET", "/health")[0])
         except RemoteUnreachableError:
             return False
 
-    def read(self, path: str) -> bytes:
-        """Return the body of a successful response to a GET. Raises CommandFailedError for any other."""
-        with self._explaining():
-            status, body = self._complete("GET", path)
+    def read_body(self, path: str) -> bytes:
+        """Return the body of the response to a GET. Raises CommandFailedError unless the status is 200 or 202."""
+        with self._explain_unreachable():
+            status, body = self._request_body("GET", path)
             self._require_success(status, body)
         return body
 
-    def call(self, path: str, order: object = None, members: Collection[str] = ()) -> dict[str, Any]:
-        """Return the document of a successful response to a GET, or to a POST of `order`, which has these members.
+    def call(self, path: str, payload: object = None, required: Collection[str] = ()) -> dict[str, Any]:
+        """Send a GET, or a POST of `payload` as JSON, and return the JSON object of the response.
+
+        Args:
+            path: Path below the URL of the server.
+            payload: JSON document to post; None sends a GET.
+            required: Fields that the response of this kind of server contains.
 
         Raises:
-            CommandFailedError: No server responds in time, another one does, or it refuses, with its reason and hint.
+            CommandFailedError: No server responds in time, a different kind of server responds, or it refuses the request.
         """
-        body = None if order is None else json.dumps(order).encode()
-        with self._explaining():
-            status, answer = self._complete("GET" if body is None else "POST", path, body)
-            found = self._require_success(status, answer)
-        if not found.keys() >= set(members):
-            raise self._find_other(status)
-        return found
+        body = None if payload is None else json.dumps(payload).encode()
+        with self._explain_unreachable():
+            status, content = self._request_body("GET" if body is None else "POST", path, body)
+            document = self._require_success(status, content)
+        if not document.keys() >= set(required):
+            raise self._describe_wrong_server(status)
+        return document
 
-    def follow(self, path: str) -> Iterator[bytes]:
+    def stream(self, path: str) -> Iterator[bytes]:
         """Yield the chunks of a streamed response to a GET as they arrive. Raises the errors of `call`."""
-        with self._explaining(), self._ask("GET", path, None) as answer:
-            if answer.status != HTTPStatus.OK:
-                self._require_success(answer.status, answer.read_up_to(MAX_BYTES))
-            while part := answer.read(MAX_BYTES):
-                yield part
+        with self._explain_unreachable(), self._send_request("GET", path, None) as response:
+            if response.status != HTTPStatus.OK:
+                self._require_success(response.status, response.read_up_to(MAX_BYTES))
+            while chunk := response.read(MAX_BYTES):
+                yield chunk
 
     @contextmanager
-    def _explaining(self) -> Iterator[None]:
+    def _explain_unreachable(self) -> Iterator[None]:
         try:
             yield
         except RemoteUnreachableError as error:
             raise CommandFailedError(
-                f"no {self._service.name} responds at {self._url}: {error.message}", hint=self._service.start
+                f"no {self._service.name} responds at {self._url}: {error.message}",
+                hint=self._service.start_command,
             ) from error
 
     def _require_success(self, status: int, body: bytes) -> dict[str, Any]:
-        """Return the document of a successful response; empty if it is not a JSON object."""
+        """Return the JSON object of a successful response; empty if the body is anything else."""
         try:
-            found = json.loads(body)
+            document = json.loads(body)
         except (ValueError, RecursionError):
-            found = {}
-        found = found if isinstance(found, dict) else {}
+            document = {}
+        document = document if isinstance(document, dict) else {}
         name, option = self._service.name, self._service.key_option
         if status in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
-            return found
+            return document
         if status == HTTPStatus.UNAUTHORIZED:
-            raise CommandFailedError(f"{self._url} refused the key, or requires one", hint=option)
-        error = found.get("error")
+            raise CommandFailedError(f"{self._url} rejected the key, or requires one", hint=option)
+        error = document.get("error")
         if not isinstance(error, dict) or "message" not in error:
-            raise self._find_other(status)
+            raise self._describe_wrong_server(status)
         hint = error.get("hint") or f"coldstart {name} status --url {self._url}" + f" {option}" * bool(
-            self._key
+            self._key_headers
         )
-        # The key is that of a client, and the status would be refused, too.
+        # A client key was used. It does not grant access to the status either.
         if status == HTTPStatus.FORBIDDEN and self._service is HOST:
             hint = f"{option} with the operator's key, or set admin = true for the client"
         raise CommandFailedError(f"the {name} refused the request: {error['message']}", hint=hint)
 
-    def _find_other(self, status: int) -> CommandFailedError:
+    def _describe_wrong_server(self, status: int) -> CommandFailedError:
         return CommandFailedError(
             f"{self._url} is not a {self._service.name} (HTTP status {status})", hint="--url URL"
         )
 
-    def _complete(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        answer = self._ask(method, path, body)
-        content = answer.read_up_to(MAX_BYTES + 1)
+    def _request_body(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        response = self._send_request(method, path, body)
+        content = response.read_up_to(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             url = redact_url(self._url + path)
-            raise CommandFailedError(f"{url} sends more than {human_bytes(MAX_BYTES)}")
-        return answer.status, content
+            raise CommandFailedError(f"the response of {url} exceeds {format_bytes(MAX_BYTES)}")
+        return response.status, content
 
-    def _ask(self, method: str, path: str, body: bytes | None) -> HttpResponse:
+    def _send_request(self, method: str, path: str, body: bytes | None) -> HttpResponse:
         url = self._url + path
-        headers = self._key if body is None else {**self._key, "Content-Type": "application/json"}
-        answer = self._http.request(method, url, headers=headers, body=body, redirects=False)
-        if 300 <= answer.status < 400:
-            answer.close()
-            target = redact_url(urljoin(url, answer.headers.get("Location", "")))
+        headers = self._key_headers
+        if body is not None:
+            headers = {**headers, "Content-Type": "application/json"}
+        response = self._http.request(method, url, headers=headers, body=body, redirects=False)
+        if 300 <= response.status < 400:
+            response.close()
+            target = redact_url(urljoin(url, response.headers.get("Location", "")))
             raise CommandFailedError(
-                f"{redact_url(url)} redirects to {target} (status {answer.status});"
-                " redirects are not followed, because a key goes to the named server alone",
+                f"{redact_url(url)} redirects to {target} (status {response.status});"
+                " redirects are not followed, because the key is only for the specified server",
                 hint="use the address that does not redirect: --url URL",
             )
-        return answer
+        return response
 
 
-def _parse(url: str) -> Origin:
+def _parse_url(url: str) -> Origin:
     try:
         return parse_origin(url)
     except ValueError as error:
@@ -182,14 +193,14 @@ def _parse(url: str) -> Origin:
         ) from error
 
 
-def _check_key(origin: Origin, key: Mapping[str, str], out: Output) -> None:
-    if not all(value.isascii() and value.isprintable() for value in key.values()):
+def _check_key(origin: Origin, key_headers: Mapping[str, str], out: Output) -> None:
+    if not all(value.isascii() and value.isprintable() for value in key_headers.values()):
         raise UsageError("the key contains a character that is not printable ASCII")
     if origin.can_receive_secrets:
         return
     if find_proxy(origin) is not None:
         raise UsageError(
-            f"the key would go to {origin} in clear text through a proxy",
-            hint=f"NO_PROXY={origin.host}, or an https:// address",
+            f"the key would be sent to {origin} in clear text through a proxy",
+            hint=f"set NO_PROXY={origin.host}, or use an https:// address",
         )
-    out.warn(f"the key goes to {origin} without TLS")
+    out.warn(f"the key is sent to {origin} without TLS")

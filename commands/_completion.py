@@ -1,4 +1,4 @@
-"""Shell completion of models, bundle references and names. A failure completes nothing: a shell shows no errors."""
+"""Shell completion of models, bundle references and key names. On an error the completion is empty."""
 
 from collections.abc import Iterator
 
@@ -8,19 +8,19 @@ from coldstart.errors import ColdstartError
 
 
 def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the models known without the hub, and the references of bundles, which begin with `incomplete`."""
+    """Return the model aliases, the models of stored bundles and the bundle references that begin with `incomplete`."""
     from coldstart.models.aliases import NAMES
 
     references = complete_reference(ctx, incomplete)
-    names = [name for name in (one.partition(":")[0] for one in references) if "/" in name]
-    known = [name for name in NAMES if name.startswith(incomplete.lower())]
-    return list(dict.fromkeys((*known, *names, *references)))
+    names = [name for name in (reference.partition(":")[0] for reference in references) if "/" in name]
+    aliases = [name for name in NAMES if name.startswith(incomplete.lower())]
+    return list(dict.fromkeys((*aliases, *names, *references)))
 
 
 def complete_reference(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the references of bundles that begin with `incomplete`, as NAME:vN."""
+    """Return the references (NAME:vN) of stored bundles that begin with `incomplete`."""
     try:
-        return [one for one in _list_references(ctx) if one.startswith(incomplete)]
+        return [reference for reference in _list_references(ctx) if reference.startswith(incomplete)]
     except (ColdstartError, OSError, ValueError):
         return []
 
@@ -36,7 +36,7 @@ def complete_key(incomplete: str) -> list[str]:
 
 
 def _list_references(ctx: typer.Context) -> Iterator[str]:
-    # A shell waits: the import of a whole store would take a fifth of the time.
+    # Read only the index, because the user waits: importing the store takes a fifth of the time.
     from coldstart.artifacts import oci
     from coldstart.artifacts.oci_layout import OciLayout
 

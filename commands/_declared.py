@@ -1,4 +1,4 @@
-"""Options generated from the parameters of a function and from declared settings, with their environment variables."""
+"""Generate command-line options from function parameters and declared settings, and bind their environment variables."""
 
 import inspect
 import os
@@ -16,7 +16,7 @@ from coldstart.system.secrets import describe_exposure, read_key
 
 
 def list_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a function with resolved annotations, by keyword only."""
+    """Return the parameters of a function as keyword-only parameters with resolved annotations."""
     hints = get_type_hints(function, include_extras=True)
     return [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
@@ -25,103 +25,110 @@ def list_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def declare_settings(
-    default: Any, settings: Iterable[tuple[str, Setting]], **shown: object
+    default: Any, settings: Iterable[tuple[str, Setting]], **overrides: object
 ) -> list[inspect.Parameter]:
-    """Return the options of declared settings, with the values of `default`, or those of `shown` by field name.
+    """Return the command-line options of declared settings.
 
-    If `default` is a dataclass, its options have no value: without one, a file or the field's default counts. An option whose
-    value in `shown` is a list is repeatable.
+    Args:
+        default: Dataclass instance with the default values. If it is a dataclass itself, the options are None unless typed, so
+            that a file or the default of the field can apply.
+        settings: Names of the fields with their declarations.
+        overrides: Default values by field name that replace those of `default`. A list makes its option repeatable.
     """
     is_optional = isinstance(default, type)
     types = get_type_hints(default if is_optional else type(default))
-    own = {one.name: one.default if is_optional else getattr(default, one.name) for one in fields(default)}
+    defaults = {
+        field.name: field.default if is_optional else getattr(default, field.name)
+        for field in fields(default)
+    }
 
-    def declare(name: str, one: Setting) -> inspect.Parameter:
-        value, about = shown.get(name, own[name]), one.help
-        kind: Any = _find_type(types[name], one)
+    def declare(name: str, setting: Setting) -> inspect.Parameter:
+        value, text = overrides.get(name, defaults[name]), setting.help
+        kind: Any = _find_type(types[name], setting)
         if is_optional:
-            about += "" if value in (MISSING, None) else f" Default: {value}."
-            kind, value = (str if one.unit == "SIZE" else types[name]) | None, None
+            text += "" if value in (MISSING, None) else f" Default: {value}."
+            kind, value = (str if setting.unit == "SIZE" else types[name]) | None, None
         elif isinstance(value, list):
-            kind, about = list[kind], f"{about} Repeatable."
-        annotation = Annotated[kind, typer.Option(one.flag, help=about, metavar=one.unit)]
+            kind, text = list[kind], f"{text} Repeatable."
+        annotation = Annotated[kind, typer.Option(setting.flag, help=text, metavar=setting.unit)]
         return inspect.Parameter(
-            one.option,
+            setting.option,
             inspect.Parameter.KEYWORD_ONLY,
-            # An empty tuple is the default of an option that can be repeated.
+            # An empty tuple is the default of a repeatable option.
             default=None if value == () else value,
             annotation=annotation,
         )
 
-    return [declare(name, one) for name, one in settings if one.flag]
+    return [declare(name, setting) for name, setting in settings if setting.flag]
 
 
-def _find_type(kind: Any, one: Setting) -> Any:
-    """Return the type of an option for a field of this type."""
-    if one.unit == "FILE":
+def _find_type(kind: Any, setting: Setting) -> Any:
+    """Return the type of the option for a field of type `kind`."""
+    if setting.unit == "FILE":
         return Path | None
     return list[str] | None if get_origin(kind) is tuple else kind
 
 
-def take_settings(kind: object, given: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options of a dataclass with declared settings from `given`; return those that have a value, by field."""
-    named = ((name, given.pop(one.option)) for name, one in list_settings(kind) if one.flag)
-    return {name: value for name, value in named if value is not None}
+def take_settings(kind: object, option_values: dict[str, Any]) -> dict[str, Any]:
+    """Move the settings of a dataclass out of `option_values`; return those that have a value, by field name."""
+    settings = list_settings(kind)
+    values = ((name, option_values.pop(setting.option)) for name, setting in settings if setting.flag)
+    return {name: value for name, value in values if value is not None}
 
 
 def bind_variables(command: Any, prefix: str) -> None:
-    """Set the variable PREFIX_OPTION for each option, and PREFIX_SUBCOMMAND_OPTION below a group.
+    """Bind each option to the environment variable PREFIX_OPTION, or PREFIX_SUBCOMMAND_OPTION in a group.
 
-    The parser derives it from the name of a parameter, which cannot be that of an option such as ``--for``.
+    The parser would derive the variable from the name of the parameter, which can differ from that of the option.
     """
     for option in command.params:
         key = max(option.opts, key=len).lstrip("-").replace("-", "_")
         if key != option.name:
             option.envvar = f"{prefix}_{key}".upper()
-    for name, below in getattr(command, "commands", {}).items():
-        bind_variables(below, f"{prefix}_{name}".replace("-", "_"))
+    for name, subcommand in getattr(command, "commands", {}).items():
+        bind_variables(subcommand, f"{prefix}_{name}".replace("-", "_"))
 
 
 KEYS = ("api_key", "admin_key")
 
 
 def add_file_options(options: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Return `options` with a file option after each option for a key."""
-    added: list[inspect.Parameter] = []
+    """Return `options` with an additional option KEY_file after each option that takes a key."""
+    result: list[inspect.Parameter] = []
     for option in options:
-        added.append(option)
+        result.append(option)
         if option.name in KEYS:
-            added.append(_declare_file(option.name))
-    return added
+            result.append(_declare_file(option.name))
+    return result
 
 
-def resolve(ctx: typer.Context, given: dict[str, Any], out: Output) -> None:
-    """Replace each key in `given` by the content of its file, and warn about a key that others can see.
+def resolve_keys(ctx: typer.Context, option_values: dict[str, Any], out: Output) -> None:
+    """Replace each key in `option_values` by the content of its file, and warn about keys that other users can read.
 
     Raises:
-        UsageError: a key and its file are both on the command line, or the key is empty, or its file holds none.
+        UsageError: A key and its file are both on the command line, the key is empty, or its file contains no key.
     """
     for name in KEYS:
-        if name not in given:
+        if name not in option_values:
             continue
         variable = f"{ctx.auto_envvar_prefix}_{name.upper()}"
-        file = given.pop(f"{name}_file")
+        file = option_values.pop(f"{name}_file")
         typed = is_typed(ctx, name)
         if typed and is_typed(ctx, f"{name}_file"):
             raise UsageError(f"{_flag(name)} and {_flag(name)}-file are both set", hint="remove one of them")
-        if typed and given[name] is not None:
+        if typed and option_values[name] is not None:
             out.warn(
-                f"{_flag(name)} shows the key in the list of processes; use {_flag(name)}-file FILE or {variable}"
+                f"{_flag(name)} shows the key in the process list; use {_flag(name)}-file FILE or {variable}"
             )
         elif file is not None:
-            given[name] = read_key(file)
+            option_values[name] = read_key(file)
             if (warning := describe_exposure(file)) is not None:
                 out.warn(warning)
-        _require_content(name, given[name], variable)
+        _require_nonempty(name, option_values[name], variable)
 
 
-def _require_content(name: str, key: str | None, variable: str) -> None:
-    """Raise UsageError for an empty key, which a server would take for none. An empty variable is an empty key."""
+def _require_nonempty(name: str, key: str | None, variable: str) -> None:
+    """Raise UsageError for an empty key or variable, because a server would then require no key."""
     if (key is None and os.environ.get(variable) == "") or (key is not None and not key.strip()):
         raise UsageError(
             f"{_flag(name)} is empty", hint=f"{_flag(name)}-file FILE, or unset {variable} to use no key"
@@ -134,7 +141,7 @@ def _declare_file(name: str) -> inspect.Parameter:
         typer.Option(
             f"{_flag(name)}-file",
             metavar="FILE",
-            help=f"File that contains the key, instead of {_flag(name)}.",
+            help=f"File that contains the key for {_flag(name)}; use it instead of {_flag(name)}.",
         ),
     ]
     return inspect.Parameter(
@@ -147,6 +154,6 @@ def _flag(name: str) -> str:
 
 
 def is_typed(ctx: typer.Context, name: str) -> bool:
-    """Return whether the option is on the command line, not in the environment."""
+    """Return whether the user set the option on the command line rather than in the environment."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

@@ -1,14 +1,14 @@
-"""At least two examples for each command, shown below its help.
+"""Examples of each command, which its help shows.
 
-They are in one table: reading them imports no command module, and a test runs the parser on each of them.
+All examples are in one table, so that reading them imports no command module. A test parses each example.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# For a small machine: tiny-llama accepts 2048 tokens, and without a size of its KV cache vLLM wants most of the memory.
+# For small machines: tiny-llama accepts 2048 tokens, and vLLM would use most of the memory for its KV cache by default.
 _TINY = "--max-model-len 1024 --kv-cache-memory-bytes 268435456"
-# Keys are the words of the command.
+# Keys are the command and its subcommand.
 EXAMPLES: Mapping[str, Sequence[str]] = {
     "up": (
         f"coldstart up tiny-llama -- {_TINY}",
@@ -106,10 +106,10 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
 }
 
 
-def add(loaded: Any, name: str) -> None:
-    """Append the examples to the help of the command ``name``, and of the commands below it."""
-    for below, command in getattr(loaded, "commands", {}).items():
-        add(command, f"{name} {below}")
+def add_examples(loaded: Any, name: str) -> None:
+    """Append the examples to the help of the command ``name`` and of its subcommands."""
+    for subcommand, command in getattr(loaded, "commands", {}).items():
+        add_examples(command, f"{name} {subcommand}")
     if examples := EXAMPLES.get(name):
         # \b prevents the formatter from wrapping the lines.
         command_epilog = "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)])

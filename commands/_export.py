@@ -1,7 +1,7 @@
-"""Write a report as JSON, CSV, an HTML page or Markdown, for ``--export FORM=FILE``.
+"""Write reports as JSON, CSV, HTML or Markdown (``--export FORM=FILE``).
 
-Invariant: an unknown form and a missing directory are reported before the command begins its work. A file is complete, or
-as it was before.
+Invariants: an unknown form or a missing directory is reported before the command begins its work. A failed export leaves the
+previous file unchanged.
 """
 
 import json
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coldstart.artifacts.files import open_replacement
-from coldstart.commands._output import Output, Verbatim, table
+from coldstart.commands._output import Output, Verbatim, format_table
 
 from coldstart.bench.report import FORMATS, Report
 from coldstart.errors import UsageError
@@ -18,17 +18,17 @@ from coldstart.errors import UsageError
 
 @dataclass(frozen=True)
 class Exports:
-    """Forms of one `--export`: at most one that replaces the usual result, and any number of files."""
+    """Parsed `--export` options: at most one form that replaces the printed result, and the form of each file."""
 
     form: str | None = None
     files: Mapping[Path, str] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, given: Sequence[str]) -> "Exports":
+    def parse(cls, values: Sequence[str]) -> "Exports":
         """Parse the values of --export. Raises UsageError if a form is unknown or a file cannot be written."""
-        pairs = [item.partition("=")[::2] for item in given]
+        pairs = [value.partition("=")[::2] for value in values]
         for form, file in pairs:
-            _check(form, file)
+            _check_export(form, file)
         results = [form for form, file in pairs if not file]
         if len(results) > 1:
             raise UsageError(
@@ -37,13 +37,13 @@ class Exports:
             )
         return cls(next(iter(results), None), {Path(file): form for form, file in pairs if file})
 
-    def keep(self, report: Report) -> None:
-        """Write an incomplete result to every regular file, which the complete one replaces. Raises the errors of `write`."""
+    def write_partial(self, report: Report) -> None:
+        """Write an incomplete report to each regular file; the complete report replaces it. Raises the errors of `write`."""
         files = {path: form for path, form in self.files.items() if path.is_file() or not path.exists()}
         replace(self, files=files).write(report)
 
     def write(self, report: Report) -> list[str]:
-        """Write every file and return their names. Raises UsageError for one that cannot be written."""
+        """Write all files and return their names. Raises UsageError if a file cannot be written."""
         for path, form in self.files.items():
             content = report.render(form).encode()
             try:
@@ -54,37 +54,37 @@ class Exports:
                         out.write(content)
             except OSError as error:
                 raise UsageError(
-                    f"--export {form}={path}: {error.strerror}", hint="use a file that can be written"
+                    f"cannot write --export {form}={path}: {error.strerror}", hint="use a writable file"
                 ) from error
         return [path.name for path in self.files]
 
 
-def give(out: Output, exports: Exports, report: Report) -> list[str]:
-    """Write the exported files, show the result as tables and notes or in its exported form, and return the files' names.
+def write_report(out: Output, exports: Exports, report: Report) -> list[str]:
+    """Write the exported files, print the report, and return the names of the files.
 
-    Its JSON is one line: the last line of a log is the result.
+    JSON is printed as a single line, so that the last line of a log is the result.
     """
     files, plain = exports.write(report), replace(out, format="text")
     if exports.form is not None:
-        plain.result(report.document, Verbatim(report.render(exports.form)))
+        plain.print_result(report.document, Verbatim(report.render(exports.form)))
     elif out.format == "json":
-        plain.result(report.document, Verbatim(json.dumps(report.document, default=str)))
+        plain.print_result(report.document, Verbatim(json.dumps(report.document, default=str)))
     else:
-        tables = "\n\n".join(table(*shown) for shown in report.tables)
-        out.result(report.document, "\n".join([tables, "", *report.notes]))
+        tables = "\n\n".join(format_table(headers, rows) for headers, rows in report.tables)
+        out.print_result(report.document, "\n".join([tables, "", *report.notes]))
     return files
 
 
-def _check(form: str, file: str) -> None:
+def _check_export(form: str, file: str) -> None:
     if form not in FORMATS:
         raise UsageError(
-            f"unknown form in --export {form}: the forms are {', '.join(FORMATS)}",
-            hint=f"--export {FORMATS[0]}=FILE, or another of them",
+            f"unknown form in --export {form}: expected one of {', '.join(FORMATS)}",
+            hint=f"--export {FORMATS[0]}=FILE",
         )
     if file and not Path(file).parent.is_dir():
         raise UsageError(
             f"cannot write {file}: {Path(file).parent} is not a directory",
-            hint="use a file in a directory that exists",
+            hint="use a file in an existing directory",
         )
     if file and Path(file).is_dir():
         raise UsageError(f"cannot write {file}: it is a directory", hint="use a file in it")

@@ -1,4 +1,4 @@
-"""Options of commands that listen for clients: address, key, checks and limits."""
+"""Options of commands that accept HTTP clients: address, API keys, access checks and limits."""
 
 import inspect
 from typing import Any
@@ -11,23 +11,24 @@ from coldstart.scheduling.declaration import list_settings
 
 
 def list_options() -> list[inspect.Parameter]:
-    """Return the options of an endpoint, its limits included."""
-    parts = (GatewayEndpoint(), GatewayLimits())
-    return [option for part in parts for option in declare_settings(part, list_settings(part))]
+    """Return the command-line options of a gateway endpoint and its limits."""
+    defaults = (GatewayEndpoint(), GatewayLimits())
+    return [option for default in defaults for option in declare_settings(default, list_settings(default))]
 
 
-def create_endpoint(given: dict[str, Any], out: Output) -> GatewayEndpoint:
-    """Remove the options of an endpoint from `given`, warn about exposed key files, and return the endpoint.
+def create_endpoint(option_values: dict[str, Any], out: Output) -> GatewayEndpoint:
+    """Create the endpoint from its options, which are removed from `option_values`; warn about exposed key files.
 
-    Raises UsageError.
+    Raises:
+        UsageError: A value is invalid, or the endpoint would be unsafe.
     """
-    taken = take_settings(GatewayEndpoint, given)
-    if "client_keys" in taken:
-        taken["client_keys"] = ClientKeys(taken["client_keys"])
+    values = take_settings(GatewayEndpoint, option_values)
+    if "client_keys" in values:
+        values["client_keys"] = ClientKeys(values["client_keys"])
     for name in ("allow_hosts", "allow_origins"):
-        taken[name] = tuple(taken.get(name, ()))
-    endpoint = GatewayEndpoint(**taken, limits=GatewayLimits(**take_settings(GatewayLimits, given)))
+        values[name] = tuple(values.get(name, ()))
+    endpoint = GatewayEndpoint(**values, limits=GatewayLimits(**take_settings(GatewayLimits, option_values)))
     endpoint.check()
-    for note in endpoint.client_keys.describe_exposed_files() if endpoint.client_keys else ():
-        out.warn(note)
+    for warning in endpoint.client_keys.describe_exposed_files() if endpoint.client_keys else ():
+        out.warn(warning)
     return endpoint

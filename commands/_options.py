@@ -1,7 +1,7 @@
-"""Options that every subcommand has.
+"""Options that all commands share.
 
-``@command()`` turns ``def command(common: Common, ...)`` into a function for typer with the function's own parameters,
-then these. Arguments after ``--`` do not reach the parser; they are in ``common.vllm_args``.
+``@command()`` turns a function with a parameter ``common: Common`` into a typer command with the function's own options,
+followed by the common options. Arguments after ``--`` bypass the parser and are in ``common.vllm_args``.
 """
 
 import functools
@@ -38,40 +38,46 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="Model: alias, Hugging Face repository, or local directory.",
+        help="Model: an alias, a Hugging Face repository, or a local directory.",
         autocompletion=complete_model,
     ),
 ]
 Revision = Annotated[
     str | None,
     typer.Option(
-        "--revision", metavar="REV", help="Commit, branch or tag of a hub model; default: the newest commit."
+        "--revision",
+        metavar="REV",
+        help="Commit, branch or tag of a Hugging Face model; default: the newest commit.",
     ),
 ]
 Untrusted = Annotated[
     bool,
     typer.Option(
         "--untrusted",
-        help="Use a bundle without a trusted signature, except its code and the arguments that it records.",
+        help="Also use bundles without a trusted signature, but ignore the code and the vLLM arguments in them.",
     ),
 ]
 OnMissing = Annotated[
     str,
     typer.Option(
-        "--on-miss", metavar="fail|warn", help="Without a bundle: fail, or start stock vLLM with a warning."
+        "--on-miss",
+        metavar="fail|warn",
+        help="Without a matching bundle: fail, or start stock vLLM with a warning.",
     ),
 ]
 READY_TIMEOUT = typer.Option(
-    "--ready-timeout", metavar="SECONDS", help="Abort a start that takes longer than this."
+    "--ready-timeout",
+    metavar="SECONDS",
+    help="Maximum duration of a start, in seconds; a longer start fails.",
 )
 
 
 @dataclass(frozen=True)
 class Common:
-    """Values of the common options: output, network access, cache, and vLLM's arguments.
+    """Values of the common options: output, network access, cache directory, and vLLM arguments.
 
-    `typed_args` is true if `--` was typed, with or without arguments after it. `typed` are the names of the options on the
-    command line, without those of the environment.
+    `typed_args` is true if the command line contains `--`, even without arguments after it. `typed` contains the names of the
+    options that are on the command line; options from environment variables are not included.
     """
 
     out: Output
@@ -88,7 +94,7 @@ class Common:
         return Store(self.cache.bundles)
 
     def get_bundle(self, ref: str) -> "Bundle":
-        """Return the bundle that `ref` names, and print which one that is where a name has several versions.
+        """Return the bundle with the reference `ref`, and print its version if several bundles have this name.
 
         Raises the errors of `Store.find_by_reference`.
         """
@@ -99,7 +105,7 @@ class Common:
         return bundle
 
     def note_version(self, ref: str, selected: str) -> None:
-        """Print which bundle, by its reference, was selected if `ref` is a name that several versions have."""
+        """Print which version was selected if `ref` is a name with several versions; `selected` is the full reference."""
         from coldstart.artifacts.bundle import describe_choice
 
         from coldstart.models import inspection
@@ -107,7 +113,7 @@ class Common:
         versions = [bundle for bundle in self.store().list_bundles() if bundle.identity[0] == ref]
         for bundle in versions if len(versions) > 1 else ():
             if bundle.ref == selected:
-                self.out.note(f"Using {describe_choice(bundle, versions, inspection.trust)}")
+                self.out.print_note(f"Using {describe_choice(bundle, versions, inspection.trust)}")
 
     def look_up(
         self,
@@ -117,19 +123,20 @@ class Common:
         *,
         adopts: bool = False,
     ) -> "Lookup":
-        """Return the model, its key on this machine, and its bundle among those that `accepts` accepts.
+        """Return the model, its key on this machine, and the matching bundle that `accepts` trusts.
 
-        With `adopts`, the arguments are those of the bundle if `--` was not typed. Raises the errors of `resolver.resolve`.
+        With `adopts`, the vLLM arguments come from the bundle unless `--` is on the command line. Raises the errors of
+        `resolver.resolve`.
         """
         from coldstart.models import resolver
 
-        given = None if adopts and not self.typed_args else self.vllm_args
+        vllm_args = None if adopts and not self.typed_args else self.vllm_args
         return resolver.resolve(
-            model, given, cache=self.cache, offline=self.offline, revision=revision, accepts=accepts
+            model, vllm_args, cache=self.cache, offline=self.offline, revision=revision, accepts=accepts
         )
 
     def format_command(self, *words: str) -> str:
-        """Return the command line ``coldstart WORDS`` with the same vLLM arguments, which are part of the key."""
+        """Return the command line ``coldstart WORDS`` with the vLLM arguments of this command appended."""
         from coldstart.system import secrets
 
         passed = ["--", *secrets.arguments(self.vllm_args)] if self.vllm_args else []
@@ -139,7 +146,7 @@ class Common:
         """Raise AuthRequiredError (exit code 4) if ``address`` is on the network and --offline is set."""
         if self.offline and "://" in address:
             raise AuthRequiredError(
-                f"{redact_url(address)} is on the network, and --offline is set",
+                f"cannot access {redact_url(address)}: --offline is set",
                 hint="remove --offline",
             )
 
@@ -147,17 +154,17 @@ class Common:
 def option(
     *flags: str, help: str, metavar: str | None = None, envvar: str | None = None, show_envvar: bool = True
 ) -> Any:
-    """Return the declaration of an option."""
+    """Declare a command-line option (`typer.Option`)."""
     return typer.Option(*flags, help=help, metavar=metavar, envvar=envvar, show_envvar=show_envvar)
 
 
-# The help of every command repeats these options without their variables.
+# Options that every command repeats in its help, without their environment variables.
 _unbound_option = functools.partial(option, show_envvar=False)
 
 
 _CACHE_DIR = option(
     "--cache-dir",
-    help="Directory of bundles and caches; default: coldstart in $XDG_CACHE_HOME.",
+    help="Root directory of bundles and caches; default: $XDG_CACHE_HOME/coldstart.",
     metavar="DIR",
     envvar=environment.CACHE_DIR,
 )
@@ -170,19 +177,21 @@ def _common(
         _unbound_option(
             "--output",
             "-o",
-            help="Write the printed result to this file; default: standard output.",
+            help="File that receives the result; default: standard output.",
             metavar="FILE",
         ),
     ] = None,
     quiet: Annotated[bool, _unbound_option("--quiet", "-q", help="Print only the result.")] = False,
-    verbose: Annotated[bool, _unbound_option("--verbose", "-v", help="Print more details.")] = False,
+    verbose: Annotated[
+        bool, _unbound_option("--verbose", "-v", help="Print additional details on stderr.")
+    ] = False,
     progress: Annotated[
         Progress, _unbound_option("--progress", help="Format of progress messages.")
     ] = "auto",
     offline: Annotated[
         bool,
         _unbound_option(
-            "--offline", help="Download and upload nothing; use models and bundles on this machine."
+            "--offline", help="Do not use the network; use only models and bundles on this machine."
         ),
     ] = False,
     cache_dir: Annotated[Path | None, _CACHE_DIR] = None,
@@ -196,20 +205,20 @@ def _exporting(
         typer.Option(
             "--export",
             metavar="FORM[=FILE]",
-            help="Print the result as json, csv, html or markdown; FORM=FILE writes a file. Repeatable.",
+            help="Print the result as json, csv, html or markdown, or write it to a file with FORM=FILE. Repeatable.",
         ),
     ] = None,
 ) -> tuple[list[str] | None]:
     return (export,)
 
 
-# Parameters of a command that are created from several options.
-_GIVEN = ("common", "choice", "choices", "exports", "endpoint", "settings")
+# Parameters of a command that are assembled from several options.
+_ASSEMBLED = ("common", "choice", "choices", "exports", "endpoint", "settings")
 SHARED = tuple(inspect.signature(_common).parameters)
 
 
 def group(text: str | None) -> typer.Typer:
-    """Return a command with subcommands; `text` is its help."""
+    """Create a command group; `text` is its help."""
     return typer.Typer(
         rich_markup_mode=None,
         add_completion=False,
@@ -228,11 +237,16 @@ def command(
     listens: bool = False,
     sets: object = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds the common options, and rejects arguments after ``--`` unless the command takes them.
+    """Return a decorator that turns a function into a command with the common options.
 
-    A command that selects a scheduler receives a ``choice``, one that compares several their ``choices``, one with a result
-    to export ``exports``, and one that listens for clients an ``endpoint``. One with options for the declared settings of the
-    dataclass `sets` receives those that have a value as ``settings``; if `sets` is an object, its values are the defaults.
+    Args:
+        takes_vllm_args: Accept vLLM arguments after ``--``, which are rejected otherwise.
+        chooses_scheduler: Add the scheduler options; the function receives them as ``choice``.
+        compares_schedulers: Add repeatable scheduler options; the function receives ``choices``.
+        exports: Add ``--export``; the function receives ``exports``.
+        listens: Add the options of a gateway; the function receives ``endpoint``.
+        sets: Dataclass whose declared settings become options, or an instance with their defaults. The function receives
+            those that have a value as ``settings``.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -240,13 +254,16 @@ def command(
         def run(ctx: typer.Context, **given: Any) -> None:
             rest = Arguments(ctx.obj or ())
             if rest and not takes_vllm_args:
-                raise UsageError(f"{ctx.info_name} takes no arguments after --, found {' '.join(rest)!r}")
+                raise UsageError(
+                    f"{ctx.info_name} takes no arguments after --, but got {' '.join(rest)!r}",
+                    hint="remove -- and the arguments after it",
+                )
             typed = frozenset(name for name in given if _declared.is_typed(ctx, name))
             common = _common(**{name: given.pop(name) for name in SHARED})
             # Servers and templates take these arguments, and they need sockets.
             if takes_vllm_args and (notice := paths.describe_other_runtime_dir()):
-                common[0].note(notice)
-            _declared.resolve(ctx, given, common[0])
+                common[0].print_note(notice)
+            _declared.resolve_keys(ctx, given, common[0])
             if chooses_scheduler or compares_schedulers:
                 from coldstart.scheduling import settings
 
@@ -268,7 +285,7 @@ def command(
             with dry_run() if given.get("dry_run") else nullcontext():
                 function(Common(*common, rest, ctx.obj is not None, typed), **given)
 
-        own = [one for one in list_parameters(function) if one.name not in _GIVEN]
+        own = [one for one in list_parameters(function) if one.name not in _ASSEMBLED]
         if sets is not None:
             own += declare_settings(sets, list_settings(sets))
         if listens:
@@ -292,7 +309,7 @@ def command(
 
 
 def _list_choices(policy: Sequence[str], **named: Any) -> list[Any]:
-    """Return the settings of each policy. An option that it ignores and another one uses keeps its default there."""
+    """Return the settings of each policy. An option that only other policies use keeps its default."""
     from coldstart.scheduling.settings import SchedulerSettings, options
 
     policies = [SchedulerSettings(one).policy for one in policy]

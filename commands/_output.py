@@ -1,7 +1,7 @@
-"""Output of a command: one place for all that it prints.
+"""Output of the commands: results, notes, warnings, errors and progress.
 
-stdout (or ``-o FILE``) contains only the result; stderr contains progress, notes and the closing
-line. JSON results have ``schema_version``.
+stdout (or ``-o FILE``) contains only the result. stderr contains progress, notes and the closing line. JSON results contain
+``schema_version``.
 """
 
 import io
@@ -25,8 +25,8 @@ from coldstart.system.start_progress import ProgressText
 
 SCHEMA_VERSION = 2
 HEARTBEAT_S = 60.0
-"""Seconds between two lines about a phase that still runs, where no terminal shows its time."""
-# Columns between two columns of a table.
+"""Interval, in seconds, of lines about a running phase when no terminal animation shows it."""
+# Spaces between two columns of a table.
 _GAP = 2
 
 Format = Literal["text", "json"]
@@ -35,7 +35,7 @@ Progress = Literal["auto", "plain", "none", "json"]
 
 @dataclass
 class _Phase:
-    """A phase that runs: its name, the form in which it is shown, and the last step that it reported."""
+    """Running phase of a command: its name, the form in which it is shown, and the last step that it reported."""
 
     name: str
     mode: Literal["bar", "plain", "none", "json"]
@@ -43,35 +43,34 @@ class _Phase:
     began: float = field(default_factory=time.monotonic)
 
     def describe(self) -> str:
-        """Return the state in one line."""
+        """Return the name, the elapsed seconds and the last step in one line."""
         label = "now" if isinstance(self.step, ProgressText) else "last"
         step = f"; {label}: {self.step}" if self.step else ""
         return f"{self.name}: {time.monotonic() - self.began:.0f} s{step}"
 
-    def set_step(self, text: str) -> None:
-        """Report a step. Text shows figures only with the time of a long phase."""
+    def report_step(self, text: str) -> None:
+        """Record a step and print it. Plain output shows a step with figures only in the regular lines of a long phase."""
         self.step = text
         if self.mode == "json" or not isinstance(text, ProgressText):
             self.report("step")
 
     def report(self, event: Literal["begin", "step", "running", "end"]) -> None:
-        """Print a line about an event, if the form has one."""
+        """Print a line about an event if the form of the progress has one."""
         if self.mode == "json":
-            found: dict[str, object] = {
-                "phase": self.name, "event": event, "seconds": time.monotonic() - self.began,
-            }  # fmt: skip
-            found |= {"step": self.step} if event == "step" else {}
-            _err(json.dumps({"schema_version": SCHEMA_VERSION, **found}))
+            seconds = time.monotonic() - self.began
+            document: dict[str, object] = {"phase": self.name, "event": event, "seconds": seconds}
+            document |= {"step": self.step} if event == "step" else {}
+            _print_to_stderr(json.dumps({"schema_version": SCHEMA_VERSION, **document}))
         elif self.mode == "plain" and event != "end":
             lines = {"begin": f"{self.name} ...", "step": f"  {self.step}", "running": f"  {self.describe()}"}
-            _err(lines[event])
+            _print_to_stderr(lines[event])
 
     def __rich__(self) -> Any:
         from rich.text import Text
 
-        return Text(one_line(secrets.text(self.describe())), no_wrap=True, overflow="ellipsis")
+        return Text(escape_line(secrets.text(self.describe())), no_wrap=True, overflow="ellipsis")
 
-    def show(self) -> AbstractContextManager[object]:
+    def animate(self) -> AbstractContextManager[object]:
         """Show the phase in the last line of the terminal until the block ends."""
         from rich.console import Console
         from rich.live import Live
@@ -80,8 +79,8 @@ class _Phase:
         return Live(Spinner("dots", self), console=Console(stderr=True), transient=True)
 
     @contextmanager
-    def repeat(self) -> Iterator[None]:
-        """Report every HEARTBEAT_S that the phase runs, until the block ends."""
+    def report_regularly(self) -> Iterator[None]:
+        """Print a line every HEARTBEAT_S seconds until the block ends."""
         ended = threading.Event()
 
         def beat() -> None:
@@ -99,7 +98,7 @@ class _Phase:
 
 @dataclass
 class Output:
-    """Output of one command, which supplies data and a rendering; the format decides which is printed."""
+    """Output of one command. `format` selects whether a result is printed as text or as JSON."""
 
     format: Format = "text"
     out_file: Path | None = None
@@ -107,66 +106,66 @@ class Output:
     verbose: bool = False
     progress: Progress = "auto"
     started: float = field(default_factory=time.monotonic)
-    # Lines that `gather` holds back.
-    _held: list[str] | None = None
+    # Lines that `print_together` holds back.
+    _held_lines: list[str] | None = None
 
-    def result(
+    def print_result(
         self, data: Mapping[str, object], text: str | Callable[[], str], *, brief: str | None = None
     ) -> None:
-        """Write the result once: ``data`` as JSON, or ``text``; with -q ``brief`` instead, if it is given."""
+        """Print the result: ``data`` in JSON format, otherwise ``text``, or ``brief`` with -q."""
         if self.format == "json":
-            self._write(json.dumps(public(data), indent=2, default=str))
+            self._write(json.dumps(prepare_document(data), indent=2, default=str))
         elif self.quiet and brief is not None:
-            self._write(printable(brief))
+            self._write(escape_control_characters(brief))
         else:
             shown = text if isinstance(text, str) else text()
-            self._write(printable(shown if self.out_file else wrap(shown)))
+            self._write(escape_control_characters(shown if self.out_file else wrap_lines(shown)))
 
-    def success(self, outcome: str, *, where: str | None = None, then: str | None = None) -> None:
-        """Print the closing line: result, place, duration, and the next command."""
+    def print_success(self, outcome: str, *, where: str | None = None, then: str | None = None) -> None:
+        """Print the closing line: the outcome, where the result is, the elapsed seconds, and the next command."""
         seconds = time.monotonic() - self.started
         place = f" in {where}" if where else ""
         following = f" Next: {then}" if then else ""
-        self.note(f"{outcome}{place} ({seconds:.1f} s).{following}")
+        self.print_note(f"{outcome}{place} ({seconds:.1f} s).{following}")
 
-    def note(self, message: str) -> None:
-        """Print a line on stderr unless -q is given."""
+    def print_note(self, message: str) -> None:
+        """Print a line on stderr unless -q is set."""
         if not self.quiet:
             self._print(message)
 
     def warn(self, message: str, *more: str) -> None:
-        """Print a warning on stderr, also with -q; `more` are further lines."""
+        """Print a warning and its further lines on stderr, even with -q."""
         self._print(f"warning: {message}", *(f"  {line}" for line in more))
 
-    def detail(self, *lines: str) -> None:
-        """Print lines on stderr if -v is given."""
+    def print_details(self, *lines: str) -> None:
+        """Print lines on stderr if -v is set."""
         if self.verbose and not self.quiet:
             self._print(*lines)
 
     @contextmanager
-    def gather(self) -> Iterator[None]:
-        """Hold back all lines that the block prints, except its result, and print them together at its end.
+    def print_together(self) -> Iterator[None]:
+        """Hold back the notes and warnings of the block, and print them together at its end.
 
-        Otherwise lines of a server's log, which goes to the same terminal, could come between them.
+        Otherwise a server that logs to the same terminal could print lines between them.
         """
-        lines = self._held = []
+        lines = self._held_lines = []
         try:
             yield
         finally:
-            self._held = None
-            _err(*lines)
+            self._held_lines = None
+            _print_to_stderr(*lines)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Show that the phase ``name`` runs and for how long. The yielded function shows a step within the phase."""
+    def show_phase(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Show the phase ``name`` and its elapsed time until the block ends; yield a function that reports a step."""
         phase = _Phase(name, self._progress_mode())
         phase.report("begin")
-        with phase.show() if phase.mode == "bar" else phase.repeat():
-            yield phase.set_step
+        with phase.animate() if phase.mode == "bar" else phase.report_regularly():
+            yield phase.report_step
         phase.report("end")
 
     def is_animated(self) -> bool:
-        """Return whether a line of the terminal shows the phase that runs."""
+        """Return whether the terminal shows the running phase as an animated line."""
         return self._progress_mode() == "bar"
 
     def _progress_mode(self) -> Literal["bar", "plain", "none", "json"]:
@@ -178,10 +177,10 @@ class Output:
         return self.progress
 
     def _print(self, *lines: str) -> None:
-        if self._held is None:
-            _err(*lines)
+        if self._held_lines is None:
+            _print_to_stderr(*lines)
         else:
-            self._held.extend(lines)
+            self._held_lines.extend(lines)
 
     def _write(self, text: str) -> None:
         text = secrets.text(text)
@@ -193,32 +192,32 @@ class Output:
             self.out_file.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
         except OSError as error:
             raise UsageError(
-                f"-o {self.out_file}: {error.strerror}", hint="use a file that can be written"
+                f"cannot write -o {self.out_file}: {error.strerror}", hint="use a writable file"
             ) from error
 
 
-def public(data: Mapping[str, object]) -> dict[str, Any]:
-    """Prepare `data` for output: add the schema version, and redact secrets, also in lists of vLLM arguments."""
+def prepare_document(data: Mapping[str, object]) -> dict[str, Any]:
+    """Return `data` with the schema version, and with secrets redacted; `vllm_args` is redacted as an argument list."""
     if isinstance(arguments := data.get("vllm_args"), list | tuple):
         data = {**data, "vllm_args": secrets.arguments([str(word) for word in arguments])}
     return {"schema_version": SCHEMA_VERSION, **cast("dict[str, Any]", secrets.document(data))}
 
 
 class Verbatim(str):
-    """Text for another program, such as a manifest or a log: it is not wrapped."""
+    """Text that is printed without line wrapping, such as a manifest or a log."""
 
     __slots__ = ()
 
 
 def find_width() -> int | None:
-    """Return the number of columns of the terminal that shows standard output, None without one."""
+    """Return the width of the terminal at stdout, in columns; None if stdout is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def wrap(text: str) -> str:
-    """Return the text with lines wrapped at spaces to the width of the terminal; unchanged without one.
+def wrap_lines(text: str) -> str:
+    """Wrap lines at spaces to the width of the terminal; return the text unchanged without a terminal.
 
-    A line of a label and a value, with two spaces between them, continues below its value.
+    A line with a label and a value, separated by two spaces, continues below the value.
     """
     width = find_width()
     if width is None or isinstance(text, Verbatim):
@@ -237,16 +236,16 @@ def _wrap_line(line: str, width: int) -> str:
     )
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows below ``headers`` in aligned columns, numbers to the right, wrapped at spaces within a terminal's width.
+def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Format rows as a table with aligned columns, wrapped to the width of the terminal. Numbers are right-aligned.
 
-    If a row of the longest words is wider than the terminal, each cell has its own line.
+    If the terminal is too narrow even for the longest words, each cell has its own line.
     """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    columns = [[header, *(one_line(str(row[n])) for row in rows)] for n, header in enumerate(headers)]
+    columns = [[header, *(escape_line(str(row[n])) for row in rows)] for n, header in enumerate(headers)]
     words = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
     gaps, width = _GAP * (len(columns) - 1), find_width()
     if width is not None and sum(words) + gaps > width:
@@ -262,21 +261,24 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         grid.add_column(Text(column[0]), justify="right" if is_right else "left", min_width=least)
     for row in zip(*(column[1:] for column in columns), strict=True):
         grid.add_row(*map(Text, row))
-    whole = sum(max(map(len, column)) for column in columns) + gaps
+    full_width = sum(max(map(len, column)) for column in columns) + gaps
     console = Console(
-        file=io.StringIO(), width=min(width or whole, whole), color_system=None, legacy_windows=False
+        file=io.StringIO(),
+        width=min(width or full_width, full_width),
+        color_system=None,
+        legacy_windows=False,
     )
     with console.capture() as captured:
         console.print(grid)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun, such as "1 bundle" or "2 bundles"."""
+def format_count(number: int, noun: str) -> str:
+    """Format a number with its noun: "1 bundle", "2 bundles"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def human_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Format a number of bytes: 1536 -> "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
@@ -285,41 +287,41 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def _err(*lines: str) -> None:
-    sys.stderr.write("".join(one_line(secrets.text(line)) + "\n" for line in lines))
+def _print_to_stderr(*lines: str) -> None:
+    sys.stderr.write("".join(escape_line(secrets.text(line)) + "\n" for line in lines))
     sys.stderr.flush()
 
 
-def complain(lines: Sequence[str], hint: str | None, json_code: int | None = None) -> None:
-    """Print the error that ends a command, and its hint. Only the hint begins a line with its label.
+def print_error(lines: Sequence[str], hint: str | None, json_code: int | None = None) -> None:
+    """Print the error that ends a command, and its hint.
 
-    With `json_code`, the exit code, both are one line of JSON.
+    If `json_code`, the exit code, is not None, print one line of JSON instead of text.
     """
     if json_code is not None:
         document = {"error": "\n".join(lines), "hint": hint, "exit_code": json_code}
-        _err(json.dumps(public(document)))
+        _print_to_stderr(json.dumps(prepare_document(document)))
         return
     first, *more = lines
-    _err(f"error: {first}")
+    _print_to_stderr(f"error: {first}")
     for line in more:
-        _err(f"  {line}")
+        _print_to_stderr(f"  {line}")
     if hint:
-        _err(f"hint: {hint}")
+        _print_to_stderr(f"hint: {hint}")
 
 
-def one_line(text: str) -> str:
-    """Return `text` as one line of a terminal: line ends and tabs are written as escapes, too."""
-    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+def escape_line(text: str) -> str:
+    """Escape control characters, newlines and tabs, so that `text` is one line of a terminal."""
+    return escape_control_characters(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def printable(text: str) -> str:
-    """Return `text` with escapes for what would move a terminal's cursor, reverse its order or hide text.
+def escape_control_characters(text: str) -> str:
+    """Escape characters that would move the cursor of a terminal, change the text direction or hide text.
 
-    Such characters come from registries, weights servers and bundles. Line ends and tabs are retained: text from
-    outside has passed `one_line` before.
+    Registries, weights servers and bundles can contain such characters. Newlines and tabs remain: `escape_line` has
+    already escaped those in text from outside.
     """
-    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

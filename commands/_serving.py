@@ -1,4 +1,4 @@
-"""Steps that `serve` and `up` share: find the model's bundle, build it, start the server, and report the start."""
+"""Steps that `serve` and `up` share: find or build the model's bundle, start the server, and report the start."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from coldstart.commands._options import Common
-from coldstart.commands._output import table
+from coldstart.commands._output import format_table
 
 from coldstart.contract import environment
 from coldstart.contract.fallback import Fallback, decode
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from coldstart.system.start_progress import Report
     from coldstart.system.timeline import Timeline
 
-SLOW_S = 3.0
-"""Shortest time to ready, in seconds, after which a start is called slow."""
-# Longest preparation in seconds that the line of a start does not mention.
-_SHORT_S = 1.0
+SLOW_START_S = 3.0
+"""Time to ready, in seconds, from which a start counts as slow."""
+# Preparations up to this many seconds are not mentioned in the report of a start.
+_SHORT_PREPARATION_S = 1.0
 Host = Annotated[
     str | None,
     typer.Option(
@@ -47,7 +47,11 @@ Host = Annotated[
 Port = Annotated[
     int | None,
     typer.Option(
-        "--port", min=0, max=65535, metavar="N", help="Port to listen on, as for vLLM; default: 8000."
+        "--port",
+        min=0,
+        max=65535,
+        metavar="N",
+        help="Port to listen on; 0 selects a free port; default: 8000.",
     ),
 ]
 ReadyTimeout = Annotated[
@@ -60,40 +64,40 @@ ReadyTimeout = Annotated[
 ]
 
 
-def find(common: Common, model: str, revision: str | None, *, untrusted: bool) -> "Lookup":
-    """Look up what a server is to start from, and print the arguments if they come from the bundle and not from the user."""
+def look_up_model(common: Common, model: str, revision: str | None, *, untrusted: bool) -> "Lookup":
+    """Look up the model, its key and its bundle, and print the vLLM arguments if the bundle supplies them."""
     from coldstart.artifacts.bundle import accept_any
 
     lookup = common.look_up(model, revision, accept_any if untrusted else None, adopts=True)
     if lookup.lender is not None and lookup.vllm_args:
-        note_arguments(common, f"{lookup.lender.name}:v{lookup.lender.version}", lookup.vllm_args)
+        print_adopted_arguments(common, f"{lookup.lender.name}:v{lookup.lender.version}", lookup.vllm_args)
     return lookup
 
 
-def note_arguments(common: Common, lender: str, arguments: Sequence[str]) -> None:
-    """Print the arguments that the bundle `lender` records."""
-    common.out.note(f"Using the arguments of {lender}: {shlex.join(arguments)}")
+def print_adopted_arguments(common: Common, lender: str, arguments: Sequence[str]) -> None:
+    """Print the vLLM arguments that a server takes from the bundle `lender`."""
+    common.out.print_note(f"Using the arguments of {lender}: {shlex.join(arguments)}")
 
 
-def materialize(common: Common, lookup: "Lookup") -> "Lookup":
-    """Build the bundle of the lookup and return the lookup that has it."""
+def build_bundle(common: Common, lookup: "Lookup") -> "Lookup":
+    """Build the missing bundle, and return the lookup with it."""
     from coldstart.materialize.materialize import MaterializationPlan
     from coldstart.materialize.options import Options
 
-    MaterializationPlan(lookup, Options()).run(common.out.phase)
+    MaterializationPlan(lookup, Options()).run(common.out.show_phase)
     return lookup.refresh()
 
 
-def run(
+def run_server(
     common: Common,
     request: "ServeRequest",
     plan: "LaunchPlan",
     announce: Callable[[dict[str, Any]], None],
     timeline: Path | None = None,
 ) -> int:
-    """Start the server, pass the report of its start to `announce`, show its phases, wait until it ends, return the exit code.
+    """Start the server, pass the report of its start to `announce`, and return its exit code when it ends.
 
-    The phases are a table. `up --detach`, if it started this process, receives the progress and the report, too.
+    With -v, print a table of the start's phases. If `up --detach` started this process, send it the progress and the report.
     """
     from coldstart.launch import driver
     from coldstart.system import start_progress
@@ -103,14 +107,14 @@ def run(
     def announce_report(server: "Server", recorded: "Timeline") -> None:
         hide.close()
         report = server.document() | {"longest_phase": recorded.find_longest(server.began)}
-        with common.out.gather():
+        with common.out.print_together():
             announce(report)
-            common.out.detail(*_list_phases(recorded).splitlines())
-            advise(common, request, plan, report)
+            common.out.print_details(*_format_phases(recorded).splitlines())
+            print_advice(common, request, plan, report)
         if pipe >= 0:
             os.set_blocking(pipe, True)
-            with suppress(OSError), os.fdopen(pipe, "w", encoding="utf-8") as waiting:
-                waiting.write(json.dumps(report) + "\n")
+            with suppress(OSError), os.fdopen(pipe, "w", encoding="utf-8") as parent:
+                parent.write(json.dumps(report) + "\n")
 
     with ExitStack() as hide:
         if pipe >= 0:
@@ -121,42 +125,44 @@ def run(
         return driver.run(request, plan, announce_report, timeline)
 
 
-def _list_phases(recorded: "Timeline") -> str:
-    """Return a table of the phases of a start, in seconds since its first one."""
+def _format_phases(recorded: "Timeline") -> str:
+    """Return a table of a start's phases, with times in seconds since the first phase began."""
     spans = sorted(recorded.describe_spans(), key=itemgetter("start_s"))
-    rows = [(one["track"], one["name"], f"{one['start_s']:.3f}", f"{one['end_s']:.3f}") for one in spans]
-    return table(("process", "phase", "begins", "ends (s)"), rows)
+    rows = [(span["track"], span["name"], f"{span['start_s']:.3f}", f"{span['end_s']:.3f}") for span in spans]
+    return format_table(("process", "phase", "begins", "ends (s)"), rows)
 
 
 @contextmanager
 def show_start(common: Common, *, detached: bool = False) -> "Iterator[Report]":
-    """Show that a server starts; the yielded function shows the progress of its start.
+    """Show that a server is starting, and yield a function that shows its progress.
 
-    Without --progress, show it only on a terminal that does not show the server's log, as that of a detached one.
+    Without --progress, show progress only for a detached server on a terminal, where no server log would interrupt it.
     """
     from coldstart.system.start_progress import ProgressText, ignore
 
     if common.out.progress == "auto" and not (detached and common.out.is_animated()):
         yield ignore
         return
-    with common.out.phase("start the server") as step:
+    with common.out.show_phase("start the server") as step:
         yield lambda progress: step(ProgressText(progress.describe()))
 
 
-def advise(common: Common, request: "ServeRequest", plan: "LaunchPlan", report: Mapping[str, Any]) -> None:
-    """Warn about a server that others can use, and name what would make the next start faster."""
+def print_advice(
+    common: Common, request: "ServeRequest", plan: "LaunchPlan", report: Mapping[str, Any]
+) -> None:
+    """Warn if other machines or users can use the server, and print the command that makes the next start faster."""
     from coldstart.launch import listening
 
     if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
         common.out.warn(exposure)
-    if advice := advise_faster(request.lookup, report["ready_s"], decode(report["absent"])):
-        common.out.note(advice)
+    if advice := describe_faster_start(request.lookup, report["ready_s"], decode(report["absent"])):
+        common.out.print_note(advice)
 
 
-def advise_faster(lookup: "Lookup", ready_s: float, unavailable: Iterable[Fallback]) -> str | None:
-    """Return the command that prepares the fastest unavailable start mode, in one line; None after a fast start."""
+def describe_faster_start(lookup: "Lookup", ready_s: float, unavailable: Iterable[Fallback]) -> str | None:
+    """Return one line with the command that prepares the fastest unavailable start mode; None after a fast start."""
     hints = [(one.stage, one.hint) for one in unavailable if one.hint and one.hint.startswith("coldstart ")]
-    if ready_s < SLOW_S or not hints:
+    if ready_s < SLOW_START_S or not hints:
         return None
     mode, command = hints[0]
     if lookup.vllm_args and command.startswith("coldstart materialize "):
@@ -164,25 +170,27 @@ def advise_faster(lookup: "Lookup", ready_s: float, unavailable: Iterable[Fallba
     return f"For a faster next start ({mode}): {command}"
 
 
-def show(common: Common, report: dict[str, Any]) -> None:
-    """Print the fallbacks of a start, then URL, mode and time in one line, with the longest phase of a slow start."""
+def print_start_report(common: Common, report: dict[str, Any]) -> None:
+    """Print the fallbacks of a start, then its URL, mode and seconds, and the longest phase if the start was slow."""
     for fallback in decode(report["fallbacks"]):
         common.out.warn(str(fallback))
     ready = f"{report['url']}  {report['mode']}, ready in {report['ready_s']:.2f} s"
     more = "" if common.out.verbose else "; -v shows all phases"
-    common.out.result(report, lambda: f"{ready}{_describe_whole(report)}{_describe_longest(report, more)}")
+    common.out.print_result(
+        report, lambda: f"{ready}{_describe_total_time(report)}{_describe_longest_phase(report, more)}"
+    )
 
 
-def _describe_longest(report: Mapping[str, Any], more: str) -> str:
-    """Return the longest phase of a slow start, nothing after a fast one."""
+def _describe_longest_phase(report: Mapping[str, Any], more: str) -> str:
+    """Return the longest phase of a slow start; empty after a fast start."""
     longest = report.get("longest_phase")
-    if longest is None or report["ready_s"] < SLOW_S:
+    if longest is None or report["ready_s"] < SLOW_START_S:
         return ""
     return f"; {longest[0]} took {longest[1]:.1f} s of it{more}"
 
 
 def describe_request(report: Mapping[str, Any], vllm_args: "Arguments") -> str | None:
-    """Return a command that sends a request to the server, None if it generates no tokens or curl needs more to reach it."""
+    """Return a curl command that sends a completion request; None for a pooling model or a URL that is not plain HTTP."""
     from coldstart.launch import listening
 
     if not report["tokens"] or not report["url"].startswith("http://"):
@@ -193,55 +201,55 @@ def describe_request(report: Mapping[str, Any], vllm_args: "Arguments") -> str |
     if listening.requires_key(vllm_args, os.environ):
         headers.append("Authorization: Bearer KEY")
     body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 8})
-    options = [word for header in headers for word in ("-H", header)]
+    options = [argument for header in headers for argument in ("-H", header)]
     return shlex.join(["curl", f"{report['url']}/v1/completions", *options, "-d", body])
 
 
-def _describe_whole(report: Mapping[str, Any]) -> str:
-    """Return the time of the whole command `up` with what it did before the start, nothing if that was short."""
-    before = report.get("preparation")
-    if before is None or before["seconds"] <= _SHORT_S:
+def _describe_total_time(report: Mapping[str, Any]) -> str:
+    """Return the total seconds of `up` and the steps before the start; empty if the steps were short."""
+    preparation = report.get("preparation")
+    if preparation is None or preparation["seconds"] <= _SHORT_PREPARATION_S:
         return ""
-    done = [
-        *(["the build of the bundle"] if before["built_bundle"] else []),
-        *([f"the preparation of {before['mode']}"] if before["is_new"] else []),
+    steps = [
+        *(["the build of the bundle"] if preparation["built_bundle"] else []),
+        *([f"the preparation of {preparation['mode']}"] if preparation["is_new"] else []),
     ]
-    detail = f"with {' and '.join(done)}" if done else "in all"
-    return f", {before['seconds'] + report['ready_s']:.1f} s {detail}"
+    detail = f"with {' and '.join(steps)}" if steps else "in all"
+    return f", {preparation['seconds'] + report['ready_s']:.1f} s {detail}"
 
 
-# Its options come from the command alone, not from the environment.
-_OPTIONS = f"{environment.PREFIX}_SERVE_"
+# Variables of the options of `serve`. A detached server takes its options from its command line alone.
+_SERVE_VARIABLES = f"{environment.PREFIX}_SERVE_"
 
 
 def start_detached(
-    words: Sequence[str], log: Path, lock: int, started: Callable[[int], None], on_progress: "Report"
+    serve_args: Sequence[str], log: Path, lock: int, on_spawn: Callable[[int], None], on_progress: "Report"
 ) -> Mapping[str, Any]:
-    """Run `coldstart serve WORDS` in a new session and return the report of its start.
+    """Run `coldstart serve` in a new session, wait until the server is ready, and return the report of its start.
 
     Args:
-        words: Arguments of `serve`.
-        log: File for its output.
-        lock: Descriptor of a lock that the process holds as long as it runs.
-        started: Called with its PID.
+        serve_args: Arguments of `coldstart serve`.
+        log: File that receives stdout and stderr of the process.
+        lock: File descriptor of a lock that the process holds while it runs.
+        on_spawn: Called with the PID of the process.
         on_progress: Called with each report of the start's progress.
 
     Raises:
-        CommandFailedError: The process ends before the server is ready.
+        CommandFailedError: The process exits before the server is ready.
     """
     from coldstart.launch import server_process
     from coldstart.launch.server import end_on_error
 
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     reader, writer = os.pipe()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OPTIONS)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_SERVE_VARIABLES)}
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "coldstart.commands.cli", "serve", "--format", "json", *words],
+            [sys.executable, "-P", "-m", "coldstart.commands.cli", "serve", "--format", "json", *serve_args],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=kept | {READY_FD_ENV: str(writer)},
+            env=inherited | {READY_FD_ENV: str(writer)},
             pass_fds=(writer, lock),
             start_new_session=True,
         )
@@ -250,24 +258,24 @@ def start_detached(
         os.close(writer)
     child = server_process.Child(process)
     try:
-        # Ctrl-C included: otherwise the server would start without a command that awaits it.
+        # Also on Ctrl-C: otherwise the server would keep starting although no command waits for it.
         with end_on_error(child):
-            started(process.pid)
+            on_spawn(process.pid)
             return server_process.acknowledged(child, reader, time.monotonic(), None, on_progress).report
-    except server_process.ServerExitedError as died:
-        raise _explain(died, log) from died
+    except server_process.ServerExitedError as exit_error:
+        raise _describe_exit(exit_error, log) from exit_error
 
 
-def _explain(died: "ServerExitedError", log: Path) -> CommandFailedError:
-    if died.code == 128 + signal.SIGTERM:
+def _describe_exit(exit_error: "ServerExitedError", log: Path) -> CommandFailedError:
+    if exit_error.code == 128 + signal.SIGTERM:
         return CommandFailedError(
-            "the server was stopped by SIGTERM, which coldstart down sends, before it was ready"
+            "SIGTERM, which coldstart down sends, stopped the server before it was ready"
         )
     from coldstart.system.proc import exits
 
     tail, error = exits.read_end(log).splitlines(), dict[str, Any]()
-    with suppress(ValueError, LookupError):  # a process that was killed has written no error
+    with suppress(ValueError, LookupError):  # a killed process has not written its error
         error = json.loads(log.read_text(errors="replace").splitlines()[-1])
         tail = tail[:-1]
-    lines = [*error.get("error", died.message).splitlines(), f"The end of {log}:", *tail]
+    lines = [*error.get("error", exit_error.message).splitlines(), f"Last lines of {log}:", *tail]
     return CommandFailedError(lines, hint=error.get("hint"), exit_code=error.get("exit_code"))

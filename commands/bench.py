@@ -1,12 +1,12 @@
-"""Measure cold starts from launch to first token: plain vLLM against each start mode.
+"""Measure cold starts from launch to first token, and compare each start mode with plain vLLM.
 
-Every round runs each mode once. Exit code 1 if tokens differ, a fast path was not used, a server died, or --baseline
-shows a regression. The files of --export are written after each run. Arguments after -- go to vLLM in all modes.
+Each round starts every mode once. Exit code 1 if tokens differ, a mode fell back to a slower one, a server died, or --baseline
+shows a regression. The files of --export are updated after each run. Arguments after -- go to vLLM in all modes.
 """
 
 from typing import Any
 
-from coldstart.commands._export import Exports, give
+from coldstart.commands._export import Exports, write_report
 from coldstart.commands._options import Common, Model
 from coldstart.commands._options import command as declare
 
@@ -18,13 +18,13 @@ from coldstart.errors import CommandFailedError
 
 @declare(takes_vllm_args=True, exports=True, sets=BenchRequest)
 def command(common: Common, exports: Exports, settings: dict[str, Any], model: Model) -> None:
-    """Measure, write the reports and the result, and fail if a check fails."""
+    """Run the benchmark, write the exports, print the report, and fail if a check failed."""
     request = BenchRequest(model, common.vllm_args, offline=common.offline, cache=common.cache, **settings)
-    with common.out.phase("measure cold starts") as step:
-        document = run(request, step, lambda document: exports.keep(starts.build_report(document)))
-    files = give(common.out, exports, starts.build_report(document))
+    with common.out.show_phase("measure cold starts") as step:
+        document = run(request, step, lambda document: exports.write_partial(starts.build_report(document)))
+    files = write_report(common.out, exports, starts.build_report(document))
     if document["failures"]:
         raise CommandFailedError("; ".join(document["failures"]), hint="coldstart doctor")
     where = ", ".join(files) or None
     then = "coldstart bench MODEL --export json=baseline.json" if not files else None
-    common.out.success(f"Measured {document['model']}", where=where, then=then)
+    common.out.print_success(f"Measured {document['model']}", where=where, then=then)

@@ -1,8 +1,7 @@
-"""Command line: a table of lazily loaded commands, and a table that maps exceptions to exit codes.
+"""Entry point of the command line: load the requested command, run it, and turn exceptions into exit codes.
 
-Invariant: ``coldstart --help`` imports no command module, and ``coldstart CMD --help`` imports one; neither
-torch, vllm nor pandas. A module in COMMANDS offers ``command`` (a function) or ``app`` (a typer.Typer with
-subcommands).
+Invariant: ``coldstart --help`` imports no command module, and ``coldstart CMD --help`` imports only its own. Neither imports
+torch, vllm or pandas. Each module in COMMANDS defines ``command`` (a function) or ``app`` (a typer.Typer with subcommands).
 """
 
 import difflib
@@ -25,11 +24,11 @@ from coldstart.contract import environment
 from coldstart.errors import ERROR, ColdstartError, UsageError
 from coldstart.system import paths
 
-# heading: {name: help in one line}
+# Commands of each heading of the help, with their one-line summaries.
 HEADINGS: Mapping[str, Mapping[str, str]] = {
     "Cold start": {
         "up": "Build, prepare and serve a model with one command.",
-        "down": "Stop what up started.",
+        "down": "Stop the servers and templates that up started.",
         "materialize": "Build the bundle of a model, once, offline.",
         "serve": "Start a vLLM server from a bundle.",
         "host": "Serve many models behind one endpoint.",
@@ -45,7 +44,7 @@ HEADINGS: Mapping[str, Mapping[str, str]] = {
         "import": "Add the bundles of one file to the store.",
         "push": "Copy a bundle to a directory, registry or hub.",
         "pull": "Copy a bundle from a directory, registry or hub.",
-        "validate": "Check bundles, up to a start.",
+        "validate": "Check bundles, optionally by starting servers.",
     },
     "Measure": {
         "bench": "Measure and compare cold starts of all modes.",
@@ -53,13 +52,13 @@ HEADINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Machine": {
         "trust": "Manage the keys whose bundles may run code here.",
-        "install": "Install vLLM, or another extra of coldstart.",
+        "install": "Install vLLM or another extra of coldstart.",
         "doctor": "Report what this machine supports, and what is missing.",
     },
 }
 COMMANDS: Mapping[str, str] = {name: text for group in HEADINGS.values() for name, text in group.items()}
-# Module and function of a command that has no module of its name.
-_PLACES: Mapping[str, tuple[str, str]] = {
+# Module and function of each command that has no module of its own.
+_COMMAND_FUNCTIONS: Mapping[str, tuple[str, str]] = {
     "list": ("bundles", "list_bundles"),
     "prune": ("bundles", "prune"),
     "export": ("bundles", "export"),
@@ -70,31 +69,31 @@ _PLACES: Mapping[str, tuple[str, str]] = {
     "doctor": ("machine", "doctor"),
 }
 ALIASES: Mapping[str, str] = {"ls": "list"}
-# Commands that need an extra of coldstart.
+# Extra of coldstart that each command needs, if any.
 EXTRAS: Mapping[str, str] = {"host": "host", "fleet": "fleet", "trace-replay": "lab"}
-# What helps after an error of the operating system.
-_HINTS: Mapping[int, str] = {
+# Hint for each error number of the operating system.
+_ERRNO_HINTS: Mapping[int, str] = {
     errno.ENOENT: "use a path that exists",
     errno.EISDIR: "use a file, not a directory",
     errno.ENOTDIR: "use a directory, not a file",
     errno.EACCES: "run as the owner of the file, or use another path",
     errno.EPERM: "run as the owner of the file, or use another path",
-    errno.EROFS: "use a disk that can be written: --cache-dir DIR",
+    errno.EROFS: "use a writable disk: --cache-dir DIR",
     errno.ENOSPC: "free space with coldstart prune, or use another disk: --cache-dir DIR",
 }
-PASSED = "[-- VLLM_ARGUMENTS]"
-_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
+VLLM_ARGUMENTS_USAGE = "[-- VLLM_ARGUMENTS]"
+_UNWRITABLE_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
 
 
 class LazyGroup(TyperGroup):
-    """Group whose commands are imported when they run or print their help."""
+    """Command group that imports a command only when it runs or prints its help."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """Return all names in the order of the table."""
+        """Return the names of all commands in the order of COMMANDS."""
         return list(COMMANDS)
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse the arguments before the command's name. An option that belongs after the name is a usage error."""
+        """Parse the arguments before the command name; fail with a hint on an option that belongs after it."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -104,7 +103,7 @@ class LazyGroup(TyperGroup):
             ctx.fail(f"No such option: {option}. Options follow the command: coldstart COMMAND {option}")
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
-        """Load one command; an unknown name is a usage error with the most similar name."""
+        """Load one command; for an unknown name, fail and suggest the most similar one."""
         name = ALIASES.get(cmd_name, cmd_name)
         if name not in COMMANDS:
             near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
@@ -112,69 +111,73 @@ class LazyGroup(TyperGroup):
         return load(name)
 
     def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:  # type: ignore[override]
-        """Complete names of commands from the table, without importing a command."""
+        """Complete command names from COMMANDS without importing a command."""
         from typer.core import CompletionItem  # type: ignore[attr-defined]
 
         names = [name for name in COMMANDS if name.startswith(incomplete)]
-        offered = [CompletionItem(name, help=COMMANDS[name]) for name in names]
-        return [*offered, *super(TyperGroup, self).shell_complete(ctx, incomplete)]
+        items = [CompletionItem(name, help=COMMANDS[name]) for name in names]
+        return [*items, *super(TyperGroup, self).shell_complete(ctx, incomplete)]
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """Write the table by headings, without importing a command."""
+        """Write the commands by heading without importing a command."""
         for heading, group in HEADINGS.items():
             with formatter.section(heading):
                 formatter.write_dl(list(group.items()))
 
 
-class PassingCommand(TyperCommand):
-    """Command that passes the arguments after `--` to vLLM; the parser does not read them."""
+class VllmArgsCommand(TyperCommand):
+    """Command that passes the arguments after `--` to vLLM unparsed."""
 
     def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """Return the words of the usage line after the command's name."""
-        return [*super().collect_usage_pieces(ctx), PASSED]
+        """Return the parts of the usage line that follow the command name."""
+        return [*super().collect_usage_pieces(ctx), VLLM_ARGUMENTS_USAGE]
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Parse the arguments. Raises UsageError for an option that may be one of vLLM."""
+        """Parse the arguments.
+
+        Raises:
+            UsageError: An unknown option is not similar to an own option, so it probably belongs to vLLM.
+        """
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            own = [flag for one in self.get_params(ctx) for flag in (*one.opts, *one.secondary_opts)]
+            flags = [flag for param in self.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)]
             name = _find_unknown_option(error)
-            if name is None or difflib.get_close_matches(name, own, cutoff=0.8):
+            if name is None or difflib.get_close_matches(name, flags, cutoff=0.8):
                 raise
             raise UsageError(
-                f"No such option of {ctx.info_name}: {name}",
-                hint=f"put options of vLLM after --: {ctx.command_path} ... -- {name}",
+                f"{ctx.info_name} has no option {name}",
+                hint=f"put vLLM options after --: {ctx.command_path} ... -- {name}",
             ) from error
 
 
 def _find_unknown_option(error: Exception) -> str | None:
-    # The class is private to typer; other errors of an option name one that exists.
+    # Typer does not export this class. Its other option errors concern known options.
     return getattr(error, "option_name", None) if type(error).__name__ == "NoSuchOption" else None
 
 
-def place_of(name: str) -> str:
-    """Return the module of a command."""
-    return f"coldstart.commands.{_PLACES.get(name, [name.replace('-', '_')])[0]}"
+def find_module_name(name: str) -> str:
+    """Return the full name of the module that implements a command."""
+    return f"coldstart.commands.{_COMMAND_FUNCTIONS.get(name, [name.replace('-', '_')])[0]}"
 
 
 def load(name: str) -> Any:
-    """Return the command object of one entry of COMMANDS."""
+    """Import and return the command object of one entry of COMMANDS."""
     from coldstart.commands import _examples
     from coldstart.commands._declared import bind_variables
 
-    module = importlib.import_module(place_of(name))
+    module = importlib.import_module(find_module_name(name))
     app = getattr(module, "app", None)
     if app is None:
         app = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
-        command = getattr(module, _PLACES[name][1] if name in _PLACES else "command")
-        app.command(name, help=command.__doc__ if name in _PLACES else module.__doc__)(command)
+        command = getattr(module, _COMMAND_FUNCTIONS[name][1] if name in _COMMAND_FUNCTIONS else "command")
+        app.command(name, help=command.__doc__ if name in _COMMAND_FUNCTIONS else module.__doc__)(command)
     for registered in app.registered_commands:
         passes = getattr(registered.callback, "takes_vllm_args", False)
-        registered.cls = PassingCommand if passes else TyperCommand
+        registered.cls = VllmArgsCommand if passes else TyperCommand
     loaded = typer.main.get_command(app)
     loaded.name = name
-    _examples.add(loaded, name)
+    _examples.add_examples(loaded, name)
     # Not for the group: COLDSTART_VERSION in a container would then set --version.
     prefix = f"{environment.PREFIX}_{name}".upper().replace("-", "_")
     loaded.context_settings["auto_envvar_prefix"] = prefix
@@ -191,8 +194,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"coldstart {coldstart.__version__}")
         raise typer.Exit
 
@@ -206,34 +209,33 @@ def _root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Build bundles of the cold-start work of vLLM, and start vLLM servers from them."""
+    """Do the work of a vLLM start ahead of time, store it in bundles, and start vLLM servers from them."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
-    own, rest = _split(sys.argv[1:] if argv is None else list(argv))
-    os.umask(
-        os.umask(0o077) | 0o022
-    )  # Other users must not be able to write the files that are created here.
-    catch()
+    own_args, vllm_args = _split_vllm_args(sys.argv[1:] if argv is None else list(argv))
+    # Other users must not be able to write the files that are created here.
+    os.umask(os.umask(0o077) | 0o022)
+    install_signal_handlers()
     _ignore_service_variables()
     as_json = False
     try:
-        as_json = _find_format(own) == "json"
+        as_json = _find_format(own_args) == "json"
         # With standalone_mode the parser itself prints its errors, as text.
-        code = app(own, prog_name="coldstart", obj=rest, standalone_mode=not as_json)
+        code = app(own_args, prog_name="coldstart", obj=vllm_args, standalone_mode=not as_json)
     except Exception as error:  # noqa: BLE001 - here each failure becomes an exit code
-        sys.exit(_report(error, own, as_json=as_json))
+        sys.exit(_report_error(error, own_args, as_json=as_json))
     sys.exit(code or 0)
 
 
 def _find_format(argv: Sequence[str]) -> str | None:
-    """Return the output format that `argv` or the environment sets, also if the parser rejects `argv`."""
-    typed = [following for word, following in itertools.pairwise(argv) if word == "--format"]
-    typed += [word.partition("=")[2] for word in argv if word.startswith("--format=")]
-    if typed:
-        return typed[-1]
-    command = [word for word in argv if not word.startswith("-")][:2]
+    """Return the output format set by `argv` or the environment, even if the parser rejects `argv`."""
+    formats = [value for argument, value in itertools.pairwise(argv) if argument == "--format"]
+    formats += [argument.partition("=")[2] for argument in argv if argument.startswith("--format=")]
+    if formats:
+        return formats[-1]
+    command = [argument for argument in argv if not argument.startswith("-")][:2]
     if command[:1] == ["host"]:  # `coldstart host MODEL` has the format of `coldstart host run`
         with suppress(ModuleNotFoundError):  # the error that follows names the extra
             command = command if command[1:] and command[1] in load("host").commands else ["host", "run"]
@@ -243,71 +245,71 @@ def _find_format(argv: Sequence[str]) -> str | None:
 
 
 def _ignore_service_variables() -> None:
-    """Remove the variables of Kubernetes services that are named as this program's options, and report them."""
+    """Remove and report Kubernetes service variables whose names collide with variables of this program's options."""
     if dropped := environment.drop_service_variables(os.environ, f"{environment.PREFIX}_"):
         from coldstart.commands._output import Output
 
         names = ", ".join(dropped)
-        Output().warn(f"{names}: ignored, because Kubernetes sets it for a service and it is not an option")
+        Output().warn(f"ignored {names}: set by Kubernetes for a service, not an option of coldstart")
 
 
-def _split(argv: list[str]) -> tuple[list[str], list[str] | None]:
+def _split_vllm_args(argv: list[str]) -> tuple[list[str], list[str] | None]:
     # Split here: the parser would read the arguments after -- as its own.
     if "--" not in argv:
         return argv, None
-    at = argv.index("--")
-    return argv[:at], argv[at + 1 :]
+    separator = argv.index("--")
+    return argv[:separator], argv[separator + 1 :]
 
 
-class _Stopped(SystemExit):
-    """Exit with code 128 + signal, which passes every handler of Exception and runs every finally block."""
+class _StoppedBySignal(SystemExit):
+    """Exit with code 128 + signal. Handlers of Exception do not catch it, and every finally block runs."""
 
 
-def catch() -> None:
-    """End the process on SIGINT and SIGTERM."""
+def install_signal_handlers() -> None:
+    """Exit with code 128 + signal on SIGINT and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+        signal.signal(number, _exit_on_signal)
     # Another library's hook, such as a partial, may have no name.
-    if getattr(sys.unraisablehook, "__name__", None) != "_ignored":
-        before = sys.unraisablehook
+    if getattr(sys.unraisablehook, "__name__", None) != "_raise_dropped_exit":
+        previous_hook = sys.unraisablehook
 
-        def _ignored(unraisable: Any) -> None:
+        def _raise_dropped_exit(unraisable: Any) -> None:
             # Python drops exceptions raised in a weak reference's callback or in __del__, which often run during imports.
-            if isinstance(unraisable.exc_value, _Stopped):
+            if isinstance(unraisable.exc_value, _StoppedBySignal):
                 code = unraisable.exc_value.args[0]
-                signal.signal(signal.SIGALRM, lambda *_: _raise(code))
+                signal.signal(signal.SIGALRM, lambda *_: _raise_stopped(code))
                 signal.setitimer(signal.ITIMER_REAL, 0.01)
             else:
-                before(unraisable)
+                previous_hook(unraisable)
 
-        sys.unraisablehook = _ignored
-
-
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    _raise(128 + number)
+        sys.unraisablehook = _raise_dropped_exit
 
 
-def _raise(code: int) -> NoReturn:
-    raise _Stopped(code)
+def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    _raise_stopped(128 + number)
 
 
-def _report(error: Exception, argv: Sequence[str] = (), *, as_json: bool = False) -> int:
+def _raise_stopped(code: int) -> NoReturn:
+    raise _StoppedBySignal(code)
+
+
+def _report_error(error: Exception, argv: Sequence[str] = (), *, as_json: bool = False) -> int:
     if environment.DEBUG.read():
         import traceback
 
         traceback.print_exception(error)
-    from coldstart.commands._output import complain
+    from coldstart.commands._output import print_error
 
-    missing = _explain_missing(error, argv) if isinstance(error, ModuleNotFoundError) else None
-    lines, hint, code = missing or _explain(error)
-    complain(lines, hint, code if as_json else None)
+    missing = _describe_missing_module(error, argv) if isinstance(error, ModuleNotFoundError) else None
+    lines, hint, code = missing or _describe_error(error)
+    print_error(lines, hint, code if as_json else None)
     return code
 
 
-def _explain_missing(
+def _describe_missing_module(
     error: ModuleNotFoundError, argv: Sequence[str]
 ) -> tuple[Sequence[str], str, int] | None:
-    """Return an error that names the extra with the missing module, or None if no extra has it."""
+    """Return an error and a hint to install the extra with the missing module; None if no extra contains it."""
     from coldstart.system.installation import find_extras
 
     module = error.name or ""
@@ -316,11 +318,11 @@ def _explain_missing(
         return None
     command = next((word for word in argv if word in COMMANDS), None)
     extra = EXTRAS.get(command or "", extras[0])
-    asking = f"coldstart {command}" if command else "this command"
-    return [f"{asking} needs {module}, which is not installed"], f"coldstart install {extra}", ERROR
+    requester = f"coldstart {command}" if command else "this command"
+    return [f"{requester} needs {module}, which is not installed"], f"coldstart install {extra}", ERROR
 
 
-def _explain(error: Exception) -> tuple[Sequence[str], str | None, int]:
+def _describe_error(error: Exception) -> tuple[Sequence[str], str | None, int]:
     if isinstance(error, ColdstartError):
         code = getattr(error, "code", None)  # a number is the exit code of a process
         first, *more = error.lines
@@ -330,13 +332,13 @@ def _explain(error: Exception) -> tuple[Sequence[str], str | None, int]:
         return [describe()], f"{context.command_path} --help" if context else None, ERROR
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
-        hint = _HINTS.get(error.errno or 0)
+        hint = _ERRNO_HINTS.get(error.errno or 0)
         if isinstance(error.filename, str) and paths.is_below_home(error.filename):
-            hint = paths.HOMELESS if error.errno in _UNWRITABLE else hint
+            hint = paths.HOMELESS if error.errno in _UNWRITABLE_ERRNOS else hint
         return [f"{place}{error.strerror}."], hint, ERROR
     return (
         [f"internal error: {type(error).__name__}: {error}"],
-        "run it again with COLDSTART_DEBUG=1 and report what it prints",
+        "run it again with COLDSTART_DEBUG=1 and report the output",
         ERROR,
     )
 

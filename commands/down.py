@@ -27,7 +27,7 @@ def command(
     keep_template: Annotated[
         bool,
         typer.Option(
-            "--keep-template", help="Keep the templates running, so that the next coldstart up is fast."
+            "--keep-template", help="Keep the templates running so that the next coldstart up is fast."
         ),
     ] = False,
 ) -> None:
@@ -37,19 +37,24 @@ def command(
     servers = list(_stop_servers(common, model))
     templates, failures = ([], []) if keep_template else _stop_templates(common, model)
     template_pool.sweep()
-    stopped = [
-        *(_describe(one) for one in servers),
-        *(f"stopped the {one.level} template of {one.model}" for one in templates),
+    lines = [
+        *map(_describe_stopped, servers),
+        *(f"stopped the {template.level} template of {template.model}" for template in templates),
     ]
     data = {
         "servers": [
-            {"model": one.argument, "url": one.url or one.planned_url, "pid": one.pid} for one in servers
+            {"model": record.argument, "url": record.url or record.planned_url, "pid": record.pid}
+            for record in servers
         ],
-        "templates": [{"model": one.model, "level": one.level, "pid": one.pid} for one in templates],
+        "templates": [
+            {"model": template.model, "level": template.level, "pid": template.pid} for template in templates
+        ],
     }
-    common.out.result(data, "\n".join(stopped) or f"nothing of {model or 'any model'} is up")
+    common.out.print_result(
+        data, "\n".join(lines) or f"no server or template of {model or 'any model'} is up"
+    )
     if templates:
-        common.out.note(
+        common.out.print_note(
             "The next coldstart up prepares the template again; coldstart down --keep-template keeps it"
         )
     if failures:
@@ -58,19 +63,19 @@ def command(
         )
 
 
-def _describe(stopped: "UpRecord") -> str:
-    what = "the server" if stopped.url else "the start"
-    url = stopped.url or stopped.planned_url or "an address that has not been chosen yet"
-    return f"stopped {what} of {stopped.argument} at {url}"
+def _describe_stopped(record: "UpRecord") -> str:
+    stopped = "the server" if record.url else "the start"
+    url = record.url or record.planned_url or "an address that has not been chosen yet"
+    return f"stopped {stopped} of {record.argument} at {url}"
 
 
 def _stop_servers(common: Common, model: str | None) -> Iterator["UpRecord"]:
     from coldstart.launch import up_records
 
-    wanted = None if model is None else up_records.list_names(model)
+    names = None if model is None else up_records.list_names(model)
     for directory in up_records.list_directories(common.cache):
         record = directory.read()
-        if record is not None and wanted is not None and wanted.isdisjoint((record.argument, record.path)):
+        if record is not None and names is not None and names.isdisjoint((record.argument, record.path)):
             continue
         if record is not None:
             up_records.stop(record)
@@ -81,11 +86,11 @@ def _stop_servers(common: Common, model: str | None) -> Iterator["UpRecord"]:
 def _stop_templates(common: Common, model: str | None) -> tuple[list["Warm"], list[CommandFailedError]]:
     from coldstart.launch import preparation, template_pool, up_records
 
-    wanted = None if model is None else up_records.list_names(model)
+    names = None if model is None else up_records.list_names(model)
     stopped: list[Warm] = []
     failures: list[CommandFailedError] = []
     for warm in preparation.list_prepared(common.cache):
-        if wanted is not None and wanted.isdisjoint(warm.owner):
+        if names is not None and names.isdisjoint(warm.owner):
             continue
         try:
             template_pool.stop(warm)

@@ -1,4 +1,4 @@
-"""Serve models on many servers, which run Ray."""
+"""Serve models on a Ray cluster of servers behind one HTTP endpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from coldstart.commands._options import Common, Model, OnMissing, group, option
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import human_bytes, one_line
+from coldstart.commands._output import escape_line, format_bytes
 
 from coldstart.errors import UsageError
 from coldstart.fleet.specification import FleetSettings
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coldstart.fleet.live.local_state import LocalFleet
     from coldstart.fleet.specification import ServerSpec
 
-# Nothing here imports Ray.
+# This module must not import Ray, which is slow.
 app = group(__doc__)
 HEADER = "x-coldstart-admin-key"
 _URL = option("--url", metavar="URL", help="URL of the gateway; default: this user's fleet on this machine.")
@@ -41,7 +41,12 @@ Network = Annotated[
     str, option("--network", metavar="SIZE", help="Network bandwidth of this machine in bytes per second.")
 ]
 Load = Annotated[
-    str, option("--load", metavar="SIZE", help="Bandwidth from CPU memory to a GPU, in bytes per second.")
+    str,
+    option(
+        "--load",
+        metavar="SIZE",
+        help="Bandwidth from CPU memory to a GPU of this machine, in bytes per second.",
+    ),
 ]
 
 
@@ -60,18 +65,20 @@ def up(
         option(
             "--address",
             metavar="HOST:PORT",
-            help="Address of an existing Ray cluster; default: start one here.",
+            help="Address of an existing Ray cluster; default: start a new cluster on this machine.",
         ),
     ] = None,
     state: Annotated[
         Path | None,
         option(
-            "--state", metavar="FILE", help="File that retains the deployments over restarts; default: none."
+            "--state",
+            metavar="FILE",
+            help="File that preserves the deployments when the gateway restarts; default: none.",
         ),
     ] = None,
     admin_key: NewKey = None,
 ) -> None:
-    """Run the gateway of a fleet. Uses a new or an existing Ray cluster."""
+    """Run the gateway of a fleet. Starts a Ray cluster or uses an existing one."""
     from coldstart.fleet.live import ray_process
 
     ray_process.require_ray()
@@ -80,14 +87,14 @@ def up(
             "--memory applies to a Ray cluster that this command starts, not to the one at --address",
             hint="coldstart fleet join ADDRESS --memory 60GiB",
         )
-    server = None if memory is None else _server(memory, devices, network, load)
+    server = None if memory is None else _create_server_spec(memory, devices, network, load)
 
     from coldstart.fleet.live.run import FleetUp
     from coldstart.host.live.log import Log
 
-    def announce(place: "LocalFleet") -> None:
-        said = {"url": place.url, "ray": place.ray}
-        common.out.result(said, f"{place.url}  gateway of a fleet, Ray at {place.ray}")
+    def announce(local: "LocalFleet") -> None:
+        document = {"url": local.url, "ray": local.ray}
+        common.out.print_result(document, f"{local.url}  gateway of a fleet, Ray at {local.ray}")
 
     fleet = FleetUp(
         common.cache,
@@ -111,7 +118,8 @@ def join(
     address: Annotated[
         str | None,
         typer.Argument(
-            metavar="[HOST:PORT]", help="Address of the fleet's Ray cluster; default: this user's fleet."
+            metavar="[HOST:PORT]",
+            help="Address of the fleet's Ray cluster; default: the fleet of this user on this machine.",
         ),
     ] = None,
     memory: Memory = None,
@@ -119,24 +127,24 @@ def join(
     network: Network = "1GB",
     load: Load = "10GB",
 ) -> None:
-    """Make this machine a server of a fleet."""
+    """Add this machine to a fleet as a server."""
     from coldstart.contract import environment
     from coldstart.fleet.live import local_state, ray_process
     from coldstart.host.live.log import Log
 
     ray_process.require_ray()
     if memory is None:
-        raise UsageError("--memory is missing: the memory for models on each device", hint="--memory 60GiB")
-    server = _server(memory, devices, network, load)
-    known = local_state.load() if address else local_state.require()
+        raise UsageError("--memory is required: the memory for models on each GPU", hint="--memory 60GiB")
+    server = _create_server_spec(memory, devices, network, load)
+    local = local_state.load() if address else local_state.require()
     env = {str(environment.CACHE_DIR): str(common.cache.root)}
-    if known is not None and known.token and known.ray == (address or known.ray):
-        env["RAY_AUTH_TOKEN"] = known.token
+    if local is not None and local.token and local.ray == (address or local.ray):
+        env["RAY_AUTH_TOKEN"] = local.token
     command = ray_process.joining(server, address or local_state.require().ray)
     ray_process.run_joined(command, env, Log(quiet=common.out.quiet))
 
 
-def _server(memory: str, devices: int, network: str, load: str) -> "ServerSpec":
+def _create_server_spec(memory: str, devices: int, network: str, load: str) -> "ServerSpec":
     from coldstart.fleet.specification import ServerSpec
     from coldstart.units import parse_size, require_unit
 
@@ -157,35 +165,39 @@ def deploy(
         option(
             "--slo",
             metavar="METRIC=S",
-            help="Limits in seconds that the placement must meet, such as ttft=2,tpot=0.1.",
+            help="Latency limits that a placement must meet, in seconds, such as ttft=2,tpot=0.1.",
         ),
     ] = None,
     idle: Annotated[
-        float, option("--idle", metavar="SECONDS", help="Time without a request after which a worker stops.")
+        float,
+        option("--idle", metavar="SECONDS", help="Seconds without a request after which a worker stops."),
     ] = 600.0,
     name: Annotated[
         str | None, option("--name", metavar="NAME", help="Model name in requests; default: MODEL.")
     ] = None,
     batch: Annotated[
-        int, option("--batch", metavar="N", help="Maximum number of concurrent requests of a worker.")
+        int, option("--batch", metavar="N", help="Maximum number of concurrent requests per worker.")
     ] = 64,
     memory: Annotated[
         str | None,
         option(
             "--memory",
             metavar="SIZE",
-            help="Device memory of a worker; default: from its bundle.",
+            help="GPU memory of a worker, such as 16GiB; default: as recorded in the bundle.",
         ),
     ] = None,
     size: Annotated[
-        str | None, option("--size", metavar="SIZE", help="Size of the weights; default: from the files.")
+        str | None,
+        option(
+            "--size", metavar="SIZE", help="Size of the weights, such as 14GiB; default: size of the files."
+        ),
     ] = None,
     start: Annotated[
         float | None,
         option(
             "--start",
             metavar="SECONDS",
-            help="Duration of a start without loading the weights, in seconds; default: as its bundle records.",
+            help="Duration of a start without loading the weights, in seconds; default: as recorded in the bundle.",
         ),
     ] = None,
     weights_from: Annotated[
@@ -193,19 +205,19 @@ def deploy(
         option(
             "--weights-from",
             metavar="SOURCE",
-            help="Source for servers without the weights: http(s)://..., s3://... or hf://REPO@REV.",
+            help="Source for servers that do not have the weights: http(s)://..., s3://... or hf://REPO@REV.",
         ),
     ] = None,
     on_miss: OnMissing = "fail",
     url: Url = None,
     admin_key: Key = None,
 ) -> None:
-    """Deploy a model to the fleet. Arguments after -- go to vLLM."""
+    """Deploy a model to a fleet. Arguments after -- go to vLLM."""
     from coldstart.fleet.live import deployments, state
     from coldstart.host.launches import Launch
 
     launch = Launch(name or model, model, common.vllm_args, on_miss=on_miss, weights_from=weights_from)
-    made = deployments.build_deployment(
+    deployment = deployments.build_deployment(
         launch,
         common.cache,
         offline=common.offline,
@@ -217,16 +229,16 @@ def deploy(
         size=size,
         start_s=start,
     )
-    _ordered(common, url, admin_key, "deploy", deployment=state.encode(made))
-    common.out.success(f"Deployed {made.spec.name}", then="coldstart fleet status")
+    _send_order(common, url, admin_key, "deploy", deployment=state.encode(deployment))
+    common.out.print_success(f"Deployed {deployment.spec.name}", then="coldstart fleet status")
 
 
 @app.command()
 @declare()
 def status(common: Common, url: Url = None, admin_key: Key = None) -> None:
     """Show servers, models and workers."""
-    found = _connect(common, url, admin_key).call("/fleet/status", members={"gateway", "models"})
-    common.out.result(found, lambda: render(found))
+    document = _connect(common, url, admin_key).call("/fleet/status", required={"gateway", "models"})
+    common.out.print_result(document, lambda: render(document))
 
 
 @app.command()
@@ -239,76 +251,78 @@ def scale(
     url: Url = None,
     admin_key: Key = None,
 ) -> None:
-    """Change the number of workers of a model."""
-    _ordered(common, url, admin_key, "scale", model=model, least=least, most=most)
+    """Set the number of workers of a model."""
+    _send_order(common, url, admin_key, "scale", model=model, least=least, most=most)
 
 
 @app.command()
 @declare()
 def drain(
     common: Common,
-    server: Annotated[str, typer.Argument(metavar="SERVER", help="Name of the server in `fleet status`.")],
+    server: Annotated[
+        str, typer.Argument(metavar="SERVER", help="Name of the server, as shown by `fleet status`.")
+    ],
     url: Url = None,
     admin_key: Key = None,
 ) -> None:
-    """Start nothing more on a server. Its workers finish and stop."""
-    _ordered(common, url, admin_key, "drain", server=server)
+    """Stop using a server. Its workers finish their requests and stop; no new worker starts there."""
+    _send_order(common, url, admin_key, "drain", server=server)
 
 
 @app.command()
 @declare()
 def remove(common: Common, model: str, url: Url = None, admin_key: Key = None) -> None:
-    """Remove a model after its running requests."""
-    _ordered(common, url, admin_key, "remove", model=model)
+    """Remove a model. Running requests finish first."""
+    _send_order(common, url, admin_key, "remove", model=model)
 
 
 @app.command()
 @declare()
 def down(common: Common, url: Url = None, admin_key: Key = None) -> None:
-    """End a fleet. Stops the servers and the gateway."""
+    """Stop the servers and the gateway of a fleet."""
     _connect(common, url, admin_key).call("/fleet/down", {})
-    common.out.success("Ended the fleet")
+    common.out.print_success("Stopped the fleet")
 
 
-def _ordered(common: Common, url: str | None, key: str | None, method: str, **members: Any) -> None:
-    found = _connect(common, url, key).call("/fleet/order", {"method": method, **members})
+def _send_order(common: Common, url: str | None, key: str | None, method: str, **fields: Any) -> None:
+    document = _connect(common, url, key).call("/fleet/order", {"method": method, **fields})
     if common.out.format == "json":
-        common.out.result(found, "")
+        common.out.print_result(document, "")
 
 
 def _connect(common: Common, url: str | None, key: str | None) -> "ServerClient":
-    """Return a client of the fleet, by default with the address and the admin key of this user's fleet."""
+    """Return a client of the fleet. Without `url`, use the address and the admin key of this user's fleet."""
     from coldstart.commands._client import FLEET, ServerClient
 
     from coldstart.fleet.live import local_state
 
     if url is None or key is None:
-        known = local_state.require() if url is None else local_state.load()
-        if known is not None and url in (None, known.url):
-            url, key = known.url, key or known.admin_key
+        local = local_state.require() if url is None else local_state.load()
+        if local is not None and url in (None, local.url):
+            url, key = local.url, key or local.admin_key
     headers = {HEADER: key} if key else {}
     return ServerClient(url or "", headers, common.out, wait_s=60, service=FLEET)
 
 
 def render(status: Mapping[str, Any]) -> str:
-    """Return the status as plain text."""
+    """Format the status of a fleet as text."""
     gateway = status["gateway"]
-    keys = gateway.get("client_keys_error")
-    refused = f"client keys not applied, the former ones remain: {keys}" if keys else ""
+    error = gateway.get("client_keys_error")
+    keys_error = f"client keys not applied, the previous keys remain valid: {error}" if error else ""
     lines = [
         f"{gateway['url']}  pid {gateway['pid']}, up {gateway['uptime_s']:.0f} s, requests {gateway['requests']}, "
         f"waiting {gateway['held']}, in flight {gateway['in_flight']}, readmitted {gateway['readmitted']}, "
         f"rejected {sum(gateway['refused'].values())}",
-        *filter(None, [refused]),
+        *filter(None, [keys_error]),
     ]
     for server in status["servers"]:
-        free = ", ".join(map(human_bytes, server["free_bytes"]))
+        free = ", ".join(map(format_bytes, server["free_bytes"]))
         draining = "  draining" if server["draining"] else ""
-        seen = server.get("observed_bytes_s")
-        link = f"link {human_bytes(server['network_bytes_s'])}/s configured"
-        link += f", {human_bytes(seen)}/s observed" if seen else ""
+        observed = server.get("observed_bytes_s")
+        link = f"link {format_bytes(server['network_bytes_s'])}/s configured"
+        link += f", {format_bytes(observed)}/s observed" if observed else ""
         lines.append(
-            f"server {server['name']}: free {free} of {human_bytes(server['memory_bytes'])}, {link}{draining}"
+            f"server {server['name']}: free {free} of {format_bytes(server['memory_bytes'])}, {link}{draining}"
         )
     lines += [
         f"server {name} cannot be used: {reason}" for name, reason in status.get("unusable", {}).items()
@@ -318,13 +332,14 @@ def render(status: Mapping[str, Any]) -> str:
         lines.append(
             f"model {model['name']}: {model['least']} to {model['most']} workers, waiting {model['waiting']}{error}"
         )
-        for one in model["groups"]:
-            lines += _group(one)
-    return "\n".join(map(one_line, lines))
+        for model_group in model["groups"]:
+            lines += _format_group(model_group)
+    return "\n".join(map(escape_line, lines))
 
 
-def _group(group: Mapping[str, Any]) -> list[str]:
-    where = ", ".join(f"{worker['server']}:{worker['device']}" for worker in group["workers"])
-    came = f", {group['mode']} in {group['start_s']:.2f} s" if group["mode"] else ""
-    line = f"  {group['name']} {group['phase']} on {where}: in flight {group['in_flight']} of {group['capacity']}{came}"
+def _format_group(group: Mapping[str, Any]) -> list[str]:
+    places = ", ".join(f"{worker['server']}:{worker['device']}" for worker in group["workers"])
+    start = f", {group['mode']} in {group['start_s']:.2f} s" if group["mode"] else ""
+    load = f"in flight {group['in_flight']} of {group['capacity']}"
+    line = f"  {group['name']} {group['phase']} on {places}: {load}{start}"
     return [line, f"    {group['choice']}"] if group.get("choice") else [line]

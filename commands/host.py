@@ -1,4 +1,4 @@
-"""Serve many models behind one endpoint of this machine: a model starts on its first request, and a policy evicts it."""
+"""Serve many models behind one HTTP endpoint. A model starts on its first request and is evicted when memory is needed."""
 
 import difflib
 import shlex
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 RUN = "run"
 
 
-class _RunsByDefault(TyperGroup):
-    """`coldstart host MODEL...` is `coldstart host run MODEL...`."""
+class _HostGroup(TyperGroup):
+    """Command group that runs `coldstart host MODEL...` as `coldstart host run MODEL...`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Insert `run` where the first argument names no command."""
+        """Insert `run` unless the first argument is a command."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
             args = [RUN, *args]
         return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
-    cls=_RunsByDefault,
+    cls=_HostGroup,
     rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     help=__doc__,
-    epilog="coldstart host MODEL... is coldstart host run MODEL..., which also takes a MODEL named like a command.",
+    epilog="coldstart host MODEL... is short for coldstart host run MODEL..., which also accepts a MODEL named like a command.",
 )
 
 
@@ -59,7 +59,9 @@ def run(
     host_file: Annotated[
         Path | None,
         option(
-            "--host-file", metavar="FILE", help="TOML file of limits and models; read again when it changes."
+            "--host-file",
+            metavar="FILE",
+            help="TOML file with settings and models; the host reads it again when it changes.",
         ),
     ] = None,
     idle: Annotated[
@@ -67,7 +69,7 @@ def run(
         option(
             "--idle",
             metavar="SECONDS",
-            help="Stop a model named on the command line after this time without a request; default: never.",
+            help="Seconds without a request after which a model of the command line stops; default: never.",
         ),
     ] = None,
     on_miss: Annotated[
@@ -75,8 +77,8 @@ def run(
         option(
             "--on-miss",
             metavar="fail|warn",
-            help="Without a bundle: fail, or start stock vLLM with a warning; default: fail. A model's on_miss in the host"
-            " file takes precedence.",
+            help="Start of a model without a bundle: fail, or start stock vLLM with a warning; default: fail. `on_miss` of a"
+            " model in the host file takes precedence.",
         ),
     ] = None,
     heartbeat: Annotated[
@@ -84,7 +86,7 @@ def run(
         option(
             "--heartbeat",
             metavar="SECONDS",
-            help="Interval between the comments that keep a waiting stream alive.",
+            help="Interval, in seconds, of the comments that keep a waiting response stream open.",
         ),
     ] = 5.0,
     drain_timeout: Annotated[
@@ -92,7 +94,7 @@ def run(
         option(
             "--drain-timeout",
             metavar="SECONDS",
-            help="Maximum time for running requests to finish after SIGTERM; default: no limit.",
+            help="Maximum time for running requests to finish after SIGTERM, in seconds; default: no limit.",
         ),
     ] = None,
 ) -> None:
@@ -107,10 +109,10 @@ def run(
 
     if not models and host_file is None:
         raise UsageError(
-            "no model is given", hint="coldstart host MODEL... --memory 60GiB, or --host-file FILE"
+            "no model is specified", hint="coldstart host MODEL... --memory 60GiB, or --host-file FILE"
         )
-    for word in models or ():
-        _require_model(word)
+    for argument in models or ():
+        _require_model_name(argument)
     memory = settings.get("memory")
     if memory is None and host_file is None:
         raise UsageError(
@@ -120,14 +122,14 @@ def run(
     if heartbeat <= 0:
         raise UsageError("--heartbeat must be above 0 seconds", hint="--heartbeat 5")
     typed = settings if on_miss is None else {**settings, "on_miss": on_miss}
-    own: dict[str, Any] = {} if idle is None else {"idle_s": idle}
+    model_options: dict[str, Any] = {} if idle is None else {"idle_s": idle}
     # Without `--` each model has the arguments of its newest trusted bundle.
-    own |= {"args": list(common.vllm_args)} if common.typed_args else {}
+    model_options |= {"args": list(common.vllm_args)} if common.typed_args else {}
     if memory is not None:
         require_unit(memory, "--memory", hint=f"--memory {memory.strip()}MiB")
-    typed["models"] = dict.fromkeys(models or (), own)
+    typed["models"] = dict.fromkeys(models or (), model_options)
 
-    known = create_profiles(common.cache, offline=common.offline)
+    bundle_profiles = create_profiles(common.cache, offline=common.offline)
     adopt = partial(profiles.adopt_arguments, cache=common.cache, offline=common.offline)
 
     def read(profiles: "Profiles", adopt: "Adopt | None") -> "HostFile":
@@ -135,19 +137,19 @@ def run(
             return configuration.parse(typed, profiles, adopt)
         file = limit_devices(configuration.load(host_file, profiles, typed, adopt))
         size = file.settings.memory
-        require_unit(size, f"host file {host_file}: memory", hint=f'write memory = "{size}MiB"')
+        require_unit(size, f"host file {host_file}: memory", hint=f'memory = "{size}MiB"')
         return file
 
-    def source() -> "HostFile":
-        return read(known, adopt)
+    def read_file() -> "HostFile":
+        return read(bundle_profiles, adopt)
 
     # Report errors of the options before models are looked up, and those of models before the slow imports of the server.
     if models:
         read(lambda launch: configuration.Profile(1, 0.0, "none"), None)
-    file = source()
+    file = read_file()
     for name, lender in file.lenders.items():
         if arguments := file.catalogue.launches[name].args:
-            _serving.note_arguments(common, lender, arguments)
+            _serving.print_adopted_arguments(common, lender, arguments)
     limits_notes = configuration.describe_limits(file, hardware.engine_memory(), find_template_bytes())
     for note in (*file.notes, *limits_notes):
         common.out.warn(note)
@@ -155,8 +157,10 @@ def run(
         for note in endpoint.client_keys.describe_unknown_models(file.catalogue):
             common.out.warn(note)
     if endpoint.is_without_operator():
-        gap = "no key opens the status or the control of this host, not even `coldstart host stop`"
-        common.out.warn(f"{gap} (hint: --api-key-file FILE, or admin = true for a client)")
+        warning = (
+            "no API key permits admin requests such as `coldstart host status` and `coldstart host stop`"
+        )
+        common.out.warn(f"{warning} (hint: --api-key-file FILE, or admin = true for a client)")
 
     from coldstart.host.live.log import Log
     from coldstart.host.live.run import HostOptions, ModelHost
@@ -174,31 +178,31 @@ def run(
         names, size = list(file.catalogue.launches), format_memory(file.settings.memory)
         document = {"url": url, "models": names, "memory_bytes": file.settings.memory}
         first = f"{url}  host of {', '.join(names)}, memory limit {size}"
-        common.out.result(document, f"{first}\n{url}/ui  page of the host for a browser")
+        common.out.print_result(document, f"{first}\n{url}/ui  page of the host for a browser")
 
-    raise typer.Exit(ModelHost(file, source, options, Log(quiet=common.out.quiet), announce).run())
+    raise typer.Exit(ModelHost(file, read_file, options, Log(quiet=common.out.quiet), announce).run())
 
 
-def _require_model(word: str) -> None:
-    """Raise UsageError for a word that names no model, such as a mistyped command; the hub is not asked."""
+def _require_model_name(argument: str) -> None:
+    """Raise UsageError if an argument cannot be a model, such as a mistyped command. The check does not use the network."""
     from coldstart.models import resolver
     from coldstart.models.aliases import NAMES
 
-    if resolver.names_model(word):
+    if resolver.names_model(argument):
         return
     commands = list(typer.main.get_group(app).commands)
-    near = difflib.get_close_matches(word.lower(), (*commands, *NAMES), n=1, cutoff=0.75)
-    if Path(word).is_file():
-        hint = f"coldstart host --host-file {shlex.quote(word)}"
+    near = difflib.get_close_matches(argument.lower(), (*commands, *NAMES), n=1, cutoff=0.75)
+    if Path(argument).is_file():
+        hint = f"coldstart host --host-file {shlex.quote(argument)}"
     elif near and near[0] in commands:
         hint = f"coldstart host {near[0]} --help"
     else:
         hint = f"coldstart host {near[0] if near else NAMES[0]} --memory 60GiB, or coldstart host --help"
     raise UsageError(
-        f"{word!r} is neither a command of coldstart host ({', '.join(commands)}) nor a model: expected an alias, "
+        f"{argument!r} is neither a command of coldstart host ({', '.join(commands)}) nor a model: expected an alias, "
         "an existing directory, or OWNER/NAME of the hub",
         hint=hint,
     )
 
 
-_host_live.register(app)
+_host_live.register_commands(app)

@@ -1,7 +1,7 @@
 """Show a bundle, the key of a model on this machine, or why no bundle matches that key.
 
-REF is a bundle (NAME, NAME:vN, NAME@sha256:..., or a digest prefix) or a model. Arguments after -- go to vLLM and are
-part of a model's key.
+REF is a bundle reference: NAME, NAME:vN, NAME@sha256:... or the beginning of a digest. Arguments after -- go to vLLM and are
+part of the key of a model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from coldstart.artifacts.manifest import SECTION_TYPES
 from coldstart.commands._completion import complete_model
 from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import human_bytes, one_line, table
+from coldstart.commands._output import escape_line, format_bytes, format_table
 
 from coldstart.errors import UsageError
 from coldstart.models import inspection, resolution, resolver
@@ -32,24 +32,24 @@ def command(
     key: Annotated[bool, typer.Option("--key", help="Print the fields of the bundle key.")] = False,
     diff: Annotated[
         str | None,
-        typer.Option("--diff", metavar="REF2", help="Reference of another bundle to compare with."),
+        typer.Option("--diff", metavar="REF2", help="Reference of a second bundle to compare with this one."),
     ] = None,
     revision: Revision = None,
 ) -> None:
-    """Select the view and print it."""
+    """Print the view that the options select."""
     if sum((tree, key, diff is not None)) > 1:
-        raise UsageError("--tree, --key and --diff exclude each other")
-    given = common.vllm_args
-    if key and (given or revision or resolution.names_model(ref)):
+        raise UsageError("--tree, --key and --diff exclude each other", hint="keep one of them")
+    vllm_args = common.vllm_args
+    if key and (vllm_args or revision or resolution.names_model(ref)):
         lookup = common.look_up(ref, revision)
         if lookup.bundle is None:  # The bundle is only displayed, so it need not be trusted.
             lookup = common.look_up(ref, revision, accept_any)
         _show_key(common, lookup.key, lookup)
         return
     bundle = resolver.find_bundle(
-        ref, given, cache=common.cache, offline=common.offline, revision=revision, asks_hub=True
+        ref, vllm_args, cache=common.cache, offline=common.offline, revision=revision, asks_hub=True
     )
-    if not given and revision is None:
+    if not vllm_args and revision is None:
         common.note_version(ref, bundle.ref)
     if key:
         _show_key(common, bundle.key)
@@ -62,7 +62,7 @@ def command(
 
 
 def show_bundle(common: Common, bundle: Bundle) -> None:
-    """Show everything that the manifest declares, and the CUDA graphs."""
+    """Print the contents of the manifest and a summary of the CUDA graphs."""
     graphs = None
     if bundle.has_section("graphs"):
         from coldstart.graphs import prove  # numpy
@@ -73,20 +73,20 @@ def show_bundle(common: Common, bundle: Bundle) -> None:
 
     def render() -> str:
         manifest = bundle.manifest
-        facts = "\n".join(one_line(f"{name:<10} {value}") for name, value in _list_facts(bundle))
-        sections = [
-            (s.section_type, s.section_version, human_bytes(s.size), s.digest) for s in manifest.sections
+        facts = "\n".join(escape_line(f"{name:<10} {value}") for name, value in _list_facts(bundle))
+        rows = [
+            (s.section_type, s.section_version, format_bytes(s.size), s.digest) for s in manifest.sections
         ]
-        listed = table(("section", "version", "size", "digest"), sections)
-        shown = [_render_graphs(graphs)] if graphs else []
-        return "\n\n".join([facts, listed, _render_fields(manifest.key), *shown])
+        sections = format_table(("section", "version", "size", "digest"), rows)
+        graphs_text = [_render_graphs(graphs)] if graphs else []
+        return "\n\n".join([facts, sections, _render_fields(manifest.key), *graphs_text])
 
-    common.out.result(data, render, brief=bundle.digest)
+    common.out.print_result(data, render, brief=bundle.digest)
 
 
 def describe_bundle(bundle: Bundle) -> dict[str, object]:
-    """Return everything that the manifest declares, as plain data."""
-    manifest, judged = bundle.manifest, inspection.trust(bundle)
+    """Return the contents of the manifest as a JSON document."""
+    manifest, trust = bundle.manifest, inspection.trust(bundle)
     return {
         "name": bundle.name,
         "version": bundle.version,
@@ -99,36 +99,37 @@ def describe_bundle(bundle: Bundle) -> dict[str, object]:
             for section in manifest.sections
         ],
         "provenance": manifest.provenance.to_document(),
-        "trust": {"ok": judged.ok, "signer": judged.signer, "reason": judged.reason},
+        "trust": {"ok": trust.ok, "signer": trust.signer, "reason": trust.reason},
     }
 
 
 def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
-    manifest, judged = bundle.manifest, inspection.trust(bundle)
+    manifest, trust = bundle.manifest, inspection.trust(bundle)
     provenance = manifest.provenance
     tools = ", ".join(f"{name} {version}" for name, version in sorted(provenance.tool.items()))
     phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in provenance.seconds.items())
-    proved = "not recorded"
+    verification = "not recorded"
     if (proof := inspection.read_proof(bundle)) is not None:
-        device = f", and {human_bytes(proof.device_bytes)} on the device" if proof.device_bytes else ""
-        proved = f"ready in {proof.ready_s:.1f} s with {human_bytes(proof.memory_bytes)} of memory{device}"
+        device = f", and {format_bytes(proof.device_bytes)} on the device" if proof.device_bytes else ""
+        memory = format_bytes(proof.memory_bytes)
+        verification = f"ready in {proof.ready_s:.1f} s with {memory} of memory{device}"
     return [
         ("bundle", f"{bundle.name}:v{bundle.version}"),
         ("digest", bundle.digest),
         ("key", manifest.key.digest),
         ("format", manifest.format_version),
-        ("size", human_bytes(bundle.size_bytes)),
-        ("made", f"{provenance.created} with {tools}"),
+        ("size", format_bytes(bundle.size_bytes)),
+        ("built", f"{provenance.created} with {tools}"),
         ("arguments", " ".join(provenance.arguments) or "none"),
         ("phases", phases or "none"),
-        ("proof", proved),
-        ("trusted", f"{'yes' if judged.ok else 'no'}: {judged.reason}"),
+        ("test start", verification),
+        ("trusted", f"{'yes' if trust.ok else 'no'}: {trust.reason}"),
         *((f"no {section}", reason) for section, reason in inspection.list_missing_sections(bundle).items()),
     ]
 
 
 def _show_key(common: Common, key: Key, lookup: Lookup | None = None) -> None:
-    """Show the fields of a key and, for the key of a model, the bundle that the store has for it."""
+    """Print the fields of a key and, after a lookup of a model, the matching or the most similar bundle."""
     data: dict[str, object] = {"digest": key.digest, "fields": dict(key.fields)}
     lines = [_render_fields(key), "", f"key {key.digest}"]
     if lookup is not None:
@@ -140,38 +141,42 @@ def _show_key(common: Common, key: Key, lookup: Lookup | None = None) -> None:
         elif lookup.nearest is None:
             lines.append("no bundle")
         else:
-            listed = _render_mismatches(lookup.mismatches, "wanted", "found")
-            lines += [f"no bundle; the most similar is {lookup.nearest.ref}", "", listed]
-    common.out.result(data, "\n".join(lines), brief=key.digest)
+            differences = _render_mismatches(lookup.mismatches, "wanted", "found")
+            lines += [f"no bundle; the most similar is {lookup.nearest.ref}", "", differences]
+    common.out.print_result(data, "\n".join(lines), brief=key.digest)
 
 
 def _render_fields(key: Key) -> str:
-    return table(("field", "value"), [(name, _plain(value)) for name, value in key.fields.items()])
+    return format_table(
+        ("field", "value"), [(name, _format_value(value)) for name, value in key.fields.items()]
+    )
 
 
 def show_files(common: Common, bundle: Bundle) -> None:
-    """Show the files of each section that is a tree. Every blob that is read is verified."""
+    """Print the files of each section that is a file tree, and verify the digest of each blob that is read."""
     from coldstart.artifacts import trees
 
-    found: dict[str, list[dict[str, Any]]] = {}
+    files: dict[str, list[dict[str, Any]]] = {}
     lines = [f"{bundle.name}:v{bundle.version}"]
     for entry in bundle.manifest.sections:
-        lines.append(f"  {entry.section_type} ({human_bytes(entry.size)})")
+        lines.append(f"  {entry.section_type} ({format_bytes(entry.size)})")
         if bundle.has_section(entry.section_type) and SECTION_TYPES[entry.section_type].encoding == "tar.zst":
             with bundle.open_section(entry.section_type) as reader:
-                members = [one for one in trees.list_members(reader, entry) if not one.is_directory]
-            found[entry.section_type] = [{"path": one.name, "size": one.size} for one in members]
-            lines += [f"    {one_line(one.name)}  {human_bytes(one.size)}" for one in members]
-    common.out.result({"ref": bundle.ref, "sections": found}, "\n".join(lines))
+                members = [member for member in trees.list_members(reader, entry) if not member.is_directory]
+            files[entry.section_type] = [{"path": member.name, "size": member.size} for member in members]
+            lines += [f"    {escape_line(member.name)}  {format_bytes(member.size)}" for member in members]
+    common.out.print_result({"ref": bundle.ref, "sections": files}, "\n".join(lines))
 
 
 def _show_difference(common: Common, left: Bundle, right: Bundle) -> None:
-    """Show the fields of the key and the sections in which two bundles differ, whatever the order of the sections."""
+    """Print the key fields and the sections in which two bundles differ; the order of sections is ignored."""
     fields = compare_keys(left.key, right.key)
-    mine, theirs = (
-        {one.section_type: one.digest for one in bundle.manifest.sections} for bundle in (left, right)
+    left_digests, right_digests = (
+        {section.section_type: section.digest for section in bundle.manifest.sections}
+        for bundle in (left, right)
     )
-    pairs = (Mismatch(name, mine.get(name), theirs.get(name)) for name in sorted({*mine, *theirs}))
+    names = sorted({*left_digests, *right_digests})
+    pairs = (Mismatch(name, left_digests.get(name), right_digests.get(name)) for name in names)
     sections = [pair for pair in pairs if pair.wanted != pair.found]
     data: dict[str, object] = {
         "left": left.ref,
@@ -181,35 +186,37 @@ def _show_difference(common: Common, left: Bundle, right: Bundle) -> None:
         "sections": [{"section": m.field, "left": m.wanted, "right": m.found} for m in sections],
     }
     both = [*fields, *sections]
-    common.out.result(data, _render_mismatches(both, left.ref, right.ref) if both else "no difference")
+    common.out.print_result(data, _render_mismatches(both, left.ref, right.ref) if both else "no difference")
 
 
 def _render_mismatches(mismatches: Sequence[Mismatch], left: str, right: str) -> str:
-    rows = [(m.field, _plain(m.wanted), _plain(m.found)) for m in mismatches]
-    return table(("field", left, right), rows)
+    rows = [(m.field, _format_value(m.wanted), _format_value(m.found)) for m in mismatches]
+    return format_table(("field", left, right), rows)
 
 
-def _plain(value: object) -> str:
+def _format_value(value: object) -> str:
     return "-" if value is None else str(value)
 
 
 def _render_graphs(summary: Mapping[str, Any]) -> str:
-    """Return the text of `inspect` for a graphs section."""
+    """Return a text about the CUDA graphs of a bundle."""
     if "error" in summary:
         return f"CUDA graphs: cannot be read: {summary['error']}"
     proof, refused = summary["proof"], summary["refused"]
     rows = [
         ("graphs", f"{summary['graphs']}; {len(refused)} more are captured at every start"),
-        ("nodes", f"{summary['nodes']}: {_counts(summary['nodes_by_kind'])}"),
+        ("nodes", f"{summary['nodes']}: {_format_counts(summary['nodes_by_kind'])}"),
         ("edges", summary["edges"]),
-        ("relocations", f"{summary['relocations']}: {_counts(summary['relocations_by_region'])}"),
-        ("bytes", f"{human_bytes(summary['bytes_on_disk'])} unpacked"),
+        ("relocations", f"{summary['relocations']}: {_format_counts(summary['relocations_by_region'])}"),
+        ("bytes", f"{format_bytes(summary['bytes_on_disk'])} unpacked"),
         ("proof", f"{proof['graphs']} graphs" if proof else "none"),
     ]
     facts = "CUDA graphs\n" + "\n".join(f"{name:<11} {value}" for name, value in rows)
-    reasons = [table(("captured at every start", "reason"), sorted(refused.items()))] if refused else []
+    reasons = (
+        [format_table(("captured at every start", "reason"), sorted(refused.items()))] if refused else []
+    )
     return "\n\n".join([facts, *reasons])
 
 
-def _counts(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import table
+from coldstart.commands._output import format_table
 
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.launch.modes import list_permitted, list_reasons
@@ -17,34 +17,34 @@ from coldstart.system.probes import Probe
 
 @declare()
 def doctor(common: Common) -> None:
-    """Report what this machine supports, what is missing, and the command that installs it."""
-    with common.out.phase("examine this machine"):
+    """Report which start modes this machine supports, what is missing, and how to install it."""
+    with common.out.show_phase("examine this machine"):
         results = probes.examine(common.cache)
-    modes, able = list_permitted(results), probes.can_serve(results)
+    modes, can_serve = list_permitted(results), probes.can_serve(results)
     refused = {mode: {"reason": why.reason, "hint": why.hint} for mode, why in list_reasons().items()}
     data = {
-        "able": able,
+        "able": can_serve,
         "start_modes": modes,
         "refused": refused,
         "probes": [asdict(probe) for probe in results],
     }
-    common.out.result(data, lambda: _text(results, modes), brief="yes" if able else "no")
-    if not able:
+    common.out.print_result(data, lambda: _format_report(results, modes), brief="yes" if can_serve else "no")
+    if not can_serve:
         first = next(probe for probe in results if probe.required and probe.status == "missing")
         raise CommandFailedError(
-            f"this machine cannot serve cold starts: {first.name}: {first.found}", hint=first.hint
+            f"this machine cannot start vLLM servers: {first.name}: {first.found}", hint=first.hint
         )
-    common.out.success("Examined this machine", then="coldstart materialize tiny-llama")
+    common.out.print_success("Examined this machine", then="coldstart materialize tiny-llama")
 
 
-def _text(results: list[Probe], modes: dict[str, bool]) -> str:
+def _format_report(results: list[Probe], modes: dict[str, bool]) -> str:
     rows = [(probe.status, probe.name, probe.found) for probe in results]
     missing = [f"  {probe.name}: {probe.hint}" for probe in results if probe.hint]
-    can = ", ".join(f"{name} {'yes' if yes else 'no'}" for name, yes in modes.items())
-    blocks = [table(("", "what", "found"), rows), f"start modes: {can}"]
+    supported = ", ".join(f"{name} {'yes' if is_permitted else 'no'}" for name, is_permitted in modes.items())
+    blocks = [format_table(("", "what", "found"), rows), f"start modes: {supported}"]
     refused = [f"  {mode}: {why.reason}; {why.hint}" for mode, why in list_reasons().items()]
     if refused:
-        blocks.append("modes that this vLLM lacks:\n" + "\n".join(refused))
+        blocks.append("modes that this vLLM version does not support:\n" + "\n".join(refused))
     if missing:
         blocks.append("to install what is missing:\n" + "\n".join(missing))
     return "\n\n".join(blocks)
@@ -53,7 +53,7 @@ def _text(results: list[Probe], modes: dict[str, bool]) -> str:
 @declare()
 def install(
     common: Common,
-    extra: Annotated[str, typer.Argument(metavar="EXTRA", help="Name of the extra: cpu, gpu, ...")],
+    extra: Annotated[str, typer.Argument(metavar="EXTRA", help="Name of the extra, such as cpu or gpu.")],
     constraint: Annotated[
         Path | None,
         typer.Option(
@@ -63,6 +63,6 @@ def install(
 ) -> None:
     """Install an extra of coldstart, such as vLLM for this machine's CPU (`cpu`) or GPU (`gpu`)."""
     if common.offline:
-        raise UsageError("an installation needs the network, and --offline is set", hint="remove --offline")
-    installation.install(extra, installation.Environment(constraint=constraint), common.out.note)
-    common.out.success(f"Installed coldstart[{extra}]", then="coldstart doctor")
+        raise UsageError("cannot install: --offline is set", hint="remove --offline")
+    installation.install(extra, installation.Environment(constraint=constraint), common.out.print_note)
+    common.out.print_success(f"Installed coldstart[{extra}]", then="coldstart doctor")

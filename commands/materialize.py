@@ -1,11 +1,11 @@
-"""Build the bundle of a model, prove it by a start, and publish it."""
+"""Build the bundle of a model, verify it by starting a server from it, and publish it in the store."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from coldstart.commands._options import Common, Model, Revision
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import human_bytes, table
+from coldstart.commands._output import format_bytes, format_table
 
 if TYPE_CHECKING:
     from coldstart.api import MaterializationPlan
@@ -17,7 +17,8 @@ def command(
     model: Model,
     revision: Revision = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the sections and the key without building anything.")
+        bool,
+        typer.Option("--dry-run", help="Print the sections and the key of the bundle without building it."),
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Build a new version even if a bundle exists.")
@@ -25,7 +26,8 @@ def command(
     graphs: Annotated[
         bool,
         typer.Option(
-            "--graphs", help="Also record CUDA graphs (one GPU); no measured start became shorter by them."
+            "--graphs",
+            help="Also record CUDA graphs, on one GPU. Experimental: no measured start became faster.",
         ),
     ] = False,
     snapshot: Annotated[
@@ -35,7 +37,7 @@ def command(
         float,
         typer.Option(
             "--profile-seconds",
-            help="Time limit for measuring step latency, in seconds; a lower limit measures fewer batch sizes.",
+            help="Time limit for measuring step latencies, in seconds; a lower limit covers fewer batch sizes.",
         ),
     ] = 120.0,
 ) -> None:
@@ -58,11 +60,11 @@ def command(
         cache_dir=common.cache.root,
     )
     if dry_run:
-        _show(common, model, planned)
+        _show_plan(common, model, planned)
         return
-    there = {earlier.digest for earlier in common.store().list_bundles()}
-    bundle = planned.run(common.out.phase)
-    is_new = bundle.digest not in there
+    earlier_digests = {earlier.digest for earlier in common.store().list_bundles()}
+    bundle = planned.run(common.out.show_phase)
+    is_new = bundle.digest not in earlier_digests
     manifest = bundle.manifest
     sections = [(s.section_type, s.section_version, s.size, s.digest[7:19]) for s in manifest.sections]
     data: dict[str, object] = {
@@ -72,25 +74,25 @@ def command(
         "size": bundle.size_bytes,
     }
     data |= {"made": is_new, "seconds": dict(manifest.provenance.seconds)}
-    common.out.result(
+    common.out.print_result(
         data,
-        lambda: table(("section", "version", "bytes", "sha256"), sections) + f"\n{bundle.ref}",
+        lambda: format_table(("section", "version", "bytes", "sha256"), sections) + f"\n{bundle.ref}",
         brief=bundle.ref,
     )
     for section, reason in inspection.list_missing_sections(bundle).items():
-        common.out.note(f"no {section}: {reason}")
+        common.out.print_note(f"no {section}: {reason}")
     for curve, sizes in inspection.list_unprofiled_sizes(bundle).items():
-        left = ", ".join(str(size) for size in sizes)
-        common.out.note(f"iteration profile: no {curve} of {left} (time limit: --profile-seconds)")
-    common.out.success(
-        f"{'Built' if is_new else 'Found'} {bundle.name} v{bundle.version}, {human_bytes(bundle.size_bytes)},",
+        missing = ", ".join(str(size) for size in sizes)
+        common.out.print_note(f"step latencies: no {curve} of {missing} (time limit: --profile-seconds)")
+    common.out.print_success(
+        f"{'Built' if is_new else 'Found'} {bundle.name} v{bundle.version}, {format_bytes(bundle.size_bytes)},",
         where="the store",
         then=_next_command(common, model, revision, is_new=is_new),
     )
 
 
-def _show(common: Common, model: str, planned: "MaterializationPlan") -> None:
-    """Render the plan for --dry-run."""
+def _show_plan(common: Common, model: str, planned: "MaterializationPlan") -> None:
+    """Print the result of --dry-run."""
     from coldstart.models import resolution
 
     fields, sections = dict(planned.key.fields), planned.sections
@@ -106,17 +108,19 @@ def _show(common: Common, model: str, planned: "MaterializationPlan") -> None:
         f"sections: {', '.join(sections)}",
         *([f"download: {', '.join(downloads)}"] if downloads else []),
     ]
-    common.out.result(data, lambda: "\n".join([table(("field", "value"), list(fields.items())), *lines]))
+    common.out.print_result(
+        data, lambda: "\n".join([format_table(("field", "value"), list(fields.items())), *lines])
+    )
     options = planned.options
-    typed = [
-        name for name, given in (("--graphs", options.graphs), ("--snapshot", options.snapshot)) if given
+    flags = [
+        flag for flag, is_set in (("--graphs", options.graphs), ("--snapshot", options.snapshot)) if is_set
     ]
-    common.out.success(
-        f"Would make key {planned.key.short}", then=common.format_command("materialize", model, *typed)
+    common.out.print_success(
+        f"Would build key {planned.key.short}", then=common.format_command("materialize", model, *flags)
     )
 
 
 def _next_command(common: Common, model: str, revision: str | None, *, is_new: bool) -> str:
-    typed = common.format_command("serve", model, *(["--revision", revision] if revision else []))
-    # Without `--`, serve uses the arguments of the newest bundle, which may differ from the one found.
-    return typed if is_new or common.vllm_args else f"{typed} --"
+    command = common.format_command("serve", model, *(["--revision", revision] if revision else []))
+    # Without `--`, serve uses the arguments of the newest bundle, which may be a different one.
+    return command if is_new or common.vllm_args else f"{command} --"

@@ -1,4 +1,4 @@
-"""Start vLLM's OpenAI-compatible server for a model from its bundle, with the fastest available start mode."""
+"""Start vLLM's OpenAI-compatible server from the bundle of a model, with the fastest available start mode."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def command(
         Mode,
         typer.Option(
             "--mode",
-            help="Start mode; auto uses the first available one, in this order.",
+            help="Start mode; auto selects the first available mode in this order.",
         ),
     ] = modes.AUTO,
     on_miss: Annotated[
@@ -56,7 +56,7 @@ def command(
         typer.Option(
             "--ready-file",
             metavar="FILE",
-            help="When the server is ready, write its start mode, times and fallbacks to this file as JSON.",
+            help="File that receives the start mode, times and fallbacks as JSON when the server is ready.",
         ),
     ] = None,
     timeline: Annotated[
@@ -64,7 +64,7 @@ def command(
         typer.Option(
             "--timeline",
             metavar="FILE",
-            help="Write the timeline of the start to this file, as Chrome trace-event JSON.",
+            help="File that receives the timeline of the start as Chrome trace-event JSON.",
         ),
     ] = None,
     weights_from: Annotated[
@@ -72,15 +72,16 @@ def command(
         typer.Option(
             "--weights-from",
             metavar="SOURCE",
-            help="Fetch the weights during the start from http(s)://..., s3://..., hf://REPO@REV or a directory; "
-            "`preload`: map them from the daemon vllm preload (GPU).",
+            help="Source from which the start fetches the weights: http(s)://..., s3://..., hf://REPO@REV or a directory; or "
+            "`preload`, to map them from the `vllm preload` daemon (GPU).",
         ),
     ] = None,
     capture: Annotated[
         Capture,
         typer.Option(
             "--capture",
-            help="Capture all CUDA graphs before the server is ready, or most of them between its first steps.",
+            help="When to capture CUDA graphs: all of them before the server is ready, or most of them deferred until after its"
+            " first steps.",
         ),
     ] = "all",
     require_signature: Annotated[
@@ -91,20 +92,20 @@ def command(
         bool,
         typer.Option(
             "--dry-run",
-            help="Print the mode, the bundle and the URL without starting anything.",
+            help="Print the start mode, the bundle and the URL without starting a server.",
         ),
     ] = False,
 ) -> None:
-    """Start the server, report when it is ready, and wait until it ends."""
+    """Start the server, report when it is ready, and wait until it exits."""
     from coldstart.launch import listening, planning
     from coldstart.launch.planning import ServeRequest
     from coldstart.launch.scheduler import check
 
     for file in filter(None, (ready_file, timeline)):
-        _require_place(file)
+        _require_writable_directory(file)
     # Report wrong options before any lookup.
     check(choice, common.vllm_args)
-    lookup = _serving.find(common, model, revision, untrusted=untrusted)
+    lookup = _serving.look_up_model(common, model, revision, untrusted=untrusted)
     lookup = lookup.drop_weights() if weights_from is not None else lookup
     check(choice, lookup.vllm_args)
     listen = listening.choose_address(host, port, lookup.vllm_args)
@@ -112,7 +113,7 @@ def command(
         listening.require_free_port(lookup.vllm_args, listen)
     materializes = lookup.bundle is None and on_miss == "materialize"
     request = ServeRequest(
-        lookup if dry_run or not materializes else _serving.materialize(common, lookup),
+        lookup if dry_run or not materializes else _serving.build_bundle(common, lookup),
         listen,
         mode=mode,
         without_bundle=on_miss == "warn" or (dry_run and materializes),
@@ -126,22 +127,22 @@ def command(
     for note in request.lookup.notes:
         common.out.warn(note)
     if dry_run:
-        planned = _describe(request, plan) | {"materializes": materializes}
+        planned = _describe_plan(request, plan) | {"materializes": materializes}
         where = ", at all addresses of this machine" if listening.is_at_every_address(plan.vllm_args) else ""
-        common.out.result(planned, lambda: _dry_run_text(planned, where))
+        common.out.print_result(planned, lambda: _format_plan(planned, where))
         if exposure := listening.describe_exposure(plan.vllm_args, os.environ):
             common.out.warn(exposure)
         return
 
     def announce(report: dict[str, Any]) -> None:
         if ready_file:
-            _write(ready_file, json.dumps(secrets.document(report)))
-        _serving.show(common, report)
+            _write_file(ready_file, json.dumps(secrets.document(report)))
+        _serving.print_start_report(common, report)
 
-    raise typer.Exit(_serving.run(common, request, plan, announce, timeline=timeline))
+    raise typer.Exit(_serving.run_server(common, request, plan, announce, timeline=timeline))
 
 
-def _describe(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
+def _describe_plan(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
     from coldstart.launch import ladder
     from coldstart.launch.listening import find_url
     from coldstart.models import resolution
@@ -164,11 +165,11 @@ def _describe(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any]:
     }
 
 
-def _dry_run_text(planned: Mapping[str, Any], where: str) -> str:
-    absent = "none; would be materialized first" if planned["materializes"] else "none"
-    name = (planned["bundle"] or absent).partition("@")[0]
-    bundle = f"{name}:v{planned['version']}" if planned["bundle"] else absent
-    fallbacks = [f"fallback  {one}" for one in decode(planned["fallbacks"])]
+def _format_plan(planned: Mapping[str, Any], where: str) -> str:
+    no_bundle = "none; would be built first" if planned["materializes"] else "none"
+    name = (planned["bundle"] or no_bundle).partition("@")[0]
+    bundle = f"{name}:v{planned['version']}" if planned["bundle"] else no_bundle
+    fallbacks = [f"fallback  {fallback}" for fallback in decode(planned["fallbacks"])]
     if planned["downloads"]:
         fallbacks.append(f"download  {', '.join(planned['downloads'])}")
     return "\n".join(
@@ -176,15 +177,14 @@ def _dry_run_text(planned: Mapping[str, Any], where: str) -> str:
     )
 
 
-def _require_place(file: Path) -> None:
-    # Check before the start: a missing directory must not end a running server.
-    if not os.access(file.absolute().parent, os.W_OK):
-        raise UsageError(
-            f"{file} cannot be written", hint=f"mkdir -p {file.absolute().parent}, or use another file"
-        )
+def _require_writable_directory(file: Path) -> None:
+    # Check before the start: a missing directory must not stop a running server.
+    directory = file.absolute().parent
+    if not os.access(directory, os.W_OK):
+        raise UsageError(f"cannot write {file}", hint=f"mkdir -p {directory}, or use another file")
 
 
-def _write(path: Path, text: str) -> None:
+def _write_file(path: Path, text: str) -> None:
     # A program that waits for the file must not read a partial one.
     from coldstart.artifacts.files import open_replacement
 

@@ -1,7 +1,8 @@
 """Replay a request trace on running servers or on the simulated engine, and report the latencies.
 
-Requests are sent on time, even if the server is slow; delays of the client are reported. On servers, the report covers what
-was measured until Ctrl-C or the end of the target. Several servers, schedulers, hosts or fleets take turns and are compared.
+Requests are sent at their scheduled times, even if the server is slow. Delays of the client are reported. If Ctrl-C or the end
+of the server interrupts a live replay, the report covers the requests up to then. Several servers, schedulers, hosts or
+fleets take turns and are compared.
 """
 
 import shlex
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from coldstart.artifacts import canonical
 from coldstart.commands._completion import complete_reference
-from coldstart.commands._export import Exports, give
+from coldstart.commands._export import Exports, write_report
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
 
@@ -39,14 +40,14 @@ KINDS = {
     HOST: "replay on a simulated host (--host)",
     FLEET: "replay on a simulated fleet (--fleet)",
 }
-# Options, by parameter, that have an effect only in some kinds of replay; the others have one in each.
-EFFECTS: dict[str, tuple[str, ...]] = {
+# Kinds of replay in which each of these options has an effect. All other options have an effect in every kind.
+KINDS_OF_OPTION: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("model", "timeout"), (LIVE,)),
     **dict.fromkeys(("kv_blocks", *(one.option for _, one in settings.options())), (ENGINE,)),
     "profile": (ENGINE, HOST, FLEET),
 }
 Trace = Sequence[TraceRequest]
-Serve = Callable[[TracePlan, Trace], Replay]
+ReplayFunction = Callable[[TracePlan, Trace], Replay]
 
 
 @declare(compares_schedulers=True, exports=True, sets=TracePlan(Path()))
@@ -61,7 +62,8 @@ def command(
         typer.Option(
             "--sweep",
             metavar="RATES",
-            help="Arrival rates to replay one after the other, such as 1,2,4; reports the highest that meets --slo.",
+            help="Arrival rates to replay one after the other, in requests per second, such as 1,2,4. Reports the highest rate"
+            " that meets --slo.",
         ),
     ] = None,
     target: Annotated[
@@ -69,18 +71,18 @@ def command(
         typer.Option(
             "--target",
             metavar="URL",
-            help="URL of a server to send the requests to. Repeatable: several are compared.",
+            help="URL of a server that receives the requests. Repeatable: several servers are compared.",
         ),
     ] = None,
-    model: Annotated[str, typer.Option("--model", help="Model name in the requests.")] = "default",
+    model: Annotated[str, typer.Option("--model", help="Model name in every request.")] = "default",
     timeout: Annotated[
-        float, typer.Option("--timeout", help="Maximum duration of a request in seconds.")
+        float, typer.Option("--timeout", help="Maximum duration of a request, in seconds.")
     ] = 600.0,
     simulate: Annotated[
         bool,
         typer.Option(
             "--simulate",
-            help="Replay on the simulated engine instead of servers; --host and --fleet imply it.",
+            help="Replay on a simulated engine instead of running servers; implied by --host and --fleet.",
         ),
     ] = False,
     profile: Annotated[
@@ -88,37 +90,46 @@ def command(
         typer.Option(
             "--profile",
             metavar="REF",
-            help="Bundle or JSON file with step latencies; required by --simulate.",
+            help="Bundle or JSON file with step latencies of a model; required by --simulate.",
             autocompletion=complete_reference,
         ),
     ] = None,
     kv_blocks: Annotated[
         int | None,
         typer.Option(
-            "--kv-blocks", help="Number of simulated KV blocks of 16 tokens on the device; default: 262144."
+            "--kv-blocks", help="Number of KV blocks of 16 tokens on the simulated GPU; default: 262144."
         ),
     ] = None,
     host: Annotated[
         list[Path] | None,
         typer.Option(
-            "--host", metavar="FILE", help="TOML file of a host of many models to simulate. Repeatable."
+            "--host",
+            metavar="FILE",
+            help="TOML file of a multi-model host to simulate. Repeatable: several hosts are compared.",
         ),
     ] = None,
     fleet: Annotated[
         list[Path] | None,
         typer.Option(
-            "--fleet", metavar="FILE", help="TOML file of a fleet of servers to simulate. Repeatable."
+            "--fleet",
+            metavar="FILE",
+            help="TOML file of a fleet to simulate. Repeatable: several fleets are compared.",
         ),
     ] = None,
     slo: Annotated[
-        str, typer.Option("--slo", help="Limits in seconds, such as ttft=2,tpot=0.1,normalized=0.3.")
+        str,
+        typer.Option(
+            "--slo",
+            help="Latency limits that a request must meet, in seconds, such as ttft=2,tpot=0.1,normalized=0.3.",
+        ),
     ] = "",
 ) -> None:
-    """Replay the trace, write the reports and print the result."""
+    """Replay the trace, write the exports and print the report."""
     kind = HOST if host else FLEET if fleet else ENGINE if simulate else LIVE
     if host and fleet:
         raise UsageError(
-            "--host and --fleet exclude each other: each chooses its own simulation", hint="give one of them"
+            "--host and --fleet exclude each other: each selects a different simulation",
+            hint="remove one of them",
         )
     _check_target(kind, file, target, profile)
     limits: records.SloLimits = {None: found} if (found := records.parse_slo(slo)) else {}
@@ -130,24 +141,26 @@ def command(
             choice.check_command_line()
     except ValueError as problem:
         raise UsageError(str(problem), hint="coldstart trace-replay --help") from problem
-    systems: dict[str, Serve]
+    systems: dict[str, ReplayFunction]
     if kind == LIVE:
         key, uses_row_model = environment.OPENAI_API_KEY.read() or None, bool(plan.models)
-        systems = _list_servers(target or [], model, key, uses_row_model, timeout)
+        systems = _create_live_replays(target or [], model, key, uses_row_model, timeout)
     else:
-        times = None if profile is None and kind == FLEET else _profile(profile, common)
+        times = None if profile is None and kind == FLEET else _read_profile(profile, common)
         if kind == ENGINE:
-            systems = {one.policy: partial(_on_engine, times, one, kv_blocks) for one in choices}
+            systems = {
+                choice.policy: partial(_replay_on_engine, times, choice, kv_blocks) for choice in choices
+            }
         else:
-            systems = _list_simulations(kind, host or fleet or [], times)
-    given = {LIVE: target, HOST: host, FLEET: fleet, ENGINE: choices}[kind] or ()
-    if len(systems) < len(given):
+            systems = _create_simulations(kind, host or fleet or [], times)
+    requested = {LIVE: target, HOST: host, FLEET: fleet, ENGINE: choices}[kind] or ()
+    if len(systems) < len(requested):
         flag = "--scheduler" if kind == ENGINE else FLAGS[kind]
-        raise UsageError(f"{flag} names the same twice", hint="remove one of them")
+        raise UsageError(f"{flag} has the same value twice", hint="remove one of them")
     _replay(common, exports, plans, systems, kind, limits, is_sweep=sweep is not None)
 
 
-def _list_servers(urls: Iterable[str], *options: Any) -> dict[str, Serve]:
+def _create_live_replays(urls: Iterable[str], *options: Any) -> dict[str, ReplayFunction]:
     def send(target: Target, plan: TracePlan, trace: Trace) -> Replay:
         return replay(plan.transform(trace), target, plan.seed)
 
@@ -157,8 +170,10 @@ def _list_servers(urls: Iterable[str], *options: Any) -> dict[str, Serve]:
         raise UsageError(str(problem)) from problem
 
 
-def _list_simulations(kind: str, paths: Sequence[Path], times: IterationProfile | None) -> dict[str, Serve]:
-    """Return the simulation of each file of a host or a fleet."""
+def _create_simulations(
+    kind: str, paths: Sequence[Path], times: IterationProfile | None
+) -> dict[str, ReplayFunction]:
+    """Return a replay function for each simulated host or fleet, by the path of its file."""
     from coldstart.fleet import specification
     from coldstart.host import configuration
     from coldstart.lab import fleet, host
@@ -167,7 +182,7 @@ def _list_simulations(kind: str, paths: Sequence[Path], times: IterationProfile 
         path: (configuration if kind == HOST else specification).load(path) for path in paths
     }
 
-    def serve(path: Path, plan: TracePlan, trace: Trace) -> Replay:
+    def simulate(path: Path, plan: TracePlan, trace: Trace) -> Replay:
         file = files[path]
         rows = plan.with_models([model.name for model in file.models], path).transform(trace)
         costs = {model.name: model.costs for model in file.models} if kind == FLEET else {}
@@ -176,10 +191,10 @@ def _list_simulations(kind: str, paths: Sequence[Path], times: IterationProfile 
             return host.simulate(requests, file.models, file.settings)
         return fleet.simulate(requests, file.servers, file.models, file.settings)
 
-    return {str(path): partial(serve, path) for path in files}
+    return {str(path): partial(simulate, path) for path in files}
 
 
-def _on_engine(
+def _replay_on_engine(
     times: IterationProfile | None,
     choice: SchedulerSettings,
     blocks: int | None,
@@ -195,26 +210,26 @@ def _on_engine(
 
 
 def _check_target(kind: str, file: Path, target: list[str] | None, profile: str | None) -> None:
-    """Raise UsageError unless the options select one target: servers, or one of the three simulations."""
+    """Raise UsageError unless the options select exactly one target: running servers or a simulation."""
     if kind != LIVE and target:
         raise UsageError(f"--target and {FLAGS[kind]} exclude each other", hint="remove one of them")
     if kind == LIVE and not target:
         name, times = shlex.quote(str(file)), shlex.quote(profile or "REF")
         simulation = f"coldstart trace-replay {name} --simulate --profile {times}"
         raise UsageError(
-            "choose one of --target and --simulate",
+            "neither --target nor --simulate is set",
             hint=f"coldstart trace-replay {name} --target URL; without a server: {simulation}",
         )
 
 
 def _check_effect(kind: str, typed: frozenset[str], plan: TracePlan, profile: str | None) -> None:
-    """Raise UsageError for a typed option without effect in this kind of replay, or without another option."""
+    """Raise UsageError for a typed option that has no effect in this kind of replay or with the other options."""
     where = f"in a {KINDS[kind]}"
-    is_drawn = kind == LIVE or plan.rate is not None or plan.mapping == "zipf"
-    drawn = not is_drawn, f"{where} without random arrivals or models", "add --rate or --model-mapping zipf"
+    is_random = kind == LIVE or plan.rate is not None or plan.mapping == "zipf"
+    drawn = not is_random, f"{where} without random arrivals or models", "add --rate or --model-mapping zipf"
     useless = [
-        (name, kind not in kinds, where, f"use it in a {', or a '.join(KINDS[one] for one in kinds)}")
-        for name, kinds in EFFECTS.items()
+        (name, kind not in kinds, where, f"use it in a {', or a '.join(KINDS[other] for other in kinds)}")
+        for name, kinds in KINDS_OF_OPTION.items()
     ]
     useless += [
         ("cv", plan.rate is None, "without --rate", "add --rate"),
@@ -231,28 +246,33 @@ def _check_effect(kind: str, typed: frozenset[str], plan: TracePlan, profile: st
 
 
 def _plan_sweep(plan: TracePlan, rates: str, slo: str, typed: frozenset[str]) -> list[TracePlan]:
-    """Return the plan with each rate in ascending order. Raises UsageError."""
+    """Return a plan for each rate, in ascending order of the rates. Raises UsageError for an invalid rate."""
     if "rate" in typed:
         raise UsageError("--sweep and --rate exclude each other", hint="remove one of them")
     if not slo:
-        raise UsageError("--sweep needs the limits that a rate must meet", hint="add --slo ttft=2,tpot=0.1")
+        raise UsageError(
+            "--sweep requires latency limits that a rate must meet", hint="add --slo ttft=2,tpot=0.1"
+        )
     try:
         return [replace(plan, rate=rate) for rate in sorted({float(part) for part in rates.split(",")})]
     except ValueError as problem:
-        raise UsageError(f"--sweep {rates!r}: {problem}", hint="write --sweep 1,2,4") from problem
+        raise UsageError(f"invalid --sweep {rates!r}: {problem}", hint="--sweep 1,2,4") from problem
 
 
 def _replay(
     common: Common,
     exports: Exports,
     plans: Sequence[TracePlan],
-    systems: Mapping[str, Serve],
+    systems: Mapping[str, ReplayFunction],
     kind: str,
     limits: records.SloLimits,
     *,
     is_sweep: bool,
 ) -> None:
-    """Replay the trace by each plan on each system in each round, in turns that rotate; write the report of it all."""
+    """Replay the trace with each plan on each system in each round, and write one report of all runs.
+
+    The systems take turns, and each round begins with the next one.
+    """
     from coldstart.lab.report import ReplayRun, report
 
     rows = TraceReport()
@@ -268,17 +288,17 @@ def _replay(
         where = f" on {name}" if len(systems) > 1 else ""
         where += f" at {plan.rate:g} requests/s" if is_sweep else ""
         where += f", round {number + 1}" if rounds > 1 else ""
-        with common.out.phase(f"replay the trace{where}"):
+        with common.out.show_phase(f"replay the trace{where}"):
             done = systems[name](replace(plan, seed=plan.seed + number), trace)
         runs.append(ReplayRun.from_replay(name, plan.rate if is_sweep else None, number, done, limits))
         if done.end_reason != "complete":
             break
-    give(common.out, exports, report(kind, runs, asdict(rows), is_comparison=compares))
+    write_report(common.out, exports, report(kind, runs, asdict(rows), is_comparison=compares))
     for row in rows.bad_rows[:5]:
         common.out.warn(f"line {row.line} skipped: {row.reason}")
     if rows.skipped > 5:
         common.out.warn(f"{rows.skipped} rows skipped in total")
-    _end(runs, rows.trace_format, kind, common)
+    _report_outcome(runs, rows.trace_format, kind, common)
 
 
 def _take_turns(plans: Sequence[TracePlan], names: list[str]) -> Iterator[tuple[TracePlan, int, str]]:
@@ -288,21 +308,21 @@ def _take_turns(plans: Sequence[TracePlan], names: list[str]) -> Iterator[tuple[
             yield from ((plan, number, name) for name in names[first:] + names[:first])
 
 
-def _profile(given: str | None, common: Common) -> IterationProfile:
-    if given is None:
+def _read_profile(source: str | None, common: Common) -> IterationProfile:
+    if source is None:
         hint = "specify a bundle or a JSON file: --profile REF"
-        raise UsageError("--simulate needs the iteration times of a model and machine", hint=hint)
+        raise UsageError("--simulate requires the step latencies of a model on a machine", hint=hint)
     try:
-        if Path(given).is_file():
-            return IterationProfile.parse(canonical.read_json(Path(given)))
-        return IterationProfile.parse(common.store().find_by_reference(given).read_json("iterations"))
+        if Path(source).is_file():
+            return IterationProfile.parse(canonical.read_json(Path(source)))
+        return IterationProfile.parse(common.store().find_by_reference(source).read_json("iterations"))
     except (ProfileError, ValueError) as problem:
-        hint = "specify a bundle, or a JSON file with iteration times: --profile REF"
-        raise UsageError(f"--profile {given}: {describe_reason(problem)}", hint=hint) from problem
+        hint = "specify a bundle or a JSON file with step latencies: --profile REF"
+        raise UsageError(f"cannot use --profile {source}: {describe_reason(problem)}", hint=hint) from problem
 
 
-def _end(runs: Sequence[Any], trace_format: str, kind: str, common: Common) -> None:
-    """Print the causes of failed requests; raise an error if a replay was cut off, or one had no successful request."""
+def _report_outcome(runs: Sequence[Any], trace_format: str, kind: str, common: Common) -> None:
+    """Print the causes of failed requests; raise an error if a replay was interrupted or had no successful request."""
     ended, requests = runs[-1].document["ended"], sum(run.document["requests"] for run in runs)
     causes = Counter[str]()
     for run in runs:
@@ -310,7 +330,7 @@ def _end(runs: Sequence[Any], trace_format: str, kind: str, common: Common) -> N
     for error, count in causes.items():
         common.out.warn(f"{count} of {requests} requests failed: {error}")
     if ended == "interrupted":
-        common.out.warn("interrupted: the result covers what was measured until then")
+        common.out.warn("interrupted: the result covers the requests until then")
         raise SystemExit(INTERRUPTED)
     if ended == "target dead":
         raise CommandFailedError(
@@ -320,10 +340,10 @@ def _end(runs: Sequence[Any], trace_format: str, kind: str, common: Common) -> N
     if not requests:
         raise CommandFailedError(
             "no request was replayed: the trace has no usable row",
-            hint="specify the columns that it has with --columns",
+            hint="specify the columns of the trace with --columns",
         )
     for run in runs:
         if run.document["failed"] == (count := run.document["requests"]):
             hint = "check --target and --model, or --models" if kind == LIVE else "check the file"
             raise CommandFailedError(f"none of the {count} requests succeeded on {run.name}", hint=hint)
-    common.out.success(f"Replayed {requests} requests, read as {trace_format}")
+    common.out.print_success(f"Replayed {requests} requests, read as {trace_format}")

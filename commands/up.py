@@ -1,4 +1,4 @@
-"""Bring a model up on this machine: build its bundle if none fits, prepare the fastest start mode, and serve."""
+"""Serve a model on this machine: build its bundle if none matches, prepare the fastest start mode, and start the server."""
 
 import os
 import shlex
@@ -32,20 +32,20 @@ _TERMINATED = 128 + signal.SIGTERM
 
 @dataclass
 class _Start:
-    """A server of a model that is being brought up. `own` is its record."""
+    """State of one run of `up`: what it starts, what it prepared, and `own_record`, its entry in the records of `up`."""
 
     common: Common
     directory: "UpDirectory"
     request: "ServeRequest"
-    own: "UpRecord"
+    own_record: "UpRecord"
     prepared: "Preparation"
     built_bundle: bool
 
     def record(self, report: Mapping[str, Any], plan: "LaunchPlan") -> None:
-        """Record the address and the mode of the ready server, by which other commands find it."""
+        """Record the URL and the start mode of the ready server, so that other commands find it."""
         host = plan.vllm_args.value("host")
-        self.own = replace(self.own, url=report["url"], mode=report["mode"], host=host)
-        self.directory.write(self.own)
+        self.own_record = replace(self.own_record, url=report["url"], mode=report["mode"], host=host)
+        self.directory.write(self.own_record)
 
 
 @declare(takes_vllm_args=True)
@@ -61,35 +61,39 @@ def command(
         typer.Option(
             "--detach",
             "-d",
-            help="Return when the server is ready, and leave it running until coldstart down.",
+            help="Return when the server is ready, and keep it running in the background until coldstart down.",
         ),
     ] = False,
     untrusted: Untrusted = False,
 ) -> None:
-    """Build what is missing, start the server, and wait until it ends, or with --detach until it is ready."""
+    """Build what is missing, start the server, and wait until it exits, or with --detach until it is ready."""
     from coldstart.launch import listening, up_records
     from coldstart.launch.planning import ServeRequest
 
-    lookup = _serving.find(common, model, revision, untrusted=untrusted)
+    lookup = _serving.look_up_model(common, model, revision, untrusted=untrusted)
     directory = up_records.find_directory(lookup)
-    lock = directory.claim(lambda: common.out.note(f"Waiting for another start of {model}"))
+    lock = directory.claim(lambda: common.out.print_note(f"Waiting for another start of {model}"))
     if not isinstance(lock, int):
-        _require_same(common, lock, lookup, host, port)
+        _require_same_settings(common, lock, lookup, host, port)
         _show_running(common, lock)
         return
     if (ended := directory.read_last()) is not None:
-        common.out.note(f"The recorded server of {model} no longer runs: process {ended.pid} has ended")
-    # Until the server can be reached, a `down` must find this process.
-    own = up_records.describe_own(lookup)
-    directory.write(own)
+        common.out.print_note(
+            f"The previous server of {model} no longer runs: process {ended.pid} has exited"
+        )
+    # Until the server accepts requests, `down` must be able to find and stop this process.
+    own_record = up_records.describe_own(lookup)
+    directory.write(own_record)
     try:
         listen = listening.choose_address(host, port, lookup.vllm_args)
         listening.require_free_port(lookup.vllm_args, listen)
-        own = replace(own, planned_url=listening.find_url(lookup.vllm_args.append(*listen)))
-        directory.write(own)
-        found = _ensure_bundle(common, lookup)
-        request = ServeRequest(found, listen, without_bundle=True, ready_timeout=ready_timeout)
-        start = _Start(common, directory, request, own, _prepare(common, request), found is not lookup)
+        planned_url = listening.find_url(lookup.vllm_args.append(*listen))
+        own_record = replace(own_record, planned_url=planned_url)
+        directory.write(own_record)
+        final = _ensure_bundle(common, lookup)
+        request = ServeRequest(final, listen, without_bundle=True, ready_timeout=ready_timeout)
+        prepared = _prepare(common, request)
+        start = _Start(common, directory, request, own_record, prepared, final is not lookup)
         if detach:
             options = [*(["--revision", revision] if revision else []), *(["--untrusted"] * untrusted)]
             _detach(start, [model, *options], lock)
@@ -108,29 +112,29 @@ def command(
 
 def _show_termination(common: Common, model: str, code: object) -> None:
     if code == _TERMINATED:
-        common.out.note(f"{model} was stopped by SIGTERM, which coldstart down sends.")
+        common.out.print_note(f"SIGTERM, which coldstart down sends, stopped {model}.")
 
 
 def _prepare(common: Common, request: "ServeRequest") -> "Preparation":
-    """Prepare the start mode, and report what could not be prepared."""
+    """Prepare the fastest start mode, and print why faster modes could not be prepared."""
     from coldstart.launch import planning, preparation
 
     for note in request.lookup.notes:
         common.out.warn(note)
-    # The address belongs to the server alone: a template forks servers for any.
+    # Prepare without the address: it belongs to one server, and a template forks servers for any address.
     prepared = preparation.prepare_fastest(
         request.lookup,
         planning.plan(replace(request, listen=())),
-        common.out.phase,
+        common.out.show_phase,
         request.ready_timeout,
     )
     for failure in prepared.failures:
-        common.out.note(f"not prepared: {failure}")
+        common.out.print_note(f"not prepared: {failure}")
     return prepared
 
 
 def _serve(start: _Start) -> int:
-    """Start the prepared server, and return its exit code when it ends."""
+    """Start the server in the foreground, and return its exit code when it exits."""
     from coldstart.launch import planning
 
     plan = planning.plan(start.request)
@@ -139,11 +143,11 @@ def _serve(start: _Start) -> int:
         start.record(report, plan)
         _announce(start, plan, report, is_detached=False)
 
-    return _serving.run(start.common, start.request, plan, announce)
+    return _serving.run_server(start.common, start.request, plan, announce)
 
 
-def _detach(start: _Start, words: list[str], lock: int) -> None:
-    """Start the prepared server in the background, where it holds the lock, and return when it is ready."""
+def _detach(start: _Start, serve_args: list[str], lock: int) -> None:
+    """Start the server in the background, where it holds the lock, and return when it is ready."""
     from coldstart.commands._serving import start_detached
 
     from coldstart.launch import planning
@@ -151,27 +155,27 @@ def _detach(start: _Start, words: list[str], lock: int) -> None:
     common, request, log = start.common, start.request, start.directory.log
     plan = planning.plan(request)
     timeout = request.ready_timeout
-    words += ["--on-miss", "warn", "--mode", "auto", "--cache-dir", str(common.cache.root), *request.listen]
-    words += [] if timeout is None else ["--ready-timeout", str(timeout)]
-    words += [
-        option for option, given in (("--offline", common.offline), ("-v", common.out.verbose)) if given
-    ]
+    serve_args += ["--on-miss", "warn", "--mode", "auto", "--cache-dir", str(common.cache.root)]
+    serve_args += request.listen
+    serve_args += [] if timeout is None else ["--ready-timeout", str(timeout)]
+    flags = (("--offline", common.offline), ("-v", common.out.verbose))
+    serve_args += [flag for flag, is_set in flags if is_set]
 
     def record(pid: int) -> None:
-        start.own = replace(start.own, pid=pid, birth=processes.birth(pid), log=str(log))
-        start.directory.write(start.own)
+        start.own_record = replace(start.own_record, pid=pid, birth=processes.birth(pid), log=str(log))
+        start.directory.write(start.own_record)
 
     with _serving.show_start(common, detached=True) as show:
-        report = start_detached([*words, "--", *request.lookup.vllm_args], log, lock, record, show)
+        report = start_detached([*serve_args, "--", *request.lookup.vllm_args], log, lock, record, show)
     start.record(report, plan)
-    with common.out.gather():
+    with common.out.print_together():
         _announce(start, plan, {**report, "log": str(log)}, is_detached=True)
-        common.out.note(f"The log of the server is {log}")
-        _serving.advise(common, request, plan, report)
+        common.out.print_note(f"The log of the server is {log}")
+        _serving.print_advice(common, request, plan, report)
 
 
 def _describe_stop(start: _Start, *, is_detached: bool) -> str:
-    """Return how to stop the server, with and without the template that a next `up` uses, in one line."""
+    """Return one line that explains how to stop the server, with or without its template."""
     down = shlex.join(["coldstart", "down", start.request.lookup.model.argument])
     if start.prepared.template is None:
         return (
@@ -185,14 +189,14 @@ def _describe_stop(start: _Start, *, is_detached: bool) -> str:
 
 
 def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
-    """Return the lookup with a bundle. If it cannot be built, report why and return the lookup without one."""
+    """Return the lookup with a bundle, which is built if missing. If the build fails, warn and return `lookup` unchanged."""
     if lookup.bundle is not None:
-        common.out.note(f"Using the bundle {lookup.bundle.name}:v{lookup.bundle.version}")
+        common.out.print_note(f"Using the bundle {lookup.bundle.name}:v{lookup.bundle.version}")
         return lookup
     if lookup.untrusted is not None:
         _report_untrusted(common, lookup, lookup.untrusted)
     try:
-        return _serving.materialize(common, lookup)
+        return _serving.build_bundle(common, lookup)
     except (ColdstartError, OSError) as error:
         if isinstance(error, CommandFailedError) and error.is_final:
             raise
@@ -203,56 +207,62 @@ def _ensure_bundle(common: Common, lookup: "Lookup") -> "Lookup":
 
 
 def _report_untrusted(common: Common, lookup: "Lookup", untrusted: "Bundle") -> None:
-    """Warn that a bundle is built although an untrusted one has its key.
+    """Warn that a bundle is built although an untrusted bundle matches.
 
-    Raises NoBundleError where only the untrusted bundle knows the arguments: without them another bundle would be built.
+    Raises:
+        NoBundleError: Only the untrusted bundle records the vLLM arguments, so a new bundle would have a different key.
     """
     from coldstart.models import inspection
 
-    found = inspection.miss(lookup)
+    error = inspection.miss(lookup)
     if untrusted.key != lookup.key:
-        raise found
-    common.out.warn(f"{found.message}; building one (hint: {found.hint})")
+        raise error
+    common.out.warn(f"{error.message}; building one (hint: {error.hint})")
 
 
 def _announce(start: _Start, plan: "LaunchPlan", report: dict[str, Any], *, is_detached: bool) -> None:
     common, prepared = start.common, start.prepared
     seconds = time.monotonic() - common.out.started - report["ready_s"]
-    took = {"mode": prepared.mode, "seconds": round(seconds, 4), "built_bundle": start.built_bundle}
-    report = report | {"preparation": took | {"is_new": prepared.is_new}}
-    _serving.show(common, report)
-    if common.out.format == "text" and (attempt := _serving.describe_request(report, plan.vllm_args)):
-        common.out.note(f"Try: {attempt}")
-    common.out.note(_describe_stop(start, is_detached=is_detached))
+    preparation = {"mode": prepared.mode, "seconds": round(seconds, 4), "built_bundle": start.built_bundle}
+    report = report | {"preparation": preparation | {"is_new": prepared.is_new}}
+    _serving.print_start_report(common, report)
+    if common.out.format == "text" and (command := _serving.describe_request(report, plan.vllm_args)):
+        common.out.print_note(f"Try: {command}")
+    common.out.print_note(_describe_stop(start, is_detached=is_detached))
 
 
-def _require_same(
+def _require_same_settings(
     common: Common, running: "UpRecord", lookup: "Lookup", host: str | None, port: int | None
 ) -> None:
-    """Raise CommandFailedError if the running server has another address or other settings than the user asks for.
+    """Compare the running server with the requested one.
 
-    What is typed, and an API key, is a request. Bundle and defaults are none: warn.
+    Settings on the command line and the API key must agree. Differences in the bundle and in defaults cause only a warning.
+
+    Raises:
+        CommandFailedError: The running server has a different address or setting than the user requests.
     """
     from coldstart.launch import listening, up_records
 
-    given, url = common.vllm_args, urlsplit(running.url or "")
-    host = host if host is not None else given.value("host")
-    port = port if port is not None else given.number("port", 0)
-    there = str(running.host or url.hostname or "")
+    vllm_args, url = common.vllm_args, urlsplit(running.url or "")
+    host = host if host is not None else vllm_args.value("host")
+    port = port if port is not None else vllm_args.number("port", 0)
+    running_host = str(running.host or url.hostname or "")
     differing = up_records.list_differences(running, lookup)
-    asks = common.typed_args and bool(differing)
-    asks |= up_records.API_KEY in differing and bool(environment.VLLM_API_KEY.read())
-    if host is not None and not listening.is_listening(there, str(host)):
+    is_requested = common.typed_args and bool(differing)
+    is_requested |= up_records.API_KEY in differing and bool(environment.VLLM_API_KEY.read())
+    if host is not None and not listening.is_listening(running_host, str(host)):
         differing.insert(0, f"--host {host}")
-        asks |= "host" in common.typed or given.gives("host")
+        is_requested |= "host" in common.typed or vllm_args.gives("host")
     if port not in (0, url.port):
         differing.insert(0, f"--port {port}")
-        asks |= "port" in common.typed or given.gives("port")
-    problem = f"{running.argument} is already up at {running.url} with other settings: {', '.join(differing)}"
-    if asks:
+        is_requested |= "port" in common.typed or vllm_args.gives("port")
+    problem = (
+        f"{running.argument} is already up at {running.url} with different settings: {', '.join(differing)}"
+    )
+    if is_requested:
         raise CommandFailedError(problem, hint=_describe_restart(running))
     if not differing and running.key != lookup.key.digest:
-        problem = f"{running.argument} was started before the model, its environment or vLLM changed"
+        problem = f"{running.argument} was started before the model, the environment or vLLM changed"
     if differing or running.key != lookup.key.digest:
         common.out.warn(f"{problem} (hint: {_describe_restart(running)})")
 
@@ -263,6 +273,6 @@ def _describe_restart(running: "UpRecord") -> str:
 
 def _show_running(common: Common, running: "UpRecord") -> None:
     data = {"url": running.url, "mode": running.mode, "pid": running.pid, "already_up": True}
-    common.out.result(data | {"log": running.log}, f"{running.url}  {running.mode}, already up")
+    common.out.print_result(data | {"log": running.log}, f"{running.url}  {running.mode}, already up")
     if running.log is not None:
-        common.out.note(f"The log of the server is {running.log}")
+        common.out.print_note(f"The log of the server is {running.log}")

@@ -1,8 +1,8 @@
-"""Check bundles: manifest, digests, a start, and answers compared with stock vLLM.
+"""Check bundles: the manifest, the digests, a start, and the generated tokens compared with stock vLLM.
 
-Levels: manifest and checksum need neither torch nor vllm. load starts a server that generates a token. replay compares
-its greedy tokens, alone and with concurrent requests, with a stock start. A model is looked up with the vLLM arguments
-after --, as serve does. A reference starts with the arguments of its bundle. Exit code 1 if a finding reaches
+Levels: manifest and checksum need neither torch nor vllm. load starts a server and generates a token. replay compares the
+greedy tokens of single and concurrent requests with those of a stock vLLM server. A model is looked up with the vLLM arguments
+after --, as serve does. A bundle reference is checked with the arguments of its bundle. Exit code 1 if a finding reaches
 --fail-level.
 """
 
@@ -16,7 +16,7 @@ import typer
 from coldstart.commands._completion import complete_model
 from coldstart.commands._options import Common, Revision
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import count
+from coldstart.commands._output import format_count
 
 from coldstart import api
 from coldstart.api import Source, ValidationReport, ValidationRequest
@@ -42,12 +42,13 @@ def command(
         ),
     ],
     level: Annotated[
-        Level, typer.Option("--level", help="How deep to check; a level includes those before it.")
+        Level, typer.Option("--level", help="Last level to check; each level includes the ones before it.")
     ] = "checksum",
     against: Annotated[
         Literal["this"] | None,
         typer.Option(
-            "--against", help="Also check that the bundle fits this machine; the only value is this."
+            "--against",
+            help="Also check that the bundle fits this machine; the only value is `this`; default: no check.",
         ),
     ] = None,
     fail_level: Annotated[
@@ -58,7 +59,7 @@ def command(
         typer.Option(
             "--model",
             metavar="DIR",
-            help="Directory of the model, for load and replay of a bundle that was built from a directory.",
+            help="Directory of the model; required by levels load and replay if the bundle was built from a directory.",
         ),
     ] = None,
     revision: Revision = None,
@@ -67,7 +68,7 @@ def command(
         typer.Option(
             "--prompts",
             metavar="FILE",
-            help="Prompts of replay, one per line; default: eight built-in prompts.",
+            help="File with the prompts of level replay, one per line; default: eight built-in prompts.",
         ),
     ] = None,
     concurrency: Annotated[
@@ -75,51 +76,55 @@ def command(
         typer.Option(
             "--concurrency",
             metavar="N,...",
-            help="Numbers of concurrent requests to try at level replay; 1 is always included.",
+            help="Numbers of concurrent requests at level replay, separated by commas; 1 is always included.",
         ),
     ] = "1,8",
     max_tokens: Annotated[
         int,
         typer.Option(
-            "--max-tokens", metavar="N", min=1, help="Number of tokens per response at level replay."
+            "--max-tokens",
+            metavar="N",
+            min=1,
+            help="Maximum number of tokens per response at level replay.",
         ),
     ] = 64,
 ) -> None:
-    """Check every bundle and print the findings; fail if a finding reaches --fail-level."""
+    """Check each bundle, print the findings, and fail if a finding reaches --fail-level."""
     source = Source(common.vllm_args, model, revision, common.offline, common.cache)
     replay = parse_replay(prompts, concurrency, max_tokens)
     request = ValidationRequest(words, level, source, replay, against is not None)
-    with common.out.phase(f"validating {count(len(words), 'bundle')} at level {level}"):
+    with common.out.show_phase(f"validating {format_count(len(words), 'bundle')} at level {level}"):
         try:
             reports = api.validate_all(request)
         except ColdstartError as error:
-            # A CI system that finds no file would report a broken job instead of the reason.
+            # Without a JUnit file, a CI system would report a broken job instead of the reason.
             if str(common.out.format) == "junit":
                 text = renderers.render_junit_error(words, level, error)
-                replace(common.out, format="text").result({}, text)
+                replace(common.out, format="text").print_result({}, text)
             raise
     if not common.vllm_args and revision is None:
         for word, report in zip(words, reports, strict=True):
             common.note_version(word, report.ref)
-    _show(common, reports, fail_level)
-    bad = [report.ref for report in reports if report.fails(fail_level)]
-    if bad:
+    _show_reports(common, reports, fail_level)
+    failed = [report.ref for report in reports if report.fails(fail_level)]
+    if failed:
         raise CommandFailedError(
-            f"{len(bad)} of {len(reports)} failed: {', '.join(bad)}", hint="see the hint of each finding"
+            f"{len(failed)} of {len(reports)} bundles failed: {', '.join(failed)}",
+            hint="see the hint of each finding",
         )
-    common.out.success(f"{len(reports)} valid", then=common.format_command("inspect", words[0]))
+    common.out.print_success(f"{len(reports)} valid", then=common.format_command("inspect", words[0]))
 
 
-def _show(common: Common, reports: list[ValidationReport], fail_level: FailLevel) -> None:
+def _show_reports(common: Common, reports: list[ValidationReport], fail_level: FailLevel) -> None:
     form = str(common.out.format)
     out = common.out if form == "json" else replace(common.out, format="text")
     document = renderers.build_document(reports, fail_level)
     render = RENDERERS.get(form, renderers.render_text)
-    out.result(document, lambda: render(reports, fail_level))
+    out.print_result(document, lambda: render(reports, fail_level))
 
 
 def _with_report_formats(function: Callable[..., None]) -> Callable[..., None]:
-    # The shared --format knows text and json; here CI systems' own forms are results as well.
+    # The shared option --format has only text and json. This command adds the report formats of CI systems.
     declared = inspect.signature(function)
     wider = [
         parameter.replace(annotation=ReportFormat) if name == "format" else parameter

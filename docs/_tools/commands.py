@@ -82,8 +82,8 @@ def described(command: Any, context: Any, name: str) -> Iterator[str]:
         return
     pieces = [plain(piece) for piece in command.collect_usage_pieces(context)]
     # A subcommand's own usage does not show it.
-    if getattr(command.callback, "takes_vllm_args", False) and cli.PASSED not in pieces:
-        pieces.append(cli.PASSED)
+    if getattr(command.callback, "takes_vllm_args", False) and cli.VLLM_ARGUMENTS_USAGE not in pieces:
+        pieces.append(cli.VLLM_ARGUMENTS_USAGE)
     yield from ["```", " ".join(["coldstart", name, *pieces]), "```", ""]
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     if arguments:

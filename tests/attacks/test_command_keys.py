@@ -108,7 +108,7 @@ def test_endless_body_is_read_to_a_limit(run: Run, words: tuple[str, ...]) -> No
             sent.append(1 << 20)
 
     with answering(pour) as server:
-        assert "sends more than 16.0 MiB" in run(*words, "--url", server.url, code=1).stderr
+        assert "exceeds 16.0 MiB" in run(*words, "--url", server.url, code=1).stderr
         assert sum(sent) < 2 * MAX_BYTES
 
 
@@ -134,6 +134,6 @@ def test_key_of_the_command_line_is_used_with_a_warning(run: Run, monkeypatch: p
 
 def test_key_to_another_machine_without_tls_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     ServerClient("http://host.invalid", {"x": KEY}, Output(), wait_s=1)
-    assert "the key goes to http://host.invalid without TLS" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="not printable ASCII"):
+    assert "the key is sent to http://host.invalid without TLS" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="not escape_control_characters ASCII"):
         ServerClient("https://host.invalid", {"x": "a\r\nb: c"}, Output(), wait_s=1)

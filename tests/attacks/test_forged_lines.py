@@ -6,7 +6,7 @@ import json
 
 import pytest
 from coldstart.commands import cli
-from coldstart.commands._output import Output, complain, one_line, table
+from coldstart.commands._output import Output, escape_line, format_table, print_error
 from tools.raw_server import answer, answering, say
 from tools.shell import Run
 
@@ -59,7 +59,7 @@ def test_fleet_status_has_a_line_for_each_server_only(run: Run) -> None:
 
 
 def test_lines_of_our_own_keep_their_form(capsys: pytest.CaptureFixture[str]) -> None:
-    cli._report(
+    cli._report_error(
         CommandFailedError(
             ["It ended. Its log:", "ValueError: x", "hint: evil", "a\nb"], hint="coldstart doctor"
         )
@@ -71,10 +71,10 @@ def test_lines_of_our_own_keep_their_form(capsys: pytest.CaptureFixture[str]) ->
 
 def test_notes_warnings_and_cells_stay_on_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
     out = Output(verbose=True)
-    for write in (out.note, out.warn, out.detail):
+    for write in (out.print_note, out.warn, out.print_details):
         write(FORGED)
-    out.success(FORGED, where=FORGED, then=FORGED)
-    complain([FORGED], FORGED)
+    out.print_success(FORGED, where=FORGED, then=FORGED)
+    print_error([FORGED], FORGED)
     assert len(capsys.readouterr().err.splitlines()) == 6
-    assert len(table(("a",), [(FORGED,)]).splitlines()) == 2
-    assert one_line(FORGED) == SHOWN
+    assert len(format_table(("a",), [(FORGED,)]).splitlines()) == 2
+    assert escape_line(FORGED) == SHOWN

@@ -119,7 +119,7 @@ def write(store: Store, key: Key, target: str, chance: random.Random) -> None:
 
 def read_list(store: Store, model: str) -> None:
     for bundle in store.list_bundles():
-        bundles._row(bundles._describe(bundle))
+        bundles._format_row(bundles._describe_bundle(bundle))
 
 
 def read_inspect(store: Store, model: str) -> None:

@@ -45,8 +45,8 @@ def test_key_is_shown_without_escapes(command: tuple[str, ...], run: Run, home: 
     json.loads(as_json)
 
 
-def test_printable_keeps_harmless_text() -> None:
-    from coldstart.commands._output import printable
+def test_escape_control_characters_keeps_harmless_text() -> None:
+    from coldstart.commands._output import escape_control_characters
 
-    assert printable("naïve 模型 → 1 µs\n\ttab") == "naïve 模型 → 1 µs\n\ttab"
-    assert printable("\ud800") == "\\ud800"
+    assert escape_control_characters("naïve 模型 → 1 µs\n\ttab") == "naïve 模型 → 1 µs\n\ttab"
+    assert escape_control_characters("\ud800") == "\\ud800"

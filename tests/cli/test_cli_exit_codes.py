@@ -37,7 +37,7 @@ from coldstart.errors import AuthRequiredError, CommandFailedError, NoBundleErro
 def test_report_returns_the_exit_code_of_each_error(
     error: Exception, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli._report(error) == code
+    assert cli._report_error(error) == code
     stderr = capsys.readouterr().err
     assert stderr.startswith("error: ")
     assert "Traceback" not in stderr
@@ -55,7 +55,7 @@ def test_report_returns_the_exit_code_of_each_error(
 def test_report_names_the_extra_when_a_module_is_not_installed(
     module: str, argv: list[str], expected: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli._report(ModuleNotFoundError(f"No module named {module!r}", name=module), argv) == 2
+    assert cli._report_error(ModuleNotFoundError(f"No module named {module!r}", name=module), argv) == 2
     message, hint = expected
     assert capsys.readouterr().err == f"error: {message}, which is not installed\nhint: {hint}\n"
 

@@ -53,7 +53,7 @@ def test_terminal_shows_a_progress_line(home: Path, monkeypatch: pytest.MonkeyPa
 def test_phase_prints_its_name_and_steps(
     capsys: pytest.CaptureFixture[str], mode: Any, expected: list[str]
 ) -> None:
-    with Output(progress=mode).phase("build") as step:
+    with Output(progress=mode).show_phase("build") as step:
         step("half: 3.0 s")
     assert capsys.readouterr().err.splitlines() == expected
 
@@ -69,7 +69,7 @@ def test_a_long_phase_repeats_its_time_and_last_step(
         lines.extend(capsys.readouterr().err.splitlines())
         return any('"running"' in line or "; last: " in line for line in lines)
 
-    with Output(progress=mode).phase("build") as step:
+    with Output(progress=mode).show_phase("build") as step:
         step("compile: 3.0 s")
         wait_until(is_repeated)
     if mode == "plain":

@@ -22,7 +22,7 @@ def callback(_):
     os.kill(os.getpid(), signal.{name})
     time.sleep(0)
 
-cli.catch()
+cli.install_signal_handlers()
 thing = Thing()
 reference = weakref.ref(thing, callback)
 try:

@@ -52,13 +52,13 @@ def test_inspect_shows_all_parts(run: Run, bundle: Bundle) -> None:
     [
         (
             {"ready_s": 9.09, "memory_bytes": 829224960},
-            "proof      ready in 9.1 s with 790.8 MiB of memory\n",
+            "test start ready in 9.1 s with 790.8 MiB of memory\n",
         ),
         (
             {"ready_s": 9.09, "memory_bytes": 829224960, "device_bytes": 15 << 30},
             "790.8 MiB of memory, and 15.0 GiB on the device\n",
         ),
-        ({"ready_s": None}, "proof      not recorded\n"),
+        ({"ready_s": None}, "test start not recorded\n"),
     ],
 )
 def test_inspect_shows_the_start_that_proved_the_bundle(run: Run, stages: object, shown: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
-from coldstart.commands.cli import COMMANDS, place_of
+from coldstart.commands.cli import COMMANDS, find_module_name
 
 from coldstart.models.aliases import NAMES
 from coldstart.system.paths import Cache
@@ -45,7 +45,7 @@ def test_model_is_completed(home: Path) -> None:
 
 
 def test_commands_are_completed_without_importing_one() -> None:
-    modules = [place_of(name) for name in COMMANDS]
+    modules = [find_module_name(name) for name in COMMANDS]
     assert complete("coldstart ", "coldstart tr", absent=modules) == [
         list(COMMANDS),
         ["trace-replay", "trust"],

@@ -30,7 +30,7 @@ def test_exports_write_every_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["pdf"], "the forms are json"),
+        (["pdf"], "expected one of json"),
         (["csv", "json"], "only one"),
         (["csv=/no/such/x"], "not a directory"),
         (["csv=/"], "directory"),

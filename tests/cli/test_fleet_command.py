@@ -50,7 +50,7 @@ def test_commands_show_and_change_a_running_fleet(run: Run, running: tuple[str, 
     shown = run("fleet", "status", *where).stdout
     assert "m#1 serving on s-1:0: in flight 2 of 8, fresh in 2.00 s" in shown
     assert "/s configured" in shown and "/s observed" in shown
-    assert "client keys not applied, the former ones remain: keys.toml is not TOML" in shown
+    assert "client keys not applied, the previous keys remain valid: keys.toml is not TOML" in shown
     assert "draining" in shown and "no weights" in shown
     assert (
         json.loads(run("fleet", "status", *where, "--format", "json").stdout)["servers"][0]["name"] == "s-1"

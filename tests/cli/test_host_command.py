@@ -74,7 +74,9 @@ def test_status_as_a_table(run: Run, host: str) -> None:
     assert "b: no weights \\x1b[31m" in said.stdout
     assert "no runtime template: a model fits in 8.0 GiB only without the template" in said.stdout
     assert "configuration not applied: memory: invalid size 'much'" in said.stdout
-    refused = "client keys not applied, the former ones remain: the client key file keys.toml is not TOML"
+    refused = (
+        "client keys not applied, the previous keys remain valid: the client key file keys.toml is not TOML"
+    )
     assert refused in said.stdout
 
 
@@ -87,8 +89,8 @@ def test_status_as_json(run: Run, host: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
-        (("host", "run"), 2, "no model is given"),
-        (("host", "--memory", "1GiB"), 2, "no model is given"),
+        (("host", "run"), 2, "no model is specified"),
+        (("host", "--memory", "1GiB"), 2, "no model is specified"),
         (("host", "--host-file", "/nowhere/host.toml"), 2, "cannot read the host file"),
         (("host", "tiny-llama"), 2, "--memory is required"),
         (("host", "bogus"), 2, "hint: coldstart host tiny-llama --memory 60GiB, or coldstart host --help"),

@@ -43,7 +43,7 @@ def test_up_again_finds_the_server_and_down_leaves_nothing(machine: Machine, up:
     again = json.loads(machine.run("up", "tiny-llama", "--detach", "--format", "json", "--", *VLLM))
     assert again.get("already_up"), machine.error()
     assert again["url"] == up["url"] and again["mode"] == up["mode"]
-    assert "with other settings" not in machine.error()
+    assert "with different settings" not in machine.error()
     started = find_family(again["pid"])
     assert [one.pid for one in started] == [again["pid"]]  # the template's child is the server
     started += [psutil.Process(up["pid"])]

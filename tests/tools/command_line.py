@@ -43,7 +43,7 @@ def parse(words: list[str]) -> None:
     Raises:
         click.UsageError: The arguments are invalid.
     """
-    own, _ = cli._split(words)
+    own, _ = cli._split_vllm_args(words)
     command, context = typer.main.get_command(cli.app), None
     own = [word for word in own if word != "..."]
     while True:

@@ -74,7 +74,7 @@ def test_a_model_is_served_without_a_bundle_if_none_can_be_built(
     def fail(*_: object) -> Lookup:
         raise error
 
-    monkeypatch.setattr(_serving, "materialize", fail)
+    monkeypatch.setattr(_serving, "build_bundle", fail)
     assert up._ensure_bundle(common, lookup) is lookup
     assert f"warning: no bundle was built: {error}" in capsys.readouterr().err
 
@@ -92,7 +92,10 @@ def test_down_stops_the_named_model_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     down("another-model")
-    assert capsys.readouterr().out == "nothing of another-model is up\n" and supervisor.poll() is None
+    assert (
+        capsys.readouterr().out == "no server or template of another-model is up\n"
+        and supervisor.poll() is None
+    )
     down(str(model.path))
     assert capsys.readouterr().out == f"stopped the server of {model.path} at http://x:1\n"
     assert supervisor.wait(20) == -15 and up_records.list_directories(lookup.cache) == []
@@ -127,11 +130,11 @@ def test_up_reports_that_down_ended_it(
         raise AssertionError("SIGTERM ends the command")
 
     port = free_port()
-    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
+    monkeypatch.setattr(_serving, "look_up_model", lambda *_, **__: lookup)
     monkeypatch.setattr(up, "_ensure_bundle", end)
     assert run_up(str(lookup.model.path), "--port", str(port)) == 143
     shown = capsys.readouterr().err
-    assert f"{lookup.model.path} was stopped by SIGTERM, which coldstart down sends.\n" in shown
+    assert f"SIGTERM, which coldstart down sends, stopped {lookup.model.path}.\n" in shown
     assert up_records.find_directory(lookup).read_last() is None
 
 
@@ -142,7 +145,7 @@ def test_down_without_a_model_stops_all(
     (server,) = json.loads(capsys.readouterr().out)["servers"]
     assert server["pid"] == supervisor.pid and supervisor.wait(20) == -15
     down()
-    assert capsys.readouterr().out == "nothing of any model is up\n"
+    assert capsys.readouterr().out == "no server or template of any model is up\n"
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -170,7 +173,7 @@ def test_up_names_a_request_that_works(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     fake_engine("serves")
-    monkeypatch.setattr(_serving, "find", lambda *_, **__: lookup)
+    monkeypatch.setattr(_serving, "look_up_model", lambda *_, **__: lookup)
     assert run_up(str(lookup.model.path), "--detach", "--port", "0", *how) == 0
     found = re.findall(r"^Try: (.*)$", capfd.readouterr().err, re.M)
     assert bool(found) == shows
@@ -224,7 +227,7 @@ def reach(
         directory.write(replace(record, salt=own.salt, settings=own.settings))
         between()
         now = replace(lookup, vllm_args=Arguments(asked or ()))
-        monkeypatch.setattr(_serving, "find", lambda *_, **__: now)
+        monkeypatch.setattr(_serving, "look_up_model", lambda *_, **__: now)
         return run_up(str(lookup.model.path), *(() if asked is None else ("--", *asked)))
 
     return run
@@ -263,7 +266,7 @@ def test_up_fails_and_names_the_arguments_that_a_running_server_does_not_have(
 ) -> None:
     assert reach(running, asked) == 1
     shown = capsys.readouterr()
-    there = f"{lookup.model.path} is already up at http://x:1 with other settings: {named}"
+    there = f"{lookup.model.path} is already up at http://x:1 with different settings: {named}"
     assert f"{there}\nhint: coldstart down {lookup.model.path}, then coldstart up\n" in shown.err
     assert shown.out == "" and "PLANTED" not in shown.err
     stored = [path for path in home.rglob("*") if path.is_file()]
@@ -311,7 +314,7 @@ def test_up_fails_if_a_running_server_requires_another_key_than_the_environment_
     assert reach((), None, lambda: monkeypatch.setenv(name, asked)) == code
     shown = capsys.readouterr()
     assert ("already up" in shown.out) is (code == 0) and "PLANTED" not in shown.err
-    assert (f"is already up at http://x:1 with other settings: {names}" in shown.err) is bool(names)
+    assert (f"is already up at http://x:1 with different settings: {names}" in shown.err) is bool(names)
 
 
 def bring_up(lookup: Lookup, barrier: Any, directory: Path, words: tuple[str, ...]) -> None:
@@ -320,7 +323,7 @@ def bring_up(lookup: Lookup, barrier: Any, directory: Path, words: tuple[str, ..
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(directory / name, os.O_CREAT | os.O_WRONLY), number)
         setattr(sys, f"std{name}", os.fdopen(number, "w"))
-    _serving.find = lambda *_, **__: lookup  # type: ignore[assignment]
+    _serving.look_up_model = lambda *_, **__: lookup  # type: ignore[assignment]
     barrier.wait()
     cli.main(["up", str(lookup.model.path), "--detach", "--port", "0", "--format", "json", *words])
 
@@ -399,7 +402,7 @@ def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
     killed.kill()
     killed.join()
     outputs = bring_two_up(0, "--", *API_KEYS[1], lookups=(lookup, lookup))
-    assert sum(f"process {killed.pid} has ended" in (output / "err").read_text() for output in outputs) == 1
+    assert sum(f"process {killed.pid} has exited" in (output / "err").read_text() for output in outputs) == 1
     reports = [json.loads((output / "out").read_text()) for output in outputs]
     assert sum(bool(one.get("already_up")) for one in reports) == 1
     assert len({one["url"] for one in reports}) == 1
