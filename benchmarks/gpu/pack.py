@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.common import parser
-from coldstart.graphs.elf import spans
+from coldstart.graphs.elf import sections
 
 VLLM = "vllm==0.32.0"
 # Loaded where it is found; the plan measures it as an option, so it lies in a directory of its own.
@@ -49,10 +49,11 @@ MIB = 1 << 20
 
 def entries(library: bytes) -> Iterator[tuple[int, int, int, int]]:
     """Yield (kind, architecture, offset, bytes) of each entry of a library's fat binaries; kind 2 is a cubin."""
-    for name, offset, size in spans(library):
-        if name not in (".nv_fatbin", "__nv_relfatbin"):
+    for section in sections(library):
+        if section.name not in (".nv_fatbin", "__nv_relfatbin"):
             continue
-        at = offset
+        at = offset = section.offset
+        size = len(section.data)
         while at + _CONTAINER.size <= offset + size:
             magic, _, header, length = _CONTAINER.unpack_from(library, at)
             if magic != _MAGIC:

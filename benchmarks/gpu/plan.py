@@ -1,9 +1,9 @@
 """Start modes of a 7B model on one GPU against plain vLLM, in parts with a time limit each; every answer is written at once.
 
 `probe` describes the machine and builds the model. `materialize` makes and proves the bundle. `compare` starts plain vLLM,
-plain vLLM with every free option, and each start mode in turn, with rotated order. `rest` parks a sleeping engine, tries
-single options and starts from a bundle with CUDA graphs. A step that fails is recorded with the end of its log and does
-not stop the others.
+plain vLLM with every free option, and each start mode in turn, with rotated order. `rest` tries single options, and starts
+from a bundle with CUDA graphs. A step that fails is recorded with the end of its log and does not stop the others. A rehearsal
+puts vLLM's CPU build and a double of the driver in place of the GPU.
 
 Run: python -m benchmarks gpu/plan [PART...] --out DIR [--seconds N] [--shape 7b]
 Time: 14 minutes on an H100; the starts with graphs in `rest` were not timed yet
@@ -134,10 +134,11 @@ class Part:
         subject = ModelUnderTest(self.model, self.model, (*VLLM_ARGS, *more))
         return self.start(f"{mode}-{number}", VllmLauncher(subject, self.work / "plain", mode))
 
-    def sleep(self) -> None:
-        """Build an engine that sleeps."""
-        words = ("--level", "asleep-1", self.model, "--", *VLLM_ARGS, *SLEEP)
-        self.answer("sleeping engine", lambda: self.coldstart("asleep", "template", "start", *words))
+    def template(self, level: str) -> None:
+        """Start a template, and record the memory of the device that it leaves."""
+        words = ("--level", level, self.model, "--", *VLLM_ARGS, *SLEEP)
+        self.answer(f"template {level}", lambda: self.coldstart(level, "template", "start", *words))
+        self.answer(f"memory, {level}", gpu_memory)
 
 
 def environment(work: Path) -> dict[str, str]:
@@ -148,6 +149,15 @@ def environment(work: Path) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
+
+
+def use_double(place: Path) -> dict[str, str]:
+    """Return the variables with which processes find a double of the CUDA driver, built from the tests' source."""
+    place.mkdir(parents=True, exist_ok=True)
+    source = ROOT / "tests" / "support" / "graphs" / "fake_cuda.c"
+    options = ["-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(["cc", *options, "-o", place / "libcuda.so.1", source], check=True)
+    return {"LD_LIBRARY_PATH": str(place), "CUDA_FAKE_CHECKPOINTS": str(place)}
 
 
 def gpu_memory(query: str = "memory.used,memory.total") -> str | None:
@@ -179,6 +189,7 @@ ROUNDS = 3
 # The short ones first, so that a part that is cut off has them.
 STARTS: dict[str, Callable[[Part, int], Any]] = {
     "standby": lambda part, n: part.serve("standby", n),
+    "parked": lambda part, n: part.serve("parked", n),
     "template-runtime": lambda part, n: part.serve("template-runtime", n),
     "fresh": lambda part, n: part.serve("fresh", n),
     "plain": lambda part, n: part.plain(VLLM_WARM, n),
@@ -188,10 +199,8 @@ STARTS: dict[str, Callable[[Part, int], Any]] = {
 
 def compare(part: Part) -> None:
     """Start plain vLLM and each mode in turn, in rotated order, after one start of plain vLLM that fills the caches."""
-    words = ("--level", "runtime", part.model, "--", *VLLM_ARGS, *SLEEP)
-    part.answer("template", lambda: part.coldstart("template", "template", "start", *words))
-    part.sleep()
-    part.answer("memory asleep", gpu_memory)
+    for level in ("runtime", "asleep-1", "parked"):
+        part.template(level)
     for name in ("plain", "plain-free"):
         part.answer(f"{name}-0", lambda name=name: STARTS[name](part, 0))
     for number in range(ROUNDS):
@@ -200,11 +209,7 @@ def compare(part: Part) -> None:
 
 
 def rest(part: Part) -> None:
-    """Park a sleeping engine, start from a bundle with CUDA graphs, and try single options."""
-    part.sleep()
-    part.answer("standby before", lambda: part.serve("standby", 10))
-    part.answer("park", lambda: _park(part))
-    part.answer("standby after", lambda: part.serve("standby", 11))
+    """Try single options, and start from a bundle with CUDA graphs."""
     part.answer("fresh, capture deferred", lambda: part.serve("fresh", 13, capture="deferred"))
     # vLLM captures each of these graphs as FULL, so a bundle may restore all of them; `plain-free` is the comparison.
     words = ("--graphs", "--format", "json", part.model, "--", *VLLM_ARGS, *SLEEP, "-cc", FULL_DECODE_ONLY)
@@ -216,43 +221,6 @@ def rest(part: Part) -> None:
     os.environ["PYTHONPATH"] = f"{os.environ.get('PLAN_OPTIONAL', '')}:{os.environ['PYTHONPATH']}"
     for name, mode in (("instanttensor", VLLM_WARM), ("instanttensor, free options", VLLM_FREE)):
         part.answer(name, lambda mode=mode: part.plain(mode, 20, "--load-format", "instanttensor"))
-
-
-PARK = """
-import json, sys, time
-from coldstart.graphs.cuda import driver
-d, pid, steps = driver.bindings(), int(sys.argv[1]), []
-driver.primary_context()  # restoring needs an initialized driver
-for step in ("Lock", "Checkpoint", "Restore", "Unlock"):
-    arguments = None
-    if step == "Lock":
-        arguments = d.CUcheckpointLockArgs()
-        arguments.timeoutMs = 10_000
-    start = time.perf_counter()
-    code = getattr(d, f"cuCheckpointProcess{step}")(pid, arguments)[0].name
-    steps.append({"step": step.lower(), "code": code, "seconds": round(time.perf_counter() - start, 4)})
-    print(steps[-1], file=sys.stderr, flush=True)  # the next step may block
-print(json.dumps(steps))
-"""
-
-
-def _park(part: Part) -> list[dict[str, Any]]:
-    """Let the driver move the memory of the process that sleeps on the device to host memory and back."""
-    query = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader")
-    listed = part.run("apps", *query).strip()
-    pids = [int(line.split(",")[0]) for line in listed.splitlines() if line.strip()] or _engine_pids()
-    found: list[dict[str, Any]] = [{"listed": listed, "pids": pids, "before": gpu_memory()}]
-    return found + [{"pid": pid, "steps": part.script("park", PARK, str(pid))} for pid in pids]
-
-
-def _engine_pids() -> list[int]:
-    """Return the processes that have a device file open, for a machine on which nvidia-smi lists none."""
-    pids = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if any("/dev/nvidia0" in str(fd.readlink()) for fd in (entry / "fd").iterdir()):
-                pids.append(int(entry.name))
-    return [pid for pid in pids if pid != os.getpid()]
 
 
 PARTS: dict[str, Callable[[Part], None]] = {
@@ -273,11 +241,14 @@ def main() -> None:
         arguments.error(f"unknown part {', '.join(sorted(unknown))}")
     if options.rehearse:
         options.shape, VLLM_ARGS[:] = "tiny", REHEARSAL
-        SLEEP.clear()
         PROFILE[1] = "5"
     work, out = options.work.resolve(), options.out.resolve()
     os.environ |= environment(work)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    if options.rehearse:
+        paths = [str(Path(__file__).parent / "rehearsal"), *paths]
+        os.environ |= use_double(work / "driver")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     (work / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in options.parts or PARTS:
         run_part(name, Part(name, options.shape, work, out, options.seconds))

@@ -12,22 +12,12 @@ from coldstart.graphs.tables import Attributes
 
 
 class NodeKind(IntEnum):
-    """Values of CUgraphNodeType."""
+    """Values of CUgraphNodeType for the nodes that can be restored."""
 
     KERNEL = 0
     MEMCPY = 1
     MEMSET = 2
-    HOST = 3
-    CHILD = 4
     EMPTY = 5
-    WAIT_EVENT = 6
-    RECORD_EVENT = 7
-    SEMAPHORE_SIGNAL = 8
-    SEMAPHORE_WAIT = 9
-    ALLOC = 10
-    FREE = 11
-    BATCH = 12
-    CONDITIONAL = 13
 
 
 # Byte layout of CUDA_KERNEL_NODE_PARAMS_v2: the driver receives one row.
@@ -53,15 +43,8 @@ class KernelNode:
     attributes: Attributes = ()
 
 
-@dataclass(frozen=True)
-class Edge:
-    """Edge of a graph: `source` and `target` are node handles, the other members are those of CUgraphEdgeData."""
-
-    source: int
-    target: int
-    from_port: int = 0
-    to_port: int = 0
-    type: int = 0
+Edge = tuple[int, int, int, int, int]
+"""The handles of two nodes, and from_port, to_port and type of CUgraphEdgeData."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coldstart.graphs.errors import BaseCollisionError
+from coldstart.graphs.errors import GraphRefusedError
 from coldstart.graphs.record import Snapshot
 from coldstart.graphs.tables import (
     ABSOLUTE,
@@ -35,16 +35,6 @@ from coldstart.graphs.tables import (
 
 # Memory that both processes have: its addresses and its size.
 COMMON = np.dtype([("a", "<u8"), ("b", "<u8"), ("size", "<u8")])
-
-
-@dataclass
-class Classified:
-    """Relocations of one graph to `Memory.regions`, and its payload bytes that are noise or in conflict."""
-
-    relocations: Array
-    noise: Array
-    conflict: Array
-    windows: int
 
 
 class Memory:
@@ -139,19 +129,14 @@ class Memory:
         return f"{_describe(a, self._first)} and {_describe(b, self.regions)}"
 
     def check_moved(self, graphs: Iterable[tuple[Array, Array]]) -> None:
-        """Raise BaseCollisionError if a word points to memory that did not move: it looks like a constant."""
+        """Raise GraphRefusedError if a word points to memory that did not move: it looks like a constant."""
         stuck = self._common[self._common["a"] == self._common["b"]]
         bases = {r.base for r in self._a.ranges}
-        spans = {
-            *stuck[["b", "size"]].tolist(),
-            *((r.base, r.size) for r in self._b.ranges if r.base in bases),
-        }
-        if not spans:
-            return
+        spans = stuck[["b", "size"]].tolist() + [(r.base, r.size) for r in self._b.ranges if r.base in bases]
         equal = np.unique(np.concatenate([np.zeros(0, np.uint64), *(a[a == b] for a, b in graphs)]))
         for base, size in sorted(spans):
             if ((equal >= base) & (equal <= base + size)).any():
-                raise BaseCollisionError(
+                raise GraphRefusedError(
                     f"{_describe(base, self.regions)} has the same address in both captures: its pointers look like constants"
                 )
 
@@ -181,7 +166,10 @@ def find_common(a: Snapshot, b: Snapshot, of_pool: str = "pool") -> Array:
 
 @dataclass
 class Classifier:
-    """Words of one graph in two captures; `open` are the payload bytes that differ and are not explained yet."""
+    """Words of one graph in two captures; `open` are the payload bytes that differ and are not explained yet.
+
+    `run` sets `relocations` to `Memory.regions`, and the payload bytes that are `noise` or in `conflict`.
+    """
 
     memory: Memory
     a: Graph
@@ -192,7 +180,7 @@ class Classifier:
         self.open: Array = np.asarray(self.a.payload != self.b.payload)
         self._rows = [np.zeros(0, RELOCATION)]
 
-    def run(self, aligned: Array, everywhere: Array) -> Classified:
+    def run(self, aligned: Array, everywhere: Array) -> Classifier:
         """Classify the words of the parameters.
 
         `aligned` has the windows at each fourth byte, `everywhere` those at each byte, for packed structs.
@@ -201,9 +189,10 @@ class Classifier:
         self._find_pointers(aligned[a != b])
         self._find_maps()
         self._find_pointers(self._still_open(everywhere))
-        noise, conflict = self._split_rest(self._still_open(everywhere))
+        self.noise, self.conflict = self._split_rest(self._still_open(everywhere))
         rows = np.concatenate(self._rows)
-        return Classified(rows[np.argsort(rows["place"], kind="stable")], noise, conflict, len(aligned))
+        self.relocations = rows[np.argsort(rows["place"], kind="stable")]
+        return self
 
     def _words(self, at: Array) -> tuple[Array, Array]:
         return values(self.a.payload, at), values(self.b.payload, at)

@@ -22,12 +22,13 @@ _WRITE, _SYMTAB, _NOBITS, _OBJECT = 1, 2, 8, 1
 
 @dataclass(frozen=True)
 class Section:
-    """ELF section and its bytes (empty for sections such as .bss)."""
+    """ELF section, its bytes (empty for sections such as .bss) and their offset in the file."""
 
     name: str
     type: int
     flags: int
     link: int
+    offset: int
     data: bytes
 
 
@@ -55,22 +56,13 @@ def read_cubin(image: bytes) -> Cubin:
 
 def sections(image: bytes) -> list[Section]:
     """Return all sections in order. Raises ValueError or struct.error if the file is incomplete."""
-    return [Section(name, r[1], r[2], r[6], _body(image, r)) for name, r in _rows(image)]
-
-
-def spans(image: bytes) -> list[tuple[str, int, int]]:
-    """Return (name, offset, bytes) of all sections without a copy. Raises ValueError or struct.error."""
-    return [(name, row[4], row[5]) for name, row in _rows(image)]
-
-
-def _rows(image: bytes) -> list[tuple[str, tuple[int, ...]]]:
     head = _HEADER.unpack_from(image)
     if head[0][:6] != b"\x7fELF\x02\x01":
         raise ValueError("no 64-bit little-endian ELF header")
     start, count, names = head[6], head[12], head[13]
     rows = [_SECTION.unpack_from(image, start + i * _SECTION.size) for i in range(count)]
     strings = _body(image, rows[names])
-    return [(_string(strings, row[0]), row) for row in rows]
+    return [Section(_string(strings, r[0]), r[1], r[2], r[6], r[4], _body(image, r)) for r in rows]
 
 
 def _body(image: bytes, row: tuple[int, ...]) -> bytes:

@@ -21,10 +21,6 @@ class AlteredTableError(GraphError):
     code = "CS-GRAPH-ALTERED"
 
 
-class BaseCollisionError(GraphError):
-    """A region has the same address in two captures, so equal words may be pointers or constants."""
-
-
 class NotProvenError(GraphError):
     """The bundle has no proof of these tables."""
 

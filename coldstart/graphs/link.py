@@ -7,15 +7,15 @@ makes the proof show that no kernel reads noise. In a process, a relocated word 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from coldstart.graphs.api import LAUNCH
-from coldstart.graphs.classify import Classified, Classifier, Memory
+from coldstart.graphs.classify import Classifier, Memory
 from coldstart.graphs.errors import GraphError, format_reasons
-from coldstart.graphs.record import Snapshot, keep
+from coldstart.graphs.record import Snapshot
 from coldstart.graphs.tables import (
     ABSOLUTE,
     BLOCK,
@@ -41,16 +41,15 @@ def combine(a: Snapshot, b: Snapshot) -> Tables:
     """Return the bundle of two captures, whose regions have their addresses in `b`.
 
     Raises:
-        BaseCollisionError: The two layouts do not differ.
+        GraphRefusedError: The two layouts do not differ.
         GraphError: No graph can be relocated.
     """
     reasons = find_disagreements(a.tables, b.tables)
     keys = [key for key in b.tables.graphs if key not in reasons]
     if not keys:
         raise GraphError(f"no graph can be relocated: {format_reasons(reasons)}")
-    a, b = keep(a, keys), keep(b, keys)
     memory, kernels = Memory(a, b), b.tables.kernels
-    pairs = {key: (a.tables.graphs[key], graph) for key, graph in b.tables.graphs.items()}
+    pairs = {key: (a.tables.graphs[key], b.tables.graphs[key]) for key in keys}
     windows = {key: places(graph, kernels, 1) for key, (_, graph) in pairs.items()}
     memory.check_moved(
         (values(one.payload, windows[key]), values(other.payload, windows[key]))
@@ -67,13 +66,8 @@ def combine(a: Snapshot, b: Snapshot) -> Tables:
         for key, c in found.items()
         if len(c.conflict)
     }
-    report = {
-        "windows": sum(c.windows for c in found.values()),
-        "pointers": sum(len(c.relocations) for c in found.values()),
-        "noise_bytes": sum(len(c.noise) for c in found.values()),
-    }
     graphs = {key: _apply(pairs[key][1], found[key]) for key in keys if key not in conflicts}
-    tables = replace(b.tables, graphs=graphs, refused=reasons | conflicts, report=report)
+    tables = replace(b.tables, graphs=graphs, refused=reasons | conflicts)
     tables, used = _add_contents(tables, b, a.contents, memory)
     return _keep_regions(tables, used, memory.regions)
 
@@ -125,7 +119,7 @@ def _describe_conflict(memory: Memory, one: Graph, other: Graph, kernels: list[K
     )
 
 
-def _apply(graph: Graph, classified: Classified) -> Graph:
+def _apply(graph: Graph, classified: Classifier) -> Graph:
     """Return the graph with relocations in place of its addresses."""
     rows, payload = classified.relocations, graph.payload.copy()
     # The address of a tensor map is at its start.
@@ -214,22 +208,13 @@ def relocate(payload: Array, relocations: Array, base: Array, driver: CudaDriver
     return out
 
 
-@dataclass
-class Launches:
-    """Launch parameters of kernels: `rows[i]` holds those of node i, or zeros if node i is not a kernel.
-
-    `pointers` and `payload` must stay alive while the rows are used.
-    """
-
-    rows: Array
-    pointers: Array
-    payload: Array
-
-
 def make_launches(
     graph: Graph, payload: Array, kernels: Sequence[Kernel], functions: Sequence[int]
-) -> Launches:
-    """Return CUDA_KERNEL_NODE_PARAMS for every node, with kernelParams arrays that point into `payload`."""
+) -> tuple[Array, Array]:
+    """Return CUDA_KERNEL_NODE_PARAMS for every node, zeros if it is no kernel, and the kernelParams arrays of all rows.
+
+    The rows point into these arrays, which point into `payload`. Both must stay alive while the rows are used.
+    """
     nodes, address = graph.nodes, payload.ctypes.data + graph.nodes["payload"].astype(np.uint64)
     launched = np.flatnonzero(nodes["kind"] == 0)
     number = nodes["kernel"][launched]
@@ -244,4 +229,4 @@ def make_launches(
     for name in ("grid", "block", "shared"):
         rows[name][launched] = nodes[name][launched]
     rows["params"][launched] = pointers.ctypes.data + 8 * start[:-1].astype(np.uint64)
-    return Launches(rows, pointers, payload)
+    return rows, pointers

@@ -100,9 +100,9 @@ def record(
         first.with_suffix(".part").rename(first)
         return ContentWatch(driver, work, [])
     found = combine(load_snapshot(first), mine)
-    found = replace(found, report=found.report | dict(report))
-    part, used = work / f"{BUNDLE}.part", {k.binary for k in found.kernels if k.binary}
-    tables.save(found, part, {digest: data for digest, data in mine.binaries.items() if digest in used})
+    part, used = work / f"{BUNDLE}.part", {kernel.binary for kernel in found.kernels}
+    binaries = {digest: data for digest, data in mine.binaries.items() if digest in used}
+    tables.save(replace(found, report=dict(report)), part, binaries)
     part.rename(work / BUNDLE)
     spans = [(found.regions[r].base + offset, size) for r, size, offset, _ in found.blocks.tolist()]
     return ContentWatch(driver, work, spans)

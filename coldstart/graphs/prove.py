@@ -24,7 +24,7 @@ from coldstart.artifacts.errors import BundleError
 from coldstart.graphs.api import NodeKind
 from coldstart.graphs.errors import GraphError, NotProvenError, format_reasons
 from coldstart.graphs.restore import Replayable, Restorer
-from coldstart.graphs.tables import load, read_manifest, require_file, sha256
+from coldstart.graphs.tables import load, read_file, read_manifest, sha256
 
 if TYPE_CHECKING:
     from coldstart.graphs.inputs import Workload
@@ -102,7 +102,7 @@ def write(proof: Proof, directory: Path) -> None:
 def parse_proof(directory: Path) -> Proof:
     """Return the written proof, valid or not. Raises NotProvenError if there is none."""
     try:
-        return msgspec.json.decode(require_file(directory / PROOF).read_bytes(), type=Proof)
+        return msgspec.json.decode(read_file(directory / PROOF), type=Proof)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise NotProvenError(f"cannot read the proof: {error}") from error
 
@@ -138,6 +138,7 @@ def summarize(bundle: Bundle) -> dict[str, Any]:
             tables = load(directory)
             graphs = list(tables.graphs.values())
             kinds = Counter(NodeKind(kind).name.lower() for g in graphs for kind in g.nodes["kind"].tolist())
+            proof = {"graphs": len(read_proof(directory).proven)} if (directory / PROOF).exists() else None
             symbols = [region.symbol.partition(":")[0] for region in tables.regions]
             regions = Counter(symbols[i] for g in graphs for i in g.relocations["region"].tolist())
             return {
@@ -149,9 +150,7 @@ def summarize(bundle: Bundle) -> dict[str, Any]:
                 "relocations_by_region": dict(sorted(regions.items())),
                 "refused": tables.refused,
                 "bytes_on_disk": sum(p.stat().st_size for p in directory.rglob("*") if p.is_file()),
-                "proof": {"graphs": len(read_proof(directory).proven)}
-                if (directory / PROOF).exists()
-                else None,
+                "proof": proof,
             }
     except (BundleError, GraphError, IndexError, ValueError) as error:
         return {"error": str(error)}

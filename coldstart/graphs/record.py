@@ -10,7 +10,7 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,7 @@ from coldstart.graphs.api import AllocationEvent, Captured, Edge, KernelNode, No
 from coldstart.graphs.errors import AlteredTableError, DriverError, GraphRefusedError
 from coldstart.graphs.tables import (
     DEVICE,
-    EDGE,
-    HIGHEST,
     HOST,
-    LOWEST,
-    NO_KERNEL,
-    NODE,
     NONE,
     TENSOR_MAP_BYTES,
     Array,
@@ -83,11 +78,8 @@ class Snapshot:
     def libraries(self) -> list[SymbolRegion]:
         """Return the driver allocations that contain no memory of the framework."""
         device = [r for r in self.ranges if r.symbol == DEVICE]
-        bases = [
-            np.array([r.base for r in [*self.regions, *self.pool]], np.uint64),
-            self.allocations["address"],
-        ]
-        holders = set(Intervals(device).find(np.concatenate(bases)).tolist())
+        bases = np.array([r.base for r in [*self.regions, *self.pool]], np.uint64)
+        holders = set(Intervals(device).find(np.append(bases, self.allocations["address"])).tolist())
         return [region for number, region in enumerate(device) if number not in holders]
 
     def save(self, directory: Path) -> None:
@@ -182,24 +174,25 @@ class GraphBuilder:
         number = self._kernels.setdefault(kernel, len(self._kernels))
         attributes = self._attributes.setdefault(node.attributes, len(self._attributes))
         row = (NodeKind.KERNEL, 0, attributes, number, node.grid, node.block, len(node.payload), node.shared)
-        self._nodes.append((*row, self._store(node.payload)))
+        self._append(row, node.payload)
 
     def add_other(self, kind: NodeKind, payload: bytes = b"") -> None:
         """Append a memset, copy or empty node."""
-        row = (kind, 0, 0, NO_KERNEL, (0, 0, 0), (0, 0, 0), len(payload), 0)
-        self._nodes.append((*row, self._store(payload)))
+        row = (kind, 0, 0, stored.NO_KERNEL, (0, 0, 0), (0, 0, 0), len(payload), 0)
+        self._append(row, payload)
 
-    def _store(self, payload: bytes) -> int:
-        at = len(self._payload)
+    def _append(self, row: tuple[object, ...], payload: bytes) -> None:
+        self._nodes.append((*row, len(self._payload)))
         self._payload += payload.ljust(-(-len(payload) // ALIGN) * ALIGN, b"\0")
-        return at
 
     def finish(self, key: str, size: int, handles: Sequence[int], edges: Iterable[Edge]) -> None:
         """Close the graph; `handles` are its nodes in the order in which they were appended."""
         number = {handle: i for i, handle in enumerate(handles)}
-        rows = [(number[e.source], number[e.target], e.from_port, e.to_port, e.type, 0) for e in edges]
+        rows = [(number[source], number[target], *data, 0) for source, target, *data in edges]
         payload = np.frombuffer(bytes(self._payload), np.uint8)
-        self.graphs[key] = Graph(size, np.array(self._nodes, NODE), np.array(sorted(rows), EDGE), payload)
+        self.graphs[key] = Graph(
+            size, np.array(self._nodes, stored.NODE), np.array(sorted(rows), stored.EDGE), payload
+        )
 
     def begin(self) -> None:
         """Start the next graph; a graph that is not finished leaves nothing."""
@@ -207,13 +200,12 @@ class GraphBuilder:
 
     def build_tables(self, refused: dict[str, str]) -> Tables:
         """Return the tables of all graphs so far, without regions and relocations."""
-        attributes: list[Attributes] = list(self._attributes)
-        return Tables(self.graphs, list(self._kernels), attributes, refused=refused)
+        return Tables(self.graphs, list(self._kernels), list(self._attributes), refused=refused)
 
 
 def read_graphs(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured]) -> Tables:
     """Return tables with one row for each node of every supported graph."""
-    builder, sizes, refused = GraphBuilder(), framework.sizes(), dict[str, str]()
+    builder, sizes, refused = GraphBuilder(), framework.sizes, dict[str, str]()
     for key, capture in captured.items():
         builder.begin()
         try:
@@ -234,15 +226,13 @@ def _read_node(driver: CudaDriver, builder: GraphBuilder, handle: int) -> None:
         if any(mark in kernel.name for mark in COLLECTIVES):
             raise GraphRefusedError(f"collective kernel {kernel.name} cannot be restored")
         if kernel.mutable_globals:  # a second copy of the binary would have its own variables
-            raise GraphRefusedError(
-                f"kernel {kernel.name} cannot be restored: its binary has mutable globals"
-            )
+            raise GraphRefusedError(f"the binary of kernel {kernel.name} has mutable globals")
         builder.add_kernel(node, kernel)
     elif kind in (NodeKind.MEMSET, NodeKind.MEMCPY, NodeKind.EMPTY):
         readers = {NodeKind.MEMSET: driver.memset_node, NodeKind.MEMCPY: driver.memcpy_node}
         builder.add_other(NodeKind(kind), readers[NodeKind(kind)](handle) if kind != NodeKind.EMPTY else b"")
     else:
-        raise GraphRefusedError(f"a {NodeKind(kind).name.lower()} node cannot be restored")
+        raise GraphRefusedError(f"a node of type {kind.name} cannot be restored")
 
 
 # --- memory ------------------------------------------------------------------------------------------
@@ -251,7 +241,7 @@ def _read_node(driver: CudaDriver, builder: GraphBuilder, handle: int) -> None:
 def _candidates(graph: Graph, kernels: Sequence[Kernel]) -> Array:
     """Return the words of a graph that may be addresses."""
     values = stored.values(graph.payload, stored.places(graph, kernels))
-    return values[(values >= LOWEST) & (values < HIGHEST)]
+    return values[(values >= stored.LOWEST) & (values < stored.HIGHEST)]
 
 
 def _find_allocations(driver: CudaDriver, addresses: Array) -> list[SymbolRegion]:
@@ -317,10 +307,3 @@ def decode_map(driver: CudaDriver, descriptor: bytes, masks: Sequence[int]) -> i
     changed = int.from_bytes(descriptor, "little") ^ _move(driver, descriptor, AWAY)
     address = AWAY ^ sum(1 << bit for bit, mask in enumerate(masks) if mask and changed & mask == mask)
     return address if address and driver.move_tensor_map(descriptor, address) == descriptor else None
-
-
-def keep(snapshot: Snapshot, keys: Iterable[str]) -> Snapshot:
-    """Return the snapshot with these graphs only, in this order."""
-    return replace(
-        snapshot, tables=replace(snapshot.tables, graphs={k: snapshot.tables.graphs[k] for k in keys})
-    )

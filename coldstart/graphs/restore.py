@@ -65,12 +65,9 @@ class Restorer:
         """Link the bundle and return its graphs by key, in order of size; the others have their reasons in `fallbacks`."""
         if not self.link():
             return {}
-        sizes, graphs = (
-            {key: graph.size for key, graph in self._tables.graphs.items()},
-            dict[str, Replayable](),
-        )
-        counter = start_progress.Counter("restore graphs", len(sizes), "graphs")
-        for number, key in enumerate(sorted(sizes, key=sizes.__getitem__), 1):
+        held, graphs = self._tables.graphs, dict[str, Replayable]()
+        counter = start_progress.Counter("restore graphs", len(held), "graphs")
+        for number, key in enumerate(sorted(held, key=lambda key: held[key].size), 1):
             if (graph := self.restore(key)) is not None:
                 graphs[key] = graph
             counter.show(number)
@@ -102,9 +99,8 @@ class Restorer:
                     f"{region.symbol} has {size} bytes here and {region.size} in the bundle"
                 )
         reserved = iter(self.framework.reserve([r.size for r in regions if r.is_provided]))
-        return np.array(
-            [next(reserved) if r.is_provided else here[r.symbol].base for r in regions], np.uint64
-        )
+        bases = [next(reserved) if r.is_provided else here[r.symbol].base for r in regions]
+        return np.array(bases, np.uint64)
 
     def _write_contents(self, tables: Tables) -> None:
         """Write the contents into the memory that the bundle provides, and NaN into the rest of it."""
@@ -113,8 +109,7 @@ class Restorer:
             if region.is_provided and region.size:
                 self.driver.fill(base, region.size, UNWRITTEN)
         for region, length, offset, start in tables.blocks.tolist():
-            if tables.regions[region].is_provided:
-                self.driver.write(int(self._base[region]) + offset, data[start : start + length].tobytes())
+            self.driver.write(int(self._base[region]) + offset, data[start : start + length].tobytes())
 
     def _find_kernels(self, kernels: Sequence[Kernel]) -> tuple[list[int], dict[int, str]]:
         """Return the function of each kernel, and the reasons for those that are missing."""
@@ -146,30 +141,25 @@ class Restorer:
 
     def _build(self, key: str) -> Replayable:
         """Build a graph in the driver: nodes in captured order, attributes, edges with their data, instantiation."""
-        tables = self._tables
-        if key not in tables.graphs:
-            reason = tables.refused.get(key, "the bundle does not contain this graph")
-            raise GraphRefusedError(self.fallbacks.get("*", reason))
-        graph = tables.graphs[key]
+        tables, graph = self._tables, self._tables.graphs[key]
         for number in graph.kernels():
             if number in self._missing:
                 raise GraphRefusedError(self._missing[number])
         payload = relocate(graph.payload, graph.relocations, self._base, self.driver)
-        launches = make_launches(graph, payload, tables.kernels, self._functions)
+        rows, pointers = make_launches(graph, payload, tables.kernels, self._functions)
         raw = self.driver.new_graph()
         try:
-            nodes = _add_nodes(self.driver, raw, graph, launches.rows, payload)
-            for number in np.flatnonzero(graph.nodes["attributes"]).tolist():
-                self.driver.set_attributes(
-                    nodes[number], tables.attributes[graph.nodes[number]["attributes"]]
-                )
+            nodes = _add_nodes(self.driver, raw, graph, rows, payload)
+            given = graph.nodes["attributes"]
+            for number in np.flatnonzero(given).tolist():
+                self.driver.set_attributes(nodes[number], tables.attributes[given[number]])
             self.driver.add_edges(raw, nodes, graph.edges)
             executable = self.driver.instantiate(raw)
         except GraphError:
             with suppress(GraphError):
                 self.driver.destroy(raw)
             raise
-        return Replayable(self.driver, self.framework, executable, [launches, raw])
+        return Replayable(self.driver, self.framework, executable, [pointers, payload, raw])
 
 
 def _add_nodes(driver: CudaDriver, raw: int, graph: Graph, rows: Array, payload: Array) -> list[Any]:

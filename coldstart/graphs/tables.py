@@ -8,7 +8,6 @@ Invariant: load(save(t)) == t, and `load` raises AlteredTableError after any cha
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import json
@@ -22,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from coldstart.artifacts import canonical, files
 from coldstart.graphs.errors import AlteredTableError, GraphError
 
 Array = npt.NDArray[Any]
@@ -38,12 +38,13 @@ RELOCATION = np.dtype(
     [("place", "<u4"), ("region", "<u2"), ("kind", "u1"), ("reserved", "u1"), ("offset", "<i8")]
 )
 BLOCK = np.dtype([("region", "<u4"), ("length", "<u4"), ("offset", "<u8"), ("start", "<u8")])
+# Members of CUDA_MEMSET_NODE_PARAMS and CUDA_MEMCPY3D.
 MEMSET = np.dtype(
-    [("target", "<u8"), ("pitch", "<u8"), ("value", "<u4"), ("element", "<u4"), ("width", "<u8"), ("height", "<u8")]
+    [("dst", "<u8"), ("pitch", "<u8"), ("value", "<u4"), ("elementSize", "<u4"), ("width", "<u8"), ("height", "<u8")]
 )  # fmt: skip
 MEMCPY = np.dtype(
-    [("source", "<u8"), ("target", "<u8"), ("width", "<u8"), ("height", "<u8"), ("depth", "<u8"),
-     ("source_pitch", "<u8"), ("source_height", "<u8"), ("target_pitch", "<u8"), ("target_height", "<u8")]
+    [("srcDevice", "<u8"), ("dstDevice", "<u8"), ("WidthInBytes", "<u8"), ("Height", "<u8"), ("Depth", "<u8"),
+     ("srcPitch", "<u8"), ("srcHeight", "<u8"), ("dstPitch", "<u8"), ("dstHeight", "<u8")]
 )  # fmt: skip
 BYTES = np.dtype("u1")
 PARTS = {"nodes": NODE, "edges": EDGE, "payload": BYTES, "relocations": RELOCATION}
@@ -154,11 +155,6 @@ class Manifest:
     seal: str
 
 
-def canonical(data: object) -> bytes:
-    """Return the canonical bytes of a JSON value."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-
-
 def sha256(data: bytes) -> str:
     """Return the SHA-256 in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
@@ -170,9 +166,12 @@ def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
     for digest, data in binaries.items():
         (directory / KERNELS / digest).write_bytes(data)
     graphs, packed = list(tables.graphs.values()), io.BytesIO()
-    arrays = {name: _join(dtype, [getattr(g, name) for g in graphs]) for name, dtype in PARTS.items()}
+    arrays = {
+        name: np.concatenate([np.zeros(0, dtype), *(getattr(graph, name) for graph in graphs)])
+        for name, dtype in PARTS.items()
+    }
     counts = np.array([(g.size, *(len(getattr(g, name)) for name in PARTS)) for g in graphs], GRAPH)
-    np.savez(packed, graphs=counts, **arrays, **{name: getattr(tables, name) for name in CONTENTS})  # type: ignore[arg-type]
+    np.savez(packed, graphs=counts, **arrays, **{name: getattr(tables, name) for name in CONTENTS})
     (directory / ARRAYS).write_bytes(packed.getvalue())
     shared = {name: getattr(tables, name) for name in ("attributes", "refused", "report")}
     regions = [asdict(replace(region, base=0)) for region in tables.regions]
@@ -180,38 +179,28 @@ def save(tables: Tables, directory: Path, binaries: Mapping[str, bytes]) -> str:
         "format": FORMAT, "tables": sha256(packed.getvalue()), "binaries": sorted(binaries),
         "keys": list(tables.graphs), "kernels": [asdict(k) for k in tables.kernels], "regions": regions,
     }  # fmt: skip
-    seal = sha256(canonical(manifest))
-    (directory / MANIFEST).write_bytes(canonical(manifest | {"seal": seal}))
+    seal = sha256(canonical.dumps(manifest))
+    (directory / MANIFEST).write_bytes(canonical.dumps(manifest | {"seal": seal}))
     return seal
 
 
-def _join(dtype: np.dtype[Any], parts: list[Array]) -> Array:
-    return np.concatenate([np.zeros(0, dtype), *parts])
-
-
-def require_file(path: Path) -> Path:
-    """Return `path`. Raises OSError if it is no regular file, such as a pipe, on which a read would wait."""
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file")
-    return path
+def read_file(path: Path) -> bytes:
+    """Return the bytes of a regular file. Raises OSError for another one, such as a pipe, on which a read would wait."""
+    with files.open_regular(path) as file:
+        return file.read()
 
 
 def read_manifest(directory: Path) -> Manifest:
     """Return the sealed JSON. Raises AlteredTableError if it is truncated, changed or of another format."""
     try:
-        document = json.loads(require_file(directory / MANIFEST).read_bytes())
-        found = document.get("format")
+        document = json.loads(read_file(directory / MANIFEST))
         unsealed = {name: value for name, value in document.items() if name != "seal"}
-        sealed = document["seal"] == sha256(canonical(unsealed))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise AlteredTableError(f"cannot read {MANIFEST}: {error}") from error
-    if not sealed:
-        raise AlteredTableError(f"{MANIFEST} does not match its seal")
-    if found != FORMAT:
-        raise AlteredTableError(f"{MANIFEST} has format {found}, but this version reads format {FORMAT}")
-    try:
+        if document["seal"] != sha256(canonical.dumps(unsealed)):
+            raise AlteredTableError(f"{MANIFEST} does not match its seal")
+        if (found := document.get("format")) != FORMAT:
+            raise AlteredTableError(f"{MANIFEST} has format {found}, but this version reads format {FORMAT}")
         return msgspec.convert(document, Manifest)
-    except msgspec.ValidationError as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise AlteredTableError(f"cannot read {MANIFEST}: {error}") from error
 
 
@@ -219,7 +208,7 @@ def load(directory: Path) -> Tables:
     """Return the tables of a directory. Raises AlteredTableError."""
     manifest = read_manifest(directory)
     try:
-        packed = require_file(directory / ARRAYS).read_bytes()
+        packed = read_file(directory / ARRAYS)
         if sha256(packed) != manifest.tables:
             raise AlteredTableError(f"{ARRAYS} does not match its digest")
         with np.load(io.BytesIO(packed), allow_pickle=False) as held:
@@ -227,7 +216,8 @@ def load(directory: Path) -> Tables:
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise AlteredTableError(f"cannot read {ARRAYS}: {error}") from error
     counts = arrays.pop("graphs")
-    _need(counts.dtype == GRAPH and len(counts) == len(set(manifest.keys)), "keys and graphs differ")
+    if counts.dtype != GRAPH or len(counts) != len(set(manifest.keys)):
+        raise AlteredTableError("graph tables: keys and graphs differ")
     parts = {name: _split(arrays.pop(name), counts[name], name) for name in PARTS}
     graphs = [
         Graph(int(row["size"]), **{name: parts[name][number] for name in PARTS})
@@ -239,14 +229,15 @@ def load(directory: Path) -> Tables:
 
 def _split(rows: Array, counts: Array, name: str) -> list[Array]:
     ends = np.cumsum(counts.astype(np.int64))
-    _need((int(ends[-1]) if len(ends) else 0) == len(rows), f"the graphs do not cover the {name}")
+    if (int(ends[-1]) if len(ends) else 0) != len(rows):
+        raise AlteredTableError(f"graph tables: the graphs do not cover the {name}")
     return np.split(rows, ends[:-1])
 
 
 def read_by_digest(directory: Path, digest: str) -> bytes:
     """Return a file that is named by its digest, verified. Raises AlteredTableError."""
     try:
-        data = require_file(directory / digest).read_bytes()
+        data = read_file(directory / digest)
     except OSError as error:
         raise AlteredTableError(f"cannot read {directory.name}/{digest[:12]}: {error}") from error
     if sha256(data) != digest:
@@ -256,15 +247,8 @@ def read_by_digest(directory: Path, digest: str) -> bytes:
 
 def rewrite(tables: Tables, directory: Path) -> str:
     """Replace the tables of a bundle, with the same binaries; return the new seal. Raises AlteredTableError."""
-    digests = read_manifest(directory).binaries
-    return save(
-        tables, directory, {digest: read_by_digest(directory / KERNELS, digest) for digest in digests}
-    )
-
-
-def _need(condition: object, what: str) -> None:
-    if not bool(condition):
-        raise AlteredTableError(f"graph tables: {what}")
+    place = directory / KERNELS
+    return save(tables, directory, {d: read_by_digest(place, d) for d in read_manifest(directory).binaries})
 
 
 # --- words -----------------------------------------------------------------------------------------
@@ -272,14 +256,11 @@ def _need(condition: object, what: str) -> None:
 
 def places(graph: Graph, kernels: Sequence[Kernel], stride: int = STRIDE) -> Array:
     """Return the sorted positions in the payload (int64) where 8 bytes within one parameter can be an address."""
-    parts = [
-        _within(graph, number, [np.arange(at, at + size - 7, stride) for at, size in kernels[number].layout])
-        for number in graph.kernels()
-    ]
+    parts = _find_windows(graph, kernels, 8, stride)
     for kind, offsets in ((1, (0, 8)), (2, (0,))):
         starts = graph.nodes["payload"][graph.nodes["kind"] == kind].astype(np.int64)
         parts.append((starts[:, None] + np.array(offsets)).ravel())
-    return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
+    return np.sort(np.concatenate(parts))
 
 
 def maps(graph: Graph, kernels: Sequence[Kernel]) -> Array:
@@ -288,20 +269,18 @@ def maps(graph: Graph, kernels: Sequence[Kernel]) -> Array:
     The alignment is relative to the start of the parameter. The compiler aligns the parameter in the constant
     bank but not in the packed buffer.
     """
-    parts = [
-        _within(graph, number, [np.arange(a, a + n - TENSOR_MAP_BYTES + 1, MAP_STRIDE) for a, n in kernels[number].layout])
-        for number in graph.kernels()
-    ]  # fmt: skip
-    return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
+    return np.sort(np.concatenate(_find_windows(graph, kernels, TENSOR_MAP_BYTES, MAP_STRIDE)))
 
 
-def _within(graph: Graph, number: int, offsets: Sequence[Array]) -> Array:
-    """Return these offsets in the payload of every launch of a kernel."""
-    mine = (graph.nodes["kind"] == 0) & (graph.nodes["kernel"] == number)
-    positions: Array = graph.nodes["payload"][mine].astype(np.int64)[:, None] + np.concatenate(
-        [np.zeros(0, np.int64), *offsets]
-    )
-    return positions.ravel()
+def _find_windows(graph: Graph, kernels: Sequence[Kernel], width: int, stride: int) -> list[Array]:
+    """Return the positions of all windows of `width` bytes at each `stride` within one parameter of each launch."""
+    found = [np.zeros(0, np.int64)]
+    for number in graph.kernels():
+        launched = (graph.nodes["kind"] == 0) & (graph.nodes["kernel"] == number)
+        start = graph.nodes["payload"][launched].astype(np.int64)[:, None]
+        for at, size in kernels[number].layout:
+            found.append((start + np.arange(at, at + size - width + 1, stride)).ravel())
+    return found
 
 
 def values(payload: Array, at: Array) -> Array:

@@ -36,21 +36,14 @@ class TorchFramework:
         import torch
 
         self.torch, self.driver, self._pool = torch, driver, pool
-        self.tensors, self._sizes, self._capture = tensors, dict(sizes), capture
+        self.tensors, self.sizes, self._capture = tensors, dict(sizes), capture
         self.reserved: list[Any] = []
-
-    def sizes(self) -> dict[str, int]:
-        return dict(self._sizes)
 
     def regions(self) -> list[SymbolRegion]:
         return tensor_regions(self.tensors)
 
     def pool(self) -> list[SymbolRegion]:
-        return pool_segments(self._snapshot(), self._pool)
-
-    def _snapshot(self) -> dict[str, Any]:
-        snapshot: dict[str, Any] = self.torch.cuda.memory._snapshot()
-        return snapshot
+        return pool_segments(self.torch.cuda.memory._snapshot(), self._pool)
 
     def reserve(self, sizes: Sequence[int]) -> list[int]:
         """Allocate one block for each size in bytes, keep them until `release`, and return their addresses."""
@@ -62,7 +55,7 @@ class TorchFramework:
         self.reserved.clear()
 
     def trace(self) -> list[AllocationEvent]:
-        return trace_events(self._snapshot(), self._pool)
+        return trace_events(self.torch.cuda.memory._snapshot(), self._pool)
 
     def capture(self, key: str) -> Captured:
         """Capture a graph and instantiate it in the driver. Raises GraphRefusedError if PyTorch cannot capture it."""

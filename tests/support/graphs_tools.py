@@ -18,7 +18,7 @@ SMALL = Shape("small", 2, sizes=(1, 8, 64, 256))
 def offline(seed: int, model: SimModel | None = None) -> Snapshot:
     """Capture every size in one process, largest first."""
     model = model or SimModel(SMALL, seed)
-    return take(model.driver, model, {key: model.capture(key) for key in reversed(model.sizes())})
+    return take(model.driver, model, {key: model.capture(key) for key in reversed(model.sizes)})
 
 
 def bundle(directory: Path) -> None:

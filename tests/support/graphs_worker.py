@@ -74,7 +74,7 @@ class Manager:
     _max_full_descs_to_capture: int | None = None
 
     def __post_init__(self) -> None:
-        sizes = sorted(self.model.sizes().values(), reverse=True)
+        sizes = sorted(self.model.sizes.values(), reverse=True)
         full, piece = [Descriptor(Mode.FULL, n) for n in sizes], Descriptor(Mode.PIECEWISE, sizes[0])
         self._capture_descs = {Mode.FULL: full, Mode.PIECEWISE: [piece]}
         self.captured: list[int] = []
@@ -91,13 +91,10 @@ class Framework:
     """Framework of the simulated model under vLLM's keys."""
 
     def __init__(self, model: SimModel, sizes: dict[str, int], capture: Any) -> None:
-        self._model, self._sizes, self._capture = model, sizes, capture
+        self._model, self.sizes, self._capture = model, sizes, capture
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
-
-    def sizes(self) -> dict[str, int]:
-        return self._sizes
 
     def regions(self) -> list[SymbolRegion]:
         return [replace(r, symbol=OUT) if s == "static:out" else r for s, r in self._model.named.items()]

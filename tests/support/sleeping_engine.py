@@ -32,7 +32,9 @@ def sleep(self: worker.ColdWorker, level: int = 1) -> None:
         for one in held.values():
             one.zero_()
     _note(f"sleep {level}")
-    if (place := os.environ.get("FAKE_CHECKPOINTS")) and not (own := Path(place) / str(os.getpid())).exists():
+    if (place := os.environ.get("CUDA_FAKE_CHECKPOINTS")) and not (
+        own := Path(place) / str(os.getpid())
+    ).exists():
         own.write_text("0")
 
 

@@ -31,11 +31,6 @@ FUNCTION_ATTRIBUTES = (8, 9, 14)  # dynamic shared bytes, carve-out, non-portabl
 ABSENT = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_NOT_SUPPORTED")
 MEMORY_HOST, MEMORY_DEVICE = 1, 2
 EDGE_BYTES = 8
-# Members of CUDA_MEMSET_NODE_PARAMS and CUDA_MEMCPY3D in the order of MEMSET and MEMCPY.
-SET_MEMBERS = ("dst", "pitch", "value", "elementSize", "width", "height")
-COPY_MEMBERS = (
-    "srcDevice", "dstDevice", "WidthInBytes", "Height", "Depth", "srcPitch", "srcHeight", "dstPitch", "dstHeight",
-)  # fmt: skip
 
 
 @cache
@@ -72,15 +67,17 @@ def primary_context(ordinal: int = 0) -> Any:
 
 
 class CudaDriver:
-    """Driver that reads, builds and launches graphs; `modules` finds the binary of each function."""
+    """Driver that reads, builds and launches graphs in the primary context of the first visible device.
 
-    def __init__(self, modules: ModuleLog | None = None, ordinal: int = 0) -> None:
+    `modules` finds the binary of each function.
+    """
+
+    def __init__(self, modules: ModuleLog | None = None) -> None:
         self.d = bindings()
         self.modules = modules or ModuleLog()
-        self.context = primary_context(ordinal)
+        self.context = primary_context()
         self._kernels: dict[int, Kernel] = {}
-        probe = (2, 11, 12)
-        self._range = [self.d.CUpointer_attribute(i) for i in probe]
+        self._range = [self.d.CUpointer_attribute(i) for i in (2, 11, 12)]
         self._params = self.d.CUDA_KERNEL_NODE_PARAMS()
 
     # --- reading -------------------------------------------------------------------------------------
@@ -98,7 +95,7 @@ class CudaDriver:
         if count.value:
             self._get_edges(graph, sources, targets, data, count)
         ports = (data[i : i + 3] for i in range(0, len(data), EDGE_BYTES))
-        return [Edge(s, t, *p) for s, t, p in zip(sources, targets, ports, strict=True)]
+        return [(s, t, *p) for s, t, p in zip(sources, targets, ports, strict=True)]
 
     @staticmethod
     def _get_edges(graph: int, sources: Any, targets: Any, data: Any, count: ctypes.c_size_t) -> None:
@@ -107,8 +104,8 @@ class CudaDriver:
         if result:
             raise DriverError("cuGraphGetEdges", result)
 
-    def kind(self, node: int) -> int:
-        return int(call(self.d.cuGraphNodeGetType, self.d.CUgraphNode(node)))
+    def kind(self, node: int) -> Any:
+        return call(self.d.cuGraphNodeGetType, self.d.CUgraphNode(node))
 
     def kernel_node(self, node: int) -> KernelNode:
         p = call(self.d.cuGraphKernelNodeGetParams, self.d.CUgraphNode(node))
@@ -120,10 +117,10 @@ class CudaDriver:
 
     @staticmethod
     def _payload(p: Any, kernel: Kernel) -> bytes:
-        """Return the packed parameters, from kernelParams or from the packed buffer of `extra`."""
+        """Return the packed parameters."""
         out = bytearray(kernel.size)
-        if not int(p.kernelParams):
-            return _extra(int(p.extra), kernel.size)
+        if kernel.layout and not int(p.kernelParams):  # a launch that packed them itself (`extra`)
+            raise GraphRefusedError("a kernel node has no readable parameters")
         pointers = (ctypes.c_uint64 * len(kernel.layout)).from_address(int(p.kernelParams))
         for address, (offset, size) in zip(pointers, kernel.layout, strict=True):
             out[offset : offset + size] = ctypes.string_at(address, size)
@@ -150,7 +147,7 @@ class CudaDriver:
 
     def memset_node(self, node: int) -> bytes:
         p = call(self.d.cuGraphMemsetNodeGetParams, self.d.CUgraphNode(node))
-        return np.array([tuple(int(getattr(p, name)) for name in SET_MEMBERS)], MEMSET).tobytes()
+        return np.array([tuple(int(getattr(p, name)) for name in MEMSET.names or ())], MEMSET).tobytes()
 
     def memcpy_node(self, node: int) -> bytes:
         p = call(self.d.cuGraphMemcpyNodeGetParams, self.d.CUgraphNode(node))
@@ -161,7 +158,7 @@ class CudaDriver:
             held = self.address_range(int(getattr(p, f"{side}Device"))) if on_device else None
             if held is None or held.symbol == HOST:
                 raise GraphRefusedError("a memory copy reads or writes host memory or an array")
-        return np.array([tuple(int(getattr(p, name)) for name in COPY_MEMBERS)], MEMCPY).tobytes()
+        return np.array([tuple(int(getattr(p, name)) for name in MEMCPY.names or ())], MEMCPY).tobytes()
 
     # --- functions -----------------------------------------------------------------------------------
     def kernel(self, function: int) -> Kernel:
@@ -248,14 +245,14 @@ class CudaDriver:
 
     def add_memset(self, graph: int, row: Any) -> Any:
         p = self.d.CUDA_MEMSET_NODE_PARAMS()
-        for name, value in zip(SET_MEMBERS, row.item(), strict=True):
+        for name, value in zip(MEMSET.names or (), row.item(), strict=True):
             setattr(p, name, value)
         return call(self.d.cuGraphAddMemsetNode, self.d.CUgraph(graph), None, 0, p, self.context)
 
     def add_memcpy(self, graph: int, row: Any) -> Any:
         p, device = self.d.CUDA_MEMCPY3D(), self.d.CUmemorytype(MEMORY_DEVICE)
         p.srcMemoryType = p.dstMemoryType = device
-        for name, value in zip(COPY_MEMBERS, row.item(), strict=True):
+        for name, value in zip(MEMCPY.names or (), row.item(), strict=True):
             setattr(p, name, value)
         return call(self.d.cuGraphAddMemcpyNode, self.d.CUgraph(graph), None, 0, p, self.context)
 
@@ -322,14 +319,3 @@ class CudaDriver:
         moved = ctypes.string_at(at, len(descriptor))
         del held  # the buffer lives until here
         return moved
-
-
-def _extra(address: int, size: int) -> bytes:
-    """Return the packed parameter buffer of a CU_LAUNCH_PARAM list (1: buffer pointer, 2: size pointer, 0: end)."""
-    words = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint64)) if address else None
-    at = 0
-    while words and words[at] and at < 8:
-        if words[at] == 1:
-            return ctypes.string_at(words[at + 1], size)
-        at += 2
-    raise GraphRefusedError("a kernel node has no readable parameters")

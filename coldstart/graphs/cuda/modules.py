@@ -12,6 +12,7 @@ import ctypes
 import importlib.util
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import get_ident
@@ -97,10 +98,8 @@ def candidates() -> Iterator[str]:
 def library() -> ctypes.CDLL:
     """Load libcupti. Raises DriverError."""
     for name in candidates():
-        try:
+        with suppress(OSError):
             return ctypes.CDLL(name)
-        except OSError:
-            continue
     raise DriverError("dlopen libcupti", "not found: coldstart install gpu")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coldstart.graphs.api import AllocationEvent
-from coldstart.graphs.errors import BaseCollisionError
+from coldstart.graphs.errors import GraphRefusedError
 from coldstart.graphs.link import combine
 from coldstart.graphs.record import Snapshot, number_allocations
 from coldstart.graphs.tables import Kernel
@@ -26,7 +26,7 @@ def test_equal_bases_prove_nothing_and_are_refused() -> None:
     program = _program(Field("pointer", 0, 8, 1, 8), size=8)
     bases = place(program, 1).bases
     shots = [snapshot(program, place(program, seed, bases=bases)) for seed in (1, 2)]
-    with pytest.raises(BaseCollisionError, match="kv:0"):
+    with pytest.raises(GraphRefusedError, match="kv:0"):
         combine(*shots)
 
 
@@ -90,5 +90,5 @@ def test_a_traced_allocation_that_did_not_move_is_a_collision_too(at: int) -> No
         placed.bases[1] = 0x7F9000000000
         placed.trace[:] = [AllocationEvent("alloc", placed.bases[1], SIZES[1])]
         shots.append(snapshot(program, placed))
-    with pytest.raises(BaseCollisionError, match=r"alloc:8192\.0"):
+    with pytest.raises(GraphRefusedError, match=r"alloc:8192\.0"):
         combine(*shots)

@@ -538,12 +538,12 @@ API Result cuCtxSetCurrent(void *context) { COUNT(); return OK; }
 API Result cuCtxGetCurrent(void **out) { *out = &initialised; return OK; }
 API Result cuCtxSynchronize(void) { COUNT(); return OK; }
 
-/* --- checkpoints of other processes: their states are files below $FAKE_CHECKPOINTS, which every process reads -------- */
+/* --- checkpoints of other processes: their states are files below $CUDA_FAKE_CHECKPOINTS, which every process reads -------- */
 /* `PID` has the state, `calls` a line for each call. `order` has the PIDs in the order in which their calls take effect; a call
  * waits for its turn. `fail` has "CALL HOW", where CALL is the number of a call: it fails ("error"), or kills its own process
  * before or after its effect ("before", "after"), or the other process ("other"). A state is not counted. */
 static int place(char *path, size_t size, const char *name) {
-    const char *directory = getenv("FAKE_CHECKPOINTS");
+    const char *directory = getenv("CUDA_FAKE_CHECKPOINTS");
     return directory && snprintf(path, size, "%s/%s", directory, name) < (int)size;
 }
 

@@ -132,7 +132,7 @@ class SimModel:
 
     # --- capture: as a stream would record it ---------------------------------------------------------
     def capture(self, key: str) -> Captured:
-        graph = self.build(self.sizes()[key])
+        graph = self.build(self.sizes[key])
         return Captured(graph, self.driver.instantiate(graph))
 
     def build(self, size: int) -> int:
@@ -221,6 +221,7 @@ class SimModel:
         return self.driver.add_memcpy(graph, np.array([(source, target, width, 1, 1, 0, 0, 0, 0)], MEMCPY)[0])
 
     # --- framework ------------------------------------------------------------------------------------
+    @property
     def sizes(self) -> dict[str, int]:
         return {f"decode:{size}": size for size in self.shape.sizes}
 
@@ -249,7 +250,7 @@ class SimModel:
 
     # --- workload -------------------------------------------------------------------------------------
     def prepare(self, key: str, seed: int) -> None:
-        values, rows = np.random.default_rng(seed), self.shape.rows(self.sizes()[key])
+        values, rows = np.random.default_rng(seed), self.shape.rows(self.sizes[key])
         limits = {"ids": (0, VOCABULARY), "positions": (0, TABLE), "lengths": (1, SLOTS + 1)}
         for name, (low, high) in limits.items():
             self.write(f"static:{name}", values.integers(low, high, rows))
@@ -262,7 +263,7 @@ class SimModel:
         self.driver.write(self.at(symbol), values.astype(np.int32).tobytes())
 
     def observe(self, key: str) -> bytes:
-        written = 4 * self.shape.rows(self.sizes()[key]) * self.shape.width
+        written = 4 * self.shape.rows(self.sizes[key]) * self.shape.width
         spans = [(self.at("static:out"), written)]
         spans += [(r.base, r.size) for s, r in self.named.items() if s.startswith("kv:")]
         return b"".join(self.driver.read(*span) for span in spans)

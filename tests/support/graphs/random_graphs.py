@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coldstart.graphs.api import AllocationEvent, Edge, KernelNode
+from coldstart.graphs.api import AllocationEvent, KernelNode
 from coldstart.graphs.link import relocate
 from coldstart.graphs.record import MAP, GraphBuilder, Snapshot, number_allocations
 from coldstart.graphs.tables import DEVICE, Array, Kernel, SymbolRegion, Tables
@@ -133,7 +133,7 @@ def snapshot(program: Program, placement: Placement) -> Snapshot:
     for kernel, fields in program.nodes:
         data = payload(program, kernel, fields, placement.bases, placement.noise)
         builder.add_kernel(KernelNode(0, (1, 1, 1), (1, 1, 1), 0, data), program.kernels[kernel])
-    edges = [Edge(a, b, 0, 0, t) for a, b, t in program.edges]
+    edges = [(a, b, 0, 0, t) for a, b, t in program.edges]
     builder.finish(KEY, 1, range(len(program.nodes)), edges)
     everything = list(zip(program.symbols, program.sizes, placement.bases, strict=True))
     named = [SymbolRegion(s, n, b) for s, n, b in everything if ":" in s]

@@ -27,7 +27,7 @@ CUPTI_HEADER = Path(sysconfig.get_paths()["purelib"]) / "nvidia/cu13/include/cup
 def test_launch_attributes_and_flags_of_captured_graphs() -> None:
     """The attributes are read through the driver's structures; the flags of an instantiation are those of PyTorch."""
     model = SimModel(SMALL, 5)
-    captured, d = {key: model.capture(key) for key in model.sizes()}, model.driver.d
+    captured, d = {key: model.capture(key) for key in model.sizes}, model.driver.d
     assert model.fake.fake_last_flags() == 1 | 8
 
     def refused() -> dict[str, str]:

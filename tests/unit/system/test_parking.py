@@ -62,7 +62,7 @@ class Device:
 def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     (tmp_path / parker.LIBRARY).symlink_to(fake_cuda()._name)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    monkeypatch.setenv("FAKE_CHECKPOINTS", str(tmp_path))
+    monkeypatch.setenv("CUDA_FAKE_CHECKPOINTS", str(tmp_path))
     found = Device(tmp_path)
     yield found
     for process in found.processes:

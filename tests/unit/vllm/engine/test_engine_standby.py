@@ -77,7 +77,7 @@ def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place.mkdir()
     (place / parker.LIBRARY).symlink_to(fake_cuda()._name)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(place))
-    monkeypatch.setenv("FAKE_CHECKPOINTS", str(place))
+    monkeypatch.setenv("CUDA_FAKE_CHECKPOINTS", str(place))
     return place
 
 

@@ -1,0 +1,44 @@
+"""Let the processes of a rehearsal sleep and park on vLLM's CPU build: all steps run, and no memory is freed.
+
+Python imports this module at the start of every process whose PYTHONPATH has its directory.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from coldstart.vllm import late
+
+
+def permit_modes(module: ModuleType) -> None:
+    """Permit the modes that need a device."""
+    module.STANDBY.on_cpu = module.PARKED_ENGINE.on_cpu = None
+
+
+def permit_sleep(module: ModuleType) -> None:
+    """Let vLLM accept --enable-sleep-mode."""
+    module.CpuPlatform.is_sleep_mode_available = lambda self: True
+
+
+def sleep_awake(module: ModuleType) -> None:
+    """Let the worker do nothing when it sleeps and wakes, and be a process that the double of the driver knows."""
+
+    def sleep(self: Any, level: int = 1) -> None:
+        state = Path(os.environ["CUDA_FAKE_CHECKPOINTS"]) / str(os.getpid())
+        if not state.exists():
+            state.write_text("0")
+
+    def do_nothing(self: Any, tags: list[str] | None = None) -> None:
+        pass
+
+    module.ColdWorker.sleep = sleep
+    for name in ("wake_up", "checkpoint_prepare", "checkpoint_restore"):
+        setattr(module.ColdWorker, name, do_nothing)
+
+
+late.when_imported("coldstart.launch.modes", permit_modes)
+late.when_imported("vllm.platforms.cpu", permit_sleep)
+late.when_imported("coldstart.vllm.engine.worker", sleep_awake)
