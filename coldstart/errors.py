@@ -1,6 +1,7 @@
-"""Errors of coldstart that a user can meet, and the exit codes of the command line.
+"""Errors that users can meet, and the exit codes of the command line.
 
-Every error states what failed, on which object and why. `hint` is what the user can do next, if possible a command to type.
+Every error states what failed, on which object and why. `hint` is a command or a value that the user can type, if there
+is one.
 """
 
 from coldstart.artifacts.errors import (
@@ -30,9 +31,9 @@ __all__ = [
 
 
 class CommandFailedError(ColdstartError):
-    """A check failed: an invalid bundle, a regression, a server that died (exit code 1).
+    """Failed check or command: an invalid bundle, a regression, a server that exited (exit code 1).
 
-    `is_final` is set if another start with the same arguments would fail in the same way.
+    `is_final` is true if another start with the same arguments would fail in the same way.
     """
 
     exit_code = CHECK_FAILED
@@ -40,13 +41,13 @@ class CommandFailedError(ColdstartError):
 
 
 class UsageError(ColdstartError):
-    """The arguments or the configuration are invalid (exit code 2)."""
+    """Invalid arguments or configuration (exit code 2)."""
 
     exit_code = ERROR
 
 
 class LaunchRefusedError(RuntimeError):
-    """An available start mode did not start the server; the message has the reason. The next mode is tried."""
+    """Failure of one start mode, with the reason. The launcher then tries the next mode."""
 
     def __init__(self, reason: str, hint: str | None = None) -> None:
         super().__init__(reason)
@@ -54,12 +55,12 @@ class LaunchRefusedError(RuntimeError):
 
 
 class NoBundleError(ColdstartError):
-    """No bundle has this key, or none is compatible (exit code 3)."""
+    """No bundle has the key, or none is compatible (exit code 3)."""
 
     exit_code = NO_BUNDLE
 
 
 class AuthRequiredError(ColdstartError):
-    """The hub requires authentication, or the network is needed and --offline is set (exit code 4)."""
+    """Missing authentication at the hub, or network access that --offline forbids (exit code 4)."""
 
     exit_code = AUTH_REQUIRED

@@ -30,7 +30,7 @@ def complete_key(incomplete: str) -> list[str]:
     from coldstart.system.trust import trusted_keys
 
     try:
-        return [key.name for key in trusted_keys.listed() if key.name.startswith(incomplete)]
+        return [key.name for key in trusted_keys.list_keys() if key.name.startswith(incomplete)]
     except (ColdstartError, OSError, ValueError):
         return []
 

@@ -139,7 +139,7 @@ class Common:
         """Return the command line ``coldstart WORDS`` with the vLLM arguments of this command appended."""
         from coldstart.system import secrets
 
-        passed = ["--", *secrets.arguments(self.vllm_args)] if self.vllm_args else []
+        passed = ["--", *secrets.redact_arguments(self.vllm_args)] if self.vllm_args else []
         return shlex.join(["coldstart", *words, *passed])
 
     def require_network(self, address: str) -> None:

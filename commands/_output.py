@@ -68,7 +68,7 @@ class _Phase:
     def __rich__(self) -> Any:
         from rich.text import Text
 
-        return Text(escape_line(secrets.text(self.describe())), no_wrap=True, overflow="ellipsis")
+        return Text(escape_line(secrets.redact_text(self.describe())), no_wrap=True, overflow="ellipsis")
 
     def animate(self) -> AbstractContextManager[object]:
         """Show the phase in the last line of the terminal until the block ends."""
@@ -183,7 +183,7 @@ class Output:
             self._held_lines.extend(lines)
 
     def _write(self, text: str) -> None:
-        text = secrets.text(text)
+        text = secrets.redact_text(text)
         if self.out_file is None:
             sys.stdout.write(text.rstrip("\n") + "\n")
             sys.stdout.flush()
@@ -199,8 +199,8 @@ class Output:
 def prepare_document(data: Mapping[str, object]) -> dict[str, Any]:
     """Return `data` with the schema version, and with secrets redacted; `vllm_args` is redacted as an argument list."""
     if isinstance(arguments := data.get("vllm_args"), list | tuple):
-        data = {**data, "vllm_args": secrets.arguments([str(word) for word in arguments])}
-    return {"schema_version": SCHEMA_VERSION, **cast("dict[str, Any]", secrets.document(data))}
+        data = {**data, "vllm_args": secrets.redact_arguments([str(word) for word in arguments])}
+    return {"schema_version": SCHEMA_VERSION, **cast("dict[str, Any]", secrets.redact_document(data))}
 
 
 class Verbatim(str):
@@ -288,7 +288,7 @@ def format_bytes(count: float) -> str:
 
 
 def _print_to_stderr(*lines: str) -> None:
-    sys.stderr.write("".join(escape_line(secrets.text(line)) + "\n" for line in lines))
+    sys.stderr.write("".join(escape_line(secrets.redact_text(line)) + "\n" for line in lines))
     sys.stderr.flush()
 
 

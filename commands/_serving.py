@@ -119,7 +119,7 @@ def run_server(
     with ExitStack() as hide:
         if pipe >= 0:
             os.set_blocking(pipe, False)
-            request = replace(request, on_progress=lambda one: start_progress.write(pipe, one))
+            request = replace(request, on_progress=lambda one: start_progress.write_progress(pipe, one))
         else:
             request = replace(request, on_progress=hide.enter_context(show_start(common)))
         return driver.run(request, plan, announce_report, timeline)
@@ -138,10 +138,10 @@ def show_start(common: Common, *, detached: bool = False) -> "Iterator[Report]":
 
     Without --progress, show progress only for a detached server on a terminal, where no server log would interrupt it.
     """
-    from coldstart.system.start_progress import ProgressText, ignore
+    from coldstart.system.start_progress import ProgressText, ignore_progress
 
     if common.out.progress == "auto" and not (detached and common.out.is_animated()):
-        yield ignore
+        yield ignore_progress
         return
     with common.out.show_phase("start the server") as step:
         yield lambda progress: step(ProgressText(progress.describe()))
@@ -166,7 +166,7 @@ def describe_faster_start(lookup: "Lookup", ready_s: float, unavailable: Iterabl
         return None
     mode, command = hints[0]
     if lookup.vllm_args and command.startswith("coldstart materialize "):
-        command += " -- " + shlex.join(secrets.arguments(lookup.vllm_args))
+        command += " -- " + shlex.join(secrets.redact_arguments(lookup.vllm_args))
     return f"For a faster next start ({mode}): {command}"
 
 
@@ -273,7 +273,7 @@ def _describe_exit(exit_error: "ServerExitedError", log: Path) -> CommandFailedE
         )
     from coldstart.system.proc import exits
 
-    tail, error = exits.read_end(log).splitlines(), dict[str, Any]()
+    tail, error = exits.read_log_tail(log).splitlines(), dict[str, Any]()
     with suppress(ValueError, LookupError):  # a killed process has not written its error
         error = json.loads(log.read_text(errors="replace").splitlines()[-1])
         tail = tail[:-1]

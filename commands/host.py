@@ -150,7 +150,9 @@ def run(
     for name, lender in file.lenders.items():
         if arguments := file.catalogue.launches[name].args:
             _serving.print_adopted_arguments(common, lender, arguments)
-    limits_notes = configuration.describe_limits(file, hardware.engine_memory(), find_template_bytes())
+    limits_notes = configuration.describe_limits(
+        file, hardware.measure_engine_memory(), find_template_bytes()
+    )
     for note in (*file.notes, *limits_notes):
         common.out.warn(note)
     if endpoint.client_keys is not None:

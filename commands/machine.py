@@ -19,7 +19,7 @@ from coldstart.system.probes import Probe
 def doctor(common: Common) -> None:
     """Report which start modes this machine supports, what is missing, and how to install it."""
     with common.out.show_phase("examine this machine"):
-        results = probes.examine(common.cache)
+        results = probes.run_probes(common.cache)
     modes, can_serve = list_permitted(results), probes.can_serve(results)
     refused = {mode: {"reason": why.reason, "hint": why.hint} for mode, why in list_reasons().items()}
     data = {
@@ -64,5 +64,7 @@ def install(
     """Install an extra of coldstart, such as vLLM for this machine's CPU (`cpu`) or GPU (`gpu`)."""
     if common.offline:
         raise UsageError("cannot install: --offline is set", hint="remove --offline")
-    installation.install(extra, installation.Environment(constraint=constraint), common.out.print_note)
+    installation.install_extra(
+        extra, installation.PythonEnvironment(constraint=constraint), common.out.print_note
+    )
     common.out.print_success(f"Installed coldstart[{extra}]", then="coldstart doctor")

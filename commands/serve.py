@@ -136,7 +136,7 @@ def command(
 
     def announce(report: dict[str, Any]) -> None:
         if ready_file:
-            _write_file(ready_file, json.dumps(secrets.document(report)))
+            _write_file(ready_file, json.dumps(secrets.redact_document(report)))
         _serving.print_start_report(common, report)
 
     raise typer.Exit(_serving.run_server(common, request, plan, announce, timeline=timeline))
@@ -161,7 +161,7 @@ def _describe_plan(request: "ServeRequest", plan: "LaunchPlan") -> dict[str, Any
         **document,
         "absent": encode(skipped) if request.mode == modes.AUTO else [],
         "downloads": resolution.list_missing(request.lookup.model, weights=plan.weights_from is None),
-        "vllm_args": [word.replace(temporary, models) for word in secrets.arguments(plan.vllm_args)],
+        "vllm_args": [word.replace(temporary, models) for word in secrets.redact_arguments(plan.vllm_args)],
     }
 
 

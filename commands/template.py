@@ -62,13 +62,13 @@ def freeze(
     from coldstart.system.snapshot import runtime_image
 
     directory = process_snapshot.find_runtime(common.cache)
-    is_new = force or directory is None or runtime_image.described(directory).obstacle is not None
+    is_new = force or directory is None or runtime_image.describe_image(directory).obstacle is not None
     if directory is None or is_new:
         if why := RUNTIME_SNAPSHOT.unavailable():
             raise CommandFailedError(f"cannot freeze the runtime: {why.reason}", hint=why.hint)
         with common.out.show_phase("freeze the imported runtime"):
             directory = process_snapshot.freeze_runtime(common.cache, ready_timeout)
-    image = runtime_image.described(directory)
+    image = runtime_image.describe_image(directory)
     data = {**asdict(image), "made_now": is_new}
     common.out.print_result(data, f"{image.directory}  {format_bytes(image.size)}")
     verb = "Froze" if is_new else "Found"
@@ -83,11 +83,11 @@ def discard(common: Common) -> None:
     """Remove all frozen runtimes from the cache directory."""
     from coldstart.system.snapshot import runtime_image
 
-    images = list(runtime_image.listed(common.cache.runtimes))
+    images = list(runtime_image.list_images(common.cache.runtimes))
     if not images:
         common.out.print_note("no frozen runtime exists in the cache directory")
     for image in images:
-        runtime_image.discard(image.directory)
+        runtime_image.remove_image(image.directory)
     freed = sum(image.size for image in images)
     common.out.print_result({"discarded": len(images), "freed_bytes": freed}, f"discarded {len(images)}")
 
@@ -100,7 +100,7 @@ def status(common: Common) -> None:
     from coldstart.system.snapshot import runtime_image
 
     templates = list(template_pool.listed())
-    images = list(runtime_image.listed(common.cache.runtimes))
+    images = list(runtime_image.list_images(common.cache.runtimes))
     rows = [
         (w.level, w.model, w.key[7:19], w.pid or "exited", "yes" if w.ready else "no", len(w.servers))
         for w in templates

@@ -23,7 +23,7 @@ app = group(__doc__)
 @declare()
 def list_keys(common: Common) -> None:
     """List the keys whose bundles may run code here."""
-    keys = trust.listed()
+    keys = trust.list_keys()
     rows = [(key.name, key.fingerprint or key.problem, "own" if key.own else "", key.file) for key in keys]
     brief = "\n".join(key.fingerprint for key in keys if key.fingerprint)
     data = {"keys": [asdict(key) for key in keys]}
@@ -40,7 +40,7 @@ def add_key(
     name: Annotated[str, typer.Option("--name", help="Name for the key on this machine.")] = "added",
 ) -> None:
     """Trust the bundles signed with a key."""
-    key = trust.add(file, name)
+    key = trust.add_key(file, name)
     common.out.print_result(asdict(key), f"added {key.name} ({key.fingerprint})", brief=str(key.fingerprint))
     common.out.print_success("Trusted a key", where=str(paths.state_dir()), then="coldstart trust list")
 
@@ -59,7 +59,7 @@ def remove_key(
     ],
 ) -> None:
     """Remove a trusted key. Bundles signed only with this key can no longer run code on this machine."""
-    removed = trust.remove(name)
+    removed = trust.remove_keys(name)
     text = "\n".join(escape_line(f"{key.fingerprint or key.problem}  {key.file}") for key in removed)
     common.out.print_result({"removed": [asdict(key) for key in removed]}, text)
     common.out.print_success("Removed a key", where=str(paths.state_dir()), then="coldstart trust list")
@@ -69,7 +69,7 @@ def remove_key(
 @declare()
 def show_own(common: Common) -> None:
     """Print the public key of this machine. Other machines trust it with trust add."""
-    own = next((key for key in trust.listed() if key.own), None)
+    own = next((key for key in trust.list_keys() if key.own), None)
     fingerprint = own.fingerprint if own else None
     pem = sign.load_public_pem(paths.state_dir()).decode()
     common.out.print_result({"fingerprint": fingerprint, "public_key": pem}, pem)

@@ -162,7 +162,9 @@ def _detach(start: _Start, serve_args: list[str], lock: int) -> None:
     serve_args += [flag for flag, is_set in flags if is_set]
 
     def record(pid: int) -> None:
-        start.own_record = replace(start.own_record, pid=pid, birth=processes.birth(pid), log=str(log))
+        start.own_record = replace(
+            start.own_record, pid=pid, birth=processes.read_identity(pid), log=str(log)
+        )
         start.directory.write(start.own_record)
 
     with _serving.show_start(common, detached=True) as show:

@@ -46,9 +46,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=done)
         items[:] = [item for item in items if item not in set(done)]
     lacking: dict[str, str] = {}
-    if runtime.vllm_distribution() is None:
+    if runtime.find_vllm_distribution() is None:
         lacking["vllm"] = "vLLM is not installed: coldstart install cpu"
-    if not nvml.query():
+    if not nvml.list_gpus():
         lacking["gpu"] = "no NVIDIA device answers"
     for item in items:
         for marker in lacking.keys() & {mark.name for mark in item.iter_markers()}:

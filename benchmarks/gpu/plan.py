@@ -98,9 +98,11 @@ class Part:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            raise RuntimeError(f"did not end in time: {exits.read_end(log)}") from None
+            raise RuntimeError(f"did not end in time: {exits.read_log_tail(log)}") from None
         if process.returncode:
-            raise RuntimeError(f"exit code {process.returncode}: {output[-TAIL:]}\n{exits.read_end(log)}")
+            raise RuntimeError(
+                f"exit code {process.returncode}: {output[-TAIL:]}\n{exits.read_log_tail(log)}"
+            )
         return output
 
     def coldstart(self, name: str, *words: str) -> str:

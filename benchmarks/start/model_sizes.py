@@ -131,7 +131,8 @@ def disk(model: Path, cache: Cache) -> dict[str, int]:
     return {
         **dict.fromkeys((run_order.FRESH, run_order.TEMPLATE_RUNTIME, run_order.TEMPLATE_ENGINE), base),
         run_order.RUNTIME_SNAPSHOT: base + disk_usage(cache.runtimes),
-        run_order.SNAPSHOT: base + disk_usage(runtime_image.engine_place(cache.runtimes, bundle.digest)),
+        run_order.SNAPSHOT: base
+        + disk_usage(runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest)),
     }
 
 

@@ -92,7 +92,7 @@ def measure(
         server.read_readiness()
     )  # before `processes`: it may report a server outside the command's process tree
     cpu_s = _measure_cpu_s(server, cpu_before)
-    pss = processes.pss_bytes([process.pid for process in server.processes()])
+    pss = processes.measure_pss_bytes([process.pid for process in server.processes()])
     listening = Span(LISTENING, server.launched_s, first.listening_s, HARNESS_TRACK)
     harness = Timeline([listening, Span(ANSWERING, first.listening_s, first.token_s, HARNESS_TRACK)])
     reported_spans = _read_reported_spans(server)
@@ -102,7 +102,7 @@ def measure(
         first_token_s=first.token_s - server.launched_s,
         cpu_s=cpu_s,
         pss_bytes=pss,
-        phases=harness.phases() | reported_spans.phases(),
+        phases=harness.sum_phases() | reported_spans.sum_phases(),
         stages=stages.measure_stages(reported_spans.spans, server.launched_s, first.token_s),
         spans=Timeline([*harness.spans, *reported_spans.spans]).describe_spans(server.launched_s),
         responses=complete_sequentially(client, settings.prompts, settings.max_tokens),

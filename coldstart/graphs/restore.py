@@ -66,11 +66,11 @@ class Restorer:
         if not self.link():
             return {}
         held, graphs = self._tables.graphs, dict[str, Replayable]()
-        counter = start_progress.Counter("restore graphs", len(held), "graphs")
+        counter = start_progress.ProgressCounter("restore graphs", len(held), "graphs")
         for number, key in enumerate(sorted(held, key=lambda key: held[key].size), 1):
             if (graph := self.restore(key)) is not None:
                 graphs[key] = graph
-            counter.show(number)
+            counter.report_done(number)
         return graphs
 
     # --- linking -------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def lay(section: Path, root: Path) -> Path:
         OSError: The copy failed. A partial copy is removed; that of a killed start by the next one of the section, or `sweep`.
     """
     if not root.is_dir():
-        with scratch.owned(root.parent, f"{root.name}.") as draft:
+        with scratch.create_owned_directory(root.parent, f"{root.name}.") as draft:
             part = draft / "part"
             try:
                 shutil.copytree(section, part)
@@ -70,7 +70,7 @@ def lay(section: Path, root: Path) -> Path:
 
 def sweep(place: Path) -> None:
     """Remove the partial copies below `place` of killed starts. Raises OSError."""
-    scratch.sweep_below(place, "?" * 64 + ".")
+    scratch.remove_dead_below(place, "?" * 64 + ".")
 
 
 def _relocate_groups(triton: Path, final: Path) -> None:

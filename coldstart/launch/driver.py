@@ -12,7 +12,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import ladder, planning
 from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server, end_on_error, stay
-from coldstart.system.recording import recording
+from coldstart.system.recording import record_timeline
 from coldstart.system.timeline import Timeline
 
 
@@ -36,10 +36,10 @@ def run(
     Raises:
         CommandFailedError: The server exited or was not ready in time.
     """
-    with recording(save_to) as recorded:
+    with record_timeline(save_to) as recorded:
         server = ladder.start(request, plan)
         with end_on_error(server.running.process):
-            recorded.started()
+            recorded.save_start()
             announce(server, recorded.timeline)
             return stay(server.running.process)
 

@@ -55,7 +55,7 @@ def loading(given: Arguments, model: ResolvedModel) -> list[str]:
         return []
     if runtime.targets_cpu():
         return _format(given)
-    has_loader = runtime.torch_build().get("cuda") and find_spec(INSTANT_TENSOR)
+    has_loader = runtime.read_torch_build().get("cuda") and find_spec(INSTANT_TENSOR)
     return _format(given, INSTANT_TENSOR) if has_loader else []
 
 
@@ -131,7 +131,7 @@ def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tup
         place = paths.runtime_dir() / f"preload-{digest.removeprefix('sha256:')[:16]}"
         if any(place.glob("*.sock")):
             return [], gpu_starts.load_preloaded(place)
-        daemon = gpu_starts.preload(model.path, place, secrets.arguments(lookup.vllm_args))
+        daemon = gpu_starts.preload(model.path, place, secrets.redact_arguments(lookup.vllm_args))
         limit = "no vllm preload daemon has these weights", shlex.join(daemon)
     assert limit is not None
     return [Fallback("weights", f"{limit[0]}: the model's own directory is read", limit[1])], own

@@ -26,7 +26,7 @@ def choose_address(host: str | None, port: int | None, vllm_args: Arguments) -> 
     asked = port if port is not None else vllm_args.number("port", DEFAULT_PORT)
     if asked == 0 and not vllm_args.gives("uds"):
         with suppress(OSError):  # vLLM reports an address that is not this machine's
-            port = addresses.free_port(host or str(vllm_args.value("host") or ""))
+            port = addresses.find_free_port(host or str(vllm_args.value("host") or ""))
     return [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
 
 
@@ -36,7 +36,7 @@ def find_url(vllm_args: Arguments) -> str:
         return f"unix:{uds}"
     host = str(vllm_args.value("host") or DEFAULT_HOST)
     scheme = "https" if vllm_args.value("ssl_certfile") else "http"
-    return addresses.url(host, vllm_args.value("port", DEFAULT_PORT), scheme)
+    return addresses.build_url(host, vllm_args.value("port", DEFAULT_PORT), scheme)
 
 
 def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:

@@ -194,7 +194,7 @@ class ParkedMode(TemplateMode):
         if not runtime.targets_cpu():
             from coldstart.system.devices import nvml, parking
 
-            if (limit := parking.find_limit(nvml.driver())) is not None:
+            if (limit := parking.find_limit(nvml.read_driver_version())) is not None:
                 return Reason(*limit)
         return super().unavailable(start)
 
@@ -220,7 +220,12 @@ class SnapshotMode(StartMode):
         from coldstart.system.snapshot import runtime_image
 
         lookup = start.request.lookup
-        if lookup.bundle and runtime_image.engine_place(lookup.cache.runtimes, lookup.bundle.digest).is_dir():
+        if (
+            lookup.bundle
+            and runtime_image.choose_engine_image_directory(
+                lookup.cache.runtimes, lookup.bundle.digest
+            ).is_dir()
+        ):
             return None
         return Reason("the bundle has no snapshot", lookup.format_materialize("--snapshot"))
 
@@ -348,6 +353,10 @@ def find_obstacle(mode: StartMode) -> Reason | None:
     """Return why CRIU cannot run on this machine, as the doctor reports it, for a mode that needs it."""
     from coldstart.system import probes
 
-    if "criu" not in mode.probes or not runtime.targets_cpu() or (checked := probes.criu()).status == "ok":
+    if (
+        "criu" not in mode.probes
+        or not runtime.targets_cpu()
+        or (checked := probes.probe_criu()).status == "ok"
+    ):
         return None
     return Reason(f"CRIU cannot run: {checked.found}", checked.hint or "")

@@ -75,7 +75,7 @@ class ServeRequest:
     defer_capture: bool = False
     templates: Path | None = None
     observe: Callable[[int], None] = lambda pid: None
-    on_progress: start_progress.Report = start_progress.ignore
+    on_progress: start_progress.Report = start_progress.ignore_progress
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from coldstart.models import inspection
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths, runtime
 from coldstart.system.dry_run import is_dry_run
-from coldstart.system.proc.processes import available_memory
-from coldstart.system.trust.unpacked import unpacked
+from coldstart.system.proc.processes import read_available_memory
+from coldstart.system.trust.unpacked import unpack_section
 
 KV_FLAG = "kv_cache_memory_bytes"
 # vLLM's own variable for the KV size on the CPU. If the user has set it, no size is chosen here.
@@ -64,7 +64,7 @@ def ordinary(lookup: Lookup, weights: fetch.Weights, reason: str) -> LaunchPlan:
         weights.arguments,
         key=lookup.key.digest,
         weights=weights.identity,
-        env=base_env(lookup.cache.vllm(lookup.key.digest)),
+        env=base_env(lookup.cache.vllm_cache_dir(lookup.key.digest)),
         weights_from=weights.request,
         fallbacks=[Fallback("bundle", reason)],
     )
@@ -114,7 +114,7 @@ class _Preparation:
         """Return the directory of an unpacked code section. If it cannot be used, record a fallback and return None."""
         refused: list[str] = []
         try:
-            return unpacked(self.bundle, section, self.root, self.trust, refused)
+            return unpack_section(self.bundle, section, self.root, self.trust, refused)
         except BundleError as error:
             self.drop_section(section, f"{error.message} [{error.code}]")
         except OSError as error:
@@ -154,7 +154,7 @@ class _Preparation:
         if not runtime.targets_cpu():
             self.startup_plans(sizing.get("plans"))
             return []
-        free = available_memory()
+        free = read_available_memory()
         if wanted + HEADROOM > free:
             self.drop_section("kv", f"the bundle's KV cache needs {wanted} bytes, but only {free} are free")
             return []
@@ -168,7 +168,7 @@ class _Preparation:
         try:
             plans = kv_plan.parse_plans(data)
             for plan in plans:
-                plan.fit(nvml.free_bytes(plan.rank))
+                plan.fit(nvml.read_free_bytes(plan.rank))
         except GraphError as error:
             self.drop_section("kv", str(error))
             return
@@ -215,7 +215,7 @@ def prepare(
     """
     cache, key = lookup.cache, bundle.key_digest
     preparation = _Preparation(bundle, trust, root or cache.unpacked)
-    env = base_env(cache.vllm(key))
+    env = base_env(cache.vllm_cache_dir(key))
     info = preparation.modelinfo(env)
     compile_dir = preparation.compile_dir()
     if compile_dir is not None and runtime.targets_cpu():

@@ -39,7 +39,7 @@ from coldstart.system.paths import Cache
 from coldstart.system.proc import processes, scratch
 from coldstart.system.proc.lifeline import die_with_parent
 from coldstart.system.snapshot import criu, criu_memory, runtime_image
-from coldstart.system.trust.unpacked import unpacked
+from coldstart.system.trust.unpacked import unpack_section
 
 ABOUT = runtime_image.ABOUT
 _PREFIX = "thawed-"
@@ -65,9 +65,9 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
             level, plan, meeting / "socket", subprocess.DEVNULL, timeout, bound=True, alone=True
         )
         try:
-            (template,) = processes.children(process.pid)
-            fingerprint.write(template, meeting / fingerprint.MODULES, out)
-            done = criu.run(
+            (template,) = processes.list_children(process.pid)
+            fingerprint.write_fingerprint(template, meeting / fingerprint.MODULES, out)
+            done = criu.run_criu(
                 "dump", "-t", str(template), "-D", str(out), "-o", "dump.log", *_OPTIONS, *criu.list_options()
             )
         finally:
@@ -78,9 +78,9 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
             f"cannot freeze the {level} with CRIU: {first_error(out / 'dump.log')}", hint="coldstart doctor"
         )
     read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
-    _, vllm = runtime.vllm_distribution() or ("", "")
+    _, vllm = runtime.find_vllm_distribution() or ("", "")
     about = {
-        "criu": criu.read_version(*criu.command()),
+        "criu": criu.read_version(*criu.find_command()),
         "environment": read,
         "meeting": str(meeting),
         "vllm": vllm,
@@ -88,7 +88,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
     about |= {"python": sys.executable, "made": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
     (out / ABOUT).write_text(json.dumps(about, sort_keys=True))
     try:
-        criu_memory.move(out, meeting / criu_memory.MEMORY)
+        criu_memory.move_memory(out, meeting / criu_memory.MEMORY_FILE)
     except criu_memory.UnknownImageError as error:
         return f"{error}: each thawed process reads all of its memory from the image"
     return None
@@ -97,7 +97,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill the template if it still runs, then wait for its parent."""
     with suppress(OSError):  # CRIU has ended the frozen process
-        for pid in processes.children(process.pid):
+        for pid in processes.list_children(process.pid):
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
@@ -141,7 +141,7 @@ def _pidfds(parent: int) -> list[int]:
     """Return a pidfd of each current child of `parent`."""
     found: list[int] = []
     with suppress(OSError):
-        for child in processes.children(parent):
+        for child in processes.list_children(parent):
             with suppress(ProcessLookupError):
                 found.append(os.pidfd_open(child))
     return found
@@ -155,12 +155,12 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustCheck) -> T
         BundleError: The compiled code is damaged, or the bundle is not trusted.
     """
     bundle.require_trust("compile", trust)
-    images = runtime_image.engine_place(cache.runtimes, bundle.digest)
+    images = runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest)
     _require_usable(images)
     if bundle.has_section("compile"):
         try:
             # The image maps the kernels at this path.
-            unpacked(bundle, "compile", _meeting(images).parent, trust, exact=True)
+            unpack_section(bundle, "compile", _meeting(images).parent, trust, exact=True)
         except OSError as error:
             raise LaunchRefusedError(
                 f"the kernels that the snapshot maps cannot be unpacked: {error}"
@@ -191,7 +191,7 @@ def check(images: Path, plan: LaunchPlan) -> None:
     Raises:
         LaunchRefusedError: A file or a variable differs; the message names it.
     """
-    reason = fingerprint.obstacle(images, "snapshot")
+    reason = fingerprint.find_mismatch(images, "snapshot")
     if reason is None:
         read = canonical.read_json(images / ABOUT)["environment"]
         reason = template_environment.difference(read, os.environ | plan.env, "snapshot")
@@ -209,9 +209,9 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     meeting = _meeting(images)
     meeting.mkdir(parents=True, exist_ok=True, mode=0o700)
     base, stack = paths.runtime_dir(), ExitStack()
-    own = stack.enter_context(scratch.owned(base, _PREFIX))
-    if (images / criu_memory.MEMORY).exists():
-        (own / criu_memory.MEMORY).symlink_to(images.absolute() / criu_memory.MEMORY)
+    own = stack.enter_context(scratch.create_owned_directory(base, _PREFIX))
+    if (images / criu_memory.MEMORY_FILE).exists():
+        (own / criu_memory.MEMORY_FILE).symlink_to(images.absolute() / criu_memory.MEMORY_FILE)
     os.mkfifo(own / "resumed")
     resumed = os.open(own / "resumed", os.O_RDONLY | os.O_NONBLOCK)
     thawed = Thawed(own, _spawn(images, meeting, own), stack.close)
@@ -235,7 +235,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
 def sweep() -> None:
     """Remove the directories of thawed templates whose supervisor was killed. Raises OSError."""
     base = paths.runtime_dir()
-    scratch.sweep_below(base, _PREFIX)
+    scratch.remove_dead_below(base, _PREFIX)
 
 
 def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
@@ -247,7 +247,7 @@ def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
     acknowledge.chmod(0o700)
     # CRIU writes to this work directory, so the images stay unchanged and may be read-only.
     restore = [
-        *criu.command(),
+        *criu.find_command(),
         "restore",
         "-D",
         str(images),
@@ -284,7 +284,7 @@ def first_error(log: Path) -> str:
 
 
 def _require_criu(level: str) -> None:
-    if (reason := criu.missing()) is not None:
+    if (reason := criu.explain_unavailable()) is not None:
         raise CommandFailedError(
             f"cannot create a snapshot of the {level}: {reason}", hint="coldstart doctor"
         )
@@ -297,14 +297,14 @@ def freeze_runtime(cache: Cache, timeout: float) -> Path:
         CommandFailedError: The image cannot be created; the message has the reason.
     """
     _require_criu("runtime")
-    image = runtime_image.place(cache.runtimes)
+    image = runtime_image.choose_image_directory(cache.runtimes)
     model = tiny.build("tiny-llama", cache.models)
     # The settings of a start from a bundle: inductor reads them when it is imported.
-    caches = cache.vllm(image.name)
+    caches = cache.vllm_cache_dir(image.name)
     env = prepare.base_env(caches) | prepare.inductor_env(caches)
     plan = LaunchPlan(Arguments(["--model", str(model)]), env=env)
     try:
-        with runtime_image.published(image) as partial:
+        with runtime_image.publish_image(image) as partial:
             freeze(plan, partial, timeout, level="runtime")
     except OSError as error:
         raise CommandFailedError(
@@ -318,7 +318,7 @@ def find_runtime(cache: Cache) -> Path | None:
     """Return the directory of the image for this interpreter, None if it does not exist."""
     if not cache.runtimes.is_dir():
         return None
-    image = runtime_image.place(cache.runtimes)
+    image = runtime_image.choose_image_directory(cache.runtimes)
     return image if image.is_dir() else None
 
 
@@ -329,5 +329,5 @@ def thaw_runtime(image: Path, plan: LaunchPlan) -> Thawed:
 
 
 def _require_usable(images: Path) -> None:
-    if (reason := criu.missing() or runtime_image.obstacle(images)) is not None:
-        raise LaunchRefusedError(reason, criu.hint())
+    if (reason := criu.explain_unavailable() or runtime_image.explain_unreadable(images)) is not None:
+        raise LaunchRefusedError(reason, criu.suggest_fix())

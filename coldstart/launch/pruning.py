@@ -56,16 +56,16 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         if not dry_run:
             remove_paths(unpacked)
             for path in unpacked:
-                file_state.find_record("unpacked", path).unlink(missing_ok=True)
+                file_state.locate_record("unpacked", path).unlink(missing_ok=True)
             for path in frozen:
-                runtime_image.discard(path)
+                runtime_image.remove_image(path)
     if not dry_run:
-        scratch.sweep()
+        scratch.remove_dead_directories()
         process_snapshot.sweep()
         tiny.sweep(cache.models)
         caches.sweep(paths.compiled_dir())
         # Of materializations that were killed.
-        scratch.sweep_below(cache.work)
+        scratch.remove_dead_below(cache.work)
     every = (*pruned.paths, *unpacked, *frozen)
     return replace(pruned, unpacked=unpacked, frozen=frozen, freed_bytes=freed, paths=every)
 
@@ -130,8 +130,10 @@ def _leftover_images(root: Path) -> Iterator[list[Path]]:
 def _find_images(cache: Cache, remaining: Sequence[Bundle]) -> Iterator[Path]:
     """Yield the images that cannot be thawed any more, and those of engines that no remaining bundle has."""
     yield from (
-        image.directory for image in runtime_image.listed(cache.runtimes) if image.obstacle is not None
+        image.directory for image in runtime_image.list_images(cache.runtimes) if image.obstacle is not None
     )
-    kept = {runtime_image.engine_place(cache.runtimes, bundle.digest) for bundle in remaining}
-    root = runtime_image.engine_place(cache.runtimes, "")  # the directory of all of them
+    kept = {
+        runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest) for bundle in remaining
+    }
+    root = runtime_image.choose_engine_image_directory(cache.runtimes, "")  # the directory of all of them
     yield from (path for path, _ in _named(root) if path not in kept)

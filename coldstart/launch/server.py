@@ -206,4 +206,6 @@ def _sweep(process: ServerProcess) -> None:
     with suppress(OSError, UsageError):
         # An engine that went back to sleep keeps its directory.
         resident = Path(f"/proc/{process.pid}").exists()
-        scratch.sweep(None if resident else process.pid)  # a killed server leaves its directory
+        scratch.remove_dead_directories(
+            None if resident else process.pid
+        )  # a killed server leaves its directory

@@ -105,7 +105,7 @@ class Leased:
 
     def __init__(self, connection: json_lines.Channel, guardian: Guardian | None) -> None:
         self.connection, self.guardian = connection, guardian
-        self._replies = connection.replies()
+        self._replies = connection.iterate_replies()
         self._code: int | None = None
         if not select.select([connection], [], [], TEMPLATE_ANSWER_S)[0]:
             raise TemplateHungError(f"the template did not answer within {TEMPLATE_ANSWER_S:g} s")
@@ -115,7 +115,7 @@ class Leased:
         self.pid = int(answer["pid"])
         if guardian is not None:
             try:
-                self.pid = processes.outer_pid(guardian.pid, self.pid)
+                self.pid = processes.find_outer_pid(guardian.pid, self.pid)
             except OSError as error:
                 raise peers.PeerError(f"the forked server has already exited: {error}") from error
 
@@ -240,7 +240,7 @@ def forked(
         "now": timeline.now(),
     }
     # Arguments and variables contain secrets: they travel where the server reads them, and the template does not.
-    private = json_lines.sealed(json.dumps(request).encode())
+    private = json_lines.create_sealed_memfd(json.dumps(request).encode())
     try:
         connection.send({}, (private, 0, 2, 2, writer, leave))
         judge()
@@ -263,7 +263,7 @@ def acknowledged(
     reader: int,
     since: float,
     timeout: float | None,
-    on_progress: start_progress.Report = start_progress.ignore,
+    on_progress: start_progress.Report = start_progress.ignore_progress,
 ) -> Running:
     """Wait until the server reports readiness; `since` is its start on CLOCK_MONOTONIC in seconds.
 
@@ -330,10 +330,10 @@ def _explain_exit(code: int, cause: Failure | None) -> ServerExitedError:
     if cause is not None and cause.is_final:
         died = cause.build_error(ServerExitedError)
     else:
-        ended = f"The server {exits.describe(code)} before it was ready"
-        because = "." if exits.is_kill(code) else "; its log has the reason."
+        ended = f"The server {exits.describe_exit(code)} before it was ready"
+        because = "." if exits.is_killed(code) else "; its log has the reason."
         died = ServerExitedError(
-            f"{ended}: {cause.message}" if cause else ended + because, hint=probes.exhausted()
+            f"{ended}: {cause.message}" if cause else ended + because, hint=probes.find_full_directory()
         )
     died.code = code
     return died

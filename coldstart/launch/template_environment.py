@@ -62,7 +62,7 @@ PASSED = frozenset(_PASSED_TEXT.split())
 
 def counts(name: str) -> bool:
     """Return whether a template could have read this variable for something that it built."""
-    return _is_of_family(name) and not is_irrelevant(name) and not secrets.named(name)
+    return _is_of_family(name) and not is_irrelevant(name) and not secrets.is_secret_name(name)
 
 
 def is_irrelevant(name: str) -> bool:
@@ -76,7 +76,7 @@ def _is_of_family(name: str) -> bool:
 
 def select_allowed(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the part of `environment` that a template or a snapshot may have."""
-    return secrets.harmless(environment, filter(_may_pass, environment))
+    return secrets.select_harmless(environment, filter(_may_pass, environment))
 
 
 def spawned(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
@@ -86,8 +86,8 @@ def spawned(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:
     """Return `plan` without secret arguments and variables, and without a weights source that has credentials in its URL."""
-    kept_env, request = secrets.harmless(plan.env, plan.env), plan.weights_from
-    if request is not None and secrets.text(request.source, plan.env) != request.source:
+    kept_env, request = secrets.select_harmless(plan.env, plan.env), plan.weights_from
+    if request is not None and secrets.redact_text(request.source, plan.env) != request.source:
         request = None
     given = Arguments(secrets.drop_secret_options(plan.vllm_args))
     return replace(plan, vllm_args=given, env=kept_env, weights_from=request)
@@ -119,4 +119,4 @@ def difference(recorded: Mapping[str, str], wanted: Mapping[str, str], what: str
 
 
 def _shown(value: str | None) -> str:
-    return "none" if value is None else repr(secrets.text(value))
+    return "none" if value is None else repr(secrets.redact_text(value))

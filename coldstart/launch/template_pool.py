@@ -97,7 +97,7 @@ def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
 
     The installed files and the relevant environment variables must be those that the template was started with.
     """
-    reason = fingerprint.obstacle(warm.directory, "template")
+    reason = fingerprint.find_mismatch(warm.directory, "template")
     return reason or template_environment.difference(warm.environment, os.environ | plan.env, "template")
 
 
@@ -136,9 +136,11 @@ def start(
 def _describe(process: subprocess.Popen[bytes], started: Warm, plan: LaunchPlan) -> Warm:
     """Write the files by which `listed` finds the ready template, and return its description. On an error end the template."""
     read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
-    warm = replace(started, python=sys.executable, environment=read, birth=processes.birth(process.pid))
+    warm = replace(
+        started, python=sys.executable, environment=read, birth=processes.read_identity(process.pid)
+    )
     try:
-        fingerprint.write(process.pid, warm.directory / fingerprint.MODULES, warm.directory)
+        fingerprint.write_fingerprint(process.pid, warm.directory / fingerprint.MODULES, warm.directory)
         (warm.directory / "about.json").write_text(json.dumps(asdict(warm), default=str))
     except BaseException:
         _kill(process)
@@ -179,9 +181,12 @@ def _spawn_logged(
     except CommandFailedError as error:
         if found := rejection.find((directory / "log").read_text(errors="replace")):
             raise found.build_error(TemplateExitedError) from error
-        lines = [f"{error.message}; the end of its log:", *exits.read_end(directory / "log").splitlines()]
+        lines = [
+            f"{error.message}; the end of its log:",
+            *exits.read_log_tail(directory / "log").splitlines(),
+        ]
         failed = TemplateExitedError(lines, hint=error.hint)
-        failed.cause = exits.find_error(directory / "log")
+        failed.cause = exits.find_last_error(directory / "log")
         failed.code = error.code if isinstance(error, TemplateExitedError) else None
         raise failed from error
 
@@ -256,7 +261,7 @@ def stop(warm: Warm, *, force: bool = False) -> None:
             hint="stop the servers first, or run coldstart template stop --force",
         )
     if warm.pid is not None:
-        processes.end(warm.pid, warm.birth, _PATIENCE_S)
+        processes.terminate(warm.pid, warm.birth, _PATIENCE_S)
     shutil.rmtree(warm.directory, ignore_errors=True)
 
 
@@ -264,7 +269,7 @@ def discard(warm: Warm) -> None:
     """Let no further start use a template that does not answer; kill it if no server would end with it."""
     warm.socket.unlink(missing_ok=True)
     if warm.pid is not None and not _servers(warm.pid):
-        processes.end(warm.pid, warm.birth, 0.0)
+        processes.terminate(warm.pid, warm.birth, 0.0)
 
 
 def _root(given: Path | None = None) -> Path:
@@ -279,6 +284,6 @@ def _awake(pid: int | None, directory: Path) -> tuple[int, ...]:
 
 def _servers(pid: int | None) -> tuple[int, ...]:
     try:
-        return processes.children(pid) if pid is not None else ()
+        return processes.list_children(pid) if pid is not None else ()
     except OSError:
         return ()

@@ -144,7 +144,7 @@ def describe_own(lookup: Lookup) -> UpRecord:
         str(model.path),
         lookup.key.digest,
         pid,
-        processes.birth(pid),
+        processes.read_identity(pid),
         salt,
         settings=digest_settings(lookup, salt),
     )
@@ -180,13 +180,13 @@ def list_directories(cache: Cache) -> list[UpDirectory]:
 
 def stop(record: UpRecord, timeout_s: float = STOP_TIMEOUT_S) -> None:
     """End the supervisor, and its server with it: SIGTERM, then SIGKILL after `timeout_s` seconds."""
-    processes.end(record.pid, record.birth, timeout_s)
+    processes.terminate(record.pid, record.birth, timeout_s)
 
 
 def list_names(word: str) -> set[str]:
     """Return the values of `argument` and `path` that `word` can mean on a command line; no model is looked up."""
-    if word.lower() not in NAMES and paths.expand(word).is_dir():
-        return {str(paths.expand(word).resolve())}
+    if word.lower() not in NAMES and paths.expand_user(word).is_dir():
+        return {str(paths.expand_user(word).resolve())}
     word = _VERSION.sub("", word)
     names = {word, word.lower()}
     return names | {alias for alias, repository in ALIASES.items() if repository in names or alias in names}

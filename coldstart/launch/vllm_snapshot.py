@@ -170,7 +170,7 @@ def _find_address(given: Arguments) -> tuple[str, int]:
 
 
 def _place(lookup: Lookup, bundle: Bundle) -> Path:
-    return runtime_image.engine_place(lookup.cache.runtimes, bundle.digest)
+    return runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest)
 
 
 def _engine(lookup: Lookup) -> list[str]:

@@ -33,7 +33,7 @@ from coldstart.system import runtime, secrets, timeline
 from coldstart.system.devices.nvml import PeakMemory
 from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
-from coldstart.system.proc.scratch import PROOF, private_directory, scratch
+from coldstart.system.proc.scratch import PROOF, private_directory, use_scratch_directory
 from coldstart.system.start_progress import ProgressText, StartProgress
 from coldstart.system.timeline import Timeline
 from coldstart.vllm.engine import rejection
@@ -134,7 +134,7 @@ class Assembly:
         """Run a child process of the engine package with `plan` until it exits. Raises CommandFailedError if it fails."""
         log = self.work / f"{module}.log"
         # vLLM does not remove its files in the temporary directory.
-        with log.open("wb") as sink, scratch():
+        with log.open("wb") as sink, use_scratch_directory():
             # A parent that is killed before the child has asked for a signal sends none: the child compares its parent.
             process, reader = server_process.spawn(
                 module,
@@ -156,10 +156,10 @@ class Assembly:
         if code != 0:
             if found := rejection.find(log.read_text(errors="replace")):
                 raise found.build_error(CommandFailedError)
-            said = exits.find_error(log)
+            said = exits.find_last_error(log)
             cause = [f"vLLM failed: {said}"] if said else []
             end = f"the engine's offline run ended with exit code {code}; the end of its log:"
-            raise CommandFailedError([*cause, end, *exits.read_end(log).splitlines()])
+            raise CommandFailedError([*cause, end, *exits.read_log_tail(log).splitlines()])
 
     def weights(self) -> None:
         """Hash every tensor and chunk of the weights, and record their digest for the starts on this machine."""
@@ -214,9 +214,9 @@ class Assembly:
                     running = server_process.acknowledged(process, reader, began, None, self._show)
                 sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
                 require_fast_path(running.report, sections, canary="canary" in info)
-                memory = processes.pss_bytes(processes.tree(process.pid))
+                memory = processes.measure_pss_bytes(processes.list_tree(process.pid))
             except CommandFailedError as error:
-                tail = exits.read_end(self.work / "proof.log").splitlines()
+                tail = exits.read_log_tail(self.work / "proof.log").splitlines()
                 lines = [f"{error.message}; the end of its log:", *tail]
                 raise ProofFailedError(lines, getattr(error, "unused", ())) from error
             finally:
@@ -226,9 +226,9 @@ class Assembly:
             "ready_s": running.ready_s,
             "memory_bytes": memory,
             # What a host or a fleet reserves on the device. vLLM's CPU build holds nothing there.
-            "device_bytes": None if runtime.targets_cpu() else device.bytes,
-            "spans": Timeline.read(self.events("proof")).phases(),
-            "offline_spans": Timeline.read(self.events("offline")).phases(),
+            "device_bytes": None if runtime.targets_cpu() else device.peak_bytes,
+            "spans": Timeline.read(self.events("proof")).sum_phases(),
+            "offline_spans": Timeline.read(self.events("offline")).sum_phases(),
         }
 
     def _show(self, figures: StartProgress) -> None:
@@ -267,16 +267,16 @@ class Assembly:
 
     def provenance(self) -> Provenance:
         """Return who built the bundle, with which tools and arguments, and the seconds of each stage."""
-        distribution, version = runtime.vllm_distribution() or ("vllm", "unknown")
+        distribution, version = runtime.find_vllm_distribution() or ("vllm", "unknown")
         tool = {
             "coldstart": coldstart.__version__,
             distribution: version,
-            "torch": runtime.torch_build()["__version__"],
+            "torch": runtime.read_torch_build()["__version__"],
         }
         return Provenance(
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             tool=tool,
-            arguments=secrets.arguments(self.vllm_args),
+            arguments=secrets.redact_arguments(self.vllm_args),
             seconds={name: round(value, 3) for name, value in self.seconds.items()},
             model_name=self.model.name,
         )

@@ -19,7 +19,7 @@ from coldstart.materialize.options import Options, Phase, no_progress
 from coldstart.models import inspection, resolution
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths, runtime
-from coldstart.system.proc.scratch import owned
+from coldstart.system.proc.scratch import create_owned_directory
 from coldstart.system.snapshot import criu, runtime_image
 
 _PATIENCE_S = 10.0
@@ -31,7 +31,7 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 def workspace(root: Path) -> AbstractContextManager[Path]:
     """Create a directory of this run below `root`, and remove those of killed runs for any key. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True)
-    return owned(root, patience_s=_PATIENCE_S)
+    return create_owned_directory(root, patience_s=_PATIENCE_S)
 
 
 def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
@@ -44,7 +44,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
     """
     if options.snapshot and (why := SNAPSHOT.unavailable()):
         raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
-    if options.snapshot and runtime.targets_cpu() and (reason := criu.missing()) is not None:
+    if options.snapshot and runtime.targets_cpu() and (reason := criu.explain_unavailable()) is not None:
         raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="coldstart doctor")
     if requested.model.repo_id is None:  # a bundle of the same key may have been built from other files
         resolution.check_weights(requested.model)
@@ -82,7 +82,10 @@ def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:
     """Return whether an engine of `bundle` was frozen on this machine."""
     if not runtime.targets_cpu():
         return bundle is not None and vllm_snapshot.exists(lookup, bundle)
-    return bundle is not None and runtime_image.engine_place(lookup.cache.runtimes, bundle.digest).is_dir()
+    return (
+        bundle is not None
+        and runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest).is_dir()
+    )
 
 
 def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
@@ -98,9 +101,9 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
     plan = prepare.prepare(
         lookup, bundle, fetch.choose(lookup), trust=inspection.trust, root=paths.frozen_dir()
     )
-    place = runtime_image.engine_place(lookup.cache.runtimes, bundle.digest)
+    place = runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest)
     with phase("freeze a built engine") as say:
-        with runtime_image.published(place) as images:
+        with runtime_image.publish_image(place) as images:
             unshared = process_snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), images, _FREEZE_S)
         if unshared is not None:
             say(unshared)

@@ -221,7 +221,7 @@ def _warn(message: str) -> None:
     # Once: a start asks for the configuration and for the weights.
     import logging
 
-    logging.getLogger("coldstart").warning("%s", secrets.text(message))
+    logging.getLogger("coldstart").warning("%s", secrets.redact_text(message))
 
 
 def _status(cause: Exception) -> int:

@@ -25,7 +25,7 @@ from coldstart.system import secrets
 from coldstart.system.paths import Cache
 from coldstart.system.trust import trusted_keys
 
-trust = trusted_keys.judge
+trust = trusted_keys.check_trust
 # Member of the section `stages`: sections that a materialization could not create, with reasons.
 NOT_MADE = "not_made"
 # With this the reason of a section begins that may be made by another attempt.
@@ -78,7 +78,9 @@ class Lookup:
     def format_command(self, name: str, *options: str) -> str:
         """Return the command line of a command with this model and these arguments."""
         words = ["coldstart", *name.split(), self.model.argument, *options]
-        return shlex.join([*words, "--", *secrets.arguments(self.vllm_args)] if self.vllm_args else words)
+        return shlex.join(
+            [*words, "--", *secrets.redact_arguments(self.vllm_args)] if self.vllm_args else words
+        )
 
     def refresh(self) -> Lookup:
         """Look the same key up once more: another process may have published the bundle meanwhile."""

@@ -70,7 +70,7 @@ def compose(model: ResolvedModel, vllm_args: Arguments) -> Key:
 def machine_fields() -> dict[str, Scalar]:
     """Return the fields of a key that depend on this machine. Raises ColdstartError if vLLM is not installed."""
     device = hardware_fields(on_cpu=runtime.targets_cpu())
-    return _prefix("hardware", device) | _prefix("runtime", runtime.fields())
+    return _prefix("hardware", device) | _prefix("runtime", runtime.read_runtime_fields())
 
 
 def _prefix(group: str, fields: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -92,8 +92,8 @@ def hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
     depend only on the host's architecture and the driver's branch, because one fleet can have several minor releases of
     a driver. CUDA graphs need the exact driver version and check it themselves.
     """
-    cpu = hardware.cpu()
-    return cpu if on_cpu else {"cpu.machine": cpu["cpu.machine"], **hardware.gpu()}
+    cpu = hardware.read_cpu_fields()
+    return cpu if on_cpu else {"cpu.machine": cpu["cpu.machine"], **hardware.read_gpu_fields()}
 
 
 def model_fields(model: ResolvedModel) -> dict[str, Scalar]:

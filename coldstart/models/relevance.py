@@ -103,14 +103,14 @@ def _counts(name: str, value: object) -> bool:
     plain = name.replace("-", "_")
     return (
         plain not in IGNORED
-        and not secrets.named(plain)
+        and not secrets.is_secret_name(plain)
         and not (plain in DEFAULTS and DEFAULTS[plain] == value)
     )
 
 
 def _left_out(member: str) -> bool:
     # A key is published with its bundle, and secrets do not change compiled code.
-    return member in _PLACES or secrets.named(member)
+    return member in _PLACES or secrets.is_secret_name(member)
 
 
 def _flat(name: str, value: object) -> dict[str, Scalar]:

@@ -71,7 +71,7 @@ def resolve(
         raise UsageError(f"cannot use --revision {revision}: the model {model} is local and has no revisions")
     if model in tiny.NAMES:
         return _local(model, tiny.build(model, (cache or Cache.at()).models))
-    directory = paths.expand(model)
+    directory = paths.expand_user(model)
     if directory.is_dir():
         return _local(None, directory.resolve())
     repo_id = ALIASES.get(model.lower(), model)
@@ -97,7 +97,7 @@ def names_model(word: str) -> bool:
 
 def is_local(word: str) -> bool:
     """Return whether ``word`` is a model of this machine, without revisions: one that is built here, or a directory."""
-    return word in tiny.NAMES or paths.expand(word).is_dir()
+    return word in tiny.NAMES or paths.expand_user(word).is_dir()
 
 
 def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedModel:

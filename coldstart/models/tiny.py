@@ -59,7 +59,7 @@ def build(name: str, models: Path) -> Path:
     final.parent.mkdir(parents=True, exist_ok=True)
     with files.hold_lock(final.with_name(f".{name}.lock")):
         if not final.is_dir():
-            with scratch.owned(final.parent, _DRAFT) as own:
+            with scratch.create_owned_directory(final.parent, _DRAFT) as own:
                 draft = own / name
                 draft.mkdir()
                 _run_child(name, draft)
@@ -71,7 +71,7 @@ def sweep(models: Path) -> None:
     """Remove the drafts of builds that were killed."""
     for place in models.glob("tiny-v*"):
         with suppress(OSError):  # a cache may be read-only
-            scratch.sweep_below(place, _DRAFT)
+            scratch.remove_dead_below(place, _DRAFT)
 
 
 def _run_child(name: str, draft: Path) -> None:

@@ -1,1 +1,1 @@
-"""Operating system and hardware: paths, processes, devices, versions, trust, time. Knows no model and no server."""
+"""Operating system and hardware: paths, processes, devices, versions, trust, time. Knows nothing of models and servers."""

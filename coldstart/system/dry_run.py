@@ -1,7 +1,7 @@
-"""Dry run: a command reports what it would do, writes no file that outlives it, and uses no network.
+"""Dry run: a command reports what it would do, leaves no files behind, and uses no network.
 
-What a command computes and stores for later commands, it computes again or leaves out. A model that must be built to be
-described is built in a temporary directory.
+Results that a command would normally store for later commands are recomputed or omitted. If describing a model requires
+building it, it is built in a temporary directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _directory: ContextVar[Path | None] = ContextVar("directory of the dry run", def
 
 @contextmanager
 def dry_run() -> Iterator[None]:
-    """Make the block a dry run."""
+    """Run the block as a dry run."""
     with tempfile.TemporaryDirectory(prefix="coldstart-dry-run-") as name:
         token = _directory.set(Path(name))
         try:
@@ -27,10 +27,10 @@ def dry_run() -> Iterator[None]:
 
 
 def find_directory() -> Path | None:
-    """Return the temporary directory of the dry run, None outside of one."""
+    """Return the temporary directory of the current dry run, or None outside of a dry run."""
     return _directory.get()
 
 
 def is_dry_run() -> bool:
-    """Return whether this is a dry run."""
+    """Return whether a dry run is active."""
     return _directory.get() is not None

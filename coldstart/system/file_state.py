@@ -1,7 +1,8 @@
-"""States of files and directories from stat(2), by which a change is noticed without reading them; caches of what was read.
+"""Detect changes of files and directories by stat(2) without reading them, and cache what was read from files.
 
-The state of a directory has the identity, owner and mode of each entry, and size and times of each file, including ctime, which
-a process cannot set. Such states are records in the state directory, one per place, so a cache from another machine has none.
+The state of a directory has the identity, owner and mode of each entry, and the size and times of each file, including
+ctime, which a process cannot set. States are recorded in the state directory, so a cache from another machine has no
+records.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from coldstart.artifacts import canonical, files, ownership
 from coldstart.system import paths
 
 RACY_S = 2.0
-"""Age in seconds up to which a file may change again and keep its state, because clocks of file systems are coarse."""
+"""A file younger than this, in seconds, may change without a change of its state: file system clocks are coarse."""
 _FILES = 512
 _Content = TypeVar("_Content")
 
 
 class FileState(NamedTuple):
-    """Size in bytes, times of the last changes of content and status in nanoseconds, and inode."""
+    """Size in bytes, modification and status-change times in nanoseconds, and inode of a file."""
 
     size: int
     modified_ns: int
@@ -49,7 +50,10 @@ def find_state(path: str | Path) -> FileState | None:
 
 
 def cache_by_state(read: Callable[[Path], _Content]) -> Callable[[Path], _Content]:
-    """Return a function that reads a file again only after it has changed; its results must not be modified."""
+    """Decorate a function that reads a file, so that it reads again only after a change.
+
+    Callers must not modify its results.
+    """
 
     @functools.lru_cache(maxsize=_FILES)
     def read_once(path: Path, state: FileState) -> _Content:
@@ -64,35 +68,38 @@ def cache_by_state(read: Callable[[Path], _Content]) -> Callable[[Path], _Conten
     return call
 
 
-def find_record(kind: str, place: Path) -> Path:
-    """Return the path of the record for `place`, which depends on its resolved path."""
+def locate_record(kind: str, place: Path) -> Path:
+    """Return the path of the record for the resolved path `place`."""
     where = hashlib.sha256(os.fsencode(os.path.realpath(place))).hexdigest()[:16]
     return paths.state_dir() / kind / f"{place.name}.{where}"
 
 
 def record_directory(kind: str, place: Path, made_by: str) -> None:
-    """Record what made `place` and the fingerprint of each entry by relative path, of itself as ".". Raises OSError."""
-    document = {"made_by": made_by, "entries": {name: _stamp(status) for name, status in _entries(place)}}
-    files.create_private_directory(find_record(kind, place).parent)
-    files.write_atomic(find_record(kind, place), json.dumps(document).encode(), mode=0o600)
+    """Record the creator and the fingerprint of each entry of `place` by relative path ("." for itself). Raises OSError."""
+    document = {
+        "made_by": made_by,
+        "entries": {name: _fingerprint_entry(status) for name, status in _walk_entries(place)},
+    }
+    files.create_private_directory(locate_record(kind, place).parent)
+    files.write_atomic(locate_record(kind, place), json.dumps(document).encode(), mode=0o600)
 
 
 def read_record(kind: str, place: Path, made_by: str) -> Mapping[str, Sequence[int]]:
-    """Return the fingerprints that `write` recorded, {} if there are none of what was made so."""
+    """Return the recorded entry fingerprints of `place`; empty if there is no record by the creator `made_by`."""
     try:
-        known = canonical.read_json(find_record(kind, place))
+        known = canonical.read_json(locate_record(kind, place))
         return dict(known["entries"]) if known["made_by"] == made_by else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
 def find_change(stamped: Mapping[str, Sequence[int]], place: Path, made: str) -> str | None:
-    """Return the first entry that changed since `place` was `made`, or that other users can write; None if there is none."""
-    present = dict(_entries(place))
+    """Return how the first entry changed since `place` was `made` (a participle), or why others can write to it; else None."""
+    present = dict(_walk_entries(place))
     for name, stamp in stamped.items():
         if name not in present:
             return f"{place / name} was removed"
-        if _stamp(present[name]) != list(stamp):
+        if _fingerprint_entry(present[name]) != list(stamp):
             return f"{place / name} has changed since it was {made}"
     for name, entry in present.items():
         if (reason := ownership.describe_exposure(entry)) is not None:
@@ -100,8 +107,8 @@ def find_change(stamped: Mapping[str, Sequence[int]], place: Path, made: str) ->
     return None
 
 
-def _entries(place: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (relative path, stat) of every entry of `place`, itself as "."; links are not followed."""
+def _walk_entries(place: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield (relative path, stat result) of `place` (as ".") and every entry below it. Links are not followed."""
     yield ".", place.lstat()
     pending = [""]
     while pending:
@@ -113,7 +120,7 @@ def _entries(place: Path) -> Iterator[tuple[str, os.stat_result]]:
                     pending.append(f"{below}{entry.name}/")
 
 
-def _stamp(status: os.stat_result) -> list[int]:
+def _fingerprint_entry(status: os.stat_result) -> list[int]:
     identity = [status.st_dev, status.st_ino, status.st_uid, status.st_mode]
     # A directory's size and times change when an entry is added.
     return (

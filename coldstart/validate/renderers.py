@@ -52,9 +52,11 @@ def render_junit(reports: Sequence[ValidationReport], fail_level: FailLevel) -> 
 def render_junit_error(targets: Sequence[str], level: str, error: ColdstartError) -> str:
     """Render a JUnit suite with one case: an error that prevented validation of `targets`."""
     case = ElementTree.Element("testcase", {"classname": _escape_xml(" ".join(targets)), "name": level})
-    attributes = {"type": type(error).__name__, "message": _escape_xml(secrets.text(error.message))}
+    attributes = {"type": type(error).__name__, "message": _escape_xml(secrets.redact_text(error.message))}
     hint = f"\nhint: {error.hint}" if error.hint else ""
-    ElementTree.SubElement(case, "error", attributes).text = _escape_xml(secrets.text(error.message + hint))
+    ElementTree.SubElement(case, "error", attributes).text = _escape_xml(
+        secrets.redact_text(error.message + hint)
+    )
     return _render_suite([case])
 
 

@@ -219,7 +219,7 @@ def _format_validate(target: str, level: Level, source: Source) -> str:
     arguments += ["--model", source.model] if source.model is not None else []
     arguments += ["--revision", source.revision] if source.revision is not None else []
     return shlex.join(
-        [*arguments, *(["--", *secrets.arguments(source.vllm_args)] if source.vllm_args else [])]
+        [*arguments, *(["--", *secrets.redact_arguments(source.vllm_args)] if source.vllm_args else [])]
     )
 
 

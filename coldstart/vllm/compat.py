@@ -76,15 +76,15 @@ def report() -> dict[str, Any]:
 
 def version() -> str:
     """Return the installed vLLM's version, "unknown" if it is not installed."""
-    distribution = runtime.vllm_distribution()
+    distribution = runtime.find_vllm_distribution()
     return distribution[1] if distribution else "unknown"
 
 
 def _unchecked(feature: Feature) -> str | None:
     low, high = CHECKED.get(feature, runtime.SUPPORTED_VLLM)
-    if runtime.vllm_distribution() is None:
+    if runtime.find_vllm_distribution() is None:
         return "vLLM is not installed."
-    if runtime.within(version(), (low, high)):
+    if runtime.is_within(version(), (low, high)):
         return None
     return (
         f"vLLM {version()} was not checked for {feature!r}: it needs {low[0]}.{low[1]} or later, "

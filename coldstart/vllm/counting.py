@@ -46,7 +46,7 @@ def _named(original: Callable[..., Any], stage: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(owner: Any, *arguments: Any, **keywords: Any) -> Any:
         if getattr(owner, "rank", 0):  # the stages of several ranks would alternate
-            start_progress.end()
+            start_progress.stop_reporting()
             return original(owner, *arguments, **keywords)
         with timeline.measure(stage, track="vllm"):
             return original(owner, *arguments, **keywords)

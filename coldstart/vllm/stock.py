@@ -73,7 +73,9 @@ def _acknowledge(plan: LaunchPlan, descriptor: int) -> None:
     """Report readiness once the server answers. No token is generated, because nothing was restored."""
     given = plan.vllm_args
     scheme = "https" if given.gives("ssl_certfile") else "http"
-    url = addresses.url(str(given.value("host") or "127.0.0.1"), given.number("port", DEFAULT_PORT), scheme)
+    url = addresses.build_url(
+        str(given.value("host") or "127.0.0.1"), given.number("port", DEFAULT_PORT), scheme
+    )
     # vLLM listens at its Unix socket alone if it has one.
     while not _answers(f"{url}/health", str(given.value("uds")) if given.value("uds") else None):
         time.sleep(PAUSE_S)

@@ -65,7 +65,7 @@ def test_place_that_others_can_write_to_is_refused(signed: Bundle, place: str, m
     path.chmod(mode)
     _is_refused(signed, path, "chmod go-w")
     if place != "key":
-        for use in (trusted_keys.listed, lambda: sign.load_host_key(paths.state_dir())):
+        for use in (trusted_keys.list_keys, lambda: sign.load_host_key(paths.state_dir())):
             with pytest.raises(ExposedKeyError):
                 use()
     path.chmod(before)

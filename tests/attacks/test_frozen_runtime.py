@@ -40,7 +40,7 @@ def cache(
 ) -> Cache:
     """A user who may freeze, with secrets in the environment and one module of their own among those imported."""
     monkeypatch.setenv(criu.VARIABLE, installed() or "")
-    if (reason := criu.missing()) is not None:
+    if (reason := criu.explain_unavailable()) is not None:
         pytest.skip(reason)
     for name in NAMES:
         monkeypatch.setenv(name, f"PLANTED-{name}")
@@ -131,7 +131,7 @@ def test_thaw_leaves_no_files_when_refused_at_any_moment(
         lambda image: os.chown(image / "inventory.img", 64321, 64321),
         lambda image: (image / "inventory.img").chmod(0o666),
         lambda image: os.truncate(image / "pages-1.img", 4096),
-        lambda image: os.truncate(image / criu_memory.MEMORY, 4096),
+        lambda image: os.truncate(image / criu_memory.MEMORY_FILE, 4096),
     ],
     ids=["owner", "owner of a file", "mode", "truncated", "mapped memory"],
 )
@@ -169,12 +169,13 @@ def test_freeze_leaves_no_process_and_no_image_when_killed(cache: Cache, home: P
         f"paths.frozen_dir = lambda: Path({str(home / 'frozen')!r})\n"
         f"tiny.build = lambda name, models: Path({str(tmp_path)!r})\n"
         "from coldstart.launch import process_snapshot\n"
-        "process_snapshot.fingerprint.write = lambda *_: (print('built', flush=True), __import__('time').sleep(60))\n"
+        "process_snapshot.fingerprint.write_fingerprint = lambda *_: "
+        "(print('built', flush=True), __import__('time').sleep(60))\n"
         "process_snapshot.freeze_runtime(paths.Cache.at(), 60)\n"
     )
     maker = subprocess.Popen([f"{sys.prefix}/bin/python", "-P", "-c", script], stdout=subprocess.PIPE)
     assert maker.stdout is not None and maker.stdout.readline() == b"built\n"
-    (template,) = processes.children(maker.pid)
+    (template,) = processes.list_children(maker.pid)
     maker.kill()
     maker.wait()
     wait_until(lambda: has_ended(template))

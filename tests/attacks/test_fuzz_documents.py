@@ -181,7 +181,7 @@ def writes_outside(root: Path) -> Iterator[list[str]]:
 
 @pytest.mark.slow
 def test_readers_refuse_or_read_each_mutation(home: Path) -> None:
-    if runtime.vllm_distribution() is None:
+    if runtime.find_vllm_distribution() is None:
         pytest.skip("a key needs an installed vLLM")
     model = home / "my-model"
     model.mkdir()

@@ -51,21 +51,21 @@ def test_cache_of_another_user_is_not_written(home: Path, stranger: Act, tmp_pat
 
     def act() -> object:
         os.environ["XDG_STATE_HOME"] = str(own / "state")
-        found = paths.Cache(cache).writable
+        found = paths.Cache(cache).writable_root
         return [str(found), ownership.describe_path_exposure(found)]
 
     place, fault = stranger(act)  # type: ignore[misc]
     shutil.rmtree(Path("/var/tmp/coldstart-64321"), ignore_errors=True)
     shutil.rmtree(own)
     assert not place.startswith(str(cache)) and fault is None
-    assert paths.Cache(cache).writable == cache
+    assert paths.Cache(cache).writable_root == cache
 
 
 def test_bundle_is_served_from_a_read_only_volume(
     run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The main case in a container: the cache is mounted read-only."""
-    if runtime.vllm_distribution() is None:
+    if runtime.find_vllm_distribution() is None:
         pytest.skip("a key needs an installed vLLM")
     model = home / "my-model"
     model.mkdir()

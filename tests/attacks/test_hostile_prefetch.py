@@ -193,10 +193,10 @@ HOSTILE: list[Callable[[dict[str, Any]], Any]] = [
 def _refusal(server: RangeServer, runtime: Path, names: list[str] | None, plan: dict[str, Any]) -> str:
     """Return the reason for which the prefetcher refuses a request that no client checked before."""
     connection = _raw(runtime)
-    body = json_lines.sealed(
+    body = json_lines.create_sealed_memfd(
         json.dumps(names).encode(), json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
     )
-    socket.send_fds(connection, [json_lines.encode({"op": "attach", "source": server.url})], [body])
+    socket.send_fds(connection, [json_lines.encode_message({"op": "attach", "source": server.url})], [body])
     os.close(body)
     return str(_answer(connection)["refused"])
 
@@ -231,11 +231,15 @@ def test_client_cannot_change_memory_of_other_clients(
     server: RangeServer, plan: dict[str, Any], runtime: Path
 ) -> None:
     connection = json_lines.Channel(_raw(runtime))
-    body = json_lines.sealed(b'["t0"]', json.dumps(plan, sort_keys=True, separators=(",", ":")).encode())
-    socket.send_fds(connection.socket, [json_lines.encode({"op": "attach", "source": server.url})], [body])
+    body = json_lines.create_sealed_memfd(
+        b'["t0"]', json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
+    )
+    socket.send_fds(
+        connection.socket, [json_lines.encode_message({"op": "attach", "source": server.url})], [body]
+    )
     os.close(body)
-    assert "attached" in next(connection.replies())
-    descriptor = connection.take()
+    assert "attached" in next(connection.iterate_replies())
+    descriptor = connection.take_descriptor()
     for harm in (lambda: os.pwrite(descriptor, b"x", 0), lambda: os.ftruncate(descriptor, 0)):
         with pytest.raises(OSError, match=r"Bad file descriptor|Invalid argument|not permitted"):
             harm()

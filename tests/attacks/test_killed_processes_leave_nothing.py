@@ -20,7 +20,7 @@ from coldstart.materialize.materialize import workspace
 from coldstart.models import tiny
 from coldstart.system import paths
 from coldstart.system.paths import Cache
-from coldstart.system.recording import recording
+from coldstart.system.recording import record_timeline
 
 RECORD = """
 import sys
@@ -85,7 +85,7 @@ def test_killed_recording_is_removed(run: Run, home: Path, by: str) -> None:
     if by == "prune":
         run("prune")
     else:
-        with recording():
+        with record_timeline():
             pass
     wait_until(lambda: not left & _recordings())
 

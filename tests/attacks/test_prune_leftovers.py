@@ -26,7 +26,7 @@ def store(home: Path) -> Store:
 
 
 def _unpack(bundle: Bundle) -> Path:
-    return unpacked.unpacked(bundle, "compile", Cache.at().unpacked, accept_any)
+    return unpacked.unpack_section(bundle, "compile", Cache.at().unpacked, accept_any)
 
 
 def _other(store: Store, home: Path) -> Bundle:
@@ -54,7 +54,8 @@ def test_prune_retains_the_cache_of_another_store_alone(run: Run, store: Store, 
     roots = (Cache.at().unpacked, home / "other/unpacked", paths.compiled_dir())
     bundles = (mine, theirs, mine)
     places = [
-        unpacked.unpacked(one, "compile", root, accept_any) for one, root in zip(bundles, roots, strict=True)
+        unpacked.unpack_section(one, "compile", root, accept_any)
+        for one, root in zip(bundles, roots, strict=True)
     ]
     run("prune", "org/tiny")
     # What the stores share is unpacked again by the next start of the other one.

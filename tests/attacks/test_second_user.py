@@ -53,7 +53,7 @@ from coldstart.system import paths
 from coldstart.system.paths import Cache
 from coldstart.system.proc import scratch
 from coldstart.system.snapshot import runtime_image
-from coldstart.system.trust.unpacked import unpacked
+from coldstart.system.trust.unpacked import unpack_section
 from coldstart.validate.checks import check
 
 SECRET = b"memory of a process"
@@ -93,15 +93,15 @@ def victim(
     with store.open_draft(key()) as draft:
         draft.add_tree("compile", write_tree(tmp_path / "code", CODE))
         bundle = draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
-    code = unpacked(bundle, "compile", paths.Cache.at().unpacked, inspection.trust)
-    image = runtime_image.engine_place(paths.Cache.at().runtimes, bundle.digest)
-    with runtime_image.published(image) as partial:
+    code = unpack_section(bundle, "compile", paths.Cache.at().unpacked, inspection.trust)
+    image = runtime_image.choose_engine_image_directory(paths.Cache.at().runtimes, bundle.digest)
+    with runtime_image.publish_image(image) as partial:
         (partial / "pages-1.img").write_bytes(SECRET)
     warm = template_pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
     # As the processes of a vLLM server share tensors.
     shared = SharedMemory(create=True, size=64)
     try:
-        with scratch.scratch() as own:
+        with scratch.use_scratch_directory() as own:
             yield Victim(tmp, store, image, code, warm, own, Path("/dev/shm", shared.name))
     finally:
         shared.close()

@@ -37,7 +37,7 @@ from coldstart.system import file_state, fingerprint, paths
 from coldstart.system.paths import Cache
 from coldstart.system.secrets import read_key
 from coldstart.system.trust import trusted_keys
-from coldstart.system.trust.unpacked import unpacked
+from coldstart.system.trust.unpacked import unpack_section
 from coldstart.validate import responses
 from coldstart.validate.checks import check
 from coldstart.weights.prefetch.fetcher import open_source
@@ -176,7 +176,7 @@ def test_trusted_key_is_refused(signed: Bundle, replace: Replace) -> None:
 
 def test_trusted_key_that_is_no_file_is_listed_with_the_reason(signed: Bundle, replace: Replace) -> None:
     place = replace(sign.trust_dir(paths.state_dir()) / "other.pub")
-    found = _call(trusted_keys.listed)
+    found = _call(trusted_keys.list_keys)
     (other,) = [key for key in found if key.file == place.name]
     assert other.fingerprint is None and other.problem
 
@@ -195,16 +195,16 @@ def test_record_of_a_verification_is_ignored(signed: Bundle, replace: Replace) -
 
 def test_record_of_unpacked_code_is_ignored(signed: Bundle, replace: Replace) -> None:
     root = Cache.at().unpacked
-    place = unpacked(signed, "compile", root, inspection.trust)
-    record = replace(file_state.find_record("unpacked", place))
-    again = _call(lambda: unpacked(signed, "compile", root, inspection.trust))
+    place = unpack_section(signed, "compile", root, inspection.trust)
+    record = replace(file_state.locate_record("unpacked", place))
+    again = _call(lambda: unpack_section(signed, "compile", root, inspection.trust))
     # A directory cannot be replaced by a record; all other files can.
     assert isinstance(again, IsADirectoryError) if record.is_dir() else again == place
 
 
 def test_fingerprint_is_invalid(tmp_path: Path, replace: Replace) -> None:
     replace(tmp_path / fingerprint.ABOUT)
-    assert "no valid fingerprint" in _call(lambda: fingerprint.obstacle(tmp_path, "template"))
+    assert "no valid fingerprint" in _call(lambda: fingerprint.find_mismatch(tmp_path, "template"))
 
 
 def test_lock_and_shared_object_do_not_hang(home: Path, tmp_path: Path, replace: Replace) -> None:
@@ -244,7 +244,7 @@ def test_shard_of_a_local_source_is_refused(tmp_path: Path, replace: Replace) ->
 
 NAMED: dict[str, Callable[[Path], object]] = {
     "key": read_key,
-    "public key": lambda path: trusted_keys.add(path, "other"),
+    "public key": lambda path: trusted_keys.add_key(path, "other"),
     "host": lambda path: read_toml(path, "host"),
     "fleet state": FleetState,
     "prompts": responses.read_prompts,

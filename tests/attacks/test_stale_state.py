@@ -23,7 +23,7 @@ PLAN = LaunchPlan(["serves"], key="sha256:" + "a" * 64)
 def parts(home: Path, tmp_path: Path) -> list[Path]:
     """Copy 50 files that this process has mapped or imported."""
     chosen = random.Random(7).sample(
-        sorted({*fingerprint.imported(), *fingerprint.mapped_files(os.getpid())}), 200
+        sorted({*fingerprint.list_imported_files(), *fingerprint.list_mapped_files(os.getpid())}), 200
     )
     small = [Path(file) for file in chosen if 0 < Path(file).stat().st_size < 5_000_000][:50]
     made = [tmp_path / f"{number:02}-{file.name}" for number, file in enumerate(small)]
@@ -36,19 +36,19 @@ def parts(home: Path, tmp_path: Path) -> list[Path]:
 def test_one_changed_byte_in_each_of_fifty_files_is_found(parts: list[Path], tmp_path: Path) -> None:
     for file in parts:
         states = fingerprint.read_states(map(str, parts))
-        recorded = fingerprint.Fingerprint(fingerprint.machine(), states)
+        recorded = fingerprint.Fingerprint(fingerprint.read_machine_properties(), states)
         (tmp_path / fingerprint.ABOUT).write_bytes(msgspec.json.encode(recorded))
-        assert fingerprint.obstacle(tmp_path, "template") is None
+        assert fingerprint.find_mismatch(tmp_path, "template") is None
         changed, before = bytearray(file.read_bytes()), file.stat()
         changed[len(changed) // 2] ^= 1
         while file.stat().st_ctime_ns == before.st_ctime_ns:  # within the tick of the file system's clock
             file.write_bytes(changed)
             os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # size and mtime say nothing
         expected = f"{file} has changed since the template was created"
-        assert fingerprint.obstacle(tmp_path, "template") == expected
+        assert fingerprint.find_mismatch(tmp_path, "template") == expected
     parts[0].unlink()
     expected = f"{parts[0]} was removed since the template was created"
-    assert fingerprint.obstacle(tmp_path, "template") == expected
+    assert fingerprint.find_mismatch(tmp_path, "template") == expected
 
 
 @pytest.fixture
@@ -93,4 +93,6 @@ def test_template_of_another_machine_is_refused(warm: template_pool.Warm) -> Non
     for name in about["machine"]:
         other = about | {"machine": about["machine"] | {name: "another"}}
         record.write_text(json.dumps(other))
-        assert f"was created on {name} another, this machine has" in str(template_pool.obstacle(warm, PLAN))
+        assert f"was created on {name} another, but this machine has" in str(
+            template_pool.obstacle(warm, PLAN)
+        )

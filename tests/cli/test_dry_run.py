@@ -27,7 +27,7 @@ Listing = dict[str, tuple[int, ...]]
 @pytest.fixture
 def before(run: Run, monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[list[Listing]]:
     """Check after the test that the home is as in the listing of `note`, and that the hub received no connection."""
-    if runtime.vllm_distribution() is None:
+    if runtime.find_vllm_distribution() is None:
         pytest.skip("a key needs an installed vLLM")
     noted: list[Listing] = []
     with socket.create_server(("127.0.0.1", 0)) as hub:

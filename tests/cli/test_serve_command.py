@@ -14,7 +14,7 @@ from tools.shell import Run
 
 from coldstart.models import resolution
 from coldstart.system import runtime
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.paths import Cache
 
 OURS = ("--scheduler", "skip-join-mlfq")
@@ -50,7 +50,7 @@ ARGUMENTS = ("--max-model-len", "512")
 
 @pytest.fixture
 def model(run: Run) -> str:
-    if runtime.vllm_distribution() is None:
+    if runtime.find_vllm_distribution() is None:
         pytest.skip("a key needs an installed vLLM")
     tiny_models.place("tiny-llama", Cache.at().models)
     return "tiny-llama"
@@ -147,7 +147,7 @@ def test_weights_that_cannot_be_loaded_are_refused_although_a_bundle_of_the_key_
     (broken / "model.safetensors.index.json").write_text(json.dumps(index))
     publish_recorded(str(broken), ARGUMENTS)
     # Another server of this machine may listen at the usual port.
-    port = ["--port", str(free_port())] if "serve" in command else []
+    port = ["--port", str(find_free_port())] if "serve" in command else []
     reported = run(*command, *port, str(broken), "--", *ARGUMENTS, code=2).stderr
     assert "model-00001-of-00002.safetensors, which does not exist" in " ".join(reported.split())
     assert "hint: fetch the model again" in reported

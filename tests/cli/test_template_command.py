@@ -28,7 +28,7 @@ from coldstart.weights.prefetch import client
 def image(home: Path) -> Path:
     """Publish an image without a fingerprint."""
     made = Cache.at().runtimes / ("a" * 64)
-    with runtime_image.published(made) as partial:
+    with runtime_image.publish_image(made) as partial:
         (partial / "pages-1.img").write_bytes(b"x" * 99)
         said = {"python": sys.executable, "vllm": "0.32.0", "made": "2026-01-01T00:00:00Z"}
         (partial / runtime_image.ABOUT).write_text(json.dumps(said))
@@ -53,7 +53,7 @@ def test_status_lists_image_with_its_defect(run: Run, image: Path) -> None:
 def test_template_has_the_arguments_of_the_bundle_when_none_are_typed(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if runtime.vllm_distribution() is None:
+    if runtime.find_vllm_distribution() is None:
         pytest.skip("a key needs an installed vLLM")
     tiny_models.place("tiny-llama", Cache.at().models)
     made = publish_recorded("tiny-llama", ("--max-model-len", "512"))

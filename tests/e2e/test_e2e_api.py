@@ -18,7 +18,7 @@ import pytest
 from support.families import find_family, remaining
 from tools.machine import PROJECT, PROMPTS, READY_S, Machine, Tokens
 
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 
 # A fork of a template would be no descendant of the example.
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("no_template")]
@@ -76,7 +76,7 @@ def test_the_example_serves_the_bundle_and_stops_the_server(
 def test_the_application_answers_vllms_tokens_and_takes_its_server_along(
     machine: Machine, bundle: Any, reference: Tokens, tmp_path: Path, number: signal.Signals
 ) -> None:
-    port, log = free_port(), tmp_path / "log"
+    port, log = find_free_port(), tmp_path / "log"
     with _running(machine, log, "fastapi_lifespan.py", "--port", str(port)) as process:
         started = _wait_for(port, process, log)
         assert started["fallbacks"] == []

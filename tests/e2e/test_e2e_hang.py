@@ -61,7 +61,7 @@ def _process(api: psutil.Process, part: str) -> psutil.Process:
 
 
 def _is_gone(pid: int) -> bool:
-    return processes.birth(pid) is None
+    return processes.read_identity(pid) is None
 
 
 def test_stopped_server_is_replaced(machine: Machine, tmp_path: Path) -> None:

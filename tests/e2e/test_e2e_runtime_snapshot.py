@@ -22,7 +22,7 @@ def image(machine: Machine) -> Iterator[Path]:
     """Freeze a runtime with secrets in the environment; discard it afterwards, because `auto` would use it in other tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(engine_criu.VARIABLE, criu() or "")
-        if (reason := engine_criu.missing()) is not None:
+        if (reason := engine_criu.explain_unavailable()) is not None:
             pytest.skip(reason)
     said = json.loads(Machine(machine.root, PLANTED).run("template", "freeze", "--format", "json"))
     assert said["made_now"] and said["obstacle"] is None
@@ -44,6 +44,6 @@ def test_two_llamas_at_once(machine: Machine, bundle: Any, image: Path, referenc
 
 
 def test_image_contains_no_secret_of_its_creator(image: Path) -> None:
-    assert sum((image / name).stat().st_size for name in ("pages-1.img", criu_memory.MEMORY)) > 100 << 20
+    assert sum((image / name).stat().st_size for name in ("pages-1.img", criu_memory.MEMORY_FILE)) > 100 << 20
     assert [path.name for path in image.iterdir() if b"PLANTED-" in path.read_bytes()] == []
     assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}

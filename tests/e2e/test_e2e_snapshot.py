@@ -36,7 +36,7 @@ def frozen(machine: Machine, bundle: Any) -> Iterator[str]:
     """Freeze an engine of the bundle; remove the image afterwards for other tests on this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(engine_criu.VARIABLE, criu() or "")
-        if (reason := engine_criu.missing()) is not None:
+        if (reason := engine_criu.explain_unavailable()) is not None:
             pytest.skip(reason)
     rich = Machine(machine.root, PLANTED)
     said = json.loads(rich.run("materialize", "tiny-llama", "--snapshot", "--format", "json", "--", *VLLM))
@@ -55,7 +55,7 @@ def test_two_servers_thaw_at_once(machine: Machine, frozen: str, reference: Toke
         for served in (one, two):
             assert served.report["mode"] == "snapshot" and served.report["fallbacks"] == []
             assert served.report["fast_path"] == {"mode": True, "compile": True}
-            assert criu_memory.MEMORY in Path(f"/proc/{served.report['pid']}/maps").read_text()
+            assert criu_memory.MEMORY_FILE in Path(f"/proc/{served.report['pid']}/maps").read_text()
             # No port of the frozen engine is restored: another process may use it by now.
             connections = psutil.Process(served.report["pid"]).net_connections("inet")
             listens = {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tools.machine import READY_S, Machine
 
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 
 pytestmark = pytest.mark.vllm
 TUTORIAL = Path(__file__).parents[2] / "docs/tutorial"
@@ -92,7 +92,7 @@ class Terminal:
 
 @pytest.mark.nightly
 def test_tutorial_prints_what_its_pages_show(fresh_machine: Machine) -> None:
-    port = str(free_port())
+    port = str(find_free_port())
     with ExitStack() as cleanup:
         terminal = Terminal(fresh_machine)
         cleanup.callback(lambda: fresh_machine.start("template", "stop").wait(timeout=60))

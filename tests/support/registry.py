@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.waiting import wait_until
 
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 
 _PACKAGE = "docker-registry"
 
@@ -50,7 +50,7 @@ def _run(directory: str, *command: str) -> subprocess.CompletedProcess[bytes]:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of a running registry."""
-    scratch, port = tmp_path_factory.mktemp("registry"), free_port()
+    scratch, port = tmp_path_factory.mktemp("registry"), find_free_port()
     config = scratch / "registry.yml"
     config.write_text(
         f"version: 0.1\nlog: {{level: error}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n"

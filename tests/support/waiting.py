@@ -24,4 +24,4 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None
 
 def has_ended(pid: int) -> bool:
     """Return whether a process has ended, also if its parent has not collected it: a container may have no init process."""
-    return processes.birth(pid) is None
+    return processes.read_identity(pid) is None

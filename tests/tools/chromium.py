@@ -17,7 +17,7 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 
 _HERE = Path(__file__).parent
 _ENVIRONMENT = _HERE.parents[1] / ".cache" / "chromium"
@@ -137,7 +137,7 @@ def browser(python: Path) -> Iterator[Page]:
     Names that end in .test lead to this machine, so that a page can be of another origin.
     """
     with tempfile.TemporaryDirectory(prefix="chromium-") as home, tempfile.TemporaryFile() as log:
-        port = free_port()
+        port = find_free_port()
         environment = {"HOME": home, "XDG_RUNTIME_DIR": home, "PATH": os.environ["PATH"]}
         process = subprocess.Popen(
             [python, "-P", _HERE / "chromium_window.py", str(port)],

@@ -21,7 +21,7 @@ import psutil
 from support.families import find_family, remaining
 
 from coldstart.launch.completions import CompletionClient
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 from coldstart.validate.launch import HOST
 from coldstart.validate.launchers import coldstart_command
 
@@ -125,7 +125,7 @@ class Machine:
     @contextmanager
     def serving(self, model: str, *arguments: str, vllm: Sequence[str] = VLLM) -> Iterator[Served]:
         """Run `coldstart serve`; it is ready in the block, and none of its processes remains afterwards."""
-        port = free_port()
+        port = find_free_port()
         place = self._directory(f"served-{port}")
         options = ["--port", str(port), "--ready-file", str(place / "ready.json"), *arguments, "--", *vllm]
         with (place / "log").open("wb") as log, (place / "out").open("wb") as out:

@@ -21,7 +21,7 @@ SECRET_NAMES = (
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
 def test_names_of_secrets(name: str) -> None:
-    assert secrets.named(name)
+    assert secrets.is_secret_name(name)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_names_of_secrets(name: str) -> None:
     ],
 )
 def test_scrub_hides_secrets_in_arguments(argv: list[str]) -> None:
-    shown = secrets.arguments(argv)
+    shown = secrets.redact_arguments(argv)
     assert "S3CRET" not in " ".join(shown) and secrets.HIDDEN in " ".join(shown)
     assert shown[-2:] == ["--port", "8000"]
 
@@ -54,7 +54,7 @@ def test_arguments_that_hold_none_are_left_alone() -> None:
         "--speculative-config",
         '{"n": 3}',
     ]
-    assert secrets.arguments(argv) == argv == secrets.drop_secret_options(argv)
+    assert secrets.redact_arguments(argv) == argv == secrets.drop_secret_options(argv)
 
 
 def test_template_environment_contains_no_secret() -> None:
@@ -79,19 +79,21 @@ def test_scrub_hides_secrets_in_texts() -> None:
         "GET https://u:p4ss@h/x?sig=abc#f failed: correct-horse, Bearer abcdefghij, hf_abcdefghijklmnopqr, "
         "abc a/b-c /run/secret"
     )
-    shown = secrets.text(said, environment)
+    shown = secrets.redact_text(said, environment)
     assert shown == ("GET https://h/x?sig=*** failed: ***, Bearer ***, ***, abc a/b-c /run/secret")
 
 
 def test_text_takes_no_time_when_a_line_is_long() -> None:
     began = process_time()
-    assert secrets.text("x" * 200_000 + "://user:S3CRET@host") == "x" * 200_000 + "://host"
+    assert secrets.redact_text("x" * 200_000 + "://user:S3CRET@host") == "x" * 200_000 + "://host"
     assert process_time() - began < 10
 
 
 def test_scrub_hides_secrets_in_documents() -> None:
     shown = json.dumps(
-        secrets.document({"env": {"HF_TOKEN": "x"}, "list": [{"password": "y"}], "n": 3, "token": None})
+        secrets.redact_document(
+            {"env": {"HF_TOKEN": "x"}, "list": [{"password": "y"}], "n": 3, "token": None}
+        )
     )
     assert shown == '{"env": {"HF_TOKEN": "***"}, "list": [{"password": "***"}], "n": 3, "token": null}'
 
@@ -104,7 +106,7 @@ def test_the_harmless_part_of_an_environment() -> None:
         "OTHER": "x",
         "A": "abcdefgh",
     }
-    assert secrets.harmless(given, [*given, "UNSET"]) == {"OMP_NUM_THREADS": "2", "OTHER": "x"}
+    assert secrets.select_harmless(given, [*given, "UNSET"]) == {"OMP_NUM_THREADS": "2", "OTHER": "x"}
 
 
 @pytest.mark.vllm
@@ -120,4 +122,4 @@ def test_every_secret_option_of_vllms_parser_is_known() -> None:
     found = {action.dest for action in actions if suspicious.search(action.dest)}
     cors = {"allow_credentials"}  # whether a browser may send its cookies: a flag
     assert found - cors == secrets.OPTIONS
-    assert {action.dest for action in actions if secrets.named(action.dest)} == secrets.OPTIONS
+    assert {action.dest for action in actions if secrets.is_secret_name(action.dest)} == secrets.OPTIONS

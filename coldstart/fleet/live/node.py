@@ -34,7 +34,7 @@ from coldstart.host.live import messages
 from coldstart.host.live.servers import PATIENCE_S, ModelServer, Starter, StartFailedError, find_hang
 from coldstart.host.live.starter import StartOrder
 from coldstart.launch.scheduler import reserve_cores
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 from coldstart.vllm.handover import handover_arguments
 from coldstart.weights.prefetch import client
 
@@ -76,7 +76,7 @@ class NodeServers:
 
     async def rendezvous(self) -> tuple[str, int]:
         """Return the address of this machine and a free port, for the ranks of a pipeline."""
-        return self.host, free_port(self.host)
+        return self.host, find_free_port(self.host)
 
     async def time_hops(self, places: Sequence[tuple[str, int]]) -> list[float | None]:
         """Return the seconds of a round trip to each place: the median time in which TCP opens a connection there.
@@ -105,7 +105,7 @@ class NodeServers:
             return
         # Other users of the machine and of the network reach its port: only the gateway gets its key.
         key = messages.find_server_key(order.launch.args) or secrets.token_hex(32)
-        place = self.host, free_port(self.host)
+        place = self.host, find_free_port(self.host)
         listen = ("--host", self.host, "--port", str(place[1]))
         # Use a unique name for the fetch: the prefetcher may outlive the server and this actor.
         pace = (

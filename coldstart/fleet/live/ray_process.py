@@ -25,7 +25,7 @@ from coldstart.contract import environment
 from coldstart.errors import CommandFailedError, UsageError
 from coldstart.fleet.specification import ServerSpec
 from coldstart.host.live.log import Log
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.paths import Cache
 from coldstart.system.proc.lifeline import die_with_supervisor
 
@@ -88,7 +88,11 @@ def head(server: ServerSpec | None, directory: Path, port: int) -> list[str]:
 
     It has no autoscaler, which would show its metrics to every network at a fixed port.
     """
-    own = [f"--port={port}", f"--ray-client-server-port={free_port()}", f"--temp-dir={directory / _SESSIONS}"]
+    own = [
+        f"--port={port}",
+        f"--ray-client-server-port={find_free_port()}",
+        f"--temp-dir={directory / _SESSIONS}",
+    ]
     return command(server, "--head", "--include-dashboard=false", "--no-monitor", *own)
 
 
@@ -209,7 +213,7 @@ def own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         str(environment.CACHE_DIR): str(cache.root),
     }
-    directory, port = own_directory(), free_port()
+    directory, port = own_directory(), find_free_port()
     try:
         with _running(head(server, directory, port), env, directory) as node:
             yield OwnRay(node, f"{node.wait()}:{port}", env)

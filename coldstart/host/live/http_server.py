@@ -142,4 +142,4 @@ def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
 def format_url(sock: socket.socket, endpoint: GatewayEndpoint) -> str:
     """Return the URL of a bound socket for clients on this machine."""
     host, port = sock.getsockname()[:2]
-    return addresses.url(host, port, "http" if endpoint.tls_cert is None else "https")
+    return addresses.build_url(host, port, "http" if endpoint.tls_cert is None else "https")

@@ -75,7 +75,7 @@ def capture_loggers(log: Log) -> Iterator[None]:
 
 
 def _format_json(line: dict[str, Any]) -> str:
-    return json.dumps(secrets.document(line), default=str)
+    return json.dumps(secrets.redact_document(line), default=str)
 
 
 def _format_text(line: dict[str, Any]) -> str:

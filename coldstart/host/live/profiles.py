@@ -139,7 +139,7 @@ def limit_devices(file: HostFile) -> HostFile:
     """
     if not any(launch.devices for launch in file.catalogue.launches.values()):
         return file
-    found = nvml.query()
+    found = nvml.list_gpus()
     for launch in file.catalogue.launches.values():
         beyond = [number for number in launch.devices if number >= len(found)]
         if found and beyond:
@@ -178,8 +178,8 @@ class Meter:
 
     def process_memory(self, pid: int) -> int | None:
         """Return the proportional set size. All servers together count the pages of a template at most once more."""
-        return processes.pss_bytes(processes.tree(pid)) if self.on_cpu else None
+        return processes.measure_pss_bytes(processes.list_tree(pid)) if self.on_cpu else None
 
     def gpu_memory(self, pid: int) -> int | None:
         """Return the GPU memory, as the driver reports it."""
-        return None if self.on_cpu else nvml.tree_memory(pid)
+        return None if self.on_cpu else nvml.read_tree_memory(pid)

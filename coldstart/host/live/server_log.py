@@ -48,7 +48,7 @@ class ServerLog:
                 text += file.read(size)
         if len(text) > size:
             text = text[-size:].partition(b"\n")[2]
-        return secrets.text(text.decode(errors="replace"))
+        return secrets.redact_text(text.decode(errors="replace"))
 
     async def follow(self, size: int, ended: asyncio.Future[str]) -> AsyncIterator[str]:
         """Yield the last `size` bytes and all later lines until the server has `ended`, with secrets masked."""
@@ -69,16 +69,16 @@ class ServerLog:
                     end = len(text)
                 rest = text[end:]
                 if end:
-                    yield secrets.text(text[:end].decode(errors="replace"))
+                    yield secrets.redact_text(text[:end].decode(errors="replace"))
                 elif has_ended:
                     return
                 else:
                     await asyncio.wait([ended], timeout=FOLLOW_S)
 
     def find_error(self) -> str:
-        """Return the error that ended the server, as `exits.find_error` finds it; empty if the log contains none."""
+        """Return the error that ended the server, as `exits.find_last_error` finds it; empty if the log contains none."""
         with suppress(OSError):
-            return exits.find_error(self.path) or ""
+            return exits.find_last_error(self.path) or ""
         return ""
 
     def remove(self) -> None:

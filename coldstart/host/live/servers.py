@@ -61,7 +61,7 @@ class Ready:
             {**span, "start_s": span["start_s"] + waited_s, "end_s": span["end_s"] + waited_s}
             for span in self.document.get("spans", ())
         ]
-        phases = wait.phases() | self.document.get("phases", {})
+        phases = wait.sum_phases() | self.document.get("phases", {})
         document = {**self.document, "phases": phases, "spans": wait.describe_spans() + spans}
         return replace(self, document=document)
 
@@ -90,7 +90,7 @@ class ModelServer:
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._loop, self._reason, self._failure, self._is_final = loop, "", Failure(""), False
         self._trees: list[ProcessTree] = []
-        self._kernel_kills = exits.count_memory_kills()
+        self._kernel_kills = exits.count_oom_kills()
         lease.setblocking(False)
         self._channel = json_lines.Channel(lease)
         loop.add_reader(lease, self._receive)
@@ -155,8 +155,8 @@ class ModelServer:
             self._reason = self._failure.message
             self.was_killed, self._is_final = bool(message.get("killed")), bool(message.get("final"))
         elif "code" in message:
-            self._reason = f"the server {exits.describe(message['code'])}"
-            self.was_killed = exits.is_kill(message["code"])
+            self._reason = f"the server {exits.describe_exit(message['code'])}"
+            self.was_killed = exits.is_killed(message["code"])
         elif "exit" in message:
             self._reason = self._reason or f"the server ended with exit code {message['exit']}"
 
@@ -170,7 +170,7 @@ class ModelServer:
             # The supervisor ends a server with its session; without it, a stopped process would remain.
             for tree in self._trees:
                 tree.kill()
-        if self.was_killed and exits.count_memory_kills() > self._kernel_kills:
+        if self.was_killed and exits.count_oom_kills() > self._kernel_kills:
             self.was_killed = False
             self._reason = f"{self._reason}: out of memory, the kernel killed a process"
         if not self.ready.done():
@@ -346,7 +346,7 @@ class Starter:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
         with suppress(OSError, UsageError):  # what killed supervisors have left
-            await asyncio.to_thread(scratch.sweep)
+            await asyncio.to_thread(scratch.remove_dead_directories)
 
 
 def own_directory() -> AbstractContextManager[Path]:
@@ -356,4 +356,4 @@ def own_directory() -> AbstractContextManager[Path]:
     """
     # The longest path of a socket below the base is that of a server.
     base = paths.runtime_dir(len("/host-12345678/99999.sock"))
-    return scratch.owned(base, "host-")
+    return scratch.create_owned_directory(base, "host-")

@@ -99,8 +99,8 @@ def serve_forever(channel: json_lines.Channel, run: Run) -> None:
     """Fork one process for each message, which carries the lease and the log as file descriptors."""
     # Supervisors are not waited for: their leases report how they ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for message in channel.replies():
-        lease, log = channel.take(), channel.take()
+    for message in channel.iterate_replies():
+        lease, log = channel.take_descriptor(), channel.take_descriptor()
         if os.fork() == 0:
             channel.close()
             _become_supervisor(message, lease, log, run)
@@ -133,7 +133,7 @@ def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run)
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1
     except Exception as error:  # noqa: BLE001 - the gateway reports any error to the client
-        killed = exits.is_kill(getattr(error, "code", None))
+        killed = exits.is_killed(getattr(error, "code", None))
         # The log of a server has nothing to add to an error of vLLM that was recognized in it.
         flags = {"killed": killed, "final": getattr(error, "is_final", False)}
         failed = {"failed": asdict(_describe(error))}
@@ -163,7 +163,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 def _forward_signals(channel: json_lines.Channel) -> None:
     """Forward the gateway's signals to this process's main thread; end when the lease ends."""
     with suppress(Exception):
-        for message in channel.replies():
+        for message in channel.iterate_replies():
             os.kill(os.getpid(), int(message["signal"]))
     os.kill(os.getpid(), signal.SIGTERM)
     import time
@@ -195,8 +195,12 @@ def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
 
     def announce(server: Server, timeline: Timeline) -> None:
         servers.append(server)
-        told = {"phases": timeline.phases(), "spans": timeline.describe_spans(), "supervisor": os.getpid()}
-        channel.send({"ready": secrets.document(server.document() | told)})
+        told = {
+            "phases": timeline.sum_phases(),
+            "spans": timeline.describe_spans(),
+            "supervisor": os.getpid(),
+        }
+        channel.send({"ready": secrets.redact_document(server.document() | told)})
 
     code = driver.run(request, _plan(request), announce)
     return _send(channel, {"code": servers[0].running.process.wait()}, code)
@@ -259,7 +263,7 @@ def _guard(warm: Warm, channel: json_lines.Channel, stop: Callable[[], None]) ->
     try:
         channel.send({"ready": {"mode": f"template-{warm.level}", "pid": warm.pid}})
         while not select.select([pidfd], [], [], RETIRES_S)[0]:
-            if not warm.socket.exists() and not processes.children(warm.pid):
+            if not warm.socket.exists() and not processes.list_children(warm.pid):
                 break
     finally:
         stop()

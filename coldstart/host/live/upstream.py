@@ -150,7 +150,7 @@ class Upstream:
 
     def __init__(self, place: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:
         self.place, self.connect_s = place, connect_s
-        self._base = "http://server" if isinstance(place, Path) else addresses.url(*place)
+        self._base = "http://server" if isinstance(place, Path) else addresses.build_url(*place)
         self.answers: set[UpstreamAnswer] = set()
         self._sessions: dict[float, aiohttp.ClientSession] = {}
         self._closing: list[asyncio.Task[None]] | None = None

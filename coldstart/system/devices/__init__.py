@@ -1,1 +1,1 @@
-"""Processor and accelerators, read without torch."""
+"""Processor and GPUs, read without torch."""

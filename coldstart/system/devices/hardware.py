@@ -1,7 +1,7 @@
-"""Hardware fingerprint of this machine, which decides which generated code is valid here.
+"""Hardware fingerprint of this machine, which determines which generated code is valid here.
 
 It is read from /proc/cpuinfo and NVML, without torch or a driver context. It contains no path, host name or environment
-variable. Two machines with equal fingerprints can run each other's kernels.
+variable. Machines with equal fingerprints can run each other's kernels.
 """
 
 import os
@@ -22,22 +22,22 @@ _ISA = re.compile(
 _ARM_VENDORS = {"0x41": "ARM", "0x61": "Apple", "0x4e": "NVIDIA", "0xc0": "Ampere", "0x51": "Qualcomm"}
 
 
-def engine_memory() -> int | None:
-    """Return the bytes that the installed engine can use: of the machine, or of all devices; None if they are unknown."""
+def measure_engine_memory() -> int | None:
+    """Return the bytes of memory that the installed engine can use: RAM or, for a GPU engine, all GPUs; None if unknown."""
     from coldstart.system import runtime
     from coldstart.system.devices import nvml
     from coldstart.system.proc import processes
 
     if runtime.targets_cpu():
-        return processes.total_memory()
-    return sum(device.memory_bytes for device in nvml.query()) or None
+        return processes.read_total_memory()
+    return sum(device.memory_bytes for device in nvml.list_gpus()) or None
 
 
-def cpu(cpuinfo: str | None = None) -> dict[str, Scalar]:
+def read_cpu_fields(cpuinfo: str | None = None) -> dict[str, Scalar]:
     """Return the fields cpu.machine, cpu.vendor, cpu.family, cpu.model, cpu.isa (sorted, space-separated) and cpu.threads."""
     text = Path("/proc/cpuinfo").read_text() if cpuinfo is None else cpuinfo
-    first = _first_block(text)
-    flags = _flags(first)
+    first = _parse_first_block(text)
+    flags = _split_flags(first)
     implementer = first.get("CPU implementer", "")
     return {
         "cpu.machine": platform.machine(),
@@ -49,21 +49,21 @@ def cpu(cpuinfo: str | None = None) -> dict[str, Scalar]:
     }
 
 
-def flags() -> str:
-    """Return all flags of the processor, including the kernel's: a frozen process may have queried any of them."""
+def read_cpu_flags() -> str:
+    """Return all flags of the processor, including those for the kernel: a frozen process may have queried any of them."""
     with Path("/proc/cpuinfo").open() as file:  # only the first processor's block
-        return " ".join(sorted(_flags(_first_block(file.read(1 << 13)))))
+        return " ".join(sorted(_split_flags(_parse_first_block(file.read(1 << 13)))))
 
 
-def gpu() -> dict[str, Scalar]:
-    """Return the gpu.* fields of the first device, empty without a device. The number of devices is an engine argument.
+def read_gpu_fields() -> dict[str, Scalar]:
+    """Return the gpu.* fields of the first GPU; empty without a GPU. The number of GPUs is an engine argument.
 
     Raises:
-        ColdstartError: A driver is there, but the first device cannot be read: the key would fit every GPU.
+        ColdstartError: A driver is installed, but the first GPU cannot be read, and a key without it would fit every GPU.
     """
     from coldstart.system.devices import nvml
 
-    state = nvml.machine()
+    state = nvml.read_gpu_state()
     if not state.devices and state.problems:
         raise ColdstartError(f"cannot read the GPU: {'; '.join(state.problems)}", hint="coldstart doctor")
     if not state.devices:
@@ -79,11 +79,11 @@ def gpu() -> dict[str, Scalar]:
     }
 
 
-def _flags(block: dict[str, str]) -> list[str]:
+def _split_flags(block: dict[str, str]) -> list[str]:
     return (block.get("flags") or block.get("Features") or block.get("isa") or "").split()
 
 
-def _first_block(text: str) -> dict[str, str]:
+def _parse_first_block(text: str) -> dict[str, str]:
     block = text.strip().split("\n\n", 1)[0]
     pairs = (line.partition(":") for line in block.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}

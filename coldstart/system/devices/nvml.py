@@ -1,9 +1,9 @@
-"""NVIDIA devices in CUDA's numbering for this process, read through NVML without a CUDA context or torch.
+"""NVIDIA GPUs in this process's CUDA device order, read through NVML without a CUDA context or torch.
 
-NVML numbers devices by PCI bus. CUDA numbers the devices in CUDA_VISIBLE_DEVICES, the fastest first unless CUDA_DEVICE_ORDER
-is PCI_BUS_ID. The two agree if all devices are of one model. Under MIG a process sees one instance, with its own memory
-and multiprocessors. A device that does not answer ends the list, as in CUDA. No value is guessed.
-(CUDA C++ Programming Guide, "CUDA Environment Variables"; MIG User Guide, "Device Enumeration".)
+NVML numbers GPUs by PCI bus. CUDA numbers the GPUs in CUDA_VISIBLE_DEVICES, the fastest first unless CUDA_DEVICE_ORDER is
+PCI_BUS_ID. Both orders agree if all GPUs are of one model. Under MIG, a process sees one instance with its own memory and
+multiprocessors. As in CUDA, enumeration stops at the first GPU that does not respond. Unknown values are omitted. (CUDA
+C++ Programming Guide, "CUDA Environment Variables"; MIG User Guide, "Device Enumeration".)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VISIBLE, ORDER = environment.CUDA_VISIBLE_DEVICES, environment.CUDA_DEVICE_ORDER
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device. ``memory_bytes`` is the total; ``multiprocessors`` is None if the driver does not report it."""
+    """One GPU or MIG instance, with its total memory. `multiprocessors` is None if the driver does not report it."""
 
     name: str
     multiprocessors: int | None
@@ -40,60 +40,60 @@ class Gpu:
 
 
 @dataclass
-class Machine:
-    """Devices of this process in CUDA's order, free bytes of each, and problems while reading them."""
+class GpuState:
+    """GPUs of this process in CUDA order, the free memory of each in bytes, and errors while reading them."""
 
     devices: list[Gpu] = field(default_factory=list)
-    free: list[int] = field(default_factory=list)
+    free_bytes: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
-def query() -> list[Gpu]:
-    """Return the devices visible to this process, empty without a driver."""
-    return machine().devices
+def list_gpus() -> list[Gpu]:
+    """Return the GPUs visible to this process; empty without a driver."""
+    return read_gpu_state().devices
 
 
-def free_bytes(rank: int = 0) -> int | None:
-    """Return the free memory of a visible device in bytes, None without that device or a driver."""
-    free = machine().free
+def read_free_bytes(rank: int = 0) -> int | None:
+    """Return the free memory in bytes of the visible GPU with index `rank`; None without that GPU or a driver."""
+    free = read_gpu_state().free_bytes
     return free[rank] if rank < len(free) else None
 
 
-def driver() -> str | None:
-    """Return the exact version of the driver, None without a device."""
-    devices = query()
+def read_driver_version() -> str | None:
+    """Return the exact driver version, or None without a GPU."""
+    devices = list_gpus()
     return devices[0].driver if devices else None
 
 
-def machine() -> Machine:
-    """Return devices, free memory and problems, read at one moment."""
-    state = Machine()
+def read_gpu_state() -> GpuState:
+    """Return GPUs, free memory and errors, all read at one moment."""
+    state = GpuState()
     with _library(state) as library:
         if library is None:
             return state
         try:
             driver = library.nvmlSystemGetDriverVersion()
-            for handle in _visible(library, state):
+            for handle in _list_visible(library, state):
                 try:
-                    device, free = _device(library, handle, driver)
+                    device, free = _read_device(library, handle, driver)
                 except library.NVMLError as error:
                     state.problems.append(f"device {len(state.devices)}: {error}")
                     break
                 state.devices.append(device)
-                state.free.append(free)
+                state.free_bytes.append(free)
         except library.NVMLError as error:
             state.problems.append(f"NVML: {error}")
     return state
 
 
-def process_memory() -> dict[int, int | None]:
-    """Return the bytes on all devices of this machine by PID of the process that has a CUDA context there.
+def read_process_memory() -> dict[int, int | None]:
+    """Return the GPU memory in bytes, over all GPUs of this machine, by PID of the process that uses it.
 
-    None is the size of a process that the driver does not report. The result is empty without a driver, if a device does
-    not answer, and if a PID belongs to no process of this PID namespace: older drivers report those of the machine.
+    The value is None if the driver does not report it. The result is empty without a driver, if a GPU does not respond,
+    and if a PID does not exist in this PID namespace: older drivers report PIDs of the host.
     """
     found: dict[int, int | None] = {}
-    with _library(Machine()) as library:
+    with _library(GpuState()) as library:
         if library is None:
             return {}
         try:
@@ -110,36 +110,36 @@ def process_memory() -> dict[int, int | None]:
     return found if all(map(psutil.pid_exists, found)) else {}
 
 
-def tree_memory(pid: int) -> int | None:
-    """Return the bytes that a process and its descendants hold on all devices, None if the driver does not report them.
+def read_tree_memory(pid: int) -> int | None:
+    """Return the GPU memory in bytes of a process and its descendants; None if the driver does not report it.
 
-    Raises ProcessLookupError if the process has ended.
+    Raises ProcessLookupError if the process has exited.
     """
-    known = process_memory()
-    sizes = [known[one] for one in processes.tree(pid) if one in known] if known else []
+    known = read_process_memory()
+    sizes = [known[one] for one in processes.list_tree(pid) if one in known] if known else []
     return None if not sizes or None in sizes else sum(size for size in sizes if size is not None)
 
 
 class PeakMemory:
-    """The most that a process and its descendants held on all devices while the block ran.
+    """Peak GPU memory of a process and its descendants during a `with` block.
 
-    Used with `with`, before the process holds any device memory. Where the driver reports no memory by process, as it does
-    in a container with PIDs of its own, the peak is what became less on the visible devices; other processes that start
-    meanwhile then count, too.
+    Enter the block before the process allocates GPU memory. If the driver does not report memory by process, as in a
+    container with its own PID namespace, the peak is the decrease in free memory of the visible GPUs, which includes
+    other processes.
     """
 
     INTERVAL_S = 0.25
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._before = machine().free
+        self._before = read_gpu_state().free_bytes
         self._held = self._missing = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="device-memory", daemon=True)
 
     @property
-    def bytes(self) -> int | None:
-        """Return the peak in bytes, None if nothing was held or no device answers."""
+    def peak_bytes(self) -> int | None:
+        """Return the peak in bytes; None if no memory was used or no GPU responds."""
         return self._held or self._missing or None
 
     def __enter__(self) -> PeakMemory:
@@ -151,21 +151,24 @@ class PeakMemory:
         self._ended.set()
         if self._before:
             self._thread.join()
-            self._look()
+            self._sample()
 
     def _run(self) -> None:
         while not self._ended.wait(self.INTERVAL_S):
-            self._look()
+            self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         with suppress(ProcessLookupError):
-            self._held = max(self._held, tree_memory(self._pid) or 0)
-        missing = sum(max(0, before - now) for before, now in zip(self._before, machine().free, strict=False))
+            self._held = max(self._held, read_tree_memory(self._pid) or 0)
+        missing = sum(
+            max(0, before - now)
+            for before, now in zip(self._before, read_gpu_state().free_bytes, strict=False)
+        )
         self._missing = max(self._missing, missing)
 
 
 @contextmanager
-def _library(state: Machine) -> Iterator[Any]:
+def _library(state: GpuState) -> Iterator[Any]:
     import pynvml
 
     try:
@@ -183,7 +186,7 @@ def _library(state: Machine) -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def _visible(library: Any, state: Machine) -> Iterator[Any]:
+def _list_visible(library: Any, state: GpuState) -> Iterator[Any]:
     """Yield handles in CUDA's order. The first entry that matches no device ends the list, as in CUDA."""
     physical = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
     wanted = os.environ.get(VISIBLE)
@@ -200,7 +203,7 @@ def _visible(library: Any, state: Machine) -> Iterator[Any]:
             )
             return
     for word in words:
-        handle = _named(library, physical, word.strip())
+        handle = _find_listed_device(library, physical, word.strip())
         if handle is None:
             if word.strip() not in ("", "-1"):
                 state.problems.append(f"{VISIBLE} names {word.strip()}, but no such device exists")
@@ -208,10 +211,10 @@ def _visible(library: Any, state: Machine) -> Iterator[Any]:
         yield handle
 
 
-def _named(library: Any, physical: list[Any], word: str) -> Any:
-    """Return the device of one entry of CUDA_VISIBLE_DEVICES, or None."""
+def _find_listed_device(library: Any, physical: list[Any], word: str) -> Any:
+    """Return the device for one entry of CUDA_VISIBLE_DEVICES, or None."""
     if word.startswith("MIG-"):
-        return _or_none(library, lambda: library.nvmlDeviceGetHandleByUUID(word))
+        return _call_or_none(library, lambda: library.nvmlDeviceGetHandleByUUID(word))
     if word.startswith("GPU-"):
         matches = [h for h in physical if library.nvmlDeviceGetUUID(h).startswith(word)]
     else:
@@ -221,34 +224,34 @@ def _named(library: Any, physical: list[Any], word: str) -> Any:
 
 
 def _list_instances(library: Any, handle: Any) -> Iterator[Any]:
-    """Yield the device itself or, under MIG, its instances."""
-    mode = _or_none(library, lambda: library.nvmlDeviceGetMigMode(handle))
+    """Yield the MIG instances of a GPU, or the GPU itself without MIG."""
+    mode = _call_or_none(library, lambda: library.nvmlDeviceGetMigMode(handle))
     if not mode or not mode[0]:
         yield handle
         return
     for index in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
         ask = partial(library.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-        if (instance := _or_none(library, ask)) is not None:
+        if (instance := _call_or_none(library, ask)) is not None:
             yield instance
 
 
-def _or_none(library: Any, ask: Callable[[], Any]) -> Any:
-    """Return None if the driver reports that the object or the property does not exist; raise all other errors.
+def _call_or_none(library: Any, call: Callable[[], Any]) -> Any:
+    """Return None if the driver reports that the object or property does not exist. Other errors are raised.
 
-    A whole device is an invalid argument where an instance is expected: driver 580 answers that instead of "not found".
+    Driver 580 reports an invalid argument instead of "not found" for a full GPU where a MIG instance is expected.
     """
     absent = (
         library.NVMLError_NotSupported, library.NVMLError_NotFound, library.NVMLError_FunctionNotFound,
         library.NVMLError_InvalidArgument,
     )  # fmt: skip
     try:
-        return ask()
+        return call()
     except absent:
         return None
 
 
-def _device(library: Any, handle: Any, driver: str) -> tuple[Gpu, int]:
-    whole = _or_none(library, lambda: library.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle))
+def _read_device(library: Any, handle: Any, driver: str) -> tuple[Gpu, int]:
+    whole = _call_or_none(library, lambda: library.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle))
     divided = whole is not None
     capability = ".".join(map(str, library.nvmlDeviceGetCudaComputeCapability(whole if divided else handle)))
     memory = library.nvmlDeviceGetMemoryInfo(handle)
@@ -256,7 +259,7 @@ def _device(library: Any, handle: Any, driver: str) -> tuple[Gpu, int]:
     if divided:
         units = int(library.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount)
     else:
-        lanes = _or_none(library, lambda: library.nvmlDeviceGetNumGpuCores(handle))
+        lanes = _call_or_none(library, lambda: library.nvmlDeviceGetNumGpuCores(handle))
         units = None if lanes is None else lanes // _LANES.get(capability, _LANES_DEFAULT)
     name, uuid = library.nvmlDeviceGetName(handle), library.nvmlDeviceGetUUID(handle)
     return Gpu(name, units, capability, int(memory.total), driver, uuid), int(memory.free)

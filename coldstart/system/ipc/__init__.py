@@ -1,1 +1,1 @@
-"""Communication between processes of one machine, and addresses of servers."""
+"""Communication between processes on one machine, and server addresses."""

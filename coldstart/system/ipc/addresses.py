@@ -1,4 +1,4 @@
-"""Addresses at which a local client reaches a server, and free ports for new servers."""
+"""Addresses at which local clients reach a server, and free ports for new servers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from coldstart.errors import UsageError
 _ALL = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-def reachable(host: str) -> str:
-    """Return the local address to connect to: loopback for a server that listens on every address."""
+def choose_local_host(host: str) -> str:
+    """Return the address for a local client to connect to: loopback if the server listens on all addresses."""
     return _ALL.get(host, host)
 
 
-def url(host: str, port: object, scheme: str = "http") -> str:
+def build_url(host: str, port: object, scheme: str = "http") -> str:
     """Return the URL, without a path, at which a local client reaches `host`."""
-    name = reachable(host)
+    name = choose_local_host(host)
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 
 def explain_port_in_use(host: str, port: int) -> UsageError:
-    """Return the error for an address at which another process listens; its hint names a free port."""
+    """Return the error for an address on which another process listens. Its hint has a free port."""
     return UsageError(
         f"cannot listen at {host}:{port}: another process listens there",
-        hint=f"choose another port: --port {free_port()}",
+        hint=f"choose another port: --port {find_free_port()}",
     )
 
 
@@ -36,11 +36,11 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _SPAN, _TRIES = 16384, 64
 
 
-def free_port(host: str = "") -> int:
-    """Return a free TCP port of `host` for a process that starts to listen seconds later.
+def find_free_port(host: str = "") -> int:
+    """Return a free TCP port of `host` for a process that will listen on it seconds later.
 
-    The port is below the range from which the kernel assigns ports (ip(7), ip_local_port_range): a connection could take a port
-    of that range in the meantime.
+    The port is below the kernel's range of ephemeral ports (ip(7), ip_local_port_range), because an outgoing connection
+    could take a port from that range meanwhile.
 
     Raises:
         OSError: `host` is not an address of this machine.
@@ -59,8 +59,8 @@ def free_port(host: str = "") -> int:
     raise AssertionError("port 0 either binds or raises")
 
 
-def stop_listening() -> int:
-    """Close every TCP socket on which this process listens, and return their number.
+def close_listening_sockets() -> int:
+    """Close all TCP sockets on which this process listens, and return their number.
 
     Their descriptors stay open on an idle eventfd, so that the code that opened them can still close them.
     """

@@ -1,8 +1,8 @@
-"""Protocol between coldstart's processes on one machine: one JSON object per line over a unix stream socket.
+"""Protocol between coldstart processes on one machine: one JSON object per line over a Unix stream socket.
 
-File descriptors travel with a line. Large data travels as a sealed memfd, so that the receiver never waits for a slow
-sender and no process changes the data afterwards. An open connection is a lease: its end shows that the other process ended.
-Standard library only, for clients that live a few milliseconds.
+Lines can carry file descriptors. Large data is sent as a sealed memfd, so that the receiver never waits for a slow sender
+and no process can change the data afterwards. An open connection is a lease: it closes when the other process exits. Only
+the standard library is imported, for clients that run for a few milliseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from coldstart.system.ipc.peers import PeerError
 
-LINE = 1 << 16
+MAX_LINE = 1 << 16
 MAX_REQUEST = 1 << 20
 MAX_BODY = 128 << 20
 # A client that connects and sends nothing must not block a server's other clients or its signals.
@@ -31,11 +31,11 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class MalformedMessageError(PeerError):
-    """The other process sent a message that violates the protocol."""
+    """The other process violated the protocol."""
 
 
 class Channel:
-    """One end of a connection that sends and receives complete messages with descriptors. A context manager."""
+    """Connection that sends and receives complete messages with file descriptors. A context manager."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -47,17 +47,18 @@ class Channel:
         return self.socket.fileno()
 
     def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send one message, blocking, and the descriptors with its first byte. Raises OSError."""
-        line = encode(message)
-        sent = send_some(self.socket, line, descriptors)
+        """Send one message, with `descriptors` attached to its first byte. Blocks. Raises OSError."""
+        line = encode_message(message)
+        sent = send_available(self.socket, line, descriptors)
         if sent < len(line):  # sending zero bytes would fail if the peer has closed since
             self.socket.sendall(memoryview(line)[sent:])
 
-    def receive(self, limit: int | None = LINE) -> list[dict[str, Any]] | None:
-        """Return the messages that one read completes, None at the end of the connection.
+    def receive(self, limit: int | None = MAX_LINE) -> list[dict[str, Any]] | None:
+        """Read once and return the messages that are complete; None at the end of the connection.
 
         Raises:
-            MalformedMessageError: A line exceeds `limit` bytes or is not a JSON object, or there are too many descriptors.
+            MalformedMessageError: A line exceeds `limit` bytes or is not a JSON object, or there are too many
+                descriptors.
         """
         try:
             # socket.recv_fds would drop the flag that keeps child processes from inheriting the descriptors.
@@ -75,13 +76,14 @@ class Channel:
         *lines, self._pending = (self._pending + data).split(b"\n")
         if limit is not None and max(map(len, [*lines, self._pending])) > limit:
             raise MalformedMessageError(f"a line exceeds {limit} bytes")
-        return list(map(_object, lines))
+        return list(map(_parse_object, lines))
 
-    def request(self) -> dict[str, Any]:
-        """Return the single message that a client sends first, within PATIENCE_S seconds in total.
+    def receive_request(self) -> dict[str, Any]:
+        """Return the only message that a client may send first, within PATIENCE_S seconds.
 
         Raises:
-            MalformedMessageError: The message is truncated, longer than MAX_REQUEST bytes, too slow, or followed by another.
+            MalformedMessageError: The message is truncated, longer than MAX_REQUEST bytes, too slow, or followed by
+                another one.
         """
         deadline = time.monotonic() + PATIENCE_S
         while select.select([self.socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -94,24 +96,27 @@ class Channel:
                 return messages[0]
         raise MalformedMessageError(f"no request within {PATIENCE_S:g} s")
 
-    def replies(self) -> Iterator[dict[str, Any]]:
-        """Yield messages until the connection ends, blocking."""
+    def iterate_replies(self) -> Iterator[dict[str, Any]]:
+        """Yield messages until the connection ends. Blocks."""
         while (messages := self.receive(None)) is not None:
             yield from messages
 
-    def take(self) -> int:
-        """Remove and return the oldest received descriptor, now owned by the caller. Raises MalformedMessageError."""
+    def take_descriptor(self) -> int:
+        """Remove and return the oldest received descriptor, which the caller then owns.
+
+        Raises MalformedMessageError if there is none.
+        """
         if not self.descriptors:
             raise MalformedMessageError("a descriptor is missing")
         return self.descriptors.popleft()
 
     def close(self) -> None:
-        """Close the connection and all descriptors that were not taken."""
+        """Close the connection and all received descriptors that were not taken."""
         self.close_descriptors()
         self.socket.close()
 
     def close_descriptors(self) -> None:
-        """Close the descriptors that were not taken."""
+        """Close all received descriptors that were not taken."""
         while self.descriptors:
             os.close(self.descriptors.popleft())
 
@@ -122,13 +127,18 @@ class Channel:
         self.close()
 
 
-def send_some(connection: socket.socket, data: bytes | bytearray, descriptors: tuple[int, ...] = ()) -> int:
-    """Send as many bytes as the socket accepts, the descriptors with the first one. Return the number. Raises as sendmsg."""
+def send_available(
+    connection: socket.socket, data: bytes | bytearray, descriptors: tuple[int, ...] = ()
+) -> int:
+    """Send as many bytes as the socket accepts, with `descriptors` on the first one, and return the number.
+
+    Raises OSError.
+    """
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     return connection.sendmsg([data], rights)
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def _parse_object(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -138,13 +148,13 @@ def _object(line: bytes) -> dict[str, Any]:
     return message
 
 
-def encode(message: Mapping[str, Any]) -> bytes:
-    """Encode a message as a line."""
+def encode_message(message: Mapping[str, Any]) -> bytes:
+    """Encode a message as one line."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-def sealed(*parts: bytes) -> int:
-    """Return an immutable memfd that contains the parts, separated by newlines. The caller closes it."""
+def create_sealed_memfd(*parts: bytes) -> int:
+    """Return an immutable memfd with the parts, separated by newlines. The caller closes it."""
     descriptor = os.memfd_create("coldstart-request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(descriptor, "wb", closefd=False) as file:
@@ -157,12 +167,12 @@ def sealed(*parts: bytes) -> int:
 
 
 def read_document(descriptor: int) -> dict[str, Any]:
-    """Read the JSON object in a `sealed` memfd and close it. Raises MalformedMessageError for any other descriptor."""
-    return _object(body(descriptor)[0])
+    """Read the JSON object in a sealed memfd and close it. Raises MalformedMessageError for any other descriptor."""
+    return _parse_object(read_body(descriptor)[0])
 
 
-def body(descriptor: int) -> tuple[bytes, bytes]:
-    """Read the two parts of a `sealed` memfd and close it. Raises MalformedMessageError for any other descriptor."""
+def read_body(descriptor: int) -> tuple[bytes, bytes]:
+    """Read the two parts of a sealed memfd and close it. Raises MalformedMessageError for any other descriptor."""
     try:
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise MalformedMessageError("the descriptor is not sealed")

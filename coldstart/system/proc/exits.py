@@ -1,4 +1,4 @@
-"""The end of a process: its exit code in words, the error in its log, and whether the kernel killed it for missing memory."""
+"""Exit of a process: its exit code in words, the error in its log, and kills by the kernel for lack of memory."""
 
 from __future__ import annotations
 
@@ -14,30 +14,27 @@ from coldstart.system import secrets
 _SIGNALLED = 128
 
 
-def is_kill(code: int | None) -> bool:
-    """Return whether SIGKILL ended the process with this exit code (128 + n after signal n)."""
+def is_killed(code: int | None) -> bool:
+    """Return whether an exit code (128 + n after signal n) means that SIGKILL ended the process."""
     return code == _SIGNALLED + signal.SIGKILL
 
 
-def describe(code: int) -> str:
-    """Return how a process with this exit code (128 + n after signal n) ended, as the end of a sentence."""
+def describe_exit(code: int) -> str:
+    """Describe how a process with this exit code (128 + n after signal n) ended, as the end of a sentence."""
     with suppress(ValueError):
         number = signal.Signals(code - _SIGNALLED)
         return f"was killed by signal {number.value} ({number.name})"
     return f"ended with exit code {code}"
 
 
-def count_memory_kills() -> int:
-    """Return how many processes the kernel has killed because of missing memory, here or in a parent control group.
-
-    Without a control group that counts them, return the machine's number.
-    """
-    groups = [count for file in _counters() if (count := _count(file)) is not None]
-    return max(groups) if groups else _count(Path("/proc/vmstat")) or 0
+def count_oom_kills() -> int:
+    """Return the number of out-of-memory kills in this process's control group or its parents, else on the machine."""
+    groups = [count for file in _list_oom_counters() if (count := _read_oom_count(file)) is not None]
+    return max(groups) if groups else _read_oom_count(Path("/proc/vmstat")) or 0
 
 
-def _counters() -> Iterator[Path]:
-    """Yield the files that count the kills of this process's control group, of version 2 and 1."""
+def _list_oom_counters() -> Iterator[Path]:
+    """Yield the files with the kill counters of this process's control group, for cgroup versions 2 and 1."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -50,7 +47,7 @@ def _counters() -> Iterator[Path]:
             yield Path("/sys/fs/cgroup/memory") / group.lstrip("/") / "memory.oom_control"
 
 
-def _count(file: Path) -> int | None:
+def _read_oom_count(file: Path) -> int | None:
     with suppress(OSError):
         for line in file.read_text().splitlines():
             name, _, count = line.partition(" ")
@@ -72,20 +69,20 @@ _MENTION = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b.*|.*See root cause above.*|`\
 _END_LINES, _CAUSES = 15, 5
 
 
-def find_error(log: Path) -> str | None:
-    """Return the error that ended a process as one line: the last error in the log, without mere mentions of errors."""
+def find_last_error(log: Path) -> str | None:
+    """Return the last error in a log as one line, or None. Lines that merely mention an error are skipped."""
     for line in reversed(log.read_text(errors="replace").splitlines()):
         if _MENTION.search(line):
             continue
         if found := _FAULT.match(line) or _CAUSE.search(line):
-            return secrets.text(found[found.lastindex or 0].strip())
+            return secrets.redact_text(found[found.lastindex or 0].strip())
     return None
 
 
-def read_end(log: Path) -> str:
+def read_log_tail(log: Path) -> str:
     """Return the tail of a log, preceded by earlier error lines: the first error is often the cause."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if not _NOISE.match(line)]
     last = lines[-_END_LINES:]
     named = [match[0] for line in lines[:-_END_LINES] if (match := _CAUSE.search(line))]
     causes = [cause for cause in dict.fromkeys(named) if not any(cause in line for line in last)]
-    return secrets.text("\n".join([*causes[:_CAUSES], *last]))
+    return secrets.redact_text("\n".join([*causes[:_CAUSES], *last]))

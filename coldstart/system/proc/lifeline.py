@@ -1,4 +1,4 @@
-"""End a process with its parent, so that no server outlives its supervisor and no engine outlives its server."""
+"""Tie the life of a process to its parent, so that no server outlives its supervisor and no engine its server."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Ask the kernel to send this process a signal when the thread that started it ends (Linux)."""
+    """Make the kernel send signal `number` to this process when the thread that started it exits (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
 
 
 def die_as_a_group() -> None:
-    """Apply `die_with_supervisor` to the first process of a group: its SIGTERM kills the complete group.
+    """Apply `die_with_supervisor` to the leader of a process group, and make its SIGTERM kill the complete group.
 
-    A process that it has forked ends alone.
+    In a process that the leader forked, SIGTERM ends only that process.
     """
     first = os.getpid()
 
@@ -37,7 +37,7 @@ def die_as_a_group() -> None:
 
 
 def die_with_supervisor() -> None:
-    """Apply `die_with_parent` in a process that was started with its parent's PID. Exit at once if the parent has ended."""
+    """Apply `die_with_parent` in a process that was given its supervisor's PID. Exit at once if the supervisor has exited."""
     die_with_parent()
     supervisor = os.environ.pop(SUPERVISOR_ENV, None)
     if supervisor is not None and os.getppid() != int(supervisor):

@@ -1,7 +1,6 @@
-"""This process: its memory, and the state that it must renew after a fork or a thaw.
+"""Memory of this process, and state that it must renew after a fork or a restore.
 
-The functions about memory are hints, because page faults cost more than the copy. A kernel without the feature ignores them and
-maps pages one by one.
+The memory functions are optimizations: page faults cost more than the copy. Kernels without the feature ignore them.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def address(view: memoryview) -> int:
+def get_buffer_address(view: memoryview) -> int:
     """Return the address of a writable buffer."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
-def present(address: int, size: int) -> None:
-    """Map all pages of a mapped range at once, and read those that are not in memory. Releases the GIL (through ctypes)."""
+def populate_pages(address: int, size: int) -> None:
+    """Map all pages of a mapped range at once, reading missing ones from disk. Releases the GIL (through ctypes)."""
     start = address // _PAGE * _PAGE
     _libc.madvise(start, address + size - start, MADV_POPULATE_READ)
 
 
-def give_back() -> None:
-    """Return freed memory to the kernel if the C library can (glibc), so that forks and snapshots copy less."""
+def trim_heap() -> None:
+    """Return freed memory to the kernel (glibc only), so that forks and snapshots copy less."""
     with suppress(AttributeError):
         _libc.malloc_trim(0)
 
 
-def renew() -> None:
-    """Reseed Python's and numpy's generators and give multiprocessing a new key.
+def reseed_random_state() -> None:
+    """Reseed the generators of Python and numpy, and give multiprocessing a new key.
 
-    torch's generator is unchanged: vLLM seeds it with --seed in every server.
+    torch's generator is not changed: vLLM seeds it with --seed in every server.
     """
     import numpy
 
@@ -49,11 +48,12 @@ def renew() -> None:
     multiprocessing.current_process().authkey = os.urandom(32)
 
 
-def request_tiles() -> bool:
-    """Request the permission to use the processor's AMX tiles. Return False if the processor or the kernel has none.
+def request_amx_tiles() -> bool:
+    """Request permission to use the processor's AMX tiles. Return False if the processor or the kernel does not support them.
 
-    Linux grants the AMX state to processes that request it (arch_prctl(2), ARCH_REQ_XCOMP_PERM), and to their children. CRIU
-    restores a process without it, and the first tile instruction then raises SIGILL, so a thawed process must ask again.
+    Linux grants AMX state to processes that request it (arch_prctl(2), ARCH_REQ_XCOMP_PERM), and to their children. CRIU
+    restores a process without it, and the first tile instruction then raises SIGILL. So a restored process must request
+    it again.
     """
     if platform.machine() != "x86_64":
         return False

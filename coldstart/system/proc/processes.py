@@ -1,7 +1,7 @@
-"""Processes and memory as /proc reports them: children, identity, memory use, available memory.
+"""Processes and memory as /proc reports them: children, identity, memory use and available memory.
 
-psutil is imported only in functions that no start waits for, because its import takes 18 ms. It supports neither PID namespaces
-nor control group limits.
+psutil is imported only in functions that no start waits for, because its import takes 18 ms. It supports neither PID
+namespaces nor control group limits.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def children(pid: int) -> tuple[int, ...]:
-    """Return the PIDs of the children of all threads of `pid`. Raises OSError if the process does not exist."""
+def list_children(pid: int) -> tuple[int, ...]:
+    """Return the PIDs of the children of process `pid`. Raises OSError if the process does not exist."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return tuple(int(child) for task in tasks for child in (task / "children").read_text().split())
 
 
-def stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on: the name before it may hold spaces and parentheses.
+def read_stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the process name, which may contain spaces and parentheses.
 
     Raises OSError if the process does not exist.
     """
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
-def birth(pid: int) -> str | None:
-    """Return an identity that distinguishes a process from others with the same PID: boot id and start time in clock ticks.
+def read_identity(pid: int) -> str | None:
+    """Return an identity that no other process with the same PID has: boot id and start time in clock ticks.
 
     Return None if the process does not exist or is a zombie.
     """
     try:
-        fields = stat_fields(pid)
+        fields = read_stat_fields(pid)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
     return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
 
 
-def is_alive(pid: int, born: str | None) -> bool:
-    """Return whether the process that `birth` identified still runs."""
-    return born is not None and born == birth(pid)
+def is_alive(pid: int, identity: str | None) -> bool:
+    """Return whether the process with this PID and `identity` still runs."""
+    return identity is not None and identity == read_identity(pid)
 
 
-def end(pid: int, born: str | None, patience_s: float) -> None:
-    """End a process: SIGTERM, then SIGKILL after `patience_s` seconds. Another process with its PID is spared."""
+def terminate(pid: int, identity: str | None, patience_s: float) -> None:
+    """Send SIGTERM to a process, then SIGKILL after `patience_s` seconds. Do nothing if its PID was reused."""
     with suppress(ProcessLookupError):  # it has ended meanwhile
         descriptor = os.pidfd_open(pid)
         try:
             # While the descriptor holds the process, its PID is not reused.
-            if not is_alive(pid, born):
+            if not is_alive(pid, identity):
                 return
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
             if not select.select([descriptor], [], [], patience_s)[0]:
@@ -63,9 +63,9 @@ def end(pid: int, born: str | None, patience_s: float) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped the process; False if it does not exist."""
+    """Return whether the process is suspended (state T); False if it does not exist."""
     with suppress(OSError):
-        return stat_fields(pid)[0] == "T"
+        return read_stat_fields(pid)[0] == "T"
     return False
 
 
@@ -78,7 +78,7 @@ def has_terminal() -> bool:
     return True
 
 
-def tree(pid: int) -> list[int]:
+def list_tree(pid: int) -> list[int]:
     """Return the PIDs of a process and its descendants. Raises ProcessLookupError if the process does not exist."""
     import psutil
 
@@ -88,10 +88,10 @@ def tree(pid: int) -> list[int]:
         raise ProcessLookupError(f"process {pid} does not exist") from error
 
 
-def pss_bytes(pids: Iterable[int]) -> int:
-    """Return the sum of proportional set sizes in bytes, in which each shared page counts by its share.
+def measure_pss_bytes(pids: Iterable[int]) -> int:
+    """Return the sum of the processes' proportional set sizes in bytes, which divide each shared page among its users.
 
-    Processes that have ended or are not readable count zero.
+    Processes that have exited or cannot be read count as zero.
     """
     import psutil
 
@@ -102,8 +102,8 @@ def pss_bytes(pids: Iterable[int]) -> int:
     return total
 
 
-def outer_pid(guardian: int, inner: int) -> int:
-    """Return the PID outside the guardian's PID namespace of the process with PID `inner` inside it.
+def find_outer_pid(guardian: int, inner: int) -> int:
+    """Return the PID in this namespace of the process with PID `inner` in the PID namespace of process `guardian`.
 
     Raises:
         ProcessLookupError: The process does not exist.
@@ -115,28 +115,30 @@ def outer_pid(guardian: int, inner: int) -> int:
         names = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
         if len(names) > 1 and int(names[-1]) == inner:
             return pid
-        pending += children(pid)
+        pending += list_children(pid)
     raise ProcessLookupError(f"no process {inner} in the PID namespace of process {guardian}")
 
 
-def available_memory() -> int:
-    """Return the bytes that a new process can use: MemAvailable, or less if a control group limits it."""
-    return min([meminfo("MemAvailable") * 1024, *(max(0, limit - used) for limit, used in _control_groups())])
+def read_available_memory() -> int:
+    """Return the memory in bytes that a new process can use: MemAvailable, or less if a control group limits it."""
+    return min(
+        [read_meminfo("MemAvailable") * 1024, *(max(0, limit - used) for limit, used in _control_groups())]
+    )
 
 
-def total_memory() -> int:
-    """Return the memory of the machine in bytes, or the limit of a control group if that is less."""
-    return min([meminfo("MemTotal") * 1024, *(limit for limit, _ in _control_groups())])
+def read_total_memory() -> int:
+    """Return the RAM of the machine in bytes, or the limit of a control group if that is lower."""
+    return min([read_meminfo("MemTotal") * 1024, *(limit for limit, _ in _control_groups())])
 
 
-def meminfo(name: str) -> int:
-    """Return a number from /proc/meminfo in its unit (mostly KiB), 0 if the kernel does not report it."""
+def read_meminfo(name: str) -> int:
+    """Return a value from /proc/meminfo in its unit (mostly KiB); 0 if the kernel does not report it."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     return next((int(words[1]) for words in lines if words[0] == f"{name}:"), 0)
 
 
 def _control_groups() -> Iterator[tuple[int, int]]:
-    """Yield limit and use in bytes of this process's control group (version 2) and of each parent group with a limit."""
+    """Yield limit and usage in bytes of this process's control group (version 2) and of each parent group with a limit."""
     own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
     group = Path("/sys/fs/cgroup") / own.lstrip("/")
     for directory in (group, *group.parents):

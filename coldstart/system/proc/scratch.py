@@ -1,11 +1,11 @@
-"""Directories of one process that are removed when it ends, or by the next process of its kind after a kill.
+"""Directories of one process that are removed when it exits, or after a kill by the next process of the same type.
 
-A directory is in use while its lock is held, by the process or by its forks. The kernel releases the lock with the last of
-them, so reused PIDs and clock changes do not matter.
+A directory is in use while the process or one of its forks holds the lock in it. The kernel releases the lock with the
+last of them, so reused PIDs and clock changes do not matter.
 
 vLLM creates sockets and a rendezvous file in the temporary directory and does not remove them. So each server has its own
-directory (`scratch`), whose path is short enough for them. If a server is killed, its supervisor or the next server removes the
-directory.
+directory (`use_scratch_directory`), with a path that is short enough for sockets. If a server is killed, its supervisor
+or the next server removes the directory.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ PREFIX, RECORDING, PROOF = "server-", "recording-", "proof-"
 # Lock of all directories below one base, whatever their prefix.
 _GATE = ".scratch.lock"
 # Path of the longest socket below the base in bytes: vLLM's socket names are UUIDs.
-_BELOW = len(f"/{PREFIX}12345678/") + 36
+_SOCKET_PATH_BYTES = len(f"/{PREFIX}12345678/") + 36
 _PATIENCE_S = 10.0
 
 
 @contextmanager
 def private_directory(prefix: str) -> Iterator[Path]:
-    """Yield a directory of this process that is removed after the block, or by `sweep` after a kill.
+    """Yield a directory of this process that is removed after the block, or after a kill by `remove_dead_directories`.
 
-    Raises the errors of `scratch`.
+    Raises the errors of `use_scratch_directory`.
     """
-    with owned(_base(), prefix) as own:
+    with create_owned_directory(_choose_base(), prefix) as own:
         yield own
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
-    """Put temporary files and sockets of this process and its children in a directory that is removed after the block.
+def use_scratch_directory() -> Iterator[Path]:
+    """Use a new directory for temporary files and sockets of this process and its children. Remove it after the block.
 
     Raises:
         OSError: The directory cannot be created.
@@ -62,14 +62,14 @@ def scratch() -> Iterator[Path]:
             os.environ.update(before)
 
 
-def sweep(ended: int | None = None) -> None:
-    """Remove the directories of killed processes. Wait for forks of the server with PID `ended`, which may still be ending.
+def remove_dead_directories(ended: int | None = None) -> None:
+    """Remove the directories of killed processes. Wait for forks of the exited server with PID `ended`.
 
     Raises:
         OSError: The directory cannot be read.
         UsageError: No private directory can be created.
     """
-    base, deadline_s = _base(), time.monotonic() + _PATIENCE_S
+    base, deadline_s = _choose_base(), time.monotonic() + _PATIENCE_S
     while True:
         with files.hold_lock(base / _GATE):
             owners = [owner for one in (PREFIX, RECORDING, PROOF) for owner in remove_dead(base, one)]
@@ -78,22 +78,22 @@ def sweep(ended: int | None = None) -> None:
         time.sleep(0.05)
 
 
-def _base() -> Path:
-    return paths.temporary_dir(_BELOW)
+def _choose_base() -> Path:
+    return paths.temporary_dir(_SOCKET_PATH_BYTES)
 
 
 _LOCK = "lock"
-"""Lock file that contains its owner's PID; the owner and its forks hold the lock."""
+"""Lock file with the PID of its owner. The owner and its forks hold the lock."""
 
 
 @contextmanager
-def owned(base: Path, prefix: str = "", *, patience_s: float = 0.0) -> Iterator[Path]:
-    """Yield a private directory `prefix`... below `base` that contains only its lock. Remove dead directories of that prefix.
+def create_owned_directory(base: Path, prefix: str = "", *, patience_s: float = 0.0) -> Iterator[Path]:
+    """Yield a new private directory below `base` that contains only its lock. First remove dead directories with that prefix.
 
     Args:
         base: Parent directory.
-        prefix: Start of the directory's name.
-        patience_s: Seconds to wait, at removal, for child processes that still write.
+        prefix: Prefix of the directory's name.
+        patience_s: Time in seconds that removal waits for child processes that still write.
 
     Raises:
         OSError: The directory cannot be created.
@@ -113,15 +113,15 @@ def owned(base: Path, prefix: str = "", *, patience_s: float = 0.0) -> Iterator[
             os.close(held)
 
 
-def sweep_below(base: Path, prefix: str = "") -> None:
-    """Remove the directories `prefix`... below `base` of dead processes. Raises OSError."""
+def remove_dead_below(base: Path, prefix: str = "") -> None:
+    """Remove directories below `base` with this prefix whose process is dead. Raises OSError."""
     if base.is_dir():
         with files.hold_lock(base / _GATE):
             remove_dead(base, prefix)
 
 
 def remove_dead(base: Path, prefix: str, patience_s: float = 0.0) -> list[str]:
-    """Remove directories of dead processes, with the gate held, and return the PIDs of the living owners."""
+    """Remove directories of dead processes. Return the PIDs of living owners. The caller holds the lock of `base`."""
     owners = []
     for directory in filter(Path.is_dir, base.glob(f"{prefix}*")):
         if (lock := files.try_lock(directory / _LOCK)) is not None:
@@ -136,7 +136,7 @@ def remove_dead(base: Path, prefix: str, patience_s: float = 0.0) -> list[str]:
 
 
 def _remove(directory: Path, patience_s: float) -> None:
-    """Remove the directory, again while child processes still write to it. The next process removes what is left then."""
+    """Remove the directory, repeatedly while child processes still write to it. The next process removes the rest."""
     deadline_s = time.monotonic() + patience_s
     shutil.rmtree(directory, ignore_errors=True)
     while directory.exists() and time.monotonic() < deadline_s:

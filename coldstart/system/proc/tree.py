@@ -1,4 +1,4 @@
-"""A process with its descendants: whether one of them is stopped, and its end by SIGKILL.
+"""Process with its descendants: whether one of them is suspended, and SIGKILL for all of them.
 
 psutil identifies a process by PID and start time, so no signal reaches another process with a reused PID.
 """
@@ -14,7 +14,7 @@ from coldstart.system.proc import processes
 
 
 class ProcessTree:
-    """A process and the descendants that were seen so far. A process that does not exist has no descendants."""
+    """Process and all its descendants seen so far. A process that does not exist has no descendants."""
 
     def __init__(self, pid: int) -> None:
         self._seen: set[psutil.Process] = set()
@@ -25,13 +25,13 @@ class ProcessTree:
             self._began = first.create_time()
 
     def adopt(self, pid: int) -> None:
-        """Add a process, such as a server that a template forked, unless it is older than the first of this tree."""
+        """Add a process, such as a server that a template forked, unless it is older than the root of this tree."""
         with suppress(psutil.Error):
             if (process := psutil.Process(pid)).create_time() >= self._began:
                 self._seen.add(process)
 
     def list_processes(self) -> set[psutil.Process]:
-        """Return the living processes of the tree, and remember them: descendants of a dead process cannot be found."""
+        """Return the living processes and remember them, because descendants of a dead process cannot be found later."""
         for one in list(self._seen):
             with suppress(psutil.Error):
                 self._seen.update(one.children(recursive=True))
@@ -44,7 +44,7 @@ class ProcessTree:
         return any(processes.is_stopped(one.pid) for one in self.list_processes())
 
     def kill(self) -> None:
-        """Send SIGKILL to every process, parents first, which also ends stopped ones."""
+        """Send SIGKILL to every process, parents first. It also ends suspended processes."""
         # Creation times are too coarse: a child forked at once has its parent's.
         for one in sorted(self.list_processes(), key=_count_ancestors):
             with suppress(psutil.Error):

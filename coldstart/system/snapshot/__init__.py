@@ -1,1 +1,1 @@
-"""Checkpoint and restore of processes with CRIU, and its images."""
+"""Checkpoint and restore of processes with CRIU, and the resulting images."""

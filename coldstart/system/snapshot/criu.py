@@ -1,6 +1,6 @@
 """Find the CRIU program, check that it may run here, and run it.
 
-COLDSTART_CRIU names a program that is not in PATH, such as a newer one than the system's.
+COLDSTART_CRIU sets the path of another CRIU than the one in PATH.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ _BUILD = (
 )
 
 
-def command() -> list[str]:
-    """Return the argument vector of CRIU, without options. Raises FileNotFoundError if CRIU is missing."""
+def find_command() -> list[str]:
+    """Return the command line of CRIU without options. Raises FileNotFoundError if CRIU is missing."""
     program = VARIABLE.read() or shutil.which("criu")
     if not program or not os.access(program, os.X_OK):
         raise FileNotFoundError(program or "criu")
     return [program]
 
 
-def missing() -> str | None:
-    """Return why no process can be frozen or thawed here, or None."""
-    found = _lacking()
+def explain_unavailable() -> str | None:
+    """Return why processes cannot be checkpointed or restored here, or None."""
+    found = _find_missing_requirement()
     return found[0] if found else None
 
 
-def hint() -> str | None:
-    """Return how to fix the reason that `missing` returns, or None if nothing is missing."""
-    found = _lacking()
+def suggest_fix() -> str | None:
+    """Return a hint how to fix the reason that `explain_unavailable` returns, or None."""
+    found = _find_missing_requirement()
     return found[1] if found else None
 
 
-def _lacking() -> tuple[str, str] | None:
-    """Return the reason and the hint of the first requirement that this machine does not fulfil."""
+def _find_missing_requirement() -> tuple[str, str] | None:
+    """Return the reason and the hint for the first requirement that this machine does not meet, or None."""
     try:
-        (program,) = command()
+        (program,) = find_command()
     except FileNotFoundError as error:
         return f"{error} was not found: install criu (4.2 or newer), or set {VARIABLE}", _BUILD
     found = read_version(program)
@@ -58,7 +58,7 @@ def _lacking() -> tuple[str, str] | None:
         return f"{program} is CRIU {found}: 4.2 or newer is required", _BUILD
     if shutil.which("unshare") is None:
         return "unshare (util-linux) was not found", "apt-get install util-linux"
-    held = int(_status("CapEff") or "0", 16)
+    held = int(_read_status_field("CapEff") or "0", 16)
     if held & _CAPABILITIES != _CAPABILITIES:
         how = "run as root; container: --cap-add SYS_ADMIN --cap-add CHECKPOINT_RESTORE"
         return (
@@ -70,7 +70,7 @@ def _lacking() -> tuple[str, str] | None:
 
 @functools.cache
 def read_version(program: str) -> str | None:
-    """Return the version that the program reports, as in "4.2.1"; None if it reports none: its own error names the reason."""
+    """Return the version that the program reports, such as "4.2.1", or None if it reports none."""
     try:
         report = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     except OSError:
@@ -80,21 +80,21 @@ def read_version(program: str) -> str | None:
 
 
 def list_options() -> list[str]:
-    """Return the options of each dump and restore that this machine requires.
+    """Return the options that every dump and restore needs on this machine.
 
-    CRIU raises its limit of open files to the kernel's, and exits if it may not: containers usually lack
-    CAP_SYS_RESOURCE. With --unprivileged it keeps its limit, and needs no capability beyond those that `missing` requires.
+    CRIU raises its open-file limit to the kernel's maximum and exits if it may not, as in most containers, which lack
+    CAP_SYS_RESOURCE. With --unprivileged it keeps its limit, and needs only the capabilities that this module checks.
     """
     most, hard = int(_NR_OPEN.read_text()), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    may_raise = int(_status("CapEff") or "0", 16) & _RESOURCE
+    may_raise = int(_read_status_field("CapEff") or "0", 16) & _RESOURCE
     return [] if may_raise or hard >= most else ["--unprivileged"]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run CRIU until it exits. Raises FileNotFoundError."""
-    return subprocess.run([*command(), *arguments], capture_output=True, text=True, check=False)
+def run_criu(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run CRIU and wait for it. Raises FileNotFoundError."""
+    return subprocess.run([*find_command(), *arguments], capture_output=True, text=True, check=False)
 
 
-def _status(field: str) -> str | None:
+def _read_status_field(field: str) -> str | None:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next((line.split()[1] for line in lines if line.startswith(field + ":")), None)

@@ -1,12 +1,12 @@
-"""Move a frozen process's memory out of CRIU's pages into a file that thawed processes map.
+"""Move a checkpointed process's memory out of CRIU's pages into a file that restored processes map.
 
-CRIU reads every saved page into each process that it thaws, and the processes share none. Pages that are not written again,
-mainly a model's weights, can be mapped instead. Anonymous memory of at least RUN bytes becomes a private mapping of MEMORY.
-Its pages come from the page cache when they are touched, one copy for all processes. A write copies the page, as in CRIU's own
-mapping of library data. Only the image of the frozen process changes; the process does not run meanwhile.
+CRIU copies every saved page into each process that it restores, so these processes share no pages. Pages that are not
+written again, mainly a model's weights, can be mapped instead. Each run of at least MIN_RUN_BYTES of anonymous memory
+becomes a private mapping of MEMORY_FILE. Its pages come from the page cache on first access, one copy for all processes.
+A write copies the page. Only the checkpoint image changes, and the process does not run meanwhile.
 
-Formats: CRIU's images `mm`, `pagemap` and `files` (criu/images/*.proto): eight bytes of magic, then protobuf messages that
-follow their length. protobuf copies fields that are not named here unchanged.
+Formats: CRIU's images `mm`, `pagemap` and `files` (criu/images/*.proto): eight bytes of magic, then protobuf messages,
+each preceded by its length. protobuf copies fields that are not listed here unchanged.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-MEMORY = "memory.img"
-RUN = 1 << 18
-"""Shorter runs stay with CRIU, because each run costs a mapping. Python's arenas of small objects are longer than this, and a
+MEMORY_FILE = "memory.img"
+MIN_RUN_BYTES = 1 << 18
+"""CRIU keeps shorter runs, because each run costs a mapping. Python's arenas of small objects are longer than this, and a
 start writes to a fifth of them."""
 
 _PAGE = 4096
@@ -45,16 +45,16 @@ _OPTIONAL = frozenset({"madv", "fdflags", "size", "compat_nr_pages", "in_parent"
 
 
 class UnknownImageError(ValueError):
-    """The images have an unknown form; they were not changed."""
+    """The images have an unknown format. They were not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """`count` pages at `address`, stored in the pages file from offset `kept`; `vma` is the index of their mapping."""
+    """Run of `count` pages at `address`, stored at `offset` of the pages file, in the mapping with index `vma`."""
 
     address: int
     count: int
-    kept: int
+    offset: int
     vma: int
 
     @property
@@ -62,29 +62,33 @@ class _Run:
         return self.address + self.count * _PAGE
 
 
-def move(images: Path, mapped: Path) -> int:
-    """Move the large anonymous memory of the single process in `images` to MEMORY and return the number of bytes moved.
+def move_memory(images: Path, mapped: Path) -> int:
+    """Move the large anonymous memory of the only process in `images` to MEMORY_FILE and return the bytes moved.
 
     Args:
         images: Directory of CRIU's images.
-        mapped: Path at which the thawed process will find MEMORY.
+        mapped: Path at which the restored process will find MEMORY_FILE.
 
     Raises:
-        UnknownImageError: The images have an unknown form; nothing was changed.
+        UnknownImageError: The images have an unknown format; nothing was changed.
         OSError: A file cannot be read or written.
     """
-    mm, pagemap, pages = _only(images, "mm-*"), _only(images, "pagemap-*"), _only(images, "pages-*")
+    mm, pagemap, pages = (
+        _find_single_image(images, "mm-*"),
+        _find_single_image(images, "pagemap-*"),
+        _find_single_image(images, "pages-*"),
+    )
     files = images / "files.img"
-    (space,), opened = _read(mm, "mm"), _read(files, "file")
-    head, *entries = _read(pagemap, "pagemap_head", "pagemap")
-    runs = list(_runs(entries, [(vma.start, vma.end) for vma in space.vmas]))
-    if runs and runs[-1][1].kept + runs[-1][1].count * _PAGE != pages.stat().st_size:
+    (space,), opened = _read_messages(mm, "mm"), _read_messages(files, "file")
+    head, *entries = _read_messages(pagemap, "pagemap_head", "pagemap")
+    runs = list(_split_runs(entries, [(vma.start, vma.end) for vma in space.vmas]))
+    if runs and runs[-1][1].offset + runs[-1][1].count * _PAGE != pages.stat().st_size:
         raise UnknownImageError(f"{pages.name} does not contain the pages that {pagemap.name} lists")
     filed: list[_Run] = []
     rest: list[tuple[Any, _Run]] = []
-    for group in _joined(runs):
+    for group in _join_runs(runs):
         whole = replace(group[0][1], count=sum(run.count for _, run in group))
-        if whole.count * _PAGE >= RUN and _is_plain(space.vmas[whole.vma]):
+        if whole.count * _PAGE >= MIN_RUN_BYTES and _is_plain(space.vmas[whole.vma]):
             filed.append(whole)
         else:
             rest += group
@@ -93,19 +97,21 @@ def move(images: Path, mapped: Path) -> int:
     offsets, size = dict[int, int](), 0
     for run in filed:
         offsets[run.address], size = size, size + run.count * _PAGE
-    file = _describe(opened, mapped, size)
-    _copy(pages, images / MEMORY, filed)
-    _copy(pages, images / f"{pages.name}.part", [run for _, run in rest])
+    file = _build_file_entry(opened, mapped, size)
+    _copy_pages(pages, images / MEMORY_FILE, filed)
+    _copy_pages(pages, images / f"{pages.name}.part", [run for _, run in rest])
     (images / f"{pages.name}.part").replace(pages)
-    kept = (_change(entry, vaddr=run.address, compat_nr_pages=0, nr_pages=run.count) for entry, run in rest)
-    _write(pagemap, [head, *kept])
+    kept = (
+        _copy_changed(entry, vaddr=run.address, compat_nr_pages=0, nr_pages=run.count) for entry, run in rest
+    )
+    _write_messages(pagemap, [head, *kept])
     _remap(space, filed, offsets, file.id)
-    _write(mm, [space])
-    _write(files, [*opened, file])
+    _write_messages(mm, [space])
+    _write_messages(files, [*opened, file])
     return size
 
 
-def _runs(entries: Iterable[Any], spans: list[tuple[int, int]]) -> Iterator[tuple[Any, _Run]]:
+def _split_runs(entries: Iterable[Any], spans: list[tuple[int, int]]) -> Iterator[tuple[Any, _Run]]:
     """Yield each pagemap entry with its run of pages, split at the borders of mappings."""
     starts, kept = [start for start, _ in spans], 0
     for entry in entries:
@@ -121,8 +127,8 @@ def _runs(entries: Iterable[Any], spans: list[tuple[int, int]]) -> Iterator[tupl
             address, count, kept = address + here * _PAGE, count - here, kept + here * _PAGE
 
 
-def _joined(runs: Iterable[tuple[Any, _Run]]) -> Iterator[list[tuple[Any, _Run]]]:
-    """Yield groups of adjacent runs in one mapping. CRIU splits runs where its pipes were full."""
+def _join_runs(runs: Iterable[tuple[Any, _Run]]) -> Iterator[list[tuple[Any, _Run]]]:
+    """Yield groups of adjacent runs in one mapping. CRIU splits runs when its pipes are full."""
     group: list[tuple[Any, _Run]] = []
     for entry, run in runs:
         if group and (run.address != group[-1][1].end or run.vma != group[-1][1].vma):
@@ -136,7 +142,7 @@ def _joined(runs: Iterable[tuple[Any, _Run]]) -> Iterator[list[tuple[Any, _Run]]
 def _is_plain(vma: Any) -> bool:
     """Return whether a mapping is ordinary private memory, readable and writable, that does not grow downwards.
 
-    A mapping with madvise(2) advice is excluded: the kernel rejects some advice (wipe on fork, for example) for a file.
+    A mapping with madvise(2) advice is excluded: the kernel rejects some advice (wipe on fork, for example) for files.
     """
     return (
         bool(vma.status & _ANON_PRIVATE and vma.flags & _MAP_ANONYMOUS)
@@ -156,34 +162,34 @@ def _remap(space: Any, filed: list[_Run], offsets: Mapping[int, int], file: int)
         here = vma.start
         for run in by_vma.get(number, ()):
             if here < run.address:
-                cut.append(_change(vma, start=here, end=run.address))
+                cut.append(_copy_changed(vma, start=here, end=run.address))
             of_file = {"pgoff": offsets[run.address], "shmid": file, "fdflags": os.O_RDONLY}
             kind = {"flags": vma.flags & ~_MAP_ANONYMOUS, "status": _REGULAR | _FILE_PRIVATE}
-            cut.append(_change(vma, start=run.address, end=run.end, **of_file, **kind))
+            cut.append(_copy_changed(vma, start=run.address, end=run.end, **of_file, **kind))
             here = run.end
         if here < vma.end:
-            cut.append(_change(vma, start=here))
+            cut.append(_copy_changed(vma, start=here))
     del space.vmas[:]
     space.vmas.extend(cut)
 
 
-def _describe(opened: list[Any], mapped: Path, size: int) -> Any:
-    """Return the description of a file opened for reading, with the owner of another regular file."""
+def _build_file_entry(opened: list[Any], mapped: Path, size: int) -> Any:
+    """Build the `files` entry of a file opened for reading, with the owner of another regular file."""
     regular = next((one.reg for one in opened if one.HasField("reg")), None)
     if regular is None:
         raise UnknownImageError("the process has no regular file open")
     number = 1 + max(one.id for one in opened)
-    file = _forms()["file"](type=_REG_TYPE, id=number)
+    file = _build_message_classes()["file"](type=_REG_TYPE, id=number)
     place = {"name": os.fsencode(mapped), "size": size, "flags": os.O_RDONLY}
-    file.reg.MergeFrom(_forms()["reg"](id=number, pos=0, fown=regular.fown, **place))
+    file.reg.MergeFrom(_build_message_classes()["reg"](id=number, pos=0, fown=regular.fown, **place))
     return file
 
 
-def _copy(source: Path, target: Path, runs: Iterable[_Run]) -> None:
-    """Write the pages of `runs`, one after another, to `target`."""
-    with source.open("rb") as pages, open(target, "wb", opener=_private) as out:
+def _copy_pages(source: Path, target: Path, runs: Iterable[_Run]) -> None:
+    """Write the pages of `runs` consecutively to `target`."""
+    with source.open("rb") as pages, open(target, "wb", opener=_open_private) as out:
         for run in runs:
-            place, left = run.kept, run.count * _PAGE
+            place, left = run.offset, run.count * _PAGE
             while left:
                 done = os.sendfile(out.fileno(), pages.fileno(), place, left)
                 if not done:
@@ -191,19 +197,19 @@ def _copy(source: Path, target: Path, runs: Iterable[_Run]) -> None:
                 place, left = place + done, left - done
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _only(images: Path, pattern: str) -> Path:
+def _find_single_image(images: Path, pattern: str) -> Path:
     found = list(images.glob(f"{pattern}.img"))
     if len(found) != 1:
         raise UnknownImageError(f"expected one image {pattern}, found {len(found)}")
     return found[0]
 
 
-def _change(message: Any, **fields: int) -> Any:
-    """Return a copy of the message with these fields changed."""
+def _copy_changed(message: Any, **fields: int) -> Any:
+    """Return a copy of a message with the given fields changed."""
     changed = type(message)()
     changed.CopyFrom(message)
     for name, value in fields.items():
@@ -211,14 +217,14 @@ def _change(message: Any, **fields: int) -> Any:
     return changed
 
 
-def _read(image: Path, first: str, others: str = "") -> list[Any]:
-    """Return the messages of an image: one of the form `first`, then of `others`, by default the same form."""
+def _read_messages(image: Path, first: str, others: str = "") -> list[Any]:
+    """Read the messages of an image: the first in the format `first`, the others in the format `others` (default: the same)."""
     from google.protobuf.message import DecodeError
 
     data, messages, at = image.read_bytes(), list[Any](), _MAGIC
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "little")
-        form = _forms()[others or first if messages else first]
+        form = _build_message_classes()[others or first if messages else first]
         try:
             messages.append(form.FromString(data[at + 4 : at + 4 + length]))
         except DecodeError as error:
@@ -229,15 +235,15 @@ def _read(image: Path, first: str, others: str = "") -> list[Any]:
     return messages
 
 
-def _write(image: Path, messages: Iterable[Any]) -> None:
+def _write_messages(image: Path, messages: Iterable[Any]) -> None:
     magic = image.read_bytes()[:_MAGIC]
     encoded = [one.SerializeToString() for one in messages]
     image.write_bytes(magic + b"".join(struct.pack("<I", len(one)) + one for one in encoded))
 
 
 @cache
-def _forms() -> Mapping[str, Any]:
-    """Return protobuf's class of each message of _FIELDS."""
+def _build_message_classes() -> Mapping[str, Any]:
+    """Build a protobuf class for each message in _FIELDS."""
     # Imported here, because only a freeze needs it.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 

@@ -1,10 +1,11 @@
-"""Images of processes with the runtime imported: location, permission to read them, and removal.
+"""Checkpoint images of processes with the runtime imported: location, permission to read them, and removal.
 
-Each interpreter with its versions has one image without a model (launch/runtime_snapshot.py), below the cache root. So has each
-bundle whose engine was frozen here (materialize/freeze.py).
+Each interpreter with its package versions has one image without a model (launch/runtime_snapshot.py), below the cache
+root. So has each bundle whose engine was checkpointed here (materialize/freeze.py).
 
-An image is memory that runs as this user. So it is read only on the machine that created it, from a directory of this user
-with mode 0700 whose files are unchanged (file_state.py). fingerprint.py judges whether it fits the software.
+An image is memory that will run as this user. So it is read only on the machine that created it, from a directory of this
+user with mode 0700 whose files are unchanged (file_state.py). fingerprint.py checks whether it fits the installed
+software.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ LOCK, PARTIAL = ".lock", ".partial"
 
 
 @dataclass(frozen=True)
-class Image:
-    """One image, with the interpreter and vLLM version that created it, its UTC time (ISO 8601), and its size in bytes on disk.
+class ProcessImage:
+    """Checkpoint image, with its interpreter and vLLM version, creation time (UTC, ISO 8601), and size on disk in bytes.
 
-    `obstacle` is the reason why it cannot be thawed, None if it fits this machine.
+    `obstacle` is the reason why it cannot be restored here, or None.
     """
 
     directory: Path
@@ -43,19 +44,19 @@ class Image:
     obstacle: str | None
 
 
-def place(root: Path) -> Path:
-    """Return the directory below `root` of the image for this interpreter and its versions; it need not exist."""
-    which = {"executable": sys.executable, **runtime.fields()}
+def choose_image_directory(root: Path) -> Path:
+    """Return the directory below `root` of the image for this interpreter and its versions. It may not exist."""
+    which = {"executable": sys.executable, **runtime.read_runtime_fields()}
     return root / hashlib.sha256(json.dumps(which, sort_keys=True).encode()).hexdigest()
 
 
-def engine_place(runtimes: Path, bundle_digest: str) -> Path:
-    """Return the directory of the image of an engine built from a bundle, beside `runtimes`; it need not exist."""
+def choose_engine_image_directory(runtimes: Path, bundle_digest: str) -> Path:
+    """Return the directory, beside `runtimes`, of the image of an engine built from a bundle. It may not exist."""
     return runtimes.with_name("snapshots") / bundle_digest.removeprefix("sha256:")
 
 
-def obstacle(image: Path) -> str | None:
-    """Return why the image in the directory `image` may not be read, None if it may."""
+def explain_unreadable(image: Path) -> str | None:
+    """Return why the image in the directory `image` must not be read, or None."""
     if not image.is_dir():
         return f"{image} does not exist"
     if (reason := ownership.ensure_private_directory(image)) is not None:
@@ -69,8 +70,8 @@ def obstacle(image: Path) -> str | None:
 
 
 @contextmanager
-def published(image: Path) -> Iterator[Path]:
-    """Yield a private directory for a new image, which replaces `image` when the block ends. If the block raises, remove it.
+def publish_image(image: Path) -> Iterator[Path]:
+    """Yield a private directory for a new image, which replaces `image` when the block ends without an exception.
 
     Only one image is created at a time; a second caller waits. The directory of a killed process is removed.
 
@@ -97,30 +98,30 @@ def published(image: Path) -> Iterator[Path]:
         file_state.record_directory(_KIND, image, str(FORMAT))
 
 
-def listed(root: Path) -> Iterator[Image]:
-    """Yield every image below `root`, of any interpreter."""
+def list_images(root: Path) -> Iterator[ProcessImage]:
+    """Yield a description of every image below `root`, of any interpreter."""
     directories = sorted(root.glob("[0-9a-f]*")) if root.is_dir() else []
-    yield from map(described, directories)
+    yield from map(describe_image, directories)
 
 
-def described(directory: Path) -> Image:
-    """Return the description of the image in `directory`, and whether it fits. Raises OSError if it does not exist."""
+def describe_image(directory: Path) -> ProcessImage:
+    """Describe the image in `directory`, and whether it fits this machine. Raises OSError if it does not exist."""
     try:
         about = canonical.read_json(directory / ABOUT)
         python, vllm, made = (str(about[name]) for name in ("python", "vllm", "made"))
     except (OSError, ValueError, KeyError, TypeError):
         python = vllm = made = ""
-    reason = obstacle(directory) or fingerprint.obstacle(directory, "runtime snapshot")
-    return Image(directory, python, vllm, made, measure_size(directory), reason)
+    reason = explain_unreadable(directory) or fingerprint.find_mismatch(directory, "runtime snapshot")
+    return ProcessImage(directory, python, vllm, made, measure_size(directory), reason)
 
 
-def discard(image: Path) -> None:
-    """Remove the image in a directory, and its record."""
+def remove_image(image: Path) -> None:
+    """Remove the image in a directory and its record."""
     shutil.rmtree(image, ignore_errors=True)
-    file_state.find_record(_KIND, image).unlink(missing_ok=True)
+    file_state.locate_record(_KIND, image).unlink(missing_ok=True)
 
 
 def measure_size(path: Path) -> int:
-    """Return the bytes that a file or a directory takes on disk."""
+    """Return the disk usage of a file or a directory in bytes."""
     inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
     return sum(status.st_blocks * 512 for one in inside if (status := one.lstat()))

@@ -1,10 +1,10 @@
-"""Keys whose bundles may run code here: a directory of public keys, including this machine's own; and what they signed.
+"""Keys whose bundles may run code here, including this machine's own key, and recorded verifications.
 
-Invariant: a key is listed by the fingerprint of its content, never by its file name.
+Keys are identified by the fingerprint of their content, never by their file name.
 
-A bundle whose signature was verified with a key is trusted as long as the key is: a manifest's digest covers the complete
-bundle, and a signature over it does not expire. Verifications are recorded in the state directory, which does not travel with a
-cache. They save each start the import of a cryptography library.
+A bundle whose signature was verified with a key is trusted as long as the key is: the digest of a manifest covers the
+complete bundle, and signatures do not expire. Verifications are recorded in the state directory, which does not move with
+a cache. They save each start the import of a cryptography library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DIGITS = re.compile(r"[0-9a-f]{12,32}")
 
 @dataclass(frozen=True)
 class TrustedKey:
-    """One public key of the trust directory; ``problem`` is the reason why it cannot be used, if any."""
+    """Public key in the trust directory. `problem` is the reason why it cannot be used, or None."""
 
     file: str
     name: str
@@ -39,8 +39,8 @@ class TrustedKey:
     problem: str | None = None
 
 
-def listed() -> list[TrustedKey]:
-    """Return every trusted key. This machine's own key is created on first use."""
+def list_keys() -> list[TrustedKey]:
+    """Return all trusted keys. This machine's own key is created on first use."""
     from coldstart.artifacts import sign  # cryptography
 
     state = paths.state_dir()
@@ -58,17 +58,17 @@ def listed() -> list[TrustedKey]:
     return keys
 
 
-def add(file: Path, name: str) -> TrustedKey:
-    """Trust the public key (PEM) in ``file``.
+def add_key(file: Path, name: str) -> TrustedKey:
+    """Trust the public key (PEM) in `file`.
 
     Raises:
         InvalidNameError: `name` is not a plain name.
-        UsageError: the file is not a small regular file that can be read.
-        InvalidSignatureError: the file holds no public key.
+        UsageError: The file is not a small regular file that can be read.
+        InvalidSignatureError: The file contains no public key.
     """
     from coldstart.artifacts import sign
 
-    hint = "specify a public key, as printed on the other machine by: coldstart trust show"
+    hint = "specify a public key, as this command prints it on the other machine: coldstart trust show"
     try:
         pem = files.read_regular(file, LIMITS.signature_bytes)
     except (OSError, ValueError) as error:
@@ -77,55 +77,58 @@ def add(file: Path, name: str) -> TrustedKey:
         added = sign.add_trusted_key(sign.trust_dir(paths.state_dir()), pem, name=name, source=str(file))
     except InvalidSignatureError as error:
         raise InvalidSignatureError(error.message, hint=hint) from error
-    return next(key for key in listed() if key.file == added.name)
+    return next(key for key in list_keys() if key.file == added.name)
 
 
-def remove(word: str) -> list[TrustedKey]:
-    """Stop trusting a key, whatever names it was added under.
+def remove_keys(query: str) -> list[TrustedKey]:
+    """Stop trusting a key, under all names that it was added with.
 
     Args:
-        word: Its name or file, its fingerprint, or 12 or more digits of the fingerprint.
+        query: Its name or file, its fingerprint, or at least 12 hex digits of the fingerprint.
 
     Returns:
-        The entries of the trust directory that were removed.
+        The removed entries of the trust directory.
 
     Raises:
-        UsageError: no key or several keys are called so, or it is this machine's own.
-        ReadOnlyStoreError: the trust directory cannot be written.
+        UsageError: No key or several keys match, or the key is this machine's own.
+        ReadOnlyStoreError: The trust directory is not writable.
     """
-    keys = listed()
-    called = [key for key in keys if _is_called(key, word)]
-    marks = {key.fingerprint for key in called if key.fingerprint}
-    if not called:
-        raise UsageError(f"no trusted key is called {word!r}", hint="coldstart trust list")
+    keys = list_keys()
+    matches = [key for key in keys if _matches(key, query)]
+    marks = {key.fingerprint for key in matches if key.fingerprint}
+    if not matches:
+        raise UsageError(f"no trusted key matches {query!r}", hint="coldstart trust list")
     if len(marks) > 1:
         raise UsageError(
-            f"{word!r} names several keys: {', '.join(sorted(marks))}",
+            f"{query!r} matches several keys: {', '.join(sorted(marks))}",
             hint="coldstart trust remove FINGERPRINT",
         )
-    if any(key.own for key in called):
+    if any(key.own for key in matches):
         raise UsageError(
-            f"{word!r} is this machine's own key, which signs the bundles built here",
+            f"{query!r} is this machine's own key, which signs the bundles built here",
             hint="use another key: coldstart trust list",
         )
-    doomed = [key for key in keys if key in called or key.fingerprint in marks]
+    removed = [key for key in keys if key in matches or key.fingerprint in marks]
     with translate_os_errors("removing a trusted key"):
-        for key in doomed:
+        for key in removed:
             _find_key(key.file).unlink(missing_ok=True)
-    return doomed
+    return removed
 
 
-def _is_called(key: TrustedKey, word: str) -> bool:
-    if word in (key.name, key.file, key.fingerprint):
+def _matches(key: TrustedKey, query: str) -> bool:
+    if query in (key.name, key.file, key.fingerprint):
         return True
-    digits, mark = (text.rpartition(":")[2] for text in (word, key.fingerprint or ""))
+    digits, mark = (text.rpartition(":")[2] for text in (query, key.fingerprint or ""))
     return bool(_DIGITS.fullmatch(digits)) and mark.startswith(digits)
 
 
-def judge(bundle: Bundle) -> TrustResult:
-    """Return whether a trusted key signed `bundle`. Raises InvalidSignatureError and ExposedKeyError for a trusted key file."""
+def check_trust(bundle: Bundle) -> TrustResult:
+    """Return whether a trusted key signed `bundle`.
+
+    Raises InvalidSignatureError and ExposedKeyError for an invalid trusted key file.
+    """
     record = paths.state_dir() / "verdicts" / bundle.digest.removeprefix("sha256:")
-    # Without a usable record the signature itself is verified.
+    # Without a usable record, the signature itself is verified.
     with suppress(OSError, ValueError, KeyError, TypeError, BundleError):
         known = canonical.read_json(record, max_bytes=LIMITS.signature_bytes)
         if _hash_key(known["key"]) == known["sha256"]:

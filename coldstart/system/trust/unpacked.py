@@ -1,4 +1,4 @@
-"""Unpack code sections once per content, and reuse a directory only if no other user could have changed it.
+"""Unpack code sections once per content, and reuse a directory only if no other user can have changed it.
 
 A directory is reused only while all of these hold:
 
@@ -6,8 +6,8 @@ A directory is reused only while all of these hold:
 - It is at the path where it was unpacked, and each unpacked file has its inode, mode, size, mtime and ctime.
 - The trusted keys and coldstart's version are those that it was verified with.
 
-The record is in the state directory, which does not travel with a cache. Any other directory is unpacked again from the bundle,
-whose bytes and signature are verified. If the location is not safe, a private one is used.
+The record is in the state directory, which does not move with a cache. Any other directory is unpacked again from the
+bundle, whose bytes and signature are verified. If the location is not safe, a private one is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRIES, _KIND = 20, "unpacked"
 DISTRIBUTION = "coldstart-vllm"
 
 
-def unpacked(
+def unpack_section(
     bundle: Bundle,
     section: str,
     root: Path,
@@ -37,17 +37,17 @@ def unpacked(
     *,
     exact: bool = False,
 ) -> Path:
-    """Return the directory with `section` of `bundle`: below `root`, or in a private place if others could write to `root`.
+    """Return a directory with `section` of `bundle`, below `root` or, if other users could write there, in a private location.
 
-    A dry run returns it without the section, if a start would have to unpack that.
+    In a dry run, the section is not unpacked.
 
     Args:
         bundle: The bundle.
         section: Name of a section that contains code.
         root: Parent of unpacked directories.
-        trust: Judges whether the bundle may provide code.
+        trust: Check whether the bundle may provide code.
         refused: Receives the reason why an existing directory was not reused.
-        exact: Use no other place than `root`.
+        exact: Use only `root`, no other location.
 
     Raises:
         BundleError: The section cannot be extracted, or the bundle is not trusted (UntrustedError).
@@ -56,46 +56,46 @@ def unpacked(
     digest = bundle.find_readable_section(section).digest.removeprefix("sha256:")
     place = (root if exact else paths.choose_writable(root, "unpacked")) / digest
     if is_dry_run():
-        if _obstacle(place) is not None:
+        if _explain_not_reusable(place) is not None:
             bundle.require_trust(section, trust)
         return place
-    if _obstacle(place) is None:
+    if _explain_not_reusable(place) is None:
         return place
-    lock = file_state.find_record(_KIND, place).with_name(".lock")
+    lock = file_state.locate_record(_KIND, place).with_name(".lock")
     files.create_private_directory(lock.parent)
-    with _closed(), files.hold_lock(lock):
-        if (reason := _obstacle(place)) is not None:  # another start may have unpacked it
-            _renew(bundle, section, place, trust)
-            file_state.record_directory(_KIND, place, _made_by())
+    with _restrict_umask(), files.hold_lock(lock):
+        if (reason := _explain_not_reusable(place)) is not None:  # another start may have unpacked it
+            _unpack_again(bundle, section, place, trust)
+            file_state.record_directory(_KIND, place, _describe_creator())
             if reason and refused is not None:
                 refused.append(f"unpacked again: {reason}")
     return place
 
 
-def _obstacle(place: Path) -> str | None:
-    """Return why the directory cannot be reused, "" if this needs no report; None if it can be reused."""
+def _explain_not_reusable(place: Path) -> str | None:
+    """Return why the directory cannot be reused, "" if it does not exist, or None if it can be reused."""
     if not place.is_dir():
         return ""
     if (reason := ownership.describe_path_exposure(place)) is not None:
         return reason
-    if not (entries := file_state.read_record(_KIND, place, _made_by())):
-        return f"{place} has no record of its verification with these keys and this release"
+    if not (entries := file_state.read_record(_KIND, place, _describe_creator())):
+        return f"{place} has no record of its verification with these keys and this version of coldstart"
     return file_state.find_change(entries, place, "unpacked")  # inductor adds files of this user
 
 
-def _made_by() -> str:
+def _describe_creator() -> str:
     # The file names end in the keys' fingerprints, so each section is verified again when a key is added or removed.
     directory = paths.state_dir() / "trust"
     keys = sorted(os.listdir(directory)) if directory.is_dir() else []  # noqa: PTH208
-    return "\n".join([f"release {runtime.installed(DISTRIBUTION)}", *keys])
+    return "\n".join([f"release {runtime.find_installed_version(DISTRIBUTION)}", *keys])
 
 
-def _renew(bundle: Bundle, section: str, place: Path, trust: TrustCheck) -> None:
+def _unpack_again(bundle: Bundle, section: str, place: Path, trust: TrustCheck) -> None:
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (reason := ownership.describe_path_exposure(place.parent)) is not None:
         raise PermissionError(f"refusing to unpack code where other users can write: {reason}")
     for left in reversed(range(_TRIES)):
-        _away(place)
+        _remove_existing(place)
         try:
             bundle.extract_section(section, place, trust=trust)
             return
@@ -105,7 +105,7 @@ def _renew(bundle: Bundle, section: str, place: Path, trust: TrustCheck) -> None
                 raise
 
 
-def _away(place: Path) -> None:
+def _remove_existing(place: Path) -> None:
     if place.is_symlink() or (place.exists() and not place.is_dir()):
         place.unlink()
     elif place.is_dir():
@@ -115,7 +115,7 @@ def _away(place: Path) -> None:
 
 
 @contextmanager
-def _closed() -> Iterator[None]:
+def _restrict_umask() -> Iterator[None]:
     """Create all files and directories in the block with access for their owner only."""
     previous = os.umask(0o077)
     try:

@@ -77,4 +77,4 @@ def _is_roomier(had: str, requested: str) -> bool:
 
 
 def _shown(name: str, value: str) -> str:
-    return secrets.HIDDEN if secrets.named(name) else secrets.text(value)[:200]
+    return secrets.HIDDEN if secrets.is_secret_name(name) else secrets.redact_text(value)[:200]

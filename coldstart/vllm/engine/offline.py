@@ -177,7 +177,7 @@ def run_task(plan: LaunchPlan) -> None:
 def begin(plan: LaunchPlan) -> None:
     """Prepare this process to run the engine. Raises SystemExit if this vLLM does not support it."""
     plan.install()
-    start_progress.begin()
+    start_progress.start_reporting()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     require()
     collection.postpone_in_process()

@@ -53,14 +53,14 @@ class Readiness:
         """Report readiness. uvicorn calls this once it accepts connections, and later from time to time."""
         if self.done:
             return
-        timeline.emit("build app", self.began, timeline.now(), track="server")
+        timeline.emit_span("build app", self.began, timeline.now(), track="server")
         await self._acknowledge()
         gc.enable()
 
     async def _acknowledge(self) -> None:
         self.done = True
         report = await self._report()
-        start_progress.end()
+        start_progress.stop_reporting()
         answer(self.descriptor, report)
 
     def _canary(self) -> bool | None:
@@ -109,7 +109,7 @@ class Readiness:
         known, start = self.plan.canary, timeline.now()
         count = len(known["tokens"]) if known and self.plan.engine.restore else 1
         tokens = await self._generate(known["prompt"] if known else FALLBACK_PROMPT, count)
-        timeline.emit("first token", start, timeline.now(), track="server")
+        timeline.emit_span("first token", start, timeline.now(), track="server")
         return tokens
 
     async def _generate(self, prompt: list[int], count: int) -> list[int]:

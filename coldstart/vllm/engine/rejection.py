@@ -85,7 +85,7 @@ class Failure:
     @classmethod
     def describe(cls, error: BaseException) -> Failure:
         """Describe an error in one line, without secrets."""
-        text = secrets.text(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        text = secrets.redact_text(f"{type(error).__name__}: {' '.join(str(error).split())}")
         return find(text) or cls(text, is_consequence=_ENGINE_FAILED in text)
 
     def document(self) -> dict[str, Any]:
@@ -105,6 +105,6 @@ def find(text: str) -> Failure | None:
         if found := pattern.search(text):
             reason = _FAULT.sub("", " ".join(found[1].split()))
             sentence = _SENTENCE.match(reason)
-            message = f"{problem}{secrets.text(sentence[0] if sentence else reason)[:_LONGEST]}"
+            message = f"{problem}{secrets.redact_text(sentence[0] if sentence else reason)[:_LONGEST]}"
             return Failure(message, hint, code, is_final=True)
     return None

@@ -33,7 +33,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import start_progress, timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
-from coldstart.system.proc.scratch import scratch
+from coldstart.system.proc.scratch import use_scratch_directory
 from coldstart.vllm import compat, stock
 from coldstart.vllm.engine import collection, readiness, stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
@@ -286,9 +286,9 @@ async def serve(args: Namespace, plan: LaunchPlan) -> int:
 def run(plan: LaunchPlan, imported: bool = False) -> int:
     """Run a server for `plan` in this process, and return its exit code after it has ended."""
     plan.install()
-    start_progress.begin()
+    start_progress.start_reporting()
     try:
-        with scratch():
+        with use_scratch_directory():
             return _run(plan, imported)
     except Exception as error:
         readiness.report_failure(error)

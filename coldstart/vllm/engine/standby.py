@@ -27,7 +27,7 @@ from coldstart.system import fingerprint, start_progress, timeline
 from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
-from coldstart.system.proc.scratch import scratch
+from coldstart.system.proc.scratch import use_scratch_directory
 from coldstart.vllm import compat
 from coldstart.vllm.engine import server, stepdowns
 from coldstart.vllm.engine.adoption import describe
@@ -109,18 +109,18 @@ class Standby:
     async def _turn_away(self, connection: Channel) -> None:
         with connection, suppress(PeerError):
             # A client that is cut off while it sends does not receive the response.
-            await asyncio.to_thread(connection.request)
+            await asyncio.to_thread(connection.receive_request)
             _tell(connection, {"error": "the engine already runs another server"})
 
     async def _lend(self, connection: Channel) -> None:
         with connection:
             try:
-                await asyncio.to_thread(connection.request)
-                request = json_lines.read_document(connection.take())
+                await asyncio.to_thread(connection.receive_request)
+                request = json_lines.read_document(connection.take_descriptor())
                 plan = LaunchPlan.parse_document(request["plan"])
                 # The sleeping engine has captured all graphs.
                 plan = replace(plan, engine=replace(plan.engine, deferred=False))
-                descriptors = [connection.take() for _ in range(5)]
+                descriptors = [connection.take_descriptor() for _ in range(5)]
             except (PeerError, ValueError, KeyError) as error:
                 _tell(connection, {"error": str(error)})
                 return
@@ -247,7 +247,7 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
     try:
         os.environ.clear()
         os.environ.update({**request["env"], READY_FD_ENV: str(descriptors[3])})
-        start_progress.begin()
+        start_progress.start_reporting()
         server.renew_environment()
         for target, descriptor in enumerate(descriptors[:3]):
             os.dup2(descriptor, target)
@@ -255,7 +255,7 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
         os.chdir(request["cwd"])
         yield
     finally:
-        start_progress.end()
+        start_progress.stop_reporting()
         refuse("the server ended before it was ready")  # if it has reported nothing yet
         os.environ.clear()
         os.environ.update(own)
@@ -275,7 +275,7 @@ async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: in
         gc.enable()
         await engine.sleep(SLEEP_LEVELS[level])
         parked = await ParkedEngine.create(engine) if level == PARKED else None
-        listening.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
+        listening.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.list_imported_files()))
         with Listener(listening) as listener:
             os.write(acknowledge, b"1")
             os.close(acknowledge)
@@ -299,5 +299,5 @@ def run(plan: LaunchPlan, level: str, listening: Path, acknowledge: int) -> int:
         raise RuntimeError(f"cannot keep a sleeping engine: {reason}")
     import uvloop
 
-    with scratch():
+    with use_scratch_directory():
         return int(uvloop.run(_reside(plan, level, listening, acknowledge)))

@@ -72,11 +72,11 @@ def build(plan: LaunchPlan, level: str) -> stepdowns.Fallbacks:
         cached_tokenizer_from_config(config.model_config)
         prebuild_worker(config, arguments)
         # gloo listens for the other members of a group of one. A thawed template would need the same ports again.
-        addresses.stop_listening()
+        addresses.close_listening_sockets()
     if threading.active_count() > 1:
         raise RuntimeError(f"threads alive before the fork: {[t.name for t in threading.enumerate()]}")
     gc.collect()
-    own_process.give_back()
+    own_process.trim_heap()
     gc.freeze()
     return fallbacks
 
@@ -163,7 +163,7 @@ class Template:
             return
         connection = Channel(accepted)
         try:
-            connection.request()
+            connection.receive_request()
         except PeerError as error:
             self._refuse(connection, str(error))
             return
@@ -195,8 +195,8 @@ class Template:
         """
         code = 1
         try:
-            request = json_lines.read_document(connection.take())
-            descriptors = [connection.take() for _ in range(5)]
+            request = json_lines.read_document(connection.take_descriptor())
+            descriptors = [connection.take_descriptor() for _ in range(5)]
             self._shed(connection)
             die_with_parent()
             if not os.read(descriptors[4], 1):
@@ -212,9 +212,9 @@ class Template:
             os.environ[READY_FD_ENV] = str(descriptors[3])
             # A thawed process may be in a time namespace whose CLOCK_MONOTONIC differs from the client's.
             os.environ[timeline.OFFSET_VARIABLE] = str(request["now"] - received)
-            own_process.renew()
-            own_process.request_tiles()  # a thawed template has lost the permission
-            timeline.emit("fork the server", received, timeline.now(), "server")
+            own_process.reseed_random_state()
+            own_process.request_amx_tiles()  # a thawed template has lost the permission
+            timeline.emit_span("fork the server", received, timeline.now(), "server")
             code = self._serve(request["plan"])
         except BaseException as error:  # noqa: BLE001 - the last frame of this process: report and exit
             sys.stderr.write(f"coldstart: the forked server ended: {type(error).__name__}: {error}\n")
@@ -323,7 +323,7 @@ def main(argv: list[str]) -> None:
     fallbacks = build(plan, level)
     if argv[4:] == ["alone"]:
         _go_on_in_child()
-    path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.imported()))
+    path.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.list_imported_files()))
     listener = Listener(path)
     if argv[4:] == ["outlives"]:
         die_with_parent(0)

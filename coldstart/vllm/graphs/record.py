@@ -76,7 +76,7 @@ class GraphRecording:
         output = runner.cudagraph_manager.hidden_states
         # A restore must create this buffer, which a capture creates.
         like = {"shape": list(output.shape), "dtype": str(output.dtype).removeprefix("torch.")}
-        report = {VLLM: {"output": like, "driver": nvml.driver()}}
+        report = {VLLM: {"output": like, "driver": nvml.read_driver_version()}}
         return offline.record(self._work, driver, framework, captured, report)
 
 

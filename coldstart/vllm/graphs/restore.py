@@ -130,7 +130,7 @@ class Restoring:
         Another driver is refused: its data in graph nodes may change with each patch release.
         """
         read_proof(self.directory)
-        extras, present = read_extras(self.directory), nvml.driver()
+        extras, present = read_extras(self.directory), nvml.read_driver_version()
         if extras.get("driver") != present:
             raise GraphRefusedError(
                 f"the graphs were recorded with driver {extras.get('driver')}, this machine has {present}"

@@ -133,7 +133,7 @@ class Arena:
             os.posix_fallocate(opened[0], 0, size)
             opened += os.pipe2(os.O_CLOEXEC)
             self._descriptor, self._noticed, self._notice = opened
-            born = processes.birth(os.getpid()) or ""
+            born = processes.read_identity(os.getpid()) or ""
             record = _Record(os.getpid(), born, token, self._descriptor, self._notice, size, model)
             self.address = map_memory(size, self._descriptor)
             try:
@@ -206,7 +206,7 @@ class Arenas:
     def shared(cls) -> Arenas:
         """Return the arenas of this user: by default half of the machine's memory."""
         given = SLEEP_MEMORY_BYTES.read()
-        return cls(runtime_dir() / "sleep", int(given) if given >= 0 else processes.total_memory() // 2)
+        return cls(runtime_dir() / "sleep", int(given) if given >= 0 else processes.read_total_memory() // 2)
 
     def create(self, model: str, size: int) -> Arena:
         """Create an arena of `size` bytes, and evict the least recently used arenas until it fits.

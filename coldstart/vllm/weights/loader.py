@@ -64,7 +64,7 @@ class ColdLoader(DefaultModelLoader):
         began = timeline.now()
         super().load_weights(model, model_config)
         self.report.seconds = timeline.now() - began
-        timeline.emit("read tensors", began, timeline.now(), track="engine", args=self.report.document())
+        timeline.emit_span("read tensors", began, timeline.now(), track="engine", args=self.report.document())
         logger.info("coldstart: %s", self.report)
 
     def get_all_weights(

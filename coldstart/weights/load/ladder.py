@@ -13,7 +13,7 @@ from typing import Any
 from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.system import timeline
-from coldstart.system.start_progress import BYTES, Counter
+from coldstart.system.start_progress import BYTES, ProgressCounter
 from coldstart.weights.checkpoint import Tensor
 from coldstart.weights.load.tensor_sources import SourceLostError, TensorSource
 
@@ -84,7 +84,7 @@ def load_tensors(
     Raises:
         NoLoaderLeftError: The last source failed.
     """
-    counter = Counter(STAGE, sum(tensor.size for tensor in tensors), BYTES)
+    counter = ProgressCounter(STAGE, sum(tensor.size for tensor in tensors), BYTES)
     done, reason = 0, "neither a prefetcher nor a file with the weights is available"
     for way, opened in rungs:
         report.way = way
@@ -97,7 +97,7 @@ def load_tensors(
         try:
             while done < len(tensors):
                 view = _timed(source, tensors[done], report)
-                counter.show(report.bytes)
+                counter.report_done(report.bytes)
                 yield tensors[done], view
                 done += 1
             report.fetch = source.get_fetch_stats()

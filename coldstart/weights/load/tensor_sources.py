@@ -48,10 +48,10 @@ class PrefetchSource:
             self.attached.wait(tensor.file, tensor.offset, tensor.size)
             if tensor.file not in self._files:
                 self._files[tensor.file] = self.attached.file(tensor.file)
-                self._addresses[tensor.file] = own_process.address(self._files[tensor.file])
+                self._addresses[tensor.file] = own_process.get_buffer_address(self._files[tensor.file])
         except (PrefetchError, KeyError) as error:
             raise SourceLostError(str(error)) from error
-        own_process.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
+        own_process.populate_pages(self._addresses[tensor.file] + tensor.offset, tensor.size)
         return self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
 
     def get_fetch_stats(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class FileSource:
         if tensor.offset + tensor.size > len(view):
             raise SourceLostError(f"{tensor.file} is truncated: it ends before tensor {tensor.name}")
         if self.ahead:
-            own_process.present(self._addresses[tensor.file] + tensor.offset, tensor.size)
+            own_process.populate_pages(self._addresses[tensor.file] + tensor.offset, tensor.size)
         data = view[tensor.offset : tensor.offset + tensor.size]
         if tensor.digest and tensor.digest != "sha256:" + hashlib.sha256(data).hexdigest():
             raise SourceLostError(
@@ -103,7 +103,7 @@ class FileSource:
         if name not in self._maps:
             with files.open_regular(self.paths[name]) as file:
                 self._maps[name] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-            self._addresses[name] = own_process.address(self._maps[name])
+            self._addresses[name] = own_process.get_buffer_address(self._maps[name])
         return self._maps[name]
 
     def get_fetch_stats(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Attached:
         self._receive()
         channel.socket.settimeout(None)  # a source may be slow, so bytes have no limit
         self._directory, self._views = Path(source), dict[str, memoryview]()
-        self._region = None if is_local(source) else memoryview(_map(channel.take(), layout.total))
+        self._region = None if is_local(source) else memoryview(_map(channel.take_descriptor(), layout.total))
 
     def file(self, name: str) -> memoryview:
         """Return all bytes of a file, writable and privately mapped.
@@ -110,7 +110,7 @@ class Attached:
 
     def _receive(self) -> dict[str, Any]:
         """Return the next answer, after a look at the states of checks in it. Raises the error that ends the connection."""
-        answer = next(self._channel.replies(), None)
+        answer = next(self._channel.iterate_replies(), None)
         if answer is None:
             raise PrefetchLostError("the prefetcher has ended or does not answer")
         if "refused" in answer:

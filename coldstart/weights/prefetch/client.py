@@ -24,7 +24,7 @@ from coldstart.contract.weights import PacedFetch
 from coldstart.errors import ColdstartError
 from coldstart.system import paths
 from coldstart.system.ipc import peers
-from coldstart.system.ipc.json_lines import Channel, sealed
+from coldstart.system.ipc.json_lines import Channel, create_sealed_memfd
 from coldstart.system.timeline import EVENTS_VARIABLE
 from coldstart.weights.prefetch import (
     PrefetchError,
@@ -147,7 +147,9 @@ def request(operation: str, *, directory: Path | None = None, **more: Any) -> li
             channel.socket.settimeout(ANSWER_S)
             channel.send({"op": operation, **more})
             # A prefetcher that stops ends the connection.
-            replies = channel.replies() if operation == "stop" else [next(channel.replies(), {})]
+            replies = (
+                channel.iterate_replies() if operation == "stop" else [next(channel.iterate_replies(), {})]
+            )
             answers += [one.get("status", one) for one in replies if one]
     return answers
 
@@ -194,7 +196,7 @@ def _ask(
         channel = Channel(peers.connect(path))
     except peers.PeerError:
         channel = Channel(_spawn(path))  # which is not waited for
-    body = sealed(json.dumps(None if names is None else list(names)).encode(), _encode(plan))
+    body = create_sealed_memfd(json.dumps(None if names is None else list(names)).encode(), _encode(plan))
     try:
         channel.send(message, (body,))
     except OSError as error:

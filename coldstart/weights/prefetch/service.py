@@ -65,7 +65,7 @@ class Service:
     def __init__(self) -> None:
         self.idle_s, self.patience_s = PREFETCH_IDLE_S.read(), PREFETCH_PATIENCE_S.read()
         self.streams, memory = int(PREFETCH_STREAMS.read()), int(PREFETCH_MEMORY_BYTES.read())
-        self.budget = memory if memory >= 0 else int(_SHARE * processes.available_memory())
+        self.budget = memory if memory >= 0 else int(_SHARE * processes.read_available_memory())
         self.changed = Condition()
         self.fetcher: Fetcher | None = None
         self.clients = 0
@@ -85,7 +85,7 @@ class Service:
 
     def adopt(self, connection: socket.socket) -> None:
         """Serve a connection; one of another user is closed."""
-        if not peers.trusted(connection):
+        if not peers.is_trusted_peer(connection):
             connection.close()
             return
         with self.changed:
@@ -174,7 +174,7 @@ class _Client:
             raise json_lines.MalformedMessageError(f"unknown operation {str(operation)[:40]!r}")
 
     def _attach(self, asked: _Attach) -> None:
-        names, plan = json_lines.body(self.channel.take())
+        names, plan = json_lines.read_body(self.channel.take_descriptor())
         if self.lease is not None:
             raise json_lines.MalformedMessageError("a second attach message")
         began, wanted = timeline.now(), msgspec.json.decode(names, type=list[str] | None)
@@ -225,7 +225,7 @@ def _write_span(fetcher: Fetcher, path: str, began: float) -> None:
     figures = fetcher.document()
     brief = {name: figures[name] for name in ("source", "fetched_bytes", "ready_bytes")}
     try:
-        timeline.append(path, timeline.Span("fetch weights", began, timeline.now(), "prefetch", brief))
+        timeline.append_span(path, timeline.Span("fetch weights", began, timeline.now(), "prefetch", brief))
     except OSError as error:
         fetcher.note(f"timeline events: {error}")
 

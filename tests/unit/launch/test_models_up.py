@@ -34,7 +34,7 @@ def process(lookup: Lookup) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def read_record(lookup: Lookup, pid: int) -> UpRecord:
-    return replace(up_records.describe_own(lookup), pid=pid, birth=processes.birth(pid))
+    return replace(up_records.describe_own(lookup), pid=pid, birth=processes.read_identity(pid))
 
 
 def test_record_is_read_while_the_supervisor_runs(lookup: Lookup, process: subprocess.Popen[bytes]) -> None:

@@ -33,7 +33,7 @@ def frozen_plans(monkeypatch: pytest.MonkeyPatch, home: Path, tmp_path: Path) ->
         plans.append(plan)
         (out / "pages-1.img").write_bytes(b"x")
 
-    monkeypatch.setattr(criu, "missing", lambda: None)
+    monkeypatch.setattr(criu, "explain_unavailable", lambda: None)
     monkeypatch.setattr(tiny, "build", lambda name, models: tmp_path / name)
     monkeypatch.setattr(process_snapshot, "freeze", freeze)
     return plans
@@ -81,7 +81,7 @@ def thawed(
     )
     made = FakeThawed(home / "thawed", process)
     monkeypatch.setattr(process_snapshot, "restored", lambda image, plan: made)
-    monkeypatch.setattr(processes, "outer_pid", lambda _, pid: pid)
+    monkeypatch.setattr(processes, "find_outer_pid", lambda _, pid: pid)
     yield made
     made.end()
 

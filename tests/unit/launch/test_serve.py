@@ -64,7 +64,9 @@ def template(lookup: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str]
 
 def keep_image(lookup: Lookup) -> None:
     assert lookup.bundle is not None
-    runtime_image.engine_place(lookup.cache.runtimes, lookup.bundle.digest).mkdir(parents=True)
+    runtime_image.choose_engine_image_directory(lookup.cache.runtimes, lookup.bundle.digest).mkdir(
+        parents=True
+    )
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def thawed(
     thawed = FakeThawed(socket, process)
     keep_image(lookup)
     monkeypatch.setattr(process_snapshot, "thaw", lambda *_: thawed)
-    monkeypatch.setattr(processes, "outer_pid", lambda _, pid: pid)
+    monkeypatch.setattr(processes, "find_outer_pid", lambda _, pid: pid)
     yield thawed
     thawed.end()
 

@@ -133,7 +133,7 @@ def test_a_gpu_loads_with_instanttensor_where_vllm_can(
     expected: list[str],
 ) -> None:
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.13.0", build: "13.0"})
+    monkeypatch.setattr(runtime, "read_torch_build", lambda: {"__version__": "2.13.0", build: "13.0"})
     monkeypatch.setattr(fetch, "find_spec", lambda name: object() if is_installed else None)
     sound = replace(model, path=local)
     assert fetch.loading(NONE, sound) == expected

@@ -30,7 +30,7 @@ from coldstart.models.resolution import ResolvedModel
 from coldstart.system import runtime, timeline
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
-from coldstart.system.recording import recording
+from coldstart.system.recording import record_timeline
 from coldstart.vllm.engine import template
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
@@ -94,9 +94,9 @@ def no_events(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_events")
 class TestRecording:
     def test_spans_of_this_and_other_processes_are_saved(self, tmp_path: Path) -> None:
-        with recording(tmp_path / "trace.json") as made:
-            timeline.emit("here", 1.0, 2.0, track="t")
-            child = "from coldstart.system import timeline; timeline.emit('there', 2, 3, track='t')"
+        with record_timeline(tmp_path / "trace.json") as made:
+            timeline.emit_span("here", 1.0, 2.0, track="t")
+            child = "from coldstart.system import timeline; timeline.emit_span('there', 2, 3, track='t')"
             subprocess.run([sys.executable, "-c", child], check=True)
         assert [span.name for span in made.timeline.spans] == ["coldstart", "here", "there"]
         saved = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -104,25 +104,25 @@ class TestRecording:
 
     def test_spans_of_a_ready_server_are_saved_at_its_end(self, tmp_path: Path) -> None:
         file = tmp_path / "trace.json"
-        with recording(file) as made:
-            made.started()
+        with record_timeline(file) as made:
+            made.save_start()
             assert "swap in" not in file.read_text()
-            timeline.emit("swap in", 1.0, 2.0, track="scheduler")
+            timeline.emit_span("swap in", 1.0, 2.0, track="scheduler")
         assert "swap in" in file.read_text()
 
     @pytest.mark.parametrize(
         "damage", [lambda events: events.unlink(), lambda events: events.write_text("{")]
     )
     def test_ready_server_is_kept_when_its_spans_are_lost(self, damage: Callable[[Path], object]) -> None:
-        with recording() as made:
+        with record_timeline() as made:
             damage(Path(os.environ[timeline.EVENTS_VARIABLE]))
-            made.started()
+            made.save_start()
         assert made.timeline.spans == []
 
     def test_lost_spans_are_an_error_when_they_are_to_be_saved(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError), recording(tmp_path / "trace.json") as made:
+        with pytest.raises(FileNotFoundError), record_timeline(tmp_path / "trace.json") as made:
             Path(os.environ[timeline.EVENTS_VARIABLE]).unlink()
-            made.started()
+            made.save_start()
 
 
 PLANNED = LaunchPlan(["planned"])
@@ -218,7 +218,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_level_that_this_engine_lacks_is_refused(
     monkeypatch: pytest.MonkeyPatch, driver: str, level: str, arguments: list[str], reason: str, hint: str
 ) -> None:
-    monkeypatch.setattr(nvml, "driver", lambda: driver)
+    monkeypatch.setattr(nvml, "read_driver_version", lambda: driver)
     with pytest.raises(UsageError, match=reason) as caught:
         preparation.start_template(level, LaunchPlan(["m", *arguments]), "m", 1.0)
     assert hint in str(caught.value.hint)

@@ -52,7 +52,7 @@ def fake_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         program.write_text(FAKE_CRIU.format(calls=calls, code=code))
         program.chmod(0o755)
         monkeypatch.setenv(criu.VARIABLE, str(program))
-        monkeypatch.setattr(criu, "_status", lambda _: "ffffffffffffffff")
+        monkeypatch.setattr(criu, "_read_status_field", lambda _: "ffffffffffffffff")
         return calls
 
     criu.read_version.cache_clear()
@@ -67,7 +67,7 @@ def images(scratch: Path, *, kernel: str | None = None, files: str | None = None
         "environment": template_environment.select_relevant(os.environ),
         "meeting": str(scratch / "frozen" / "meeting"),
     } | about
-    machine = fingerprint.machine() | ({"kernel": kernel} if kernel else {})
+    machine = fingerprint.read_machine_properties() | ({"kernel": kernel} if kernel else {})
     states = fingerprint.read_states([__file__]) if files is None else files
     tree = {"pages-1.img": b"x" * 99, process_snapshot.ABOUT: json.dumps(made).encode()}
     tree[fingerprint.ABOUT] = json.dumps({"machine": machine, "files": states}).encode()
@@ -82,7 +82,9 @@ def frozen(store: Store, scratch: Path, signer: sign.HostKey | None = None, **ch
 def keep(store: Store, tree: Path, signer: sign.HostKey | None = None) -> Bundle:
     with store.open_draft(key()) as draft:
         bundle = draft.publish(provenance(), signer=signer or sign.load_host_key(paths.state_dir()))
-    with runtime_image.published(runtime_image.engine_place(Cache.at().runtimes, bundle.digest)) as image:
+    with runtime_image.publish_image(
+        runtime_image.choose_engine_image_directory(Cache.at().runtimes, bundle.digest)
+    ) as image:
         for file in tree.iterdir():
             shutil.copy(file, image)
     return bundle

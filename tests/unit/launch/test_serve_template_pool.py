@@ -102,7 +102,7 @@ def test_a_signal_after_a_template_is_ready_leaves_no_process_and_no_directory(
         raise KeyboardInterrupt
 
     fake_engine("serves")
-    monkeypatch.setattr(template_pool.fingerprint, "write", interrupt)
+    monkeypatch.setattr(template_pool.fingerprint, "write_fingerprint", interrupt)
     with pytest.raises(KeyboardInterrupt):
         template_pool.start("engine", PLAN, "tiny", 20)
     assert not psutil.pid_exists(started[0])
@@ -133,7 +133,7 @@ def test_stopped_template_is_killed_and_reported_as_fallback(
     start = SimpleNamespace(request=SimpleNamespace(templates=None, lookup=None), plan=PLAN)
     with pytest.raises(LaunchRefusedError, match=r"the template did not answer within 0\.5 s"):
         TEMPLATE_RUNTIME.launch(cast("Any", start))
-    wait_until(lambda: processes.birth(cast("int", warm.pid)) is None)
+    wait_until(lambda: processes.read_identity(cast("int", warm.pid)) is None)
     assert template_pool.find("runtime", PLAN.key) is None
 
 

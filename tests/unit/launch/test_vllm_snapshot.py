@@ -23,7 +23,7 @@ from coldstart.launch.planning import ServeRequest
 from coldstart.launch.server import Server
 from coldstart.models.inspection import Lookup
 from coldstart.system import paths, runtime
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 from coldstart.vllm import gpu_starts
 
 # `create` leaves the server that `restore` releases, because CRIU gives a restored process its own PID again.
@@ -118,7 +118,7 @@ def start(hub: Lookup, fake_engine: Callable[[str], None]) -> Iterator[Callable[
     started: list[Server] = []
 
     def serve(mode: str = "snapshot", lookup: Lookup = hub, *words: str, **plan: Any) -> Server:
-        listen = ["--host", "127.0.0.1", "--port", str(free_port("127.0.0.1")), *words]
+        listen = ["--host", "127.0.0.1", "--port", str(find_free_port("127.0.0.1")), *words]
         request = ServeRequest(lookup, listen, mode=mode, ready_timeout=60)
         made = LaunchPlan(Arguments(("serves", *listen)), canary=CANARY, **plan)
         started.append(ladder.start(request, made))

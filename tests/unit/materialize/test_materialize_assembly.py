@@ -133,7 +133,7 @@ def test_the_proof_start_records_its_peak_on_the_devices(
         fake.add(free=100)
     (materialization.out / "modelinfo.json").write_text("{}")
     process = SimpleNamespace(pid=os.getpid(), signal=lambda number: None, wait=lambda: 0)
-    looked, look = threading.Event(), nvml.PeakMemory._look
+    looked, look = threading.Event(), nvml.PeakMemory._sample
 
     def note(peak: nvml.PeakMemory) -> None:
         look(peak)
@@ -151,7 +151,7 @@ def test_the_proof_start_records_its_peak_on_the_devices(
         return SimpleNamespace(report={"fast_path": {}, "fallbacks": []}, ready_s=1.0)
 
     monkeypatch.setattr(nvml.PeakMemory, "INTERVAL_S", 0.01)
-    monkeypatch.setattr(nvml.PeakMemory, "_look", note)
+    monkeypatch.setattr(nvml.PeakMemory, "_sample", note)
     monkeypatch.setattr(runtime, "targets_cpu", lambda: on_cpu)
     monkeypatch.setattr(assembly.server_process, "fresh", lambda plan, output: (process, None))
     monkeypatch.setattr(assembly.server_process, "acknowledged", become_ready)

@@ -51,8 +51,8 @@ def test_snapshot_directory_stays_during_another_materialization(
     materialize.add_snapshot(lookup, bundle, no_progress)
 
     assert materialize.has_snapshot(lookup, bundle) and store.list_bundles() == [bundle]
-    image = runtime_image.engine_place(cache.runtimes, bundle.digest)
-    assert runtime_image.obstacle(image) is None and image.stat().st_mode & 0o077 == 0
+    image = runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest)
+    assert runtime_image.explain_unreadable(image) is None and image.stat().st_mode & 0o077 == 0
     assert {file.name: file.stat().st_mode & 0o777 for file in image.iterdir()} == {"pages-1.img": 0o600}
     assert [left for left in cache.work.iterdir() if left.is_dir()] == []
     assert pruning.prune(cache, [bundle.name]).frozen == (image,)

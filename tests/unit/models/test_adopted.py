@@ -49,7 +49,7 @@ def test_adopt_arguments_takes_none_of_another_model_or_machine(
     assert adopt(model).lender is None
     (Path(model) / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     assert adopt(model).lender is not None
-    monkeypatch.setattr(runtime, "torch_build", lambda: {"__version__": "2.14.0+cpu"})
+    monkeypatch.setattr(runtime, "read_torch_build", lambda: {"__version__": "2.14.0+cpu"})
     assert adopt(model).lender is None
 
 

@@ -22,7 +22,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def _hold(monkeypatch: pytest.MonkeyPatch, held: int, hard: int) -> None:
-    monkeypatch.setattr(criu, "_status", lambda field: f"{held:016x}")
+    monkeypatch.setattr(criu, "_read_status_field", lambda field: f"{held:016x}")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, hard))
 
 
@@ -43,7 +43,9 @@ def test_missing_names_the_version_when_criu_is_too_old(
     _hold(monkeypatch, ALL, 1048576)
     (tmp_path / "criu").write_text(f"#!/bin/sh\necho '{report}'\n")
     if is_accepted:
-        assert criu.missing() is None and criu.hint() is None
+        assert criu.explain_unavailable() is None and criu.suggest_fix() is None
         return
-    assert f"CRIU {report.removeprefix('Version: ')}: 4.2 or newer is required" in str(criu.missing())
-    assert "build CRIU 4.2 or newer" in str(criu.hint())
+    assert f"CRIU {report.removeprefix('Version: ')}: 4.2 or newer is required" in str(
+        criu.explain_unavailable()
+    )
+    assert "build CRIU 4.2 or newer" in str(criu.suggest_fix())

@@ -45,14 +45,14 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
     (place / "images").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(criu.VARIABLE, program() or "")
-        if (reason := criu.missing()) is not None:
+        if (reason := criu.explain_unavailable()) is not None:
             pytest.skip(reason)
         command = [sys.executable, "-c", HOLDER, str(SIZE), str(place)]
         holder = subprocess.Popen(command, start_new_session=True, cwd="/", **NOWHERE)
         try:
             ask(place)
             said = ask(place)  # the second answer needs no new pages
-            done = criu.run("dump", "-t", str(holder.pid), "-D", str(place / "images"), *OPTIONS)
+            done = criu.run_criu("dump", "-t", str(holder.pid), "-D", str(place / "images"), *OPTIONS)
         finally:
             holder.kill()
             holder.wait()
@@ -95,7 +95,7 @@ def moved(frozen: tuple[Path, str]) -> Iterator[Path]:
     place, _ = frozen
     images = place / "images-moved"
     shutil.copytree(place / "images", images)
-    assert criu_memory.move(images, images / criu_memory.MEMORY) >= SIZE
+    assert criu_memory.move_memory(images, images / criu_memory.MEMORY_FILE) >= SIZE
     yield images
     shutil.rmtree(images)
 
@@ -103,20 +103,20 @@ def moved(frozen: tuple[Path, str]) -> Iterator[Path]:
 def test_process_thaws_with_the_same_memory_from_the_file(frozen: tuple[Path, str], moved: Path) -> None:
     place, digest = frozen
     before, after = ((images / "pages-1.img").stat().st_size for images in (place / "images", moved))
-    assert after + (moved / criu_memory.MEMORY).stat().st_size == before and before - after >= SIZE
+    assert after + (moved / criu_memory.MEMORY_FILE).stat().st_size == before and before - after >= SIZE
     with thawed(place, moved.name):
         said = ask(place)
     assert said["digest"] == digest
-    assert all(line.rstrip().endswith(criu_memory.MEMORY) for line in said["mapped"])
+    assert all(line.rstrip().endswith(criu_memory.MEMORY_FILE) for line in said["mapped"])
     spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in said["mapped"]]
     assert max(end - start for start, end in spans) >= SIZE  # one mapping, although CRIU splits its pages
 
 
 def test_writes_of_one_process_are_private(frozen: tuple[Path, str], moved: Path) -> None:
     place, digest = frozen
-    kept = hashlib.sha256((moved / criu_memory.MEMORY).read_bytes()).digest()
+    kept = hashlib.sha256((moved / criu_memory.MEMORY_FILE).read_bytes()).digest()
     with thawed(place, moved.name):
         assert ask(place)["digest"] == digest != ask(place)["digest"]
-    assert hashlib.sha256((moved / criu_memory.MEMORY).read_bytes()).digest() == kept
+    assert hashlib.sha256((moved / criu_memory.MEMORY_FILE).read_bytes()).digest() == kept
     with thawed(place, moved.name):
         assert ask(place)["digest"] == digest

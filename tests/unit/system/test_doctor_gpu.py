@@ -16,13 +16,13 @@ from coldstart.system.probes import Probe
 @pytest.fixture(autouse=True)
 def gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate vLLM's GPU build and CRIU."""
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm", "0.32.0"))
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    monkeypatch.setattr(probes, "criu", lambda: Probe("criu", "ok", "4.2"))
+    monkeypatch.setattr(probes, "probe_criu", lambda: Probe("criu", "ok", "4.2"))
 
 
 def _found(tmp_path: Path) -> tuple[dict[str, Probe], dict[str, bool]]:
-    found = probes.examine(Cache(tmp_path))
+    found = probes.run_probes(Cache(tmp_path))
     return {probe.name: probe for probe in found}, modes.list_permitted(found)
 
 

@@ -25,7 +25,7 @@ def test_memory_kills_are_counted_by_the_control_group_or_the_machine(
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(text)
     monkeypatch.setattr(exits, "Path", lambda path: tmp_path / path.lstrip("/"))
-    assert exits.count_memory_kills() == 4
+    assert exits.count_oom_kills() == 4
 
 
 ROOT_CAUSE = "ValueError: Load format `strange` is not supported"
@@ -50,7 +50,7 @@ def test_the_root_cause_comes_before_the_end_and_noise_is_left_out(tmp_path: Pat
             ]
         )
     )
-    shown = exits.read_end(log).splitlines()
+    shown = exits.read_log_tail(log).splitlines()
     assert shown[0] == ROOT_CAUSE and shown[-1] == LAST and len(shown) == 16
 
 
@@ -88,4 +88,4 @@ def test_the_root_cause_comes_before_the_end_and_noise_is_left_out(tmp_path: Pat
 )
 def test_last_error_is_one_line(tmp_path: Path, said: str, expected: str | None) -> None:
     (tmp_path / "log").write_text(said)
-    assert exits.find_error(tmp_path / "log") == expected
+    assert exits.find_last_error(tmp_path / "log") == expected

@@ -11,7 +11,7 @@ import pytest
 
 from coldstart.errors import UsageError
 from coldstart.system import installation
-from coldstart.system.installation import Environment
+from coldstart.system.installation import PythonEnvironment
 
 VLLM_REQUIRES = ("torch==2.13.0+cpu", "torchvision", "small>=1", "absent; python_version < '3'")
 PLATFORMS = "class current_platform:\n    device_type = 'cpu'\n"
@@ -66,7 +66,7 @@ def test_install_takes_the_cpu_build_when_pip_has_it(wheels: Path, python: str) 
     write_torch(wheels, "2.13.0+cpu")
     write_torch(wheels, "2.13.0")
     reports: list[str] = []
-    installation.install("cpu", Environment(python), reports.append)
+    installation.install_extra("cpu", PythonEnvironment(python), reports.append)
     assert "torch==2.13.0+cpu" in installed(python) and "small==1.0" in installed(python)
     assert reports == [
         "torch 2.13.0: trying its CPU build",
@@ -80,17 +80,19 @@ def test_install_takes_the_cuda_build_and_reports_it_when_no_cpu_build_is_in_rea
 ) -> None:
     write_torch(wheels, "2.13.0")
     reports: list[str] = []
-    installation.install("cpu", Environment(python), reports.append)
+    installation.install_extra("cpu", PythonEnvironment(python), reports.append)
     assert "torch==2.13.0\n" in installed(python)
     assert "CUDA build" in reports[1] and reports[2].endswith("2.13.0 cpu")
     reports.clear()
-    installation.install("cpu", Environment(python), reports.append)  # a torch that works is retained
+    installation.install_extra(
+        "cpu", PythonEnvironment(python), reports.append
+    )  # a torch that works is retained
     assert reports == ["torch and vLLM can be imported: 2.13.0 cpu"]
 
 
 def test_install_lists_the_extras_when_the_name_is_wrong() -> None:
     with pytest.raises(UsageError, match="unknown extra 'cpux'") as caught:
-        installation.install("cpux", Environment(), lambda _: None)
+        installation.install_extra("cpux", PythonEnvironment(), lambda _: None)
     assert "all, cpu, dev, docs, fleet, gpu, host, lab" in str(caught.value.hint)
 
 

@@ -59,7 +59,7 @@ def test_a_malformed_request_is_refused_and_its_descriptors_are_closed(
         given.close()
         client.socket.shutdown(socket.SHUT_WR)
         with pytest.raises(MalformedMessageError, match=reason):
-            server.request()
+            server.receive_request()
         server.close_descriptors()
         kept.setblocking(False)
         assert kept.recv(1) == b"", "the end of the stream: all copies are closed"
@@ -70,7 +70,7 @@ def test_a_request_that_is_too_large_is_refused_before_it_is_held(pair: Pair) ->
     sender = threading.Thread(target=_send_much, args=(client.socket,))
     sender.start()
     with pytest.raises(MalformedMessageError, match="exceeds 1048576 bytes"):
-        server.request()
+        server.receive_request()
     server.close()
     sender.join()
 
@@ -92,7 +92,7 @@ def test_receive_fails_when_the_peer_is_silent_or_slow(pair: Pair, monkeypatch: 
     slow.start()
     try:
         with pytest.raises(MalformedMessageError, match=r"no request within 0\.2 s"):
-            pair[1].request()
+            pair[1].receive_request()
     finally:
         ended.set()
         slow.join()
@@ -103,7 +103,7 @@ def test_too_many_descriptors_are_refused(pair: Pair) -> None:
     for _ in range(2):
         socket.send_fds(client.socket, [b" "], [0] * 5)
     with pytest.raises(MalformedMessageError, match="too many descriptors"):
-        server.request()
+        server.receive_request()
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_only_this_user_reaches_the_socket(home: Path) -> None:
         with peers.connect(home / "sub" / "socket") as client:
             accepted = listener.accept()
             assert accepted is not None and accepted.getblocking()
-            assert peers.peer_uid(client) == peers.peer_uid(accepted) == os.getuid()
+            assert peers.read_peer_uid(client) == peers.read_peer_uid(accepted) == os.getuid()
             accepted.close()
 
 
@@ -159,7 +159,7 @@ def test_another_users_server_and_another_users_client_are_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Listener(home / "socket") as listener, peers.connect(home / "socket") as client:
-        monkeypatch.setattr(peers, "peer_uid", lambda _: os.getuid() + 1)
+        monkeypatch.setattr(peers, "read_peer_uid", lambda _: os.getuid() + 1)
         with pytest.raises(PeerError, match="another user"):
             peers.connect(home / "socket")
         assert listener.accept() is None
@@ -181,7 +181,7 @@ def test_clients_are_refused_without_descriptors(home: Path) -> None:
             accepted.close()
 
 
-def test_stop_listening_leaves_other_descriptors_open(tmp_path: Path) -> None:
+def test_close_listening_sockets_leaves_other_descriptors_open(tmp_path: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as one,
         socket.create_server(("::1", 0), family=socket.AF_INET6) as two,
@@ -196,8 +196,8 @@ def test_stop_listening_leaves_other_descriptors_open(tmp_path: Path) -> None:
             "import os, socket, sys\n"
             "from coldstart.system.ipc import addresses\n"
             "numbers = [int(word) for word in sys.argv[1:]]\n"
-            "print(addresses.stop_listening(), all(os.readlink(f'/proc/self/fd/{n}') == 'anon_inode:[eventfd]' for n in"
-            " numbers[:2]), [socket.socket(fileno=n).getsockname() != '' for n in numbers[2:]])\n"
+            "print(addresses.close_listening_sockets(), all(os.readlink(f'/proc/self/fd/{n}') == 'anon_inode:[eventfd]' for n"
+            " in numbers[:2]), [socket.socket(fileno=n).getsockname() != '' for n in numbers[2:]])\n"
         )
         kept = [local.fileno(), connected.fileno()]
         done = subprocess.run(

@@ -29,7 +29,7 @@ def test_no_return_code_becomes_a_figure(fake: Fake, name: str, code: int) -> No
     for _ in range(3):
         fake.add()
     fake.fail(name, code, device=1)
-    found = nvml.machine()
+    found = nvml.read_gpu_state()
     assert len(found.devices) == 1 and found.devices[0].memory_bytes == 140 * GIB
     assert len(found.problems) == 1 and "device 1" in found.problems[0]
 
@@ -39,8 +39,8 @@ def test_no_return_code_becomes_a_figure(fake: Fake, name: str, code: int) -> No
 def test_a_library_that_does_not_answer_is_named(fake: Fake, name: str, code: int) -> None:
     fake.add()
     fake.fail(name, code)
-    found = nvml.machine()
-    assert found.devices == [] and nvml.free_bytes() is None and len(found.problems) == 1
+    found = nvml.read_gpu_state()
+    assert found.devices == [] and nvml.read_free_bytes() is None and len(found.problems) == 1
 
 
 OPTIONAL = ("nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMigMode")
@@ -52,7 +52,7 @@ UNSUPPORTED = (2, 3, 6, 13)
 def test_optional_facts_may_be_unsupported_only(fake: Fake, name: str, code: int) -> None:
     fake.add()
     fake.fail(name, code)
-    found = nvml.machine()
+    found = nvml.read_gpu_state()
     assert found.devices == [] and len(found.problems) == 1
 
 
@@ -72,7 +72,7 @@ def test_visible_devices_mask(
     uuids = [fake.add() for _ in range(3)]
     if mask is not None:
         monkeypatch.setenv(nvml.VISIBLE, mask)
-    found = nvml.machine()
+    found = nvml.read_gpu_state()
     assert [g.uuid for g in found.devices] == [uuids[i] for i in expected]
     assert len(found.problems) == problems
 
@@ -81,23 +81,23 @@ def test_mig_device_is_listed_as_its_instance(fake: Fake, monkeypatch: pytest.Mo
     fake.add(mig=1)
     first = fake.add(("NVIDIA H200 MIG 1g.18gb", 0, 0, 0, 16), parent=0, free=17)
     second = fake.add(("NVIDIA H200 MIG 3g.71gb", 0, 0, 0, 60), parent=0, free=70)
-    (device,) = nvml.query()
+    (device,) = nvml.list_gpus()
     assert (device.uuid, device.multiprocessors, device.compute_capability) == (first, 16, "9.0")
-    assert nvml.free_bytes() == 17 * GIB
+    assert nvml.read_free_bytes() == 17 * GIB
     monkeypatch.setenv(nvml.VISIBLE, second)
-    assert [(g.uuid, g.multiprocessors) for g in nvml.query()] == [(second, 60)]
+    assert [(g.uuid, g.multiprocessors) for g in nvml.list_gpus()] == [(second, 60)]
 
 
 def test_two_device_models_need_the_bus_order(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.add(A100)
     fake.add(H200)
-    found = nvml.machine()
+    found = nvml.read_gpu_state()
     assert found.devices == [] and "CUDA_DEVICE_ORDER=PCI_BUS_ID" in found.problems[0]
     monkeypatch.setenv(nvml.ORDER, "PCI_BUS_ID")
-    assert nvml.query()[0].name == A100[0]
+    assert nvml.list_gpus()[0].name == A100[0]
     monkeypatch.delenv(nvml.ORDER)
     monkeypatch.setenv(nvml.VISIBLE, "GPU-00000001")
-    assert nvml.query()[0].name == H200[0]
+    assert nvml.list_gpus()[0].name == H200[0]
 
 
 OWN, ANY = os.getpid(), 1
@@ -125,7 +125,7 @@ def test_memory_of_a_tree_is_summed_over_its_processes_and_devices(fake: Fake) -
         fake.run(0, ANY, 8 * GIB)
         fake.run(0, grandchild, 2 * GIB)
         fake.run(1, grandchild, 4 * GIB)
-        assert nvml.process_memory() == {OWN: GIB, ANY: 8 * GIB, grandchild: 6 * GIB}
+        assert nvml.read_process_memory() == {OWN: GIB, ANY: 8 * GIB, grandchild: 6 * GIB}
         assert Meter().gpu_memory(OWN) == 7 * GIB
         assert Meter().gpu_memory(grandchild) == 6 * GIB
 
@@ -143,7 +143,7 @@ def test_processes_of_another_pid_namespace_are_no_figure(fake: Fake) -> None:
     fake.add()
     fake.run(0, OWN, GIB)
     fake.run(0, FOREIGN, GIB)
-    assert nvml.process_memory() == {} and Meter().gpu_memory(OWN) is None
+    assert nvml.read_process_memory() == {} and Meter().gpu_memory(OWN) is None
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 13, 15, 999])

@@ -66,7 +66,7 @@ def test_servers_have_room_for_vllms_sockets(
 ) -> None:
     _use(monkeypatch, variable, _make(place, length))
     monkeypatch.delenv(scratch.SOCKETS_VARIABLE, raising=False)
-    with scratch.scratch() as own:
+    with scratch.use_scratch_directory() as own:
         _bind(Path(os.environ[scratch.SOCKETS_VARIABLE]) / str(uuid4()))
         assert Path(tempfile.gettempdir()) == own and own.stat().st_mode & 0o777 == 0o700
     assert not own.exists()

@@ -13,7 +13,7 @@ from coldstart.system.snapshot import criu, runtime_image
 
 
 def test_every_missing_requirement_has_a_hint(tmp_path: Path) -> None:
-    found = probes.examine(Cache(tmp_path))
+    found = probes.run_probes(Cache(tmp_path))
     assert len({probe.name for probe in found}) == len(found) >= 10
     assert all(probe.found for probe in found)
     assert all(probe.hint for probe in found if probe.status == "missing")
@@ -21,17 +21,17 @@ def test_every_missing_requirement_has_a_hint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("version", "status"), [("0.32.0", "ok"), ("0.32.5", "ok"), ("0.3.2", "missing")])
 def test_probe_checks_the_version_of_vllm(monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", version))
-    assert probes.vllm().status == status
+    monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm", version))
+    assert probes.probe_vllm().status == status
 
 
 def test_a_cpu_without_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = {**hardware.cpu(), "cpu.isa": "sse sse2"}
-    monkeypatch.setattr(hardware, "cpu", lambda: bare)
+    bare = {**hardware.read_cpu_fields(), "cpu.isa": "sse sse2"}
+    monkeypatch.setattr(hardware, "read_cpu_fields", lambda: bare)
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
-    assert probes.cpu().status == "missing"
+    assert probes.probe_cpu().status == "missing"
     monkeypatch.setattr(runtime, "targets_cpu", lambda: False)
-    assert probes.cpu().status == "ok"
+    assert probes.probe_cpu().status == "ok"
 
 
 @pytest.fixture
@@ -40,46 +40,46 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     made.write_text("#!/bin/sh\n[ $1 = check ] && echo 'Looks good.' || echo 'Version: 4.2.1'\n")
     made.chmod(0o755)
     monkeypatch.setenv(criu.VARIABLE, str(made))
-    monkeypatch.setattr(criu, "_status", lambda field: f"{(1 << 41) - 1:x}")
+    monkeypatch.setattr(criu, "_read_status_field", lambda field: f"{(1 << 41) - 1:x}")
     return made
 
 
 def test_criu_answers_are_read(program: Path) -> None:
-    assert probes.criu() == Probe("criu", "ok", "4.2.1, check: Looks good.")
+    assert probes.probe_criu() == Probe("criu", "ok", "4.2.1, check: Looks good.")
 
 
 def test_probe_reports_a_criu_that_cannot_run(program: Path) -> None:
     program.write_bytes(bytes(64))
-    assert probes.criu().status == "missing"
-    assert criu.VARIABLE in str(probes.criu().hint)
+    assert probes.probe_criu().status == "missing"
+    assert criu.VARIABLE in str(probes.probe_criu().hint)
 
 
 def test_probe_reports_missing_criu_and_privileges(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(criu, "_status", lambda field: "0")
-    assert "CAP_CHECKPOINT_RESTORE" in probes.criu().found
-    assert str(probes.criu().hint).startswith("run as root; container: --cap-add SYS_ADMIN")
+    monkeypatch.setattr(criu, "_read_status_field", lambda field: "0")
+    assert "CAP_CHECKPOINT_RESTORE" in probes.probe_criu().found
+    assert str(probes.probe_criu().hint).startswith("run as root; container: --cap-add SYS_ADMIN")
     program.unlink()
-    assert criu.VARIABLE in probes.criu().found
+    assert criu.VARIABLE in probes.probe_criu().found
 
 
 def test_probe_has_the_command_for_a_frozen_runtime(home: Path, program: Path, tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    none = probes.frozen_runtime(cache)
+    none = probes.probe_frozen_runtime(cache)
     assert none.found == "none yet"
     assert (none.status, none.hint) == ("note", "coldstart template freeze")
-    image = runtime_image.place(cache.runtimes)
-    with runtime_image.published(image) as partial:
+    image = runtime_image.choose_image_directory(cache.runtimes)
+    with runtime_image.publish_image(image) as partial:
         (partial / "pages-1.img").write_bytes(b"x")
-    old = probes.frozen_runtime(cache)
+    old = probes.probe_frozen_runtime(cache)
     assert old.hint == "coldstart template freeze" and "has no valid fingerprint" in old.found
     program.unlink()
-    assert "it cannot be created" in probes.frozen_runtime(cache).found
+    assert "it cannot be created" in probes.probe_frozen_runtime(cache).found
 
 
 def test_probe_reports_a_store_that_cannot_be_created(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    assert probes.store(Cache(file / "below")).status == "missing"
+    assert probes.probe_store(Cache(file / "below")).status == "missing"
 
 
 def test_modes_follow_the_probes() -> None:

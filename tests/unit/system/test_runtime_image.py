@@ -30,9 +30,9 @@ def make(root: Path) -> Make:
 
     def publish(name: str = "a" * 64, kernel: str | None = None) -> Path:
         image = root / name
-        with runtime_image.published(image) as partial:
+        with runtime_image.publish_image(image) as partial:
             (partial / "pages-1.img").write_bytes(b"x" * 999)
-            machine = fingerprint.machine() | ({"kernel": kernel} if kernel else {})
+            machine = fingerprint.read_machine_properties() | ({"kernel": kernel} if kernel else {})
             recorded = fingerprint.Fingerprint(machine, fingerprint.read_states([__file__]))
             (partial / fingerprint.ABOUT).write_bytes(msgspec.json.encode(recorded))
             said = {"python": sys.executable, "vllm": "0.32.0", "made": "2026-01-01T00:00:00Z"}
@@ -55,7 +55,7 @@ def make(root: Path) -> Make:
 def test_changed_image_is_refused(make: Make, spoil: Callable[[Path], object], reason: str) -> None:
     image = make()
     spoil(image)
-    assert reason in str(runtime_image.obstacle(image))
+    assert reason in str(runtime_image.explain_unreadable(image))
 
 
 def test_prune_removes_unusable_images_and_leftovers(make: Make, root: Path) -> None:
@@ -67,4 +67,4 @@ def test_prune_removes_unusable_images_and_leftovers(make: Make, root: Path) -> 
     assert {*planned.frozen} == {old, left} and old.is_dir() and left.is_dir()
     assert pruning.prune(Cache.at()) == planned and planned.freed_bytes > 4096
     assert kept.is_dir() and not old.exists() and not left.exists()
-    assert [one.directory for one in runtime_image.listed(root)] == [kept]
+    assert [one.directory for one in runtime_image.list_images(root)] == [kept]

@@ -12,7 +12,7 @@ from support.progress_pipe import pipe
 
 from coldstart.contract.plan import READY_FD_ENV
 from coldstart.system import start_progress, timeline
-from coldstart.system.start_progress import KEY, Counter, LineReader, StartProgress
+from coldstart.system.start_progress import KEY, LineReader, ProgressCounter, StartProgress
 from coldstart.system.timeline import Span, Timeline
 
 __all__ = ["pipe"]
@@ -34,7 +34,7 @@ def test_find_longest_counts_no_span_for_those_within_it() -> None:
 def test_several_processes_merge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     events = tmp_path / "events"
     monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(events))
-    code = "from coldstart.system.timeline import emit\nfor i in range(50): emit('x', i, i + 1, 'child')"
+    code = "from coldstart.system.timeline import emit_span\nfor i in range(50): emit_span('x', i, i + 1, 'child')"
     children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
     assert [child.wait() for child in children] == [0, 0, 0]
     with timeline.measure("own", track="parent", args={"k": 1}):
@@ -49,13 +49,13 @@ def test_a_server_outlives_its_recorder_and_a_full_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(tmp_path / "gone" / "events"))
-    timeline.emit("a", 0.0, 1.0, "t")
+    timeline.emit_span("a", 0.0, 1.0, "t")
     assert list(tmp_path.iterdir()) == []
     events = tmp_path / "events"
     monkeypatch.setenv(timeline.EVENTS_VARIABLE, str(events))
     monkeypatch.setattr(timeline, "MAX_BYTES", 300)
     for _ in range(10):
-        timeline.emit("a", 0.0, 1.0, "t")
+        timeline.emit_span("a", 0.0, 1.0, "t")
     assert 0 < len(Timeline.read(events).spans) < 10 and events.stat().st_size <= 300
 
 
@@ -89,15 +89,15 @@ def read(pipe: int) -> list[StartProgress]:
 def test_a_span_reports_its_stage_when_it_begins(pipe: int) -> None:
     with timeline.measure("import torch", track="server"):
         assert read(pipe) == [StartProgress("import torch")]
-    start_progress.end()
+    start_progress.stop_reporting()
     with timeline.measure("later", track="server"):
         assert read(pipe) == []
 
 
 def test_counter_reports_its_first_and_last_figure_and_few_between(pipe: int) -> None:
-    counter = Counter("load weights", 10_000, "bytes")
+    counter = ProgressCounter("load weights", 10_000, "bytes")
     for done in range(1, 10_001):
-        counter.show(done)
+        counter.report_done(done)
     found = [one.done for one in read(pipe)]
     assert (found[0], found[-1]) == (1, 10_000) and len(found) < 100
 
@@ -105,7 +105,7 @@ def test_counter_reports_its_first_and_last_figure_and_few_between(pipe: int) ->
 def test_nothing_is_reported_to_a_reader_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     monkeypatch.setenv(READY_FD_ENV, str(writer))
-    start_progress.begin()
+    start_progress.start_reporting()
     os.close(writer)
     os.close(reader)
     start_progress.report(StartProgress("load weights"))

@@ -23,14 +23,14 @@ def _started(script: str) -> subprocess.Popen[bytes]:
 def test_kill_ends_a_descendant_when_its_parent_has_died() -> None:
     parent = _started("sleep 60 & echo up; wait")
     tree = ProcessTree(parent.pid)
-    (child,) = processes.children(parent.pid)
+    (child,) = processes.list_children(parent.pid)
     os.kill(child, signal.SIGSTOP)
     wait_until(tree.is_stopped)
     parent.kill()
     parent.wait()
     assert tree.is_stopped()
     tree.kill()
-    wait_until(lambda: processes.birth(child) is None)
+    wait_until(lambda: processes.read_identity(child) is None)
 
 
 PARENT = """

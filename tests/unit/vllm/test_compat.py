@@ -29,13 +29,13 @@ OURS = re.compile(r"vllm\.(coldstart|general_plugins|distribution$|version$)")
 
 @pytest.mark.parametrize("version", ["0.30.2", "0.34.0", "unknown"])
 def test_a_version_that_was_not_checked_is_a_reason(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", version))
+    monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm", version))
     reason = compat.check("start", lambda: pytest.fail("imported"))
     assert reason == f"vLLM {version} was not checked for 'start': it needs 0.31 or later, below 0.34."
 
 
 def test_a_missing_name_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "vllm_distribution", lambda: ("vllm", "0.32.0"))
+    monkeypatch.setattr(runtime, "find_vllm_distribution", lambda: ("vllm", "0.32.0"))
 
     def load() -> None:
         from pathlib import gone  # type: ignore[attr-defined]  # noqa: F401

@@ -14,7 +14,7 @@ from support.fleet_rig import deployment
 from coldstart.fleet.events import LaunchRank
 from coldstart.fleet.live.node import NodeServers
 from coldstart.fleet.live.orders import RankEnded, RankOrder, RankUp
-from coldstart.system.ipc.addresses import free_port
+from coldstart.system.ipc.addresses import find_free_port
 
 
 def _order(
@@ -56,7 +56,7 @@ def test_hop_is_the_time_in_which_a_connection_opens(tmp_path: Path) -> None:
         async with server:
             node = NodeServers("127.0.0.1", FakeServers(tmp_path))
             # Nothing listens at the second place.
-            found, missing = await node.time_hops([place, ("127.0.0.1", free_port("127.0.0.1"))])
+            found, missing = await node.time_hops([place, ("127.0.0.1", find_free_port("127.0.0.1"))])
         assert found is not None and 0 < found < 1.0 and missing is None
 
     run(work())

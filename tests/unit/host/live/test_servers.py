@@ -121,7 +121,7 @@ def test_starter_process_that_begins_no_order_is_replaced(
 
 
 def test_close_removes_directories_of_killed_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_base", lambda: tmp_path)
+    monkeypatch.setattr(scratch, "_choose_base", lambda: tmp_path)
     directory = tmp_path / "server-killed"
     directory.mkdir()
     (directory / "lock").write_text("1")
@@ -141,12 +141,12 @@ def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
         leased.there.send({"process": tree.pid})
         await wait_until(lambda: len(leased.server._trees) == 2)
         assert not leased.server.is_stopped()
-        (child,) = processes.children(tree.pid)
+        (child,) = processes.list_children(tree.pid)
         os.kill(child, signal.SIGSTOP)
         await wait_until(leased.server.is_stopped)
         leased.server.kill()
         assert tree.wait() == -signal.SIGKILL
-        await wait_until(lambda: processes.birth(child) is None)
+        await wait_until(lambda: processes.read_identity(child) is None)
         await leased.end()
 
     run(work())
@@ -155,7 +155,7 @@ def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
 def test_end_names_the_kernel_when_memory_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         leased = Leased(tmp_path)
-        monkeypatch.setattr(exits, "count_memory_kills", lambda: 10**9)
+        monkeypatch.setattr(exits, "count_oom_kills", lambda: 10**9)
         assert await leased.end({"code": 137}) == (
             "the server was killed by signal 9 (SIGKILL): out of memory, the kernel killed a process"
         )

@@ -79,7 +79,7 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
 
 
 def _all(lease: json_lines.Channel) -> list[dict[str, Any]]:
-    return list(lease.replies())
+    return list(lease.iterate_replies())
 
 
 def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path
 @pytest.mark.parametrize("how", ["lease", "starter"])
 def test_processes_end_with_their_lease_but_outlive_the_starter(starter: Starter, how: str) -> None:
     lease = starter.order("stays")
-    (said,) = [next(lease.replies())]
+    (said,) = [next(lease.iterate_replies())]
     pidfd = os.pidfd_open(said["ready"]["pid"])
     if how == "starter":
         starter.channel.close()
@@ -188,7 +188,7 @@ def test_stopped_starter_ends_with_its_gateway() -> None:
     os.kill(pid, signal.SIGSTOP)
     gateway.kill()
     gateway.wait()
-    wait_until(lambda: processes.birth(pid) is None)
+    wait_until(lambda: processes.read_identity(pid) is None)
 
 
 # Plans a start as a forked supervisor does, and prints the modules that the starter had not imported before the fork.

@@ -47,7 +47,7 @@ class Resident:
 
     def serve(self, *more: str) -> server_process.Running:
         """Start a server of the process on a free port."""
-        began, self.port = timeline.now(), addresses.free_port()
+        began, self.port = timeline.now(), addresses.find_free_port()
         self.stages.clear()
         plan = LaunchPlan([*self.arguments, "--port", str(self.port), *more], key="k")
         launched = server_process.forked(plan, self.socket)

@@ -52,12 +52,12 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 
 def exit_check(pid: int) -> Callable[[], bool]:
-    return lambda: processes.birth(pid) is None
+    return lambda: processes.read_identity(pid) is None
 
 
 def send_request(connection: Channel, request: object, *descriptors: int) -> None:
     """Send the request of a server as a client does: only the forked server reads it."""
-    private = json_lines.sealed(json.dumps(request).encode())
+    private = json_lines.create_sealed_memfd(json.dumps(request).encode())
     connection.send({}, (private, *descriptors))
     os.close(private)
 
@@ -138,7 +138,7 @@ def test_malformed_request_is_answered_with_an_error(warm: template_pool.Warm) -
         with Channel(peers.connect(warm.socket)) as client:
             client.socket.sendall(sent)
             client.socket.shutdown(socket.SHUT_WR)
-            (answer,) = client.replies()
+            (answer,) = client.iterate_replies()
             assert "JSON" in answer["error"] or "truncated" in answer["error"]
     with peers.connect(warm.socket):
         pass
@@ -154,7 +154,7 @@ def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: templ
     ):
         with Channel(peers.connect(warm.socket)) as client:
             send_request(client, request)
-            answers = list(client.replies())
+            answers = list(client.iterate_replies())
             assert answers[-1] == {"exit": 1}
     assert not has_ended(start(warm, "serves").process, 0)
 
@@ -163,7 +163,7 @@ def test_template_without_descriptors_reports_an_error_without_spinning(warm: te
     assert warm.pid is not None
     with Channel(peers.connect(warm.socket)) as client:  # the template is ready
         client.socket.shutdown(socket.SHUT_WR)
-        assert list(client.replies())
+        assert list(client.iterate_replies())
     with exhaust_descriptors(warm.pid):
         with pytest.raises(peers.PeerError, match=r"closed the connection|Broken pipe"):
             server_process.forked(plan("serves"), warm.socket)

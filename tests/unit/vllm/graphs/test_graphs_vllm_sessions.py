@@ -82,7 +82,7 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(here: Here, record
 def test_another_driver_of_the_same_branch_captures(
     here: Here, recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml, "driver", lambda: "580.159.04")
+    monkeypatch.setattr(nvml, "read_driver_version", lambda: "580.159.04")
     session, runner = start(here, recorded)
     assert session.fallbacks["*"].endswith("this machine has 580.159.04")
     assert _captured(runner) == {*KEYS, *PIECES}
