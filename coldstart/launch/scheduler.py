@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
@@ -17,6 +18,7 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import UsageError
+from coldstart.scheduling.classes import Classes
 from coldstart.scheduling.settings import DEADLINE, FCFS, MLFQ, SchedulerSettings
 
 DEFAULT_HOST_BYTES = 1 << 30
@@ -40,6 +42,8 @@ def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
         SchedulerSettings.read(choice.additional_config())
     except ValueError as problem:
         raise UsageError(f"invalid scheduler settings: {problem}", hint="coldstart serve --help") from problem
+    if choice.classes is not None:
+        Classes(Path(choice.classes))
     ours = {
         f"--scheduler {choice.policy}": {FCFS: (), DEADLINE: _DEADLINE}.get(choice.policy, _OURS),
         "--kv-host-memory": _OURS[-1:] if choice.host_bytes else (),

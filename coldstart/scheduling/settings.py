@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from coldstart.scheduling.declaration import Setting, list_settings, setting
@@ -165,6 +166,15 @@ class SchedulerSettings:
         above=0,
         unused_by=(FCFS, MLFQ),
     )
+    classes: str | None = setting(
+        None,
+        "TOML file of classes for --scheduler deadline, which are served by priority: a request that gives none has that of the"
+        " class of its API key or of a header. Default: no classes.",
+        "--deadline-classes",
+        "FILE",
+        unused_by=(FCFS, MLFQ),
+        live=True,
+    )
     shadow_s: float | None = setting(
         None,
         "Predict every so many seconds, from the latest requests, what deadline would gain over fcfs on this traffic, or fcfs"
@@ -180,6 +190,9 @@ class SchedulerSettings:
     def __post_init__(self) -> None:
         if self.policy == AUTO:
             object.__setattr__(self, "policy", FCFS)
+        if self.classes is not None:
+            # The server may run in another directory, and JSON has no paths.
+            object.__setattr__(self, "classes", str(Path(self.classes).absolute()))
 
     @classmethod
     def read(cls, additional_config: object) -> SchedulerSettings:

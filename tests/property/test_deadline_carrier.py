@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,10 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_qu
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats
 
+from coldstart.scheduling.deadline import SPAN_US
 from coldstart.scheduling.settings import KEY
 from coldstart.scheduling.shadow import LEAST
-from coldstart.vllm.scheduling import deadlines
+from coldstart.vllm.scheduling import deadlines, headers
 from coldstart.vllm.scheduling.virtual_engine import make_request
 
 PROFILE = {"prefill": [[1, 0.01], [1000, 1.0]], "decode": [[1, 0.01]]}
@@ -53,6 +55,32 @@ def test_vllms_queue_serves_clients_priorities_first_and_then_deadlines(
     for name, tokens, _ in rows:
         queue.add_request(make_request(name, list(range(tokens)), 1, 16, given[name][0]))
     assert [queue.pop_request().request_id for _ in rows] == ["first", "short", "long", "late"]
+
+
+def test_the_class_of_a_key_or_a_header_counts_for_a_request_without_a_priority(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = list[int]()
+
+    async def add(self: Any, name: str, *_: Any, priority: int) -> None:
+        given.append(priority)
+
+    monkeypatch.setattr(AsyncLLM, "__init__", lambda self, kind: setattr(self, "vllm_config", kind))
+    monkeypatch.setattr(AsyncLLM, "add_request", add)
+    (tmp_path / "key").write_text("secret")
+    file = tmp_path / "classes.toml"
+    file.write_text('[a]\npriority = -5\nheader = "X-Class: a"\n[b]\npriority = 7\nkey_file = "key"\n')
+    client = deadlines.DeadlineLLM(config(policy="deadline", classes=str(file)))
+
+    async def ask(scope: Any, receive: Any, send: Any) -> None:
+        # As vLLM's endpoints do, some of them in a task of their own.
+        await asyncio.create_task(client.add_request("a", None, None, priority=receive))
+
+    served = headers.KeepHeaders(ask)
+    by_key, by_header = (b"authorization", b"Bearer secret"), (b"x-class", b"a")
+    for found, own in (([by_key], 0), ([by_header], 0), ([], 0), ([by_key], 3), ([by_header], -9)):
+        asyncio.run(served({"type": "http", "headers": found}, own, None))
+    assert [round(priority / SPAN_US) for priority in given] == [7, -5, 0, 3, -9]
 
 
 def test_the_shadow_reports_what_deadlines_would_gain(caplog: pytest.LogCaptureFixture) -> None:

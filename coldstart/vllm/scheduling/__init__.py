@@ -12,6 +12,7 @@ from typing import Any
 from coldstart.scheduling.settings import DEADLINE, FCFS, MLFQ, SchedulerSettings
 
 SCHEDULER_CLS = "coldstart.vllm.scheduling.scheduler.PolicyScheduler"
+KEEP_HEADERS = "coldstart.vllm.scheduling.headers.KeepHeaders"
 CONNECTOR, OFFLOADING_SPEC = "PolicyOffloadingConnector", "CpuPoolOffloadingSpec"
 OFFLOADING_MODULE = "coldstart.vllm.scheduling.offload"
 
@@ -26,6 +27,7 @@ def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
     flags = ["--scheduler-cls", SCHEDULER_CLS] if evicts else []
     if settings.policy == DEADLINE:
         flags += ["--scheduling-policy", "priority"]
+        flags += ["--middleware", KEEP_HEADERS] if settings.classes else []
     if settings.policy != FCFS or settings.shadow_s is not None:
         flags += ["--additional-config", json.dumps(settings.additional_config())]
     if not evicts and settings.batch is not None:

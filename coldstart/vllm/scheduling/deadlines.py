@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -16,8 +17,10 @@ from prometheus_client import Gauge
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from coldstart.scheduling.classes import Classes
 from coldstart.scheduling.settings import DEADLINE, FCFS, SchedulerSettings
 from coldstart.scheduling.shadow import Answered, Prediction, QueueModel, Shadow
+from coldstart.vllm.scheduling.headers import HEADERS
 
 MOST_CPU = 0.01
 """Share of a core that predictions may take."""
@@ -33,11 +36,14 @@ class DeadlineLLM(AsyncLLM):
         settings = SchedulerSettings.read(self.vllm_config.additional_config)
         cached = _kv_tokens(self.vllm_config) * bool(self.vllm_config.cache_config.enable_prefix_caching)
         self._deadlines = settings.deadlines(cached)
+        self._classes = Classes(Path(settings.classes)) if settings.classes else None
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, priority: int = 0, **kwargs: Any
     ) -> Any:
-        """Add a request as vLLM does. A client's own priority comes before the deadline."""
+        """Add a request as vLLM does. A client's own priority, or that of its class, comes before the deadline."""
+        if not priority and self._classes is not None:
+            priority = self._classes.find(HEADERS.get())
         deadline = self._deadlines.priority(time.time(), _tokens(prompt), priority)
         return await super().add_request(request_id, prompt, params, *args, priority=deadline, **kwargs)
 

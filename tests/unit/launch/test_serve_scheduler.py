@@ -60,6 +60,23 @@ def test_deadlines_are_priorities_of_vllms_own_scheduler(publish: Publish) -> No
         scheduler.check(mlfq(slo_s=1.0), PLAN.vllm_args)
 
 
+def test_classes_of_deadlines_reach_vllm_and_are_checked_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    choice = SchedulerSettings("deadline", classes="classes.toml")
+    with pytest.raises(UsageError, match="cannot read the classes in"):
+        scheduler.check(choice, PLAN.vllm_args)
+    Path("classes.toml").write_text('[batch]\npriority = 1\nheader = "X-Class: batch"')
+    scheduler.check(choice, PLAN.vllm_args)
+    given = flags(scheduler.apply(PLAN, choice, None, on_cpu=True))
+    assert given["--middleware"] == "coldstart.vllm.scheduling.headers.KeepHeaders"
+    told = SchedulerSettings.read(json.loads(given["--additional-config"]))
+    assert told.classes == str(tmp_path / "classes.toml")
+    with pytest.raises(UsageError, match="cannot use --deadline-classes with fcfs"):
+        scheduler.check(fcfs(classes="classes.toml"), PLAN.vllm_args)
+
+
 def test_shadow_adds_its_settings_to_vllms_own_scheduler(publish: Publish) -> None:
     choice = fcfs(shadow_s=60.0)
     given = flags(scheduler.apply(PLAN, choice, publish(iterations=PROFILE), on_cpu=True))

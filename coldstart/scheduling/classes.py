@@ -1,0 +1,74 @@
+"""Classes of requests for `--scheduler deadline`: the priority of a request that gives none, by its API key or by a header.
+
+A file has one table for each class, and the first class that fits a request is its class:
+
+[interactive]
+priority = -10                  # smaller is served earlier; a request of no class has 0
+header = "X-Class: interactive" # a header of the request and its value
+[batch]
+priority = 10
+key_file = "/run/keys/batch"    # file of an API key, absolute, or relative to this file
+
+Invariant: no key is part of an error, or of a comparison whose time depends on its content.
+"""
+
+from __future__ import annotations
+
+import hmac
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from coldstart.errors import UsageError, describe_reason
+from coldstart.scheduling.deadline import MOST_PRIORITY
+from coldstart.system.secrets import read_key
+
+Header = tuple[bytes, bytes]
+"""Name in lower case and value, as ASGI has them."""
+_EXAMPLE = 'write [NAME], priority = 10 and header = "X-Class: batch", or key_file = "FILE", below it'
+
+
+class Classes:
+    """Classes of one file. Raises UsageError for a file that cannot be read or has no valid class."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            tables = tomllib.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"cannot read the classes in {file}: {describe_reason(error)}", hint=_EXAMPLE
+            ) from error
+        self._priorities = {}
+        for name, table in tables.items():
+            try:
+                self._priorities[name] = _parse(table, file.parent)
+            except ValueError as error:
+                raise UsageError(f"{file}: the class {name} {error}", hint=_EXAMPLE) from error
+        if not self._priorities:
+            raise UsageError(f"{file} has no class", hint=_EXAMPLE)
+
+    def find(self, headers: Iterable[Header]) -> int:
+        """Return the priority of the first class that has one of the headers of a request, 0 without one."""
+        given = list(headers)
+        fitting = (
+            priority
+            for wanted, priority in self._priorities.values()
+            if any(one[0] == wanted[0] and hmac.compare_digest(one[1], wanted[1]) for one in given)
+        )
+        return next(fitting, 0)
+
+
+def _parse(table: object, folder: Path) -> tuple[Header, int]:
+    """Return the header of a class and its priority. Raises ValueError, whose message continues the name of the class."""
+    members = dict(table) if isinstance(table, dict) else {}
+    priority = members.pop("priority", None)
+    if type(priority) is not int or not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+        raise ValueError(f"needs an integer priority between {-MOST_PRIORITY} and {MOST_PRIORITY}")
+    if len(members) != 1 or not isinstance(word := next(iter(members.values())), str):
+        raise ValueError("needs either a header or a key_file, as text, and nothing else")
+    if "key_file" in members:
+        return (b"authorization", b"Bearer " + read_key(folder / word).encode()), priority
+    name, colon, value = (part.strip() for part in word.partition(":"))
+    if "header" not in members or not (name and colon and value and word.isascii()):
+        raise ValueError('needs a header of the form "NAME: VALUE", or a key_file')
+    return (name.lower().encode(), value.encode()), priority
