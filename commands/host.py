@@ -147,7 +147,7 @@ def run(
     if models:
         read(lambda launch: configuration.Profile(1, 0.0, "none"), None)
     file = read_file()
-    for name, lender in file.lenders.items():
+    for name, lender in file.argument_sources.items():
         if arguments := file.catalogue.launches[name].args:
             _serving.print_adopted_arguments(common, lender, arguments)
     limits_notes = configuration.describe_limits(

@@ -32,7 +32,7 @@ class ShadowCache:
         resident = model in self.resident
         self.requests += 1
         self.hits += resident
-        self.policy.requested(model, now, resident)
+        self.policy.record_request(model, now, resident)
         if resident:
             return 0.0
         self.cost_s += self.costs[model].penalty_s
@@ -44,16 +44,16 @@ class ShadowCache:
         if size > self.capacity:
             return
         if (need := self.used + size - self.capacity) > 0:
-            for victim in self.policy.victims(self.resident, need, now):
+            for victim in self.policy.choose_victims(self.resident, need, now):
                 self._evict(victim, now)
         self.resident.add(model)
         self.used += size
-        self.policy.loaded(model, now)
+        self.policy.record_load(model, now)
 
     def _evict(self, model: str, now: float) -> None:
         self.resident.remove(model)
         self.used -= self.costs[model].memory
-        self.policy.evicted(model, now)
+        self.policy.record_eviction(model, now)
 
 
 class GDSF:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from coldstart.fleet import events
-from coldstart.fleet.events import Action, Dispatch, Event, Refuse
+from coldstart.fleet.events import Action, DispatchRequest, Event, RejectRequest
 from coldstart.fleet.groups import HOLD, Agenda, Deployment, FleetWorker
 from coldstart.fleet.lives import IDLE, RETRY, GroupLives
 from coldstart.fleet.roster import Roster
@@ -63,7 +63,7 @@ class FleetCore:
 
     def _note(self, event: Event, now: float) -> Iterator[Action]:
         match event:
-            case events.Arrived(request, name):
+            case events.RequestArrived(request, name):
                 yield from self._arrived(request, name, now)
             case events.Suspected(name):
                 if (group := self.groups.get(name)) is not None:
@@ -75,7 +75,7 @@ class FleetCore:
                     if server.name in drained:
                         self.roster.drain(server.name)
                 yield from self._lives.rebuild(ranks, now)
-            case events.Ended(request):
+            case events.RequestEnded(request):
                 if request in self._agenda.open:
                     yield from self._lives.end_request(request, now)
             case events.Moved(request, done):
@@ -126,9 +126,9 @@ class FleetCore:
         if request in self._agenda.open:
             return
         if model is None or model.retired:
-            yield Refuse(request, 404, f"model {name} is not deployed")
+            yield RejectRequest(request, 404, f"model {name} is not deployed")
         elif self.waiting_count >= self.settings.max_held:
-            yield Refuse(request, 429, f"{self.waiting_count} requests already wait", 1.0)
+            yield RejectRequest(request, 429, f"{self.waiting_count} requests already wait", 1.0)
         else:
             model.arrivals.append(now)
             self._agenda.wait(request, name, now)
@@ -137,7 +137,7 @@ class FleetCore:
         for kind, name in self._agenda.due(now):
             if kind == HOLD and self._agenda.waits(name):
                 waited = now - self._agenda.forget(name).since
-                yield Refuse(name, 504, f"its model did not become ready in {waited:.0f} s")
+                yield RejectRequest(name, 504, f"its model did not become ready in {waited:.0f} s")
             elif kind == IDLE and name in self.groups:
                 yield from self._lives.stop_idle(self.groups[name], now)
             elif kind == RETRY:
@@ -160,7 +160,7 @@ class FleetCore:
         self._agenda.unblock(name)
         for request in list(model.waiting):
             self._agenda.forget(request)
-            yield Refuse(request, 404, f"model {name} is not deployed")
+            yield RejectRequest(request, 404, f"model {name} is not deployed")
         for group in list(model.groups.values()):
             yield from self._lives.stop(group, now)
 
@@ -180,7 +180,7 @@ class FleetCore:
             request, group = found
             self._agenda.send(request, group.name)
             self._lives.assign(request, group)
-            yield Dispatch(request, group.name)
+            yield DispatchRequest(request, group.name)
 
     def _grow(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
         spec, name = model.spec, model.spec.name

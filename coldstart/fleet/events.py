@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coldstart.fleet.specification import FleetModel, ServerSpec
-from coldstart.host.events import Arrived as Arrived
-from coldstart.host.events import Dispatch as Dispatch
-from coldstart.host.events import Ended as Ended
-from coldstart.host.events import Refuse as Refuse
+from coldstart.host.events import DispatchRequest as DispatchRequest
+from coldstart.host.events import RejectRequest as RejectRequest
+from coldstart.host.events import RequestArrived as RequestArrived
+from coldstart.host.events import RequestEnded as RequestEnded
 from coldstart.host.events import Tick as Tick
 
 
@@ -155,8 +155,8 @@ class Rebuilt:
 
 
 Event = (
-    Arrived
-    | Ended
+    RequestArrived
+    | RequestEnded
     | Tick
     | Suspected
     | Rebuilt
@@ -199,4 +199,4 @@ class Move:
     target: str
 
 
-Action = LaunchRank | Share | Stop | Dispatch | Move | Refuse
+Action = LaunchRank | Share | Stop | DispatchRequest | Move | RejectRequest

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from coldstart.fleet import events
-from coldstart.fleet.events import Action, LaunchRank, Move, Refuse
+from coldstart.fleet.events import Action, LaunchRank, Move, RejectRequest
 from coldstart.fleet.groups import Agenda, Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings
@@ -174,7 +174,7 @@ class GroupLives:
             if counts and model.failures > self.settings.retries:
                 for request in list(model.waiting):
                     self.agenda.forget(request)
-                    yield Refuse(request, 503, f"model {group.model} did not start: {reason}", 1.0)
+                    yield RejectRequest(request, 503, f"model {group.model} did not start: {reason}", 1.0)
         self.agenda.touch(group.model)
 
     def _keep_fewer(self, pipeline: str, now: float) -> Iterator[Action]:
@@ -208,7 +208,9 @@ class GroupLives:
         known.tries += counts
         if known.tries > self.settings.retries or self.models[known.model].retired:
             self.agenda.forget(request)
-            yield Refuse(request, 503, f"model {known.model} was lost {max(1, known.tries)} times: {reason}")
+            yield RejectRequest(
+                request, 503, f"model {known.model} was lost {max(1, known.tries)} times: {reason}"
+            )
         else:
             self.agenda.requeue(request, now)
 

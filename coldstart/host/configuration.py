@@ -1,4 +1,4 @@
-"""Parse and validate the host's TOML configuration file, and describe the differences between two of them.
+"""Parse and validate the TOML configuration file of a host, and list the differences between two configurations.
 
 memory = "60GiB"            # of all models together; every member of HostSettings is allowed here
 policy = "predictive"
@@ -53,7 +53,7 @@ _HINT = 'write five fields, such as "0 8 * * 1-5" for 8:00 on weekdays'
 
 
 def parse_crontab(given: object) -> str:
-    """Return a cron expression. Raises UsageError if it is invalid or matches no time."""
+    """Check and return a cron expression. Raises UsageError if it is invalid or never matches."""
     if not isinstance(given, str):
         raise UsageError(f"expected a cron expression, found {given!r}", hint=_HINT)
     try:
@@ -64,13 +64,13 @@ def parse_crontab(given: object) -> str:
 
 
 def find_next_moment(expression: str, now: float) -> float:
-    """Return the first time after `now` that the expression matches, both as Unix time.
+    """Return the first time after `now` that matches a cron expression, in seconds of Unix time.
 
     If daylight saving time skips a matching local time, the result is one hour later. In an hour that is repeated, the
     second occurrence is returned only if `now` is after the first one.
 
     Raises:
-        ValueError: The expression is invalid, or matches no time within 50 years.
+        ValueError: The expression is invalid, or does not match within the next 50 years.
     """
     from cronsim import CronSim, CronSimError
 
@@ -85,14 +85,14 @@ def find_next_moment(expression: str, now: float) -> float:
                     return at
     except CronSimError as error:
         raise ValueError(str(error)) from error
-    raise ValueError("it matches no time within 50 years")
+    raise ValueError("it does not match within the next 50 years")
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Estimates for a model that never started here: bytes when awake, seconds from stopped, and their source.
+    """Estimates for a model: `memory` in bytes when awake, `start_s` in seconds from stopped to ready, and their source.
 
-    `shared` is the part of `memory`, in bytes, that a server forked from a runtime template shares with the template.
+    `shared` is the part of `memory`, in bytes, that a server shares with the runtime template from which it is forked.
     """
 
     memory: int
@@ -103,12 +103,12 @@ class Profile:
 
 Profiles = Callable[[Launch], Profile]
 Adopt = Callable[[Launch], tuple[Arguments, str]]
-"""Returns the arguments of a launch that the file gives none, and the bundle that records them; "" if none does."""
+"""Returns the vLLM arguments for a launch without arguments, and the bundle that supplies them; "" if there is none."""
 
 
 @dataclass(frozen=True)
 class ModelTable(Launch):
-    """Table of a model: its launch, and memory, times and tiers; a profile supplies `memory` and `start_s` that are None."""
+    """Table of a model in the host file. A profile supplies `memory` and `start_s` if they are None."""
 
     memory: Size | None = None
     start_s: Seconds | None = None
@@ -122,14 +122,15 @@ class ModelTable(Launch):
 class HostFile:
     """Parsed configuration of a host.
 
-    `notes` are warnings about keys. `lenders` maps each model without own arguments to the bundle whose arguments it has.
+    `notes` are warnings about its settings. `argument_sources` maps each model without its own arguments to the bundle that
+    supplies them.
     """
 
     settings: HostSettings
     models: tuple[ModelSpec, ...]
     catalogue: Catalogue
     notes: tuple[str, ...] = ()
-    lenders: Mapping[str, str] = field(default_factory=dict)
+    argument_sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def crontabs(self) -> dict[str, str]:
@@ -138,25 +139,25 @@ class HostFile:
 
 
 def describe_limits(file: HostFile, machine: int | None, template_bytes: int = 0) -> Iterator[str]:
-    """Yield a note for a memory limit above the memory of the machine, and for each model that the limit does not allow.
+    """Yield a warning if the memory limit exceeds the memory of the machine, and for each model that exceeds the limit.
 
     Args:
         file: Configuration of the host.
-        machine: Memory of the machine, of its control group, or of its devices in bytes; None if it is unknown.
-        template_bytes: Memory of a runtime template.
+        machine: Memory of the machine, its control group or its devices, in bytes; None if unknown.
+        template_bytes: Memory of a runtime template, in bytes.
     """
     limit = file.settings.memory
     if machine is not None and limit > machine:
-        yield f"the memory limit is {format_memory(limit)}, and this machine has {format_memory(machine)}"
+        yield f"the memory limit is {format_memory(limit)}, but this machine has {format_memory(machine)}"
     template = template_bytes if file.settings.runtime_template else 0
-    beside = f", of which the runtime template has {format_memory(template)}" if template else ""
+    beside = f", of which the runtime template uses {format_memory(template)}" if template else ""
     for model in file.models:
         needed, source = model.tiers[0].memory, model.memory_source
-        most = min(limit, file.settings.each_device * len(model.devices) or limit)
+        most = min(limit, file.settings.bytes_per_device * len(model.devices) or limit)
         if needed > most - template:
             yield (
-                f"{model.name} needs {format_memory(needed)} ({source}), and the memory limit is {format_memory(most)}"
-                f"{beside}: its requests are refused"
+                f"{model.name} needs {format_memory(needed)} ({source}), but the memory limit is {format_memory(most)}"
+                f"{beside}: its requests are rejected"
             )
 
 
@@ -166,7 +167,7 @@ def load(
     typed: Mapping[str, Any] | None = None,
     adopt: Adopt | None = None,
 ) -> HostFile:
-    """Load a host configuration; values of `typed`, from the command line, take precedence over the file.
+    """Load a host file. Values in `typed`, from the command line, take precedence over the file.
 
     Raises:
         UsageError: The file cannot be read or is not a valid host configuration.
@@ -209,20 +210,20 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
         )
     if all(launch.mode not in FORKED for launch in launches.values()):
         settings = replace(settings, runtime_template=False)
-    lenders = {}
+    argument_sources = {}
     for name, given in models.items():
         if adopt is not None and "args" not in given:
-            arguments, lenders[name] = adopt(launches[name])
+            arguments, argument_sources[name] = adopt(launches[name])
             launches[name] = replace(launches[name], args=arguments)
     catalogue = Catalogue(launches.values(), settings.default_model)
-    specs = tuple(_specify(one, profiles, settings.runtime_template) for one in launches.values())
-    return HostFile(settings, specs, catalogue, lenders=lenders)
+    specs = tuple(_build_spec(one, profiles, settings.runtime_template) for one in launches.values())
+    return HostFile(settings, specs, catalogue, argument_sources=argument_sources)
 
 
-def _specify(model: ModelTable, profiles: Profiles | None, shares: bool) -> ModelSpec:
-    """Return the specification of a model, with the figures of its profile that the file does not set.
+def _build_spec(model: ModelTable, profiles: Profiles | None, shares: bool) -> ModelSpec:
+    """Return the specification of a model; its profile supplies the figures that the file does not set.
 
-    With `shares` its server does not count what it shares with a template.
+    With `shares`, the memory that its server shares with a template is not counted.
     """
     given: dict[str, Any] = {
         key: one for key in ("memory", "start_s") if (one := getattr(model, key)) is not None
@@ -246,13 +247,13 @@ def _specify(model: ModelTable, profiles: Profiles | None, shares: bool) -> Mode
 
 
 DEFAULTS = ("idle_s", "on_miss")
-"""Keys at the top of a host file that are defaults of its models."""
+"""Settings at the top level of a host file that are defaults for its models."""
 KINDS = ("added", "removed", "changed", "settings")
-"""Members of the changes of a host file, each a list of names."""
+"""Fields of the document that describes the changes of a host file; each is a list of names."""
 
 
 def describe_changes(before: HostFile, after: HostFile) -> dict[str, list[str]]:
-    """Return how two configurations differ: names of all, added, removed and changed models, and of changed settings."""
+    """Return the names of all, added, removed and changed models, and of changed settings, between two configurations."""
     old, new = _list_models(before), _list_models(after)
     settings = [field.name for field in fields(after.settings)]
     return {

@@ -1,8 +1,8 @@
-"""Decisions of the model host, without I/O: `handle(event, now)` returns the actions that follow.
+"""Scheduling decisions of the model host, without I/O.
 
-Invariants, after each event: requests go only to a ready model, in order of arrival by model; no model with requests
-in flight is ordered to leave its tier; reserved memory never exceeds the machine's memory; the model with the oldest
-pending request starts first, and no other model takes the memory that is being freed for it.
+Invariants after each event: requests are dispatched only to ready models, per model in order of arrival. No model with requests
+in flight is ordered to change its tier. The core reserves no more memory than the host has. The model with the oldest
+pending request starts first, and no other model gets the memory that is being freed for it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from coldstart.host.specification import REFUSE, HostSettings, ModelSpec
 
 
 class Core:
-    """Models of one machine. `now` is in seconds on one monotonic clock."""
+    """Decides which models of a host run. All times are in seconds on one monotonic clock."""
 
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings, template_bytes: int = 0) -> None:
-        """`template_bytes` are reserved while the settings require a runtime template."""
+        """Reserve `template_bytes` of memory if the settings require a runtime template."""
         self.residents = Residents(specs, settings, template_bytes)
         self.pending = PendingRequests()
         self.requests = self.hits = self.starts = self.departures = 0
-        self._retirement = ""
-        self._serving: dict[str, str] = {}
+        self._retirement_reason = ""
+        self._model_of_request: dict[str, str] = {}
         self._next_check, self._now = -inf, -inf
 
     @property
@@ -40,176 +40,185 @@ class Core:
         return self.residents.models
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Process an event and return the actions to carry out.
+        """Process an event at the time `now`, and return the actions that the caller must carry out.
 
-        Raises IllegalTransitionError for an event that its model's state forbids.
+        Raises:
+            IllegalTransitionError: The state of the model does not allow this event.
         """
         self._now = now
-        return [*self._note(event, now), *self._advance(now)]
+        return [*self._process_event(event, now), *self._advance(now)]
 
     def deadline(self) -> float:
-        """Return when `Tick` is due at the latest; infinity if nothing depends on time."""
+        """Return the latest time at which the core must receive a `Tick`; infinity if nothing depends on time."""
         waits = self.pending.deadline(self._now, self.settings.patience_s, self.settings.hold_s)
         return min(self._next_check, waits)
 
     def idle_limit(self, model: Model) -> float:
-        """Return the seconds without a request after which the model stops; infinity: never."""
-        return inf if self.residents.returns(model) or model.spec.idle_s is None else model.spec.idle_s
+        """Return the seconds without a request after which the model stops; infinity if it never stops."""
+        return (
+            inf
+            if self.residents.restarts_by_itself(model) or model.spec.idle_s is None
+            else model.spec.idle_s
+        )
 
-    def _note(self, event: Event, now: float) -> Iterator[Action]:
+    def _process_event(self, event: Event, now: float) -> Iterator[Action]:
         match event:
-            case events.Arrived():
-                yield from self._arrived(event, now)
-            case events.Ended(request):
+            case events.RequestArrived():
+                yield from self._admit_request(event, now)
+            case events.RequestEnded(request):
                 self._end_request(request, now)
-            case events.Configured(specs, settings, reason):
-                self._retirement = reason
-                yield from self._configured(specs, settings or self.settings, now)
+            case events.ConfigurationChanged(specs, settings, reason):
+                self._retirement_reason = reason
+                yield from self._change_configuration(specs, settings or self.settings, now)
             case events.Tick():
                 pass
             case _ if event.model in self.models:
-                yield from self._of_model(event, self.models[event.model], now)
+                yield from self._process_model_event(event, self.models[event.model], now)
 
-    def _of_model(
+    def _process_model_event(
         self,
-        event: events.Started | events.Failed | events.Left | events.Measured | events.Outdated,
+        event: events.ModelReady
+        | events.ModelFailed
+        | events.TierChanged
+        | events.MemoryMeasured
+        | events.ServerOutdated,
         model: Model,
         now: float,
     ) -> Iterator[Action]:
         match event:
-            case events.Started(_, seconds):
-                self.residents.ready(model, now, seconds)
-            case events.Failed() if model.leaving:
+            case events.ModelReady(_, seconds):
+                self.residents.record_ready(model, now, seconds)
+            case events.ModelFailed() if model.leaving:
                 # The host had already ordered this process to end.
                 self.residents.complete_leave(model, now)
-            case events.Failed(_, reason, external, hint, code):
-                yield from self._failed(model, Failure(reason, hint, code), now, external)
-            case events.Left():
+            case events.ModelFailed(_, reason, external, hint, code):
+                yield from self._fail_model(model, Failure(reason, hint, code), now, external)
+            case events.TierChanged():
                 self.residents.complete_leave(model, now)
-            case events.Measured(_, memory) if model.state is State.READY:
-                self.residents.measured(model, memory)
-            case events.Outdated(_, reason) if model.state in (State.READY, State.ASLEEP):
+            case events.MemoryMeasured(_, memory) if model.state is State.READY:
+                self.residents.record_memory(model, memory)
+            case events.ServerOutdated(_, reason) if model.state in (State.READY, State.ASLEEP):
                 self.residents.drain(model, model.spec.tiers[-1], now, reason)
-        self._watch(model)
-        if self.residents.unsettled():
+        self._schedule_check(model)
+        if self.residents.has_excess_or_retiring():
             self._next_check = -inf
 
-    def _arrived(self, event: events.Arrived, now: float) -> Iterator[Action]:
+    def _admit_request(self, event: events.RequestArrived, now: float) -> Iterator[Action]:
         request, name = event.request, event.model
         self.requests += event.counted
-        if (refused := pending.refusal(self.residents, self.pending, request, name, now)) is not None:
+        if (refused := pending.find_rejection(self.residents, self.pending, request, name, now)) is not None:
             yield refused
             return
         model = self.models[name]
         if event.counted:
             self.hits += model.state is State.READY
-            self.residents.requested(model, now)
+            self.residents.record_request(model, now)
         self.pending.add(request, name, now)
 
     def _end_request(self, request: str, now: float) -> None:
-        name = self._serving.pop(request, None)
+        name = self._model_of_request.pop(request, None)
         if name is None:
             self.pending.drop(request)
         elif name in self.models:
             self.models[name].end_request(request, now)
-            self._watch(self.models[name])
+            self._schedule_check(self.models[name])
 
-    def _failed(self, model: Model, reason: Failure, now: float, external: bool) -> Iterator[Action]:
+    def _fail_model(self, model: Model, reason: Failure, now: float, external: bool) -> Iterator[Action]:
         for request in model.in_flight:
-            self._serving.pop(request, None)
-        self.residents.failed(model, reason, now, external)
+            self._model_of_request.pop(request, None)
+        self.residents.record_failure(model, reason, now, external)
         if model.repeats_start:
             return
         for waiting in self.pending.take(model.spec.name):
-            yield pending.failed(model, waiting.request, now)
+            yield pending.reject_failed(model, waiting.request, now)
 
-    def _configured(
+    def _change_configuration(
         self, specs: tuple[ModelSpec, ...], settings: HostSettings, now: float
     ) -> Iterator[Action]:
         for name in self.residents.configure(specs, settings, now):
             for waiting in self.pending.take(name):
-                yield pending.unknown(waiting.request, name)
+                yield pending.reject_unknown(waiting.request, name)
         self._next_check = -inf
 
     def _advance(self, now: float) -> Iterator[Action]:
-        yield from self._expired(now)
+        yield from self._reject_expired(now)
         # Dispatch first: a model with pending requests is not idle.
-        yield from self._dispatched()
+        yield from self._dispatch_requests()
         if now >= self._next_check:
-            self._check(now)
-        yield from self._started(now)
-        yield from self._ordered()
+            self._check_models(now)
+        yield from self._start_models(now)
+        yield from self._order_tier_changes()
 
-    def _expired(self, now: float) -> Iterator[Action]:
+    def _reject_expired(self, now: float) -> Iterator[Action]:
         while (oldest := self.pending.oldest()) is not None and now >= oldest.since + self.settings.hold_s:
             self.pending.drop(oldest.request)
-            yield pending.too_long(oldest, now)
+            yield pending.reject_expired(oldest, now)
 
-    def _check(self, now: float) -> None:
-        """Check all models: idle and retired models, memory above the reservations."""
-        self.residents.forget_retired()
+    def _check_models(self, now: float) -> None:
+        """Drain idle and retired models, and evict models if measured memory exceeds the capacity."""
+        self.residents.delete_retired()
         evict_excess(self.residents, now)
         for model in self.models.values():
-            if self._due(model) > now:
+            if self._find_due_time(model) > now:
                 continue
             if model.state is not State.FAILED:
-                why = self._retirement if model.retired else f"idle for {now - model.since:.0f} s"
+                why = self._retirement_reason if model.retired else f"idle for {now - model.since:.0f} s"
                 self.residents.drain(model, model.spec.tiers[-1], now, why)
         self._next_check = inf
         for model in self.models.values():
-            self._watch(model, after=now)
+            self._schedule_check(model, after=now)
 
-    def _watch(self, model: Model, after: float = -inf) -> None:
-        due = self._due(model)
+    def _schedule_check(self, model: Model, after: float = -inf) -> None:
+        due = self._find_due_time(model)
         if due > after:
             self._next_check = min(self._next_check, due)
 
-    def _due(self, model: Model) -> float:
-        """Return when the model's state changes by time alone."""
+    def _find_due_time(self, model: Model) -> float:
+        """Return the time at which the model must be stopped or restarted without any event; infinity if there is none."""
         if model.retired and model.state in (State.READY, State.ASLEEP):
             return -inf
-        if model.state is State.FAILED and (model.repeats_start or self.residents.returns(model)):
+        if model.state is State.FAILED and (model.repeats_start or self.residents.restarts_by_itself(model)):
             return model.retry_at
         return model.since + self.idle_limit(model) if model.idle else inf
 
-    def _dispatched(self) -> Iterator[Action]:
+    def _dispatch_requests(self) -> Iterator[Action]:
         for oldest in self.pending.oldest_of_each_model():
             model = self.models[oldest.model]
             if model.state is not State.READY:
                 continue
             for waiting in self.pending.take(oldest.model):
-                self._serving[waiting.request] = waiting.model
+                self._model_of_request[waiting.request] = waiting.model
                 model.in_flight.add(waiting.request)
-                yield events.Dispatch(waiting.request, waiting.model)
+                yield events.DispatchRequest(waiting.request, waiting.model)
 
-    def _started(self, now: float) -> Iterator[Action]:
-        own = pending.list_own_starts(self.residents, len(self.pending), now)
+    def _start_models(self, now: float) -> Iterator[Action]:
+        own = pending.list_proactive_starts(self.residents, len(self.pending), now)
         for waiting in [*self.pending.oldest_of_each_model(), *own]:
             model = self.models[waiting.model]
             if model.state not in STARTABLE or now < model.retry_at:
                 continue
-            if self.residents.starting() >= self.settings.loaders:
+            if self.residents.count_starting() >= self.settings.loaders:
                 return
             if not self.residents.fits(model):
                 for one in self.pending.take(model.spec.name):
-                    yield pending.too_large(self.residents, one.request, model)
+                    yield pending.reject_too_large(self.residents, one.request, model)
                 continue
             if free_memory_for(self.residents, model, now, now >= waiting.since + self.settings.patience_s):
                 self.starts += 1
-                yield events.Start(model.spec.name, self.residents.start(model, now))
-                self._watch(model)
-            elif self.settings.when_full == REFUSE and not self.residents.draining():
-                yield from self._refused(model)
+                yield events.StartModel(model.spec.name, self.residents.start(model, now))
+                self._schedule_check(model)
+            elif self.settings.when_full == REFUSE and not self.residents.list_draining():
+                yield from self._reject_pending(model)
             else:
                 return
 
-    def _refused(self, model: Model) -> Iterator[Action]:
+    def _reject_pending(self, model: Model) -> Iterator[Action]:
         for one in list(self.pending.take(model.spec.name)):
-            yield pending.full(self.residents, self.pending, one.request, model)
+            yield pending.reject_without_memory(self.residents, self.pending, one.request, model)
 
-    def _ordered(self) -> Iterator[Action]:
-        """Order each draining model without requests in flight into its target tier, once."""
-        for model in self.residents.draining():
+    def _order_tier_changes(self) -> Iterator[Action]:
+        """Order each draining model without requests in flight to change to its target tier, once."""
+        for model in self.residents.list_draining():
             if model.leave() and model.target is not None:
                 self.departures += 1
-                yield events.Leave(model.spec.name, model.target, model.why, model.evicted_for)
+                yield events.ChangeTier(model.spec.name, model.target, model.why, model.evicted_for)

@@ -1,4 +1,4 @@
-"""Address of a gateway and who may use it: keys, host names, origins, TLS and limits. The same for host and fleet.
+"""Address and access control of a gateway, for hosts and fleets: API keys, host names, origins, TLS and limits.
 
 A file of named keys has one table for each client; a file without tables is valid, and its keys are all revoked:
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClientKey:
-    """One client: its key and its rights."""
+    """API key of one client, and its permissions."""
 
     name: str
     key_file: str
@@ -43,7 +43,7 @@ class ClientKey:
     admin: bool = False
 
     def may_use(self, asked: str | None, catalogue: Catalogue) -> bool:
-        """Return whether the client may use the model that the name `asked` selects."""
+        """Return whether the client may use the model with the requested name `asked`."""
         if self.models is None:
             return True
         route = catalogue.route(asked)
@@ -52,10 +52,10 @@ class ClientKey:
 
 
 class ClientKeys:
-    """The clients of one file. The file and its key files are read again when they change.
+    """Client keys of one TOML file.
 
     Raises:
-        UsageError: the file or a key file cannot be used.
+        UsageError: The file or one of its key files is invalid.
     """
 
     def __init__(self, file: Path) -> None:
@@ -65,8 +65,8 @@ class ClientKeys:
         self.read()
 
     def find(self, key: bytes) -> ClientKey | None:
-        """Return the client with this key, or None."""
-        # Compare with every key, so that the time does not show which one begins alike.
+        """Return the client with this key; None if the key is unknown."""
+        # Compare with every key, so that the response time does not reveal partial matches.
         found = [client for client in self.clients if hmac.compare_digest(client.key, key)]
         return found[0] if found else None
 
@@ -75,7 +75,7 @@ class ClientKeys:
         return any(client.admin for client in self.clients)
 
     def describe_unknown_models(self, catalogue: Catalogue) -> Iterator[str]:
-        """Yield a sentence for each name in a client's `models` that no request can reach now."""
+        """Yield a warning for each name in the `models` of a client that is not the name of a model."""
         for client in self.clients:
             for name in client.models or ():
                 if catalogue.route(name) is None:
@@ -87,16 +87,16 @@ class ClientKeys:
         yield from filter(None, notes)
 
     def have_changed(self) -> bool:
-        """Return whether a file differs from the one that was read last."""
+        """Return whether the file or one of its key files has changed since it was read."""
         return any(find_state(path) != state for path, state in self._states.items())
 
     def read(self) -> None:
-        """Read the files again. After an error the former clients remain.
+        """Read the files again. After an error the previous clients remain.
 
         Raises:
             UsageError: A file cannot be read, an entry is unknown, or two clients have the same key.
         """
-        # Record the state of each file before it is read, and also where it cannot be: a later change is then seen.
+        # Record the state of each file before reading it, even if reading fails, so that later changes are detected.
         self._states = {self.file: find_state(self.file)}
         tables, clients = read_toml(self.file, "client key"), dict[bytes, ClientKey]()
         try:
@@ -108,7 +108,7 @@ class ClientKeys:
                 if (other := clients.setdefault(client.key, client)) is not client:
                     raise UsageError(
                         f"{other.name} and {name} have the same key",
-                        hint="generate another key: openssl rand -hex 32",
+                        hint="generate a new key: openssl rand -hex 32",
                     )
         except UsageError as error:
             raise UsageError(f"client key file {self.file}: {error.message}", hint=error.hint) from error
@@ -120,10 +120,10 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """Limits for one connection, and for all connections together.
+    """Limits of each connection, and of all connections together.
 
-    A request's line and headers have at most `head_bytes` and arrive within `head_s` seconds, a body within `body_s`. All
-    waiting bodies together have at most `buffered_bytes`. A client that does not read is disconnected after `write_s`.
+    The request line and headers have at most `head_bytes` and must arrive within `head_s` seconds, the body within `body_s`.
+    All buffered bodies together have at most `buffered_bytes`. A client that stops reading is disconnected after `write_s`.
     """
 
     head_bytes: int = 32 * KIB
@@ -132,18 +132,18 @@ class GatewayLimits:
     write_s: float = 30.0
     buffered_bytes: int = 256 * MIB
     body_bytes: int = setting(
-        64 * MIB, "Maximum size of a request body.", "--max-body-bytes", "BYTES", least=1 * KIB
+        64 * MIB, "Maximum size of a request body, in bytes.", "--max-body-bytes", "BYTES", least=1 * KIB
     )
     idle_s: float = setting(
         60.0,
-        "Time after which a connection without a request is closed.",
+        "Seconds without a request after which a connection is closed.",
         "--keep-alive-timeout",
         "SECONDS",
         above=0,
     )
     connections: int = setting(
         8192,
-        "Maximum number of client connections; fewer if the process may open fewer files.",
+        "Maximum number of client connections; lower if the limit of open files is lower.",
         "--max-connections",
         "N",
         least=1,
@@ -160,28 +160,29 @@ _NAME = re.compile(r"\*|[a-z0-9.-]+")
 
 @dataclass(frozen=True)
 class GatewayEndpoint:
-    """Address, key and checks of one gateway.
+    """Address, API keys and access control of one gateway.
 
-    `allow_hosts` are names by which clients may address the gateway, beside its address and loopback names; "*" allows
-    any name. `client_keys` are keys of single clients, beside `api_key`, which may do everything. `allow_origins` are
-    origins of web pages that may use it. `insecure` allows other machines without a key.
+    `allow_hosts` are additional host names by which clients may address the gateway; "*" allows any name. `api_key` grants full
+    access; `client_keys` are keys of individual clients. `allow_origins` are the origins of web pages that may use the gateway.
+    `insecure` allows connections from other machines without a key.
     """
 
     host: str = setting("127.0.0.1", "Address to listen on.", "--host", "ADDRESS")
     port: int = setting(8000, "Port to listen on; 0 selects a free port.", "--port", "N", least=0, most=65535)
     api_key: str | None = setting(
-        None, "API key that every client must send; default: none.", "--api-key", "KEY"
+        None, "API key that every client must send; default: no key.", "--api-key", "KEY"
     )
     client_keys: ClientKeys | None = setting(
         None,
-        "TOML file of named API keys and the models that each may use; read again when it changes; default: none.",
+        "TOML file with an API key and the permitted models for each client; the gateway reads it again when it changes;"
+        " default: none.",
         "--client-keys",
         "FILE",
     )
     insecure: bool = setting(False, "Allow other machines to connect without an API key.", "--insecure")
     allow_hosts: tuple[str, ...] = setting(
         (),
-        "Host name by which clients without a key may address the gateway, beside its address; * for any. Repeatable.",
+        "Additional host name by which clients without a key may address the gateway; * allows any name. Repeatable.",
         "--allow-host",
         "NAME",
     )
@@ -192,27 +193,30 @@ class GatewayEndpoint:
         "ORIGIN",
     )
     tls_cert: Path | None = setting(
-        None, "PEM certificate chain to serve HTTPS with; default: HTTP.", "--tls-cert", "FILE"
+        None, "PEM file with the certificate chain for HTTPS; default: serve HTTP.", "--tls-cert", "FILE"
     )
-    tls_key: Path | None = setting(None, "PEM private key of --tls-cert; default: HTTP.", "--tls-key", "FILE")
+    tls_key: Path | None = setting(
+        None, "PEM file with the private key of --tls-cert; default: serve HTTP.", "--tls-key", "FILE"
+    )
     limits: GatewayLimits = field(default_factory=GatewayLimits)
 
     @property
     def requires_key(self) -> bool:
-        """Return whether a client needs a key."""
+        """Return whether clients must send an API key."""
         return self.api_key is not None or self.client_keys is not None
 
     def is_without_operator(self) -> bool:
-        """Return whether keys are required, but none of them opens the status and the control of a host."""
+        """Return whether keys are required, but no key permits admin requests."""
         return self.api_key is None and self.client_keys is not None and not self.client_keys.has_admin()
 
     def check(self) -> None:
-        """Raise UsageError for values that no gateway can use, or that open it to everyone by accident."""
+        """Raise UsageError for invalid values, and for values that would expose the gateway unintentionally."""
         require_settings(self)
         for name in self.allow_hosts:
             if not _NAME.fullmatch(name.lower()):
                 raise UsageError(
-                    f"invalid --allow-host: {name!r} is not a host name", hint="write the name without a port"
+                    f"invalid --allow-host: {name!r} is not a host name",
+                    hint="use a host name without a port",
                 )
         for origin in self.allow_origins:
             if not _ORIGIN.fullmatch(origin.lower()):
@@ -224,18 +228,19 @@ class GatewayEndpoint:
             raise UsageError("the API key is empty", hint="--api-key-file FILE")
         if self.api_key and self.client_keys and (client := self.client_keys.find(self.api_key.encode())):
             raise UsageError(
-                f"the API key is also the key of {client.name}", hint=f"use another key for {client.name}"
+                f"the API key is also the key of client {client.name}",
+                hint=f"use a different key for {client.name}",
             )
         if self.api_key is None and self.client_keys is not None and not self.client_keys.clients:
             raise UsageError(
-                f"client key file {self.client_keys.file}: names no client",
-                hint='write [NAME] and key_file = "FILE" below it, or --api-key-file FILE',
+                f"client key file {self.client_keys.file} contains no client",
+                hint='add a table [NAME] with key_file = "FILE", or use --api-key-file FILE',
             )
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise UsageError("TLS needs a certificate and its key", hint="--tls-cert FILE --tls-key FILE")
+            raise UsageError("TLS requires a certificate and its key", hint="--tls-cert FILE --tls-key FILE")
         is_local = Origin("http", self.host.lower(), self.port).is_loopback
         if not (self.requires_key or self.insecure or is_local):
             raise UsageError(
-                f"cannot listen at {self.host} without an API key: other machines could use every model",
+                f"cannot listen at {self.host} without an API key: other machines could use all models",
                 hint="--api-key-file FILE, or --insecure to allow it",
             )

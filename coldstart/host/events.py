@@ -1,6 +1,6 @@
-"""Events that the host's core receives and actions that it returns.
+"""Events that the core of a host receives, and actions that it returns.
 
-The live host and the simulator use no other interface to the core.
+They are the only interface between the core and its two users, the live host and the simulator.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from coldstart.host.specification import HostSettings, ModelSpec, Tier
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """A new request; ids are unique.
+class RequestArrived:
+    """A new request arrived; request ids are unique.
 
-    `counted` is false for an operator's order: neither the statistics nor the policy's history contain it.
+    `counted` is false for a load order of an operator, which statistics and the eviction policy ignore.
     """
 
     request: str
@@ -23,15 +23,15 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RequestEnded:
     """A pending or running request was answered, failed, or its client disconnected."""
 
     request: str
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """The model is ready, `seconds` after the start order."""
+class ModelReady:
+    """The server of the model is ready, `seconds` after its start was ordered."""
 
     model: str
     seconds: float
@@ -42,7 +42,7 @@ NO_BUNDLE = "no-bundle"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Cause of a failed order, as it travels between processes: the message, what helps, and the code of its kind, if any."""
+    """Cause of a failure that is sent between processes: the message, a hint, and an error code, if any."""
 
     message: str
     hint: str = ""
@@ -54,10 +54,11 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """A start failed or a server process died; no process of the model remains.
+class ModelFailed:
+    """A start failed or a server process exited; no process of the model remains.
 
-    `external`: the cause is not the model, such as a killed process. `hint` and `code` are those of a Failure.
+    `external` is true if the model did not cause the failure, for example if the process was killed. `hint` and `code` are
+    those of the `Failure`.
     """
 
     model: str
@@ -68,15 +69,15 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A `Leave` order was carried out."""
+class TierChanged:
+    """The model is in the tier that a `ChangeTier` action ordered."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Measured device memory of a model that serves, in bytes, without the pages of a runtime template."""
+class MemoryMeasured:
+    """The device memory of a ready model was measured, in bytes, without the pages shared with a runtime template."""
 
     model: str
     memory: int
@@ -88,10 +89,10 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
-    """New configuration: the models, and the limits if given. Models that are no longer listed drain and stop.
+class ConfigurationChanged:
+    """The configuration changed. Models that are no longer listed drain and stop, for the reason `reason`.
 
-    `reason` is that of their `Leave`.
+    `settings` is None if the settings are unchanged.
     """
 
     models: tuple[ModelSpec, ...]
@@ -100,32 +101,42 @@ class Configured:
 
 
 @dataclass(frozen=True, slots=True)
-class Outdated:
-    """The running server of the model has outdated arguments: it finishes its requests and stops.
+class ServerOutdated:
+    """The running server of the model has outdated arguments: it finishes its requests and stops, for the reason `reason`.
 
-    Requests that arrive meanwhile wait for the next start. The core ignores this event for a model that is starting;
-    send it after the start. `reason` is that of the `Leave` that follows.
+    New requests wait for the next start. The core ignores this event while the model is starting; send it after the start.
     """
 
     model: str
     reason: str = "its arguments changed"
 
 
-Event = Arrived | Ended | Started | Failed | Left | Measured | Tick | Configured | Outdated
+Event = (
+    RequestArrived
+    | RequestEnded
+    | ModelReady
+    | ModelFailed
+    | TierChanged
+    | MemoryMeasured
+    | Tick
+    | ConfigurationChanged
+    | ServerOutdated
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Bring the model from this tier to serving."""
+class StartModel:
+    """Start the model from its current tier, `tier`."""
 
     model: str
     tier: Tier
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """Move the model into this tier; no request uses it. `reason` is for people; `evicted_for` is the model that needs
-    the memory, if any.
+class ChangeTier:
+    """Move a model without running requests into a lower tier.
+
+    `reason` is a text for logs. `evicted_for` is the model that needs the memory, if any.
     """
 
     model: str
@@ -135,18 +146,19 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatch:
-    """Send the request to its target now: a model of the host, or a group of a fleet. A stream that has begun continues."""
+class DispatchRequest:
+    """Forward the request to its target: a model of the host, or a group of a fleet."""
 
     request: str
     target: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
-    """Answer the request with this HTTP status; `retry_after_s` if a retry may succeed.
+class RejectRequest:
+    """Reject the request with an HTTP status; `retry_after_s` is set if a retry may succeed.
 
-    `reason` and `hint` are for the client. `detail` is for the host's log: it may contain facts that a client must not see.
+    The client receives `reason` and `hint`. `detail` goes only to the log, because it can contain information that clients must
+    not see.
     """
 
     request: str
@@ -157,4 +169,4 @@ class Refuse:
     hint: str = ""
 
 
-Action = Start | Leave | Dispatch | Refuse
+Action = StartModel | ChangeTier | DispatchRequest | RejectRequest

@@ -1,7 +1,6 @@
-"""Launch specification and served model names of each hosted model.
+"""Launch specifications of the models of a host, and the model names that requests can use.
 
-Invariant: a name refers to one model. Adapters are named as vLLM names them: `--lora-modules NAME=PATH` or its JSON
-form.
+Invariant: each name refers to one model. LoRA adapters have the names of vLLM's option `--lora-modules`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from coldstart.launch.modes import TEMPLATE_RUNTIME
 
 MODES = (modes.AUTO, *modes.repeatable_names())
 FORKED = (modes.AUTO, TEMPLATE_RUNTIME.name)
-"""Modes in which a server may be forked from a runtime template."""
+"""Start modes in which a server can be forked from a runtime template."""
 FAIL, WARN = "fail", "warn"
 
 
@@ -26,8 +25,8 @@ class Launch:
     """Launch specification of the model `name`; `model` is an alias, a repository id or a directory.
 
     `on_miss` is "fail" or "warn" (start stock vLLM if no bundle matches). An `unlisted` model is not listed in /v1/models.
-    `weights_from` is the source of the weights on a machine without them. Its server sees only the `devices`, by their
-    numbers for the host; empty: all.
+    `weights_from` is the source of the weights on a machine without them. `devices` are the numbers of the GPUs that its
+    server can see; empty if it sees all.
     """
 
     name: str
@@ -49,12 +48,12 @@ class Launch:
             )
         if self.on_miss not in (FAIL, WARN):
             raise UsageError(
-                f"models.{self.name}: unknown on_miss {self.on_miss!r}", hint=f"write {FAIL} or {WARN}"
+                f"models.{self.name}: unknown on_miss {self.on_miss!r}", hint=f"use {FAIL} or {WARN}"
             )
         if min(self.devices, default=0) < 0 or len(set(self.devices)) < len(self.devices):
             raise UsageError(
-                f"models.{self.name}.devices: expected different numbers from 0, found {list(self.devices)}",
-                hint="write devices = [0, 1]",
+                f"models.{self.name}.devices: expected unique numbers from 0, found {list(self.devices)}",
+                hint="use a list such as devices = [0, 1]",
             )
         for flag in ("host", "port", "uds", "ssl_certfile", "ssl_keyfile"):
             if self.args.gives(flag):
@@ -65,7 +64,7 @@ class Launch:
 
     @cached_property
     def served_names(self) -> tuple[str, ...]:
-        """Return the names under which its server knows the model; answers contain the first."""
+        """Return the served model names of its server (`--served-model-name`); responses contain the first name."""
         given = self.args.value("served_model_name", self.name)
         return tuple(map(str, given)) if isinstance(given, list) else (str(given),)
 
@@ -78,36 +77,37 @@ class Launch:
     def adapters(self) -> tuple[str, ...]:
         """Return the names of its LoRA adapters."""
         given = self.args.value("lora_modules", [])
-        return tuple(_adapter(one) for one in (given if isinstance(given, list) else [given]))
+        return tuple(_adapter_name(one) for one in (given if isinstance(given, list) else [given]))
 
     @property
-    def same_server(self) -> tuple[object, ...]:
-        """Return a key that is equal for two launches whose servers would be started identically."""
+    def server_identity(self) -> tuple[object, ...]:
+        """Return a tuple that is equal for two launches if their servers would be identical."""
         arguments = (self.model, tuple(self.args), self.served_names)
         return (*arguments, self.revision, self.untrusted, self.devices)
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Yield pairs of a name that requests can use and the name that its server uses for it."""
+        """Yield each name that requests can use, with the model name that its server expects."""
         yield from ((name, self.served) for name in (self.name, *self.served_names, *self.aliases))
         yield from ((name, name) for name in self.adapters)
 
 
-def _adapter(given: object) -> str:
+def _adapter_name(given: object) -> str:
     return str(given.get("name", "")) if isinstance(given, dict) else str(given).partition("=")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Destination of a request: the host's model, and the model name that its server knows."""
+    """Destination of a request: the model, and the model name that its server expects."""
 
     model: str
     served: str
 
 
 class Catalogue:
-    """Launches of a host, by model and by requested name.
+    """Launches of a host by model, with a lookup by requested model name.
 
-    Raises UsageError if a name refers to two models, or `default` to none.
+    Raises:
+        UsageError: A name refers to two models, or the default model is unknown.
     """
 
     def __init__(self, launches: Iterable[Launch], default: str | None = None) -> None:
@@ -115,8 +115,8 @@ class Catalogue:
         self._routes: dict[str, Destination] = {}
         if default is not None and default not in self.launches:
             raise UsageError(
-                f"default_model: no model is named {default!r}",
-                hint=f"name one of: {', '.join(self.launches)}",
+                f"default_model: unknown model {default!r}",
+                hint=f"use one of: {', '.join(self.launches)}",
             )
         self._default = default
         for launch in self.launches.values():
@@ -125,13 +125,13 @@ class Catalogue:
                 if known.model != launch.name:
                     raise UsageError(
                         f"{name!r} refers to two models, {known.model} and {launch.name}",
-                        hint="give each its own aliases",
+                        hint="give each model unique aliases",
                     )
 
     def route(self, asked: str | None) -> Destination | None:
-        """Return the route of a request for the model name `asked`, or None.
+        """Return the destination of a request for the model name `asked`; None if the name is unknown.
 
-        A request without a model name goes to the default model, or to the only model.
+        A request without a model name goes to the default model, or to the only model of the host.
         """
         if asked is None:
             only = next(iter(self.launches)) if len(self.launches) == 1 else None

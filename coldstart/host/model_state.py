@@ -3,10 +3,10 @@
 stopped, asleep --start--> starting --ready--> ready --drain--> draining --left--> asleep or stopped
 starting --fail--> failed (until retry_at) --start--> starting;  any with a process --fail--> failed
 
-Invariants: at most one start at a time; a model leaves only without requests in flight; after the n-th failure in a
-row it is not started for backoff * 2^(n-1) seconds, at most `backoff_max`; a successful start resets the count. A
-failure whose cause is not the model does not count: a killed start is repeated after `backoff`, a killed server at once.
-The requests of a killed start wait for the next one, until PATIENCE starts in a row were killed.
+Invariants: a model has at most one start at a time and leaves a tier only without requests in flight. After n failures in a
+row it is not started for backoff * 2^(n-1) seconds, at most `backoff_max`. A successful start resets the count. Failures that
+the model did not cause do not count: a killed start is repeated after `backoff`, a killed server immediately. The requests of
+a killed start wait for the next start, until MAX_KILLED_STARTS starts in a row were killed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from coldstart.host.events import Failure
-from coldstart.host.specification import ModelSpec, Observed, Tier
+from coldstart.host.specification import ModelSpec, ObservedCosts, Tier
 
 
 class State(StrEnum):
@@ -28,28 +28,27 @@ class State(StrEnum):
 
 
 # Number of killed starts in a row after which requests are refused.
-PATIENCE = 3
+MAX_KILLED_STARTS = 3
 RESIDENT = (State.STARTING, State.READY, State.DRAINING)
 STARTABLE = (State.STOPPED, State.ASLEEP, State.FAILED)
 
 
 class IllegalTransitionError(RuntimeError):
-    """Event that the model's state forbids: a bug in the caller of `Core`, not a failure of the model."""
+    """The state of a model does not allow an event. This is a bug in the caller of `Core`, not a failure of the model."""
 
 
 @dataclass(slots=True)
 class Model:
     """State of one model.
 
-    `tier` is its current tier, or the tier that its start began from; `target` is the target tier of a draining
-    model, `why` the reason for the last draining, `evicted_for` the model that needed its memory. `entered` is the time
-    at which the state was entered, `since` that or the time at which the last request ended. A retired model is no longer
-    configured.
+    `tier` is the current tier, or the tier from which a start began. `target` is the next tier of a draining model, `why` the
+    reason of its last drain, and `evicted_for` the model that needed its memory. `entered` is the time of the last state
+    change; `since` is also updated when the last running request ends. A retired model is no longer configured.
     """
 
     spec: ModelSpec
     state: State = State.STOPPED
-    observed: Observed = field(init=False)
+    observed: ObservedCosts = field(init=False)
     tier: Tier = field(init=False)
     target: Tier | None = None
     why: str = ""
@@ -65,7 +64,7 @@ class Model:
     retired: bool = False
 
     def __post_init__(self) -> None:
-        self.observed, self.tier = Observed(self.spec), self.spec.tiers[-1]
+        self.observed, self.tier = ObservedCosts(self.spec), self.spec.tiers[-1]
 
     def start(self, now: float) -> None:
         self._only("start", *STARTABLE)
@@ -75,23 +74,23 @@ class Model:
 
     def ready(self, now: float, seconds: float) -> None:
         self._only("ready", State.STARTING)
-        self.observed.started(self.tier, seconds)
+        self.observed.record_start(self.tier, seconds)
         self.tier, self.failures, self.failure, self.retry_at = self.spec.tiers[0], 0, None, 0.0
         self.killed_starts = 0
         self._enter(State.READY, now)
 
     def drain(self, target: Tier, now: float, why: str = "", evicted_for: str | None = None) -> None:
-        """Accept no new request; `left` follows when the last request and the leave order are done."""
+        """Stop accepting requests. After the last request the model changes to the tier `target`."""
         self._only("drain", State.READY, State.ASLEEP)
         self.target, self.why, self.evicted_for = target, why, evicted_for
         self._enter(State.DRAINING, now)
 
     def leave(self) -> bool:
-        """Return whether the leave order can be sent now; True at most once per drain."""
+        """Return whether the tier change can be ordered now; return True at most once per drain."""
         self._only("leave", State.DRAINING)
-        given = not self.leaving and not self.in_flight
-        self.leaving = self.leaving or given
-        return given
+        can_leave = not self.leaving and not self.in_flight
+        self.leaving = self.leaving or can_leave
+        return can_leave
 
     def complete_leave(self, now: float) -> None:
         self._only("left", State.DRAINING)
@@ -105,7 +104,7 @@ class Model:
     def fail(
         self, failure: Failure, now: float, backoff_s: float, backoff_max_s: float, *, external: bool = False
     ) -> None:
-        """Record that the process died or failed to start. Other events end its requests."""
+        """Record that the process exited or failed to start. The requests of the model end by other events."""
         self._only("fail", *RESIDENT, State.ASLEEP)
         self.failure, self.tier = failure, self.spec.tiers[-1]
         killed = external and self.state is State.STARTING
@@ -123,19 +122,19 @@ class Model:
         if self.idle:
             self.since = now
 
-    def respecify(self, spec: ModelSpec) -> None:
-        """Apply a new specification; measured values are retained if the tiers are unchanged."""
+    def apply_spec(self, spec: ModelSpec) -> None:
+        """Apply a new specification; keep measured values if the tiers are unchanged."""
         if spec.tiers != self.spec.tiers:
             names = {tier.name: tier for tier in spec.tiers}
-            self.observed = Observed(spec)
+            self.observed = ObservedCosts(spec)
             self.tier = names.get(self.tier.name, spec.tiers[-1])
             self.target = None if self.target is None else names.get(self.target.name, spec.tiers[-1])
         self.spec, self.retired = spec, False
 
     @property
     def repeats_start(self) -> bool:
-        """Return whether requests wait for the next start, because the last one was killed."""
-        return self.state is State.FAILED and 0 < self.killed_starts < PATIENCE
+        """Return whether requests wait for another start because the last start was killed."""
+        return self.state is State.FAILED and 0 < self.killed_starts < MAX_KILLED_STARTS
 
     @property
     def error(self) -> str:

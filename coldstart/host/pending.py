@@ -1,9 +1,7 @@
-"""Pending starts: requests whose model is not ready, in order of arrival, and models that start without a request.
+"""Queue of the requests whose model is not ready, models that start without a request, and rejections of requests.
 
-The latter are pinned models and the default model. They come after all pending requests, in this order. Pinned models may
-evict idle models; the default model starts only in free memory, while no request waits or runs.
-
-A rejected request has an HTTP status, a reason, and a retry time if a retry may succeed.
+Pinned models and the default model start without a request, after all pending requests, in this order. A pinned model may
+evict idle models. The default model starts only in free memory, while no request waits or runs.
 
 Invariant: a request is in the queue at most once.
 """
@@ -16,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, inf
 
-from coldstart.host.events import NO_BUNDLE, Failure, Refuse
+from coldstart.host.events import NO_BUNDLE, Failure, RejectRequest
 from coldstart.host.eviction import has_room
 from coldstart.host.model_state import STARTABLE, Model, State
 from coldstart.host.residents import Residents
@@ -25,7 +23,7 @@ from coldstart.units import format_memory
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A request that has waited for `model` since the time `since`, in seconds."""
+    """Request that has waited for its model since the time `since`, in seconds."""
 
     request: str
     model: str
@@ -54,14 +52,14 @@ class PendingRequests:
         return next(iter(self._all.values()), None)
 
     def oldest_of_each_model(self) -> list[PendingRequest]:
-        """Return the oldest request of each model, in order of arrival."""
+        """Return the oldest pending request of each model, in order of arrival."""
         first: dict[str, PendingRequest] = {}
         for pending in self._all.values():
             first.setdefault(pending.model, pending)
         return list(first.values())
 
     def deadline(self, now: float, patience_s: float, hold_s: float) -> float:
-        """Return when the oldest request has waited `hold_s`, or the oldest of a model `patience_s`; else infinity."""
+        """Return the next time at which a request has waited `hold_s`, or the oldest of a model `patience_s`; else infinity."""
         oldest = self.oldest()
         if oldest is None:
             return inf
@@ -73,66 +71,68 @@ class PendingRequests:
         return Counter(pending.model for pending in self._all.values())
 
     def take(self, model: str) -> Iterator[PendingRequest]:
-        """Remove and yield the requests of `model`, oldest first."""
+        """Remove and yield the pending requests of `model`, oldest first."""
         for pending in [one for one in self._all.values() if one.model == model]:
             yield self._all.pop(pending.request)
 
 
-def list_own_starts(residents: Residents, held: int, now: float) -> list[PendingRequest]:
-    """Return the starts without a request as requests that arrive now, so that no model in use is evicted for them.
+def list_proactive_starts(residents: Residents, pending_count: int, now: float) -> list[PendingRequest]:
+    """Return the models to start without a request, as requests that arrive now, so that no busy model is evicted for them.
 
-    `held` is the number of pending requests.
+    `pending_count` is the number of pending requests.
     """
     names, default = list(residents.pinned), residents.settings.default_model
-    if default is not None and held == 0 and _may_return(residents, default):
+    if default is not None and pending_count == 0 and _can_start_default(residents, default):
         names.append(default)
     return [PendingRequest("", name, now) for name in names]
 
 
-def _may_return(residents: Residents, default: str) -> bool:
+def _can_start_default(residents: Residents, default: str) -> bool:
     model = residents.models.get(default)
     if model is None or model.retired or model.state not in STARTABLE:
         return False
-    changing = residents.starting() or residents.draining()
+    changing = residents.count_starting() or residents.list_draining()
     in_use = any(other.in_flight for other in residents.models.values())
     return not changing and not in_use and has_room(residents, model)
 
 
-LONGEST = 120
-_WHERE = re.compile(r"""\w+://\S+|(?<![\w.])(?:~|\.{1,2})?/[^\s'",:;()]+""")
-_END = re.compile(r"(?<=[.;])\s|\n")
+MAX_ERROR_CHARS = 120
+_PATH_OR_URL = re.compile(r"""\w+://\S+|(?<![\w.])(?:~|\.{1,2})?/[^\s'",:;()]+""")
+_SENTENCE_END = re.compile(r"(?<=[.;])\s|\n")
 
 
-def refusal(
+def find_rejection(
     residents: Residents, pending: PendingRequests, request: str, name: str, now: float
-) -> Refuse | None:
-    """Return the rejection of a new request, or None if it is admitted."""
+) -> RejectRequest | None:
+    """Return the rejection of a new request; None if the request is admitted."""
     model = residents.models.get(name)
     if model is None or model.retired:
-        return unknown(request, name)
+        return reject_unknown(request, name)
     if model.state is State.FAILED and now < model.retry_at and not model.repeats_start:
-        return failed(model, request, now)
+        return reject_failed(model, request, now)
     if model.state is State.READY:
         return None
     if not residents.fits(model):
-        return too_large(residents, request, model)
+        return reject_too_large(residents, request, model)
     if len(pending) >= residents.settings.max_held:
         reason = f"{len(pending)} requests already wait for models"
-        return Refuse(request, 429, reason, _turn(residents, pending, model))
+        return RejectRequest(request, 429, reason, _estimate_wait_s(residents, pending, model))
     return None
 
 
-def unknown(request: str, name: str) -> Refuse:
-    return Refuse(request, 404, f"unknown model {name}: not in this host's configuration")
+def reject_unknown(request: str, name: str) -> RejectRequest:
+    return RejectRequest(request, 404, f"unknown model {name}: not in this host's configuration")
 
 
-def too_large(residents: Residents, request: str, model: Model) -> Refuse:
-    wanted, most = format_memory(model.observed.memory), format_memory(residents.max_memory(model))
+def reject_too_large(residents: Residents, request: str, model: Model) -> RejectRequest:
+    wanted, most = format_memory(model.observed.memory), format_memory(residents.find_max_memory(model))
     beside = " beside its runtime template" if residents.template_memory() else ""
-    return Refuse(request, 507, f"model {model.spec.name} needs {wanted}; the host has {most} for it{beside}")
+    return RejectRequest(
+        request, 507, f"model {model.spec.name} needs {wanted}; the host has {most} for it{beside}"
+    )
 
 
-def failed(model: Model, request: str, now: float) -> Refuse:
+def reject_failed(model: Model, request: str, now: float) -> RejectRequest:
     """Return the rejection of a request whose model failed to start.
 
     The client gets a short reason without paths, unless no bundle fits: then it gets the difference to another bundle and
@@ -140,38 +140,44 @@ def failed(model: Model, request: str, now: float) -> Refuse:
     """
     cause = model.failure or Failure("")
     is_missing = cause.code == NO_BUNDLE
-    message = _hide_places(cause.message) if is_missing else brief(cause.message)
-    return Refuse(
+    message = _hide_paths(cause.message) if is_missing else shorten_error(cause.message)
+    return RejectRequest(
         request,
         503,
         f"model {model.spec.name} did not start: {message}",
         float(ceil(max(1.0, model.retry_at - now))),
         str(cause),
-        _hide_places(cause.hint) if is_missing else "",
+        _hide_paths(cause.hint) if is_missing else "",
     )
 
 
-def _hide_places(text: str) -> str:
-    return _WHERE.sub("<path>", text)
+def _hide_paths(text: str) -> str:
+    return _PATH_OR_URL.sub("<path>", text)
 
 
-def brief(error: str) -> str:
-    """Return the first sentence of an error without paths and addresses, at most LONGEST characters."""
-    sentence = _hide_places(_END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
-    return sentence if len(sentence) <= LONGEST else sentence[:LONGEST].rsplit(" ", 1)[0] + " ..."
+def shorten_error(error: str) -> str:
+    """Return the first sentence of an error without paths and addresses, at most MAX_ERROR_CHARS characters."""
+    sentence = _hide_paths(_SENTENCE_END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
+    return (
+        sentence
+        if len(sentence) <= MAX_ERROR_CHARS
+        else sentence[:MAX_ERROR_CHARS].rsplit(" ", 1)[0] + " ..."
+    )
 
 
-def too_long(waiting: PendingRequest, now: float) -> Refuse:
+def reject_expired(waiting: PendingRequest, now: float) -> RejectRequest:
     reason = f"model {waiting.model} did not become ready in {now - waiting.since:.0f} s"
-    return Refuse(waiting.request, 504, reason)
+    return RejectRequest(waiting.request, 504, reason)
 
 
-def full(residents: Residents, pending: PendingRequests, request: str, model: Model) -> Refuse:
+def reject_without_memory(
+    residents: Residents, pending: PendingRequests, request: str, model: Model
+) -> RejectRequest:
     reason = f"no memory for model {model.spec.name}: all others are in use or pinned"
-    return Refuse(request, 503, reason, _turn(residents, pending, model))
+    return RejectRequest(request, 503, reason, _estimate_wait_s(residents, pending, model))
 
 
-def _turn(residents: Residents, pending: PendingRequests, model: Model) -> float:
+def _estimate_wait_s(residents: Residents, pending: PendingRequests, model: Model) -> float:
     """Return the seconds until all models with pending requests, and this one, could have started one after another."""
     ahead = {waiting.model for waiting in pending.oldest_of_each_model()} | {model.spec.name}
     waited = (residents.models[name] for name in ahead)

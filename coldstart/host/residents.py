@@ -20,17 +20,17 @@ Place = int | None
 """A device, or None: all devices together."""
 
 
-def share(size: int, devices: tuple[int, ...], place: Place) -> int:
-    """Return the bytes of `size` in a place; on `devices` the size is spread evenly, as vLLM's tensor parallelism does."""
+def count_device_bytes(size: int, devices: tuple[int, ...], place: Place) -> int:
+    """Return the part of `size` bytes on a device; the size is spread evenly over `devices`, as with tensor parallelism."""
     if place is None:
         return size
     return -(-size // len(devices)) if place in devices else 0
 
 
-class Memory:
-    """Bytes reserved by each model on all devices together, and so on each device that it is placed on.
+class MemoryAccount:
+    """Memory reservations of the models, for all devices together and for each device.
 
-    All devices together hold `capacity` bytes, and each of them `each`. Host memory has no devices.
+    `capacity` is the total in bytes and `each` the bytes per device. An account of CPU memory has no devices.
     """
 
     def __init__(self, capacity: int, each: int = 0) -> None:
@@ -39,25 +39,25 @@ class Memory:
         self._devices: dict[str, tuple[int, ...]] = {}
 
     def record(self, model: str, size: int) -> None:
-        """Set the bytes of `model`, whether they fit or not."""
+        """Set the reservation of `model` in bytes, even if it exceeds the capacity."""
         self.used += size - self._reserved.get(model, 0)
         self._reserved[model] = size
 
     def reserved(self, model: str, place: Place = None) -> int:
-        return share(self._reserved.get(model, 0), self.devices(model), place)
+        return count_device_bytes(self._reserved.get(model, 0), self.devices(model), place)
 
     def limit(self, place: Place) -> int:
-        """Return the bytes that all models may hold in a place."""
+        """Return the capacity of a device, or of all devices together, in bytes."""
         return self.capacity if place is None else self.each
 
     def free(self, place: Place = None) -> int:
-        """Return the free bytes; negative if measurements exceed the capacity."""
+        """Return the free bytes; negative if measured memory exceeds the capacity."""
         if place is None:
             return self.capacity - self.used
         return self.each - sum(self.reserved(model, place) for model in self._devices)
 
     def place(self, model: str, devices: tuple[int, ...]) -> None:
-        """Set the devices of a model, which remain as they are while it holds memory."""
+        """Assign devices to a model, unless it holds memory on its current devices."""
         if not self.reserved(model):
             self._devices[model] = devices
 
@@ -65,176 +65,184 @@ class Memory:
         return self._devices.get(model, ())
 
     def list_places(self) -> list[Place]:
-        """Return all places on which a model was placed."""
+        """Return None, for all devices together, and each device to which a model was assigned."""
         return [None, *dict.fromkeys(number for devices in self._devices.values() for number in devices)]
 
 
 # Account name of the host's own memory; no model has this name.
-_OWN = ""
+_TEMPLATE_ACCOUNT = ""
 
 
 class Residents:
-    """Models by name, two accounts of memory and the policy."""
+    """Models of a host, the memory that they reserve, and the eviction policy."""
 
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings, template_bytes: int = 0) -> None:
         self.settings, self._template_bytes, specs = settings, template_bytes, tuple(specs)
-        _check(specs, settings)
+        _check_specs(specs, settings)
         self.models = {spec.name: Model(spec) for spec in specs}
-        self.device = Memory(settings.memory, settings.each_device)
-        self.beside = Memory(settings.host_memory)
+        self.device = MemoryAccount(settings.memory, settings.bytes_per_device)
+        self.host_memory = MemoryAccount(settings.host_memory)
         self.costs: dict[str, ModelCost] = {}
         self.policy = make(settings.policy, self.costs, settings.memory)
         self.pinned: list[str] = []
         self._retiring = False
         self._draining: dict[str, Model] = {}
         self._reserve_template()
-        self._reprice()
+        self._update_costs()
 
     def _reserve_template(self) -> None:
-        self.device.record(_OWN, self._template_bytes if self.settings.runtime_template else 0)
+        self.device.record(_TEMPLATE_ACCOUNT, self._template_bytes if self.settings.runtime_template else 0)
 
-    def _reprice(self) -> None:
+    def _update_costs(self) -> None:
         self.pinned = [name for name, model in self.models.items() if model.spec.pinned]
         for model in self.models.values():
-            self.price(model)
+            self.update_cost(model)
 
     def configure(self, specs: Iterable[ModelSpec], settings: HostSettings, now: float) -> list[str]:
-        """Apply other models and limits; return the names of models that are no longer configured.
+        """Apply a new configuration, and return the names of the models that are no longer configured.
 
-        Raises UsageError, and changes nothing then.
+        Raises:
+            UsageError: The configuration is invalid; the previous one remains in effect.
         """
         specs = tuple(specs)
-        _check(specs, settings)
-        self._resettle(settings, now)
+        _check_specs(specs, settings)
+        self._apply_settings(settings, now)
         named = {spec.name: spec for spec in specs}
         for name, spec in named.items():
             if name in self.models:
-                self.models[name].respecify(spec)
+                self.models[name].apply_spec(spec)
             else:
                 self.models[name] = Model(spec, entered=now)
         gone = [name for name in self.models if name not in named]
         for name in gone:
             self.models[name].retired = True
         self._retiring = bool(gone)
-        self._reprice()
+        self._update_costs()
         return gone
 
-    def _resettle(self, settings: HostSettings, now: float) -> None:
-        """Apply other limits.
-
-        A changed policy or capacity begins with a new policy object and the models that are resident now.
-        """
+    def _apply_settings(self, settings: HostSettings, now: float) -> None:
+        """Apply new settings. If the policy or the capacity changed, create a new policy that knows the resident models."""
         before, self.settings = self.settings, settings
-        self.device.capacity, self.device.each = settings.memory, settings.each_device
-        self.beside.capacity = settings.host_memory
+        self.device.capacity, self.device.each = settings.memory, settings.bytes_per_device
+        self.host_memory.capacity = settings.host_memory
         self._reserve_template()
         if (before.policy, before.memory) == (settings.policy, settings.memory):
             return
         self.policy = make(settings.policy, self.costs, settings.memory)
         for name, model in self.models.items():
             if self.device.reserved(name) and model.state is not State.DRAINING:
-                self.policy.requested(name, now, False)
-                self.policy.loaded(name, now)
+                self.policy.record_request(name, now, False)
+                self.policy.record_load(name, now)
 
-    def unsettled(self) -> bool:
-        """Return whether reserved memory exceeds the capacity, or a retired model has not stopped yet."""
+    def has_excess_or_retiring(self) -> bool:
+        """Return whether reserved memory exceeds the capacity, or a retired model has not stopped."""
         overfull = any(self.device.free(place) < 0 for place in self.device.list_places())
         return overfull or self._retiring
 
-    def forget_retired(self) -> None:
-        """Delete the retired models that have stopped."""
+    def delete_retired(self) -> None:
+        """Delete retired models that have stopped."""
         done = [n for n, m in self.models.items() if m.retired and m.state in (State.STOPPED, State.FAILED)]
         for name in done:
             del self.models[name], self.costs[name]
         self._retiring = any(model.retired for model in self.models.values())
         self.pinned = [name for name in self.pinned if name in self.models]
 
-    def requested(self, model: Model, now: float) -> None:
+    def record_request(self, model: Model, now: float) -> None:
         name = model.spec.name
         holds = self.device.reserved(name) > 0 and model.state is not State.DRAINING
-        self.policy.requested(name, now, holds)
+        self.policy.record_request(name, now, holds)
 
-    def returns(self, model: Model) -> bool:
-        """Return whether the host starts the model again by itself: it is pinned, or the default model."""
+    def restarts_by_itself(self, model: Model) -> bool:
+        """Return whether the host restarts the model without a request, because it is pinned or the default model."""
         return model.spec.pinned or model.spec.name == self.settings.default_model
 
-    def count(self) -> int:
+    def count_resident(self) -> int:
         return sum(model.resident for model in self.models.values())
 
-    def starting(self) -> int:
+    def count_starting(self) -> int:
         return sum(model.state is State.STARTING for model in self.models.values())
 
-    def draining(self) -> list[Model]:
+    def list_draining(self) -> list[Model]:
         return list(self._draining.values())
 
-    def max_memory(self, model: Model) -> int:
-        """Return the device bytes that the model could have if all other models that are not pinned were evicted.
+    def find_max_memory(self, model: Model) -> int:
+        """Return the device bytes available to the model after the eviction of all models that are not pinned.
 
-        The host's own template process keeps its memory.
+        The template process of the host keeps its memory.
         """
         others = [self.models[name] for name in self.pinned if name != model.spec.name]
         devices = model.spec.devices
         most = [self.device.capacity - self.template_memory() - sum(one.observed.memory for one in others)]
         for number in devices:
-            taken = sum(share(other.observed.memory, other.spec.devices, number) for other in others)
+            taken = sum(
+                count_device_bytes(other.observed.memory, other.spec.devices, number) for other in others
+            )
             most.append(len(devices) * (self.device.each - taken))
         return min(most)
 
     def template_memory(self) -> int:
-        """Return the device bytes of the host's own template process."""
-        return self.device.reserved(_OWN)
+        """Return the device bytes reserved for the template process of the host."""
+        return self.device.reserved(_TEMPLATE_ACCOUNT)
 
     def fits(self, model: Model) -> bool:
-        """Return whether the model can start once all models that are not pinned are evicted."""
-        return model.observed.memory <= self.max_memory(model)
+        """Return whether the model fits after the eviction of all models that are not pinned."""
+        return model.observed.memory <= self.find_max_memory(model)
 
     def find_shortages(self, model: Model) -> dict[Place, int]:
-        """Return the bytes that serving the model takes beyond the free ones: on each of its devices, and together."""
+        """Return the bytes that are missing to start the model, for each of its devices and for all devices together (None)."""
         name, memory = model.spec.name, model.observed.memory
         self.device.place(name, model.spec.devices)
         devices, device = self.device.devices(name), self.device
         return {
-            place: share(memory, devices, place) - device.reserved(name, place) - device.free(place)
+            place: count_device_bytes(memory, devices, place)
+            - device.reserved(name, place)
+            - device.free(place)
             for place in (*devices, None)
         }
 
-    def leaving(self, place: Place = None) -> int:
-        """Return the device bytes that draining models will free in a place."""
-        return sum(self._freed(m, m.target, place) for m in self._draining.values() if m.target is not None)
+    def find_draining_bytes(self, place: Place = None) -> int:
+        """Return the bytes that draining models will free on a device, or on all devices."""
+        return sum(
+            self._count_freed_bytes(m, m.target, place)
+            for m in self._draining.values()
+            if m.target is not None
+        )
 
-    def down(self, name: str, stop: bool = False) -> Tier:
-        """Return the tier that the model would go to: the next lower tier, or `stopped` with `stop`."""
+    def find_eviction_tier(self, name: str, stop: bool = False) -> Tier:
+        """Return the tier of the model after an eviction: the next lower tier, or `stopped` with `stop`."""
         model = self.models[name]
-        return model.spec.tiers[-1] if stop else self.next_down(model)
+        return model.spec.tiers[-1] if stop else self.find_lower_tier(model)
 
-    def freed(self, name: str, stop: bool = False, place: Place = None) -> int:
-        """Return the device bytes that the eviction of the model would free in a place."""
-        return self._freed(self.models[name], self.down(name, stop), place)
+    def find_freed_bytes(self, name: str, stop: bool = False, place: Place = None) -> int:
+        """Return the bytes that an eviction of the model would free on a device, or on all devices."""
+        return self._count_freed_bytes(self.models[name], self.find_eviction_tier(name, stop), place)
 
-    def _freed(self, model: Model, target: Tier, place: Place) -> int:
+    def _count_freed_bytes(self, model: Model, target: Tier, place: Place) -> int:
         name, rest = model.spec.name, model.observed.memory_in(target)
-        return max(0, self.device.reserved(name, place) - share(rest, self.device.devices(name), place))
+        return max(
+            0, self.device.reserved(name, place) - count_device_bytes(rest, self.device.devices(name), place)
+        )
 
-    def price(self, model: Model) -> None:
-        """Update the model's cost for the policy: the bytes that the next lower tier frees, and the added start time."""
-        top, down = self._top(model), self.next_down(model)
+    def update_cost(self, model: Model) -> None:
+        """Update the eviction cost of the model: the bytes that its next lower tier frees, and the added start time."""
+        top, down = self._find_current_tier(model), self.find_lower_tier(model)
         freed = model.observed.memory_in(top) - model.observed.memory_in(down)
         lost = model.observed.penalty_s(down) - model.observed.penalty_s(top)
         self.costs[model.spec.name] = ModelCost(max(1, freed), max(1e-6, lost))
 
-    def _top(self, model: Model) -> Tier:
+    def _find_current_tier(self, model: Model) -> Tier:
         return model.tier if model.state is State.ASLEEP else model.spec.tiers[0]
 
-    def next_down(self, model: Model) -> Tier:
-        """Return the tier with the shortest penalty that frees device memory and whose host memory is available."""
-        tiers, top = model.spec.tiers, self._top(model)
+    def find_lower_tier(self, model: Model) -> Tier:
+        """Return the lower tier with the shortest penalty that frees device memory and whose CPU memory is available."""
+        tiers, top = model.spec.tiers, self._find_current_tier(model)
         held, below = model.observed.memory_in(top), tiers[tiers.index(top) + 1 :]
-        room = self.beside.free() + self.beside.reserved(model.spec.name)
+        room = self.host_memory.free() + self.host_memory.reserved(model.spec.name)
         fits = (t for t in below if t.host_memory <= room and model.observed.memory_in(t) < held)
         return next(fits, tiers[-1])
 
-    def may_leave(self, busy: bool = False) -> list[str]:
-        """Return the models whose eviction would free device memory now; with `busy` including those in use."""
+    def list_evictable(self, busy: bool = False) -> list[str]:
+        """Return the models whose eviction would free device memory now; with `busy`, include models with running requests."""
         ready, asleep, held = State.READY, State.ASLEEP, self.device.reserved
         return [
             name
@@ -244,69 +252,74 @@ class Residents:
         ]
 
     def start(self, model: Model, now: float) -> Tier:
-        """Reserve the memory and start the model; return the tier that it starts from."""
+        """Reserve the memory of the model and start it; return the tier from which it starts."""
         known = self.device.reserved(model.spec.name) > 0
         self.device.record(model.spec.name, model.observed.memory)
         model.start(now)
-        self.price(model)
+        self.update_cost(model)
         if not known:
-            self.policy.loaded(model.spec.name, now)
+            self.policy.record_load(model.spec.name, now)
         return model.tier
 
     def drain(self, model: Model, target: Tier, now: float, why: str, evicted_for: str | None = None) -> None:
-        self.policy.evicted(model.spec.name, now)
+        self.policy.record_eviction(model.spec.name, now)
         model.drain(target, now, why, evicted_for)
         self._draining[model.spec.name] = model
         # The host memory is freed only after the model has left.
-        self._book_beside(model, max(self.beside.reserved(model.spec.name), target.host_memory))
+        self._reserve_host_memory(model, max(self.host_memory.reserved(model.spec.name), target.host_memory))
 
-    def _book_beside(self, model: Model, size: int) -> None:
-        """Reserve host memory, which decides the tiers available to other models, and so their costs."""
-        if size != self.beside.reserved(model.spec.name):
-            self.beside.record(model.spec.name, size)
-            self._reprice()
+    def _reserve_host_memory(self, model: Model, size: int) -> None:
+        """Reserve CPU memory for a model. Update all costs, because they depend on the free CPU memory."""
+        if size != self.host_memory.reserved(model.spec.name):
+            self.host_memory.record(model.spec.name, size)
+            self._update_costs()
 
     def complete_leave(self, model: Model, now: float) -> None:
         model.complete_leave(now)
         self._draining.pop(model.spec.name, None)
-        self._book_beside(model, model.tier.host_memory)
+        self._reserve_host_memory(model, model.tier.host_memory)
         self.device.record(model.spec.name, model.observed.memory_in(model.tier))
-        self.price(model)
+        self.update_cost(model)
         if self.device.reserved(model.spec.name):
-            self.policy.loaded(model.spec.name, now)
+            self.policy.record_load(model.spec.name, now)
 
-    def ready(self, model: Model, now: float, seconds: float) -> None:
+    def record_ready(self, model: Model, now: float, seconds: float) -> None:
         model.ready(now, seconds)
-        self._book_beside(model, 0)
+        self._reserve_host_memory(model, 0)
         self.device.record(model.spec.name, model.observed.memory)
-        self.price(model)
+        self.update_cost(model)
 
-    def measured(self, model: Model, memory: int) -> None:
-        """Record the measured bytes of a model that serves, even above the capacity."""
-        model.observed.measured(memory)
+    def record_memory(self, model: Model, memory: int) -> None:
+        """Record the measured device bytes of a ready model, even if they exceed the capacity."""
+        model.observed.record_memory(memory)
         self.device.record(model.spec.name, memory)
-        self.price(model)
+        self.update_cost(model)
 
-    def failed(self, model: Model, reason: Failure, now: float, external: bool) -> None:
+    def record_failure(self, model: Model, reason: Failure, now: float, external: bool) -> None:
         if model.state is not State.DRAINING:
-            self.policy.evicted(model.spec.name, now)
+            self.policy.record_eviction(model.spec.name, now)
         model.fail(reason, now, self.settings.backoff_s, self.settings.backoff_max_s, external=external)
         model.in_flight.clear()
         self._draining.pop(model.spec.name, None)
         self.device.record(model.spec.name, 0)
-        self._book_beside(model, 0)
-        self.price(model)
+        self._reserve_host_memory(model, 0)
+        self.update_cost(model)
 
 
-def _check(specs: tuple[ModelSpec, ...], settings: HostSettings) -> None:
+def _check_specs(specs: tuple[ModelSpec, ...], settings: HostSettings) -> None:
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
         raise UsageError(f"models: {', '.join(twice)} is defined twice", hint="give each model a unique name")
     numbers = {number for spec in specs for number in spec.devices}
-    for place, limit in ((None, settings.memory), *((number, settings.each_device) for number in numbers)):
-        pinned = sum(share(spec.tiers[0].memory, spec.devices, place) for spec in specs if spec.pinned)
+    for place, limit in (
+        (None, settings.memory),
+        *((number, settings.bytes_per_device) for number in numbers),
+    ):
+        pinned = sum(
+            count_device_bytes(spec.tiers[0].memory, spec.devices, place) for spec in specs if spec.pinned
+        )
         if pinned > limit:
             holder = "the host" if place is None else f"device {place}"
             hint = "pin fewer models, or give the host more memory"
-            raise UsageError(f"pinned models need {pinned} bytes, {holder} has {limit}", hint=hint)
+            raise UsageError(f"pinned models need {pinned} bytes, but {holder} has {limit}", hint=hint)

@@ -1,7 +1,7 @@
-"""Specification of the models and limits of a host: tiers with their memory and penalty.
+"""Specifications of the models of a host, with their residency tiers, and the settings of the host.
 
-Invariant: a model's tiers begin with `awake` and end with `stopped`; device memory does not increase and the penalty
-does not decrease from one tier to the next. The values come from the bundle and are corrected by measurements.
+Invariant: the tiers of a model begin with `awake` and end with `stopped`. From one tier to the next, device memory does not
+increase and the penalty does not decrease. The values come from the bundle; measurements correct them.
 """
 
 # ruff: noqa: RUF009 - `setting` returns a dataclass field
@@ -21,10 +21,10 @@ QUEUE, REFUSE = "queue", "refuse"
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Residency level of a model: awake, asleep-1, asleep-2 or stopped.
+    """Residency tier of a model: awake, asleep-1, asleep-2 or stopped.
 
-    `memory` and `host_memory` are the bytes held on the device and in host memory; `penalty_s` is the time until it is
-    ready.
+    In this tier the model uses `memory` bytes on the devices and `host_memory` bytes of CPU memory, and it needs `penalty_s`
+    seconds to become ready.
     """
 
     name: str
@@ -39,11 +39,12 @@ def stopped(penalty_s: float) -> Tier:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Specification of a model. It stops after `idle_s` without a request; None: never.
+    """Specification of a model.
 
-    A pinned model is started at once and never evicted. `prewarm` is a cron expression of the moments at which it starts.
-    `devices` are the numbers of the devices over which its memory is spread evenly; empty: it is not placed.
-    `memory_source` is the source of its memory: file, bundle or assumed.
+    The model stops after `idle_s` seconds without a request; None: never. A pinned model starts with the host and is never
+    evicted. `prewarm` is a cron expression for scheduled starts. `devices` are the numbers of the devices over which its
+    memory is spread evenly; empty if it is not placed. `memory_source` is the source of its memory figure: file, bundle or
+    assumed.
     """
 
     name: str
@@ -58,44 +59,46 @@ class ModelSpec:
         names = [tier.name for tier in self.tiers]
         if len(names) < 2 or names[0] != AWAKE or names[-1] != STOPPED or len(set(names)) < len(names):
             self._reject(
-                f"expected different names from {AWAKE} to {STOPPED}, found {', '.join(names)}",
-                f"name each tier between {AWAKE} and {STOPPED} once",
+                f"expected unique names from {AWAKE} to {STOPPED}, found {', '.join(names)}",
+                f"list each tier between {AWAKE} and {STOPPED} once",
             )
         for upper, lower in pairwise(self.tiers):
             if lower.memory > upper.memory or lower.penalty_s < upper.penalty_s:
                 self._reject(
-                    f"{lower.name} holds more memory than {upper.name}, or returns sooner",
-                    "order the tiers by memory, the largest first; penalty_s must not decrease",
+                    f"{lower.name} uses more memory than {upper.name}, or has a shorter penalty",
+                    "order the tiers by memory, largest first; penalty_s must not decrease",
                 )
         if self.tiers[0].memory <= 0 or self.tiers[-1].memory or self.tiers[-1].host_memory:
-            self._reject(f"{AWAKE} must hold memory and {STOPPED} none", "write a memory above 0")
+            self._reject(
+                f"{AWAKE} must use memory, and {STOPPED} must use none", "set memory to a size above 0"
+            )
 
     def _reject(self, reason: str, hint: str) -> NoReturn:
         raise UsageError(f"models.{self.name}.tiers: {reason}", hint=hint)
 
     @classmethod
     def simple(cls, name: str, memory: int, penalty_s: float, **more: object) -> ModelSpec:
-        """Return a specification with the tiers awake and stopped only."""
+        """Create a specification that has only the tiers `awake` and `stopped`."""
         return cls(name, (Tier(AWAKE, memory, 0.0), stopped(penalty_s)), **more)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """Limits of a host: `memory` and `host_memory` in bytes for all models together; times in seconds.
+    """Settings of a host. Sizes are in bytes, and times are in seconds.
 
-    `device_memory` is the size in bytes of each device on which models are placed; None: only `memory` limits them.
+    `memory` and `host_memory` limit the device memory and the CPU memory of all models together. `device_memory` is the size of
+    each device on which models are placed; None if only `memory` limits them.
 
-    `when_full` decides about a request whose model cannot evict another one: it waits, or is rejected. A request that
-    waits longer than `patience_s` makes busy models drain: they finish their requests, accept no new ones, and are
-    evicted. With `runtime_template` a live host retains a process with the runtime imported, from which starts are
-    forked. A server that makes no progress for `hang_timeout_s` is killed (`live.servers.find_hang` has the rule). With
-    `resume_streams` a stream whose server died continues, once, at the next server of its model. `default_model`
-    answers requests that name no model. It has no idle time, and starts again when memory is free.
+    `when_full` decides whether a request waits or is rejected if no other model can be evicted for it. If one waits longer
+    than `patience_s`, busy models drain: they finish their requests and are evicted. With `runtime_template`, a live host keeps
+    a process with all Python imports done, and forks servers from it. A server without progress for `hang_timeout_s` is killed
+    (see `live.servers.find_hang`). With `resume_streams`, a stream whose server died continues once on the next server of its
+    model. `default_model` serves requests without a model name; it never stops when idle, and restarts when memory is free.
     """
 
     memory: Size = setting(
         MISSING,
-        "Memory of all models together, such as 60GiB: of the GPU, or RAM on the CPU.",
+        "Memory limit of all models together, such as 60GiB: GPU memory, or RAM with vLLM for CPUs.",
         "--memory",
         "SIZE",
         least=1,
@@ -111,7 +114,7 @@ class HostSettings:
     )
     when_full: str = setting(
         QUEUE,
-        "Queue or refuse a request whose model finds no memory.",
+        "Whether to queue or to refuse a request whose model does not fit into the free memory.",
         "--when-full",
         "queue|refuse",
         choices=(QUEUE, REFUSE),
@@ -120,16 +123,20 @@ class HostSettings:
     hold_s: float = 600.0
     max_residents: int | None = setting(
         None,
-        "Maximum number of models that run at once; default: as memory allows.",
+        "Maximum number of models that run at the same time; default: no limit except memory.",
         "--max-residents",
         "N",
         least=1,
     )
     ready_timeout_s: Seconds = setting(
-        600.0, "Abort a start that takes longer than this.", "--ready-timeout", "SECONDS"
+        600.0, "Maximum duration of a start, in seconds; a longer start fails.", "--ready-timeout", "SECONDS"
     )
     hang_timeout_s: Seconds = setting(
-        120.0, "Kill a server that makes no progress for this time.", "--hang-timeout", "SECONDS", least=1
+        120.0,
+        "Kill a server that makes no progress for this many seconds.",
+        "--hang-timeout",
+        "SECONDS",
+        least=1,
     )
     backoff_s: float = 1.0
     backoff_max_s: float = 300.0
@@ -138,8 +145,8 @@ class HostSettings:
     default_model: str | None = None
 
     @property
-    def each_device(self) -> int:
-        """Return the bytes that models may hold on each device."""
+    def bytes_per_device(self) -> int:
+        """Return the memory limit of each device in bytes."""
         return self.memory if self.device_memory is None else self.device_memory
 
     def __post_init__(self) -> None:
@@ -147,12 +154,11 @@ class HostSettings:
 
 
 @dataclass(slots=True)
-class Observed:
-    """Memory and penalties of a model: those of its specification, corrected by measurements.
+class ObservedCosts:
+    """Memory and penalties of a model: the values of its specification, corrected by measurements.
 
-    The first measured penalty of a tier replaces its estimate: a bundle's start may have had another mode, and the policy
-    compares resident models, which have all started. Later ones change it by WEIGHT times the difference. `source` is the
-    source of the memory, which a measurement makes "observed".
+    The first measured penalty of a tier replaces the estimate, which may come from a different start mode. Later measurements
+    change it by WEIGHT times the difference. `source` is the source of the memory figure; "observed" after a measurement.
     """
 
     spec: ModelSpec
@@ -170,22 +176,22 @@ class Observed:
 
     @property
     def memory(self) -> int:
-        """Return the device bytes of the tier awake."""
+        """Return the device bytes in the tier `awake`."""
         return self._memory[AWAKE]
 
     def penalty_s(self, tier: Tier) -> float:
         return self._penalty_s[tier.name]
 
     def memory_in(self, tier: Tier) -> int:
-        """Return the bytes of GPU memory in this tier, at most as many as in the tier `awake`."""
+        """Return the device bytes in this tier, at most as many as in the tier `awake`."""
         return self.memory if tier.name == AWAKE else min(self._memory[tier.name], self.memory)
 
-    def measured(self, memory: int) -> None:
-        """Record the measured device bytes of the tier awake."""
+    def record_memory(self, memory: int) -> None:
+        """Record the measured device bytes in the tier `awake`."""
         self._memory[AWAKE], self.source = memory, "observed"
 
-    def started(self, tier: Tier, seconds: float) -> None:
-        """Record a start from `tier` after `seconds`."""
+    def record_start(self, tier: Tier, seconds: float) -> None:
+        """Record that a start from `tier` took `seconds`."""
         before = self._penalty_s[tier.name]
         weight = self.WEIGHT if tier.name in self._timed else 1.0
         self._timed.add(tier.name)

@@ -1,8 +1,8 @@
 """Status document of a host, for `GET /status`, `coldstart host status` and the page at /ui, and the progress of a start.
 
-docs/reference/http-api.md describes every member. Members may be added; none is removed or changes its meaning within a
-version. All sizes are in bytes, all times in seconds. This module does no I/O: the driver of the live host supplies the
-facts that the core does not know.
+docs/reference/http-api.md describes every field. Within a schema version, fields can be added but not removed or changed. Sizes
+are in bytes and times in seconds. This module does no I/O: the driver of the live host supplies facts that the core does not
+know.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from coldstart.host.core import Core
 from coldstart.host.model_state import Model, State
 from coldstart.system.start_progress import StartProgress
 
-# An estimate that is used up does not mean that the model is ready.
-_MOST = 0.99
+# A start that takes longer than estimated is not complete.
+_MAX_ESTIMATE = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """State of a model that a request waits for.
+    """State of a model for which a request waits.
 
-    `fraction` is the part of the start that has passed; `eta_s` the seconds until it is ready; `step` what the starting
-    server itself reports, as JSON data. None: unknown.
+    `fraction` is the completed part of the start, from 0 to 1; `eta_s` are the seconds until the model is ready; `step` is the
+    progress that the starting server reports, as JSON. None means unknown.
     """
 
     model: str
@@ -42,18 +42,18 @@ class Progress:
 
 
 def estimate_progress(model: Model, now: float, reported: StartProgress | None = None) -> Progress:
-    """Return the progress of a model at the time `now`, in seconds. `reported` is what its starting server reports."""
+    """Return the progress of a model at the time `now`; `reported` is the progress that its starting server reports."""
     name, state = model.spec.name, str(model.state)
     step = reported.build_document() if reported else None
     if model.state is State.READY:
         return Progress(name, state, 1.0, 0.0)
     if model.state is not State.STARTING:
-        # How long other models take for their requests is not known.
+        # The time until other models finish their requests is unknown.
         return Progress(name, state, 0.0)
     passed, total = now - (model.entered or 0.0), model.observed.penalty_s(model.tier)
     if passed >= total:
-        return Progress(name, state, _MOST, step=step)
-    return Progress(name, state, round(min(_MOST, passed / total), 3), round(total - passed, 1), step)
+        return Progress(name, state, _MAX_ESTIMATE, step=step)
+    return Progress(name, state, round(min(_MAX_ESTIMATE, passed / total), 3), round(total - passed, 1), step)
 
 
 SCHEMA_VERSION = 1
@@ -62,7 +62,7 @@ RECENT = 100
 
 @dataclass(slots=True)
 class ModelFacts:
-    """Facts about one model that the core does not know. `last_start` is as in the status document."""
+    """Facts about one model that the core does not know. `last_start` has the form of the status document."""
 
     aliases: Sequence[str] = ()
     adapters: Sequence[str] = ()
@@ -80,7 +80,7 @@ class ModelFacts:
 
 @dataclass(slots=True)
 class HostFacts:
-    """Facts about the host that the core does not know. `began` and the core's times are on one clock."""
+    """Facts about the host that the core does not know. `began` is the start time on the clock of the core."""
 
     url: str = ""
     pid: int = 0
@@ -99,7 +99,7 @@ class HostFacts:
     models: dict[str, ModelFacts] = field(default_factory=dict)
 
     def get_model(self, model: str) -> ModelFacts:
-        """Return the facts of a model, created on first use."""
+        """Return the facts of a model; create them on first use."""
         return self.models.setdefault(model, ModelFacts())
 
 
@@ -109,7 +109,7 @@ def document(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[st
     return {
         "schema_version": SCHEMA_VERSION,
         "time_unix_s": unix_s,
-        "host": _host(core, facts, now),
+        "host": _describe_host(core, facts, now),
         "requests": {
             "total": core.requests,
             "hits": core.hits,
@@ -126,13 +126,13 @@ def document(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[st
         },
         "recent_starts": list(facts.recent_starts),
         "models": [
-            _model(core, model, facts.get_model(name), waiting[name], now, facts.began)
+            _describe_model(core, model, facts.get_model(name), waiting[name], now, facts.began)
             for name, model in core.models.items()
         ],
     }
 
 
-def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
+def _describe_host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
     settings, residents = core.settings, core.residents
     return {
         "url": facts.url,
@@ -145,8 +145,8 @@ def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
         "memory_used_bytes": residents.device.used,
         "runtime_template_bytes": residents.template_memory(),
         "runtime_template_error": facts.template_error,
-        "host_memory_bytes": residents.beside.capacity,
-        "host_memory_used_bytes": residents.beside.used,
+        "host_memory_bytes": residents.host_memory.capacity,
+        "host_memory_used_bytes": residents.host_memory.used,
         "max_held": settings.max_held,
         "loaders": settings.loaders,
         "max_residents": settings.max_residents,
@@ -160,7 +160,7 @@ def _host(core: Core, facts: HostFacts, now: float) -> dict[str, Any]:
     }
 
 
-def _model(
+def _describe_model(
     core: Core, model: Model, facts: ModelFacts, waiting: int, now: float, began: float
 ) -> dict[str, Any]:
     failed = model.state is State.FAILED

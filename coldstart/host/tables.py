@@ -1,7 +1,7 @@
-"""TOML tables, read from a file and decoded into dataclasses by the types of the fields.
+"""Decode TOML tables into dataclasses by the types of their fields.
 
-A field of type `Size` takes bytes or text such as "14GiB", `Rate` the same per second, `Seconds` a finite number from 0.
-Invariant: every error names the key and what was found there.
+A field of type `Size` accepts bytes or a text such as "14GiB", `Rate` the same per second, and `Seconds` a finite number from
+0. Invariant: every error contains the key and the invalid value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EXAMPLES = {"str": '"text"', "bool": "true", "int": "4", "float": "1.5", "array
 
 
 def parse_seconds(given: object) -> float:
-    """Return a time in seconds. Raises UsageError unless `given` is a finite number from 0."""
+    """Return a time in seconds. Raises UsageError unless `given` is a finite number of at least 0."""
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not (isfinite(given) and given >= 0):
         raise UsageError(f"invalid time {given!r}", hint="use a number of seconds, 0 or more, such as 8.0")
     return float(given)
@@ -39,12 +39,12 @@ Seconds = Annotated[float, parse_seconds]
 
 
 def read_toml(path: Path, kind: str) -> dict[str, Any]:
-    """Return the content of a file that errors call the `kind` file. Raises UsageError if it cannot be read."""
+    """Read a TOML file; `kind` describes the file in errors. Raises UsageError if it cannot be read or parsed."""
     try:
         return tomllib.loads(files.read_text(path))
     except OSError as error:
         raise UsageError(
-            f"cannot read the {kind} file {path}: {error.strerror}", hint="specify a file that can be read"
+            f"cannot read the {kind} file {path}: {error.strerror}", hint="specify a readable file"
         ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(
@@ -54,13 +54,13 @@ def read_toml(path: Path, kind: str) -> dict[str, Any]:
 
 
 def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
-    """Return the dataclass `kind` from `table`.
+    """Decode `table` into the dataclass `kind`.
 
     Args:
         kind: Dataclass whose fields are the keys of the table.
         table: Content of the file at `place`.
-        place: Dotted name of the table; empty for the file's top level.
-        given: Fields that the caller sets and that the table must not.
+        place: Dotted name of the table; empty for the top level of the file.
+        given: Values of fields that the caller sets and the table must not contain.
 
     Raises:
         UsageError: A key is unknown or missing, or its value has the wrong type.
@@ -70,7 +70,7 @@ def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
     known = sorted(one.name for one in own)
     if unknown := sorted(content.keys() - set(known)):
         message = f"unknown key {', '.join(unknown)}"
-        raise UsageError(_named(place, message), hint=f"known settings: {', '.join(known)}")
+        raise UsageError(_prefix_place(place, message), hint=f"known settings: {', '.join(known)}")
     needed = [one.name for one in own if one.default is MISSING and one.default_factory is MISSING]
     require_keys(content, needed, place)
     types = get_type_hints(kind, include_extras=True)
@@ -82,7 +82,7 @@ def decode(kind: type[T], table: object, place: str = "", **given: object) -> T:
 
 
 def require_settings(settings: Any) -> None:
-    """Raise UsageError if a value is out of the range that its field declares."""
+    """Raise UsageError if a value is outside the range that its field declares."""
     for name, one in list_settings(settings):
         try:
             one.require(name, getattr(settings, name))
@@ -91,7 +91,7 @@ def require_settings(settings: Any) -> None:
 
 
 def expect_table(given: object, place: str) -> dict[str, Any]:
-    """Return `given`. Raises UsageError if it is not a table."""
+    """Return `given` if it is a table. Raises UsageError otherwise."""
     if not isinstance(given, dict):
         raise UsageError(
             f"{place}: expected a table, found {given!r}", hint=f"add the table [{place}] with its settings"
@@ -100,14 +100,14 @@ def expect_table(given: object, place: str) -> dict[str, Any]:
 
 
 def require_keys(table: Mapping[str, Any], needed: Collection[str], place: str) -> None:
-    """Raise UsageError if one of the keys `needed` is missing."""
+    """Raise UsageError if the table lacks one of the keys `needed`."""
     if missing := sorted(set(needed) - table.keys()):
         where = f"[{place}]" if place else "the top of the file"
-        raise UsageError(_named(place, f"missing key {', '.join(missing)}"), hint=f"add it to {where}")
+        raise UsageError(_prefix_place(place, f"missing key {', '.join(missing)}"), hint=f"add it to {where}")
 
 
 def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:
-    """Parse `given` with `parse`; prefix the message of its UsageError with the place."""
+    """Parse `given` with `parse`, and prefix the message of a UsageError with the place."""
     try:
         return parse(given)
     except UsageError as error:
@@ -115,7 +115,7 @@ def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:
 
 
 def _convert(kind: Any, given: object, place: str) -> Any:
-    """Return a value of the type `kind`; a type annotated with a function is what that returns."""
+    """Convert a TOML value to the type `kind`, with the parser in the annotation of the type, if any."""
     if get_origin(kind) in (Union, UnionType):  # TOML has no null
         kind = get_args(kind)[0]
     if (parse := next(filter(callable, getattr(kind, "__metadata__", ())), None)) is not None:
@@ -129,16 +129,16 @@ def _convert(kind: Any, given: object, place: str) -> Any:
         message, _, at = str(error).partition(" - at `$")
         expected = message.partition("`")[2].partition("`")[0]
         choices = " or ".join(getattr(kind, "_value2member_map_", ()))
-        hint = f"write a value such as {_EXAMPLES.get(expected, choices)}"
+        hint = f"use a value such as {_EXAMPLES.get(expected, choices)}"
         raise UsageError(f"{place}{at.rstrip('`')}: {message[0].lower()}{message[1:]}", hint=hint) from error
 
 
 def decode_arguments(kind: type, given: Any) -> Any:
-    """Return vLLM arguments, the only type that msgspec does not know (msgspec's dec_hook)."""
+    """Decode vLLM arguments, the only type that msgspec cannot decode itself (`dec_hook` of msgspec)."""
     if kind is Arguments:
         return Arguments(msgspec.convert(given, tuple[str, ...]))
     raise NotImplementedError(f"a document cannot contain a {kind.__name__}")
 
 
-def _named(place: str, message: str) -> str:
+def _prefix_place(place: str, message: str) -> str:
     return f"{place}: {message}" if place else message

@@ -115,7 +115,7 @@ class _Fleet:
         record = request.create_record(len(self.streams))
         self.streams.append(_Stream(request, record))
         self._open_requests += 1
-        self._handle_event(events.Arrived(str(record.number), request.model))
+        self._handle_event(events.RequestArrived(str(record.number), request.model))
         record.cold = record.sent_s is None
 
     def _on_request_end(self, request: str) -> None:
@@ -123,7 +123,7 @@ class _Fleet:
         stream.record.finished_s, stream.record.output_tokens = self._loop.now, stream.request.tokens
         self._group_of_request.pop(request, None)
         self._open_requests -= 1
-        self._handle_event(events.Ended(request))
+        self._handle_event(events.RequestEnded(request))
 
     def _on_worker_stop(self, worker: str) -> None:
         if self.processes.pop(worker, None) is not None:
@@ -175,11 +175,11 @@ class _Fleet:
                 process.is_stopping = True
                 self._release(process)
                 self._loop.call_at(now + self.stop_s, partial(self._on_worker_stop, worker))
-            case events.Dispatch(request, group):
+            case events.DispatchRequest(request, group):
                 self._dispatch(request, group)
             case events.Move(request, _, target):
                 self._move(request, target)
-            case events.Refuse(request, status, reason):
+            case events.RejectRequest(request, status, reason):
                 stream = self.streams[int(request)]
                 self._open_requests -= 1
                 stream.record.error = f"HTTP {status}: {reason}"

@@ -22,7 +22,7 @@ def simulate(
     settings: HostSettings,
     *,
     leave_s: float = 0.0,
-    start_s: Callable[[events.Start], float] | None = None,
+    start_s: Callable[[events.StartModel], float] | None = None,
 ) -> Replay:
     """Replay requests, which must be in order of arrival.
 
@@ -34,7 +34,7 @@ def simulate(
 
 
 class _Host:
-    def __init__(self, core: Core, leave_s: float, start_s: Callable[[events.Start], float]) -> None:
+    def __init__(self, core: Core, leave_s: float, start_s: Callable[[events.StartModel], float]) -> None:
         self.core, self.leave_s, self.start_s = core, leave_s, start_s
         self.requests: list[ModelRequest] = []
         self.outcome = Replay()
@@ -58,7 +58,7 @@ class _Host:
         self.requests.append(request)
         self.outcome.records.append(record)
         hits = self.core.hits
-        self._handle_event(events.Arrived(str(record.number), request.model))
+        self._handle_event(events.RequestArrived(str(record.number), request.model))
         record.cold = self.core.hits == hits
 
     def _handle_event(self, event: events.Event) -> None:
@@ -69,22 +69,22 @@ class _Host:
 
     def _execute(self, action: events.Action, now: float) -> None:
         match action:
-            case events.Start(model):
+            case events.StartModel(model):
                 seconds, timeout_s = self.start_s(action), self.core.settings.ready_timeout_s
                 self._total_start_s += seconds
-                failure = events.Failed(model, "the start exceeded its deadline")
+                failure = events.ModelFailed(model, "the start exceeded its deadline")
                 self._schedule_event(
                     min(seconds, timeout_s),
-                    events.Started(model, seconds) if seconds <= timeout_s else failure,
+                    events.ModelReady(model, seconds) if seconds <= timeout_s else failure,
                 )
-            case events.Leave(model):
-                self._schedule_event(self.leave_s, events.Left(model))
-            case events.Dispatch(name):
+            case events.ChangeTier(model):
+                self._schedule_event(self.leave_s, events.TierChanged(model))
+            case events.DispatchRequest(name):
                 request, record = self.requests[int(name)], self.outcome.records[int(name)]
                 record.sent_s, record.output_tokens = now, request.tokens
                 record.first_token_s, record.finished_s = now + request.prefill_s, now + request.service_s
-                self._schedule_event(request.service_s, events.Ended(name))
-            case events.Refuse(name, status, reason):
+                self._schedule_event(request.service_s, events.RequestEnded(name))
+            case events.RejectRequest(name, status, reason):
                 self.outcome.records[int(name)].error = f"HTTP {status}: {reason}"
 
     def _schedule_event(self, seconds: float, event: events.Event) -> None:

@@ -19,7 +19,7 @@ from coldstart.contract import fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.host import status
 from coldstart.host.core import Core
-from coldstart.host.events import Arrived, Failed, Started
+from coldstart.host.events import ModelFailed, ModelReady, RequestArrived
 from coldstart.host.live.run import ModelHost
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts
@@ -31,10 +31,10 @@ def _status_document() -> dict[str, Any]:
     specs = [ModelSpec.simple("a", 3 << 30, 5.0, prewarm="0 8 * * 1-5"), ModelSpec.simple("b", 1 << 30, 5.0)]
     core = Core(specs, HostSettings(memory=8 << 30, policy="lru", loaders=2))
     facts = HostFacts(url="http://127.0.0.1:1", pid=77)
-    core.handle(Arrived("1", "a"), 0.0)
-    core.handle(Started("a", 2.0), 2.0)
-    core.handle(Arrived("2", "b"), 2.0)
-    core.handle(Failed("b", "no weights \x1b[31m"), 3.0)
+    core.handle(RequestArrived("1", "a"), 0.0)
+    core.handle(ModelReady("a", 2.0), 2.0)
+    core.handle(RequestArrived("2", "b"), 2.0)
+    core.handle(ModelFailed("b", "no weights \x1b[31m"), 3.0)
     facts.get_model("a").last_start = {
         **{"at_unix_s": 1e9, "mode": "snapshot", "seconds": 2.0, "spans": []},
         "phases": {"load": 1.5, "thaw": 0.25},

@@ -73,7 +73,7 @@ class FleetControl(Front[FleetTicket]):
         self, route: Destination, *, counted: bool = True, tries: int = 0, unsent: int = 0
     ) -> FleetTicket:
         ticket = self._create_ticket(FleetTicket, route, tries=tries, unsent=unsent)
-        self.emit(events.Arrived(ticket.number, route.model))
+        self.emit(events.RequestArrived(ticket.number, route.model))
         self._note_arrival(ticket, counted)
         return ticket
 
@@ -82,7 +82,7 @@ class FleetControl(Front[FleetTicket]):
         known = self._tickets.pop(ticket.number, None)
         if known is not None:
             self.moves.over(known)
-            self.emit(events.Ended(ticket.number))
+            self.emit(events.RequestEnded(ticket.number))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a request again; for a moment its group gets no request."""
@@ -121,7 +121,7 @@ class FleetControl(Front[FleetTicket]):
         actions = self.core.handle(event, now)
         if self.record is not None:
             self.record(now, event, actions)
-        if not isinstance(event, (events.Arrived, events.Ended)):
+        if not isinstance(event, (events.RequestArrived, events.RequestEnded)):
             self._update_replicas()
         launches = (action for action in actions if isinstance(action, LaunchRank))
         for _, ranks in groupby(launches, key=lambda rank: rank.group):
@@ -146,9 +146,9 @@ class FleetControl(Front[FleetTicket]):
 
     def _do(self, action: Action) -> None:
         match action:
-            case events.Dispatch(request, group) | events.Move(request, _, group):
+            case events.DispatchRequest(request, group) | events.Move(request, _, group):
                 self._route(request, group, moves=isinstance(action, events.Move))
-            case events.Refuse(request, status, reason, retry_after_s):
+            case events.RejectRequest(request, status, reason, retry_after_s):
                 self._refuse(request, AdmissionRefusedError(status, reason, retry_after_s))
             case events.Stop(worker):
                 self.workers.stop(worker)
@@ -241,7 +241,7 @@ class FleetControl(Front[FleetTicket]):
         name = deployment.spec.name
         before = self.state.models.get(name)
         catalogue = _list_launches({**self.state.models, name: deployment})
-        same = before is not None and before.launch.same_server == deployment.launch.same_server
+        same = before is not None and before.launch.server_identity == deployment.launch.server_identity
         if before is not None and same:
             known = {**before.spec.joins, **deployment.spec.joins}
             deployment = replace(deployment, spec=replace(deployment.spec, joins=known))

@@ -117,14 +117,14 @@ class Driver(Front[Ticket]):
 
     def _admit(self, route: Destination, *, counted: bool = True, tries: int = 0) -> Ticket:
         ticket = self._create_ticket(Ticket, route, tries=tries)
-        self.emit(events.Arrived(ticket.number, route.model, counted))
+        self.emit(events.RequestArrived(ticket.number, route.model, counted))
         self._note_arrival(ticket, counted)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
         """Tell the core that a request has ended."""
         if self._tickets.pop(ticket.number, None) is not None:
-            self.emit(events.Ended(ticket.number))
+            self.emit(events.RequestEnded(ticket.number))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a stream that the next server of its model can continue, or an aborted request; return None for any other.
@@ -191,14 +191,14 @@ class Driver(Front[Ticket]):
 
     def _do(self, action: Action) -> None:
         match action:
-            case events.Dispatch(number, model):
+            case events.DispatchRequest(number, model):
                 ticket, residence = self._tickets.get(number), self.lifecycle.residences.get(model)
                 if ticket is not None and not ticket.granted.done() and residence is not None:
                     self._grant(ticket, residence)
-            case events.Refuse(number, code, reason, after, detail, hint):
+            case events.RejectRequest(number, code, reason, after, detail, hint):
                 self._refuse(number, AdmissionRefusedError(code, reason, after, detail, hint))
             case _:
-                if isinstance(action, events.Leave) and action.evicted_for is not None:
+                if isinstance(action, events.ChangeTier) and action.evicted_for is not None:
                     for ticket in self._tickets.values():
                         if ticket.route.model == action.evicted_for:
                             ticket.evicted.append(action.model)
@@ -206,7 +206,7 @@ class Driver(Front[Ticket]):
 
     def configure(self, file: HostFile) -> None:
         """Apply another configuration between two requests. Raises UsageError, and changes nothing, if it is invalid."""
-        self.emit(events.Configured(file.models, file.settings))
+        self.emit(events.ConfigurationChanged(file.models, file.settings))
         self.catalogue = file.catalogue
         self.record.describe(file)
         for name in self.facts.models.keys() - {*file.catalogue.launches, *self.core.models}:
@@ -233,12 +233,12 @@ class Driver(Front[Ticket]):
 
     def unload(self, model: str | None) -> list[str]:
         """Stop a model, or all that the host does not start by itself, after their running requests; return their names."""
-        models, returns = self.core.models, self.core.residents.returns
+        models, returns = self.core.models, self.core.residents.restarts_by_itself
         names = [model] if model is not None else [name for name, one in models.items() if not returns(one)]
         gone = [name for name in names if models[name].state in (State.READY, State.ASLEEP)]
         for name in gone:
             self.log.write("unload", model=name)
-            self.emit(events.Outdated(name, "unloaded by an operator"))
+            self.emit(events.ServerOutdated(name, "unloaded by an operator"))
         return gone
 
     def status(self) -> dict[str, object]:
@@ -261,8 +261,8 @@ class Driver(Front[Ticket]):
         self.schedule.configure({})
         for number in [one for one, ticket in self._tickets.items() if not ticket.granted.done()]:
             self._refuse(number, AdmissionRefusedError(503, STOPPING, 5.0))
-            self.emit(events.Ended(number))
-        self.emit(events.Configured((), reason=STOPPING))
+            self.emit(events.RequestEnded(number))
+        self.emit(events.ConfigurationChanged((), reason=STOPPING))
         self.lifecycle.drain()
 
     async def close(self, *, at_once: bool = False) -> None:

@@ -94,13 +94,13 @@ class Lifecycle:
         self.template = RuntimeTemplate(servers, self.log, self.facts)
         self._tasks = Tasks(self.log)
 
-    def carry_out(self, order: events.Start | events.Leave) -> None:
+    def carry_out(self, order: events.StartModel | events.ChangeTier) -> None:
         """Begin to carry out an order of the core."""
         match order:
-            case events.Start(model, tier):
+            case events.StartModel(model, tier):
                 known = self.residences.get(model)
                 self._tasks.spawn(self._wake(known, tier.name) if known else self._start(model, tier.name))
-            case events.Leave(model, tier, reason):
+            case events.ChangeTier(model, tier, reason):
                 self._tasks.spawn(self._leave(model, tier.name, reason))
 
     def _too_late(self) -> str:
@@ -132,16 +132,16 @@ class Lifecycle:
             del self.residences[model]
             self.record.record_end(model)
         if residence.is_ending and residence.start_s:
-            self.emit(events.Left(model))
+            self.emit(events.TierChanged(model))
             if (known := self.core.models.get(model)) and known.state is State.ASLEEP:
                 # It should have gone to sleep and failed: nothing of it remains.
-                self.emit(events.Outdated(model, "it did not go to sleep"))
+                self.emit(events.ServerOutdated(model, "it did not go to sleep"))
             return
         if residence.start_s:
             self.log.write("server died", model=model, reason=residence.reason)
         external = server.was_killed or bool(residence.fault)
         cause = residence.failure or Failure(residence.reason)
-        self.emit(events.Failed(model, cause.message, external, cause.hint, cause.code))
+        self.emit(events.ModelFailed(model, cause.message, external, cause.hint, cause.code))
 
     def _begin(self, launch: Launch, remaining_s: float) -> ModelServer | None:
         """Return a new server, which has `remaining_s` to get ready; without one, report a failed start and return None."""
@@ -153,7 +153,7 @@ class Lifecycle:
         except OSError as error:  # no descriptor, no disk, no process
             reason = f"cannot start a server: {error.strerror or error}"
         self._record_failed_start(launch.name, reason, self._ready_timeout_s - remaining_s)
-        self.emit(events.Failed(launch.name, reason))
+        self.emit(events.ModelFailed(launch.name, reason))
         return None
 
     def _open_sleep_routes(self, launch: Launch) -> Mapping[str, str]:
@@ -196,7 +196,7 @@ class Lifecycle:
                 )
                 memory = await asyncio.to_thread(self.meter.process_memory, pid)
                 if memory is not None and not ended.done():
-                    self.emit(events.Measured(name, max(1, memory)))
+                    self.emit(events.MemoryMeasured(name, max(1, memory)))
 
     async def _end_if_hung(self, residence: Residence) -> None:
         """Kill the server if it hangs; its end is then a failure."""
@@ -209,7 +209,7 @@ class Lifecycle:
     async def _leave(self, model: str, tier: str, reason: str) -> None:
         """Put the server to sleep for a sleeping tier; end it for another tier, or if it cannot sleep."""
         if (residence := self.residences.get(model)) is None:
-            self.emit(events.Left(model))
+            self.emit(events.TierChanged(model))
             return
         if tier == STOPPED or not await residence.post(
             f"/sleep?level={tier.removeprefix(_SLEEP)}", self._ready_timeout_s
@@ -219,7 +219,7 @@ class Lifecycle:
             return
         self.log.write("sleep", model=residence.name, tier=tier, reason=reason)
         self.facts.get_model(residence.name).gpu_memory_bytes = None
-        self.emit(events.Left(residence.name))
+        self.emit(events.TierChanged(residence.name))
         self._retire_if_outdated(residence.launch)
 
     async def _wake(self, residence: Residence, tier: str) -> None:
@@ -236,7 +236,7 @@ class Lifecycle:
 
     def _report_ready(self, residence: Residence, ready: Ready, mode: str) -> None:
         self.record.record_start(residence.name, ready, mode, residence.start_s)
-        self.emit(events.Started(residence.name, residence.start_s))
+        self.emit(events.ModelReady(residence.name, residence.start_s))
         self._retire_if_outdated(residence.launch)
 
     def _record_failed_start(self, model: str, reason: str, seconds: float) -> None:
@@ -246,8 +246,8 @@ class Lifecycle:
     def _retire_if_outdated(self, launch: Launch) -> None:
         """Retire a server if it would now be started with other arguments."""
         now = self.launches.get(launch.name)
-        if now is not None and now.same_server != launch.same_server:
-            self.emit(events.Outdated(launch.name))
+        if now is not None and now.server_identity != launch.server_identity:
+            self.emit(events.ServerOutdated(launch.name))
 
     def begin(self) -> None:
         """Start the runtime template if the settings require one."""

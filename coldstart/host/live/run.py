@@ -188,7 +188,9 @@ class ModelHost:
         found = {kind: changes[kind] for kind in KINDS if changes[kind]}
         facts.config_error, facts.config_loaded_unix_s = "", time.time()
         self.log.write("configuration read", models=changes["models"], **found)
-        for name in {*changes["added"], *changes["changed"]} & file.lenders.keys():
+        for name in {*changes["added"], *changes["changed"]} & file.argument_sources.keys():
             args = list(file.catalogue.launches[name].args)
-            self.log.write("arguments of a bundle", model=name, bundle=file.lenders[name] or None, args=args)
+            self.log.write(
+                "arguments of a bundle", model=name, bundle=file.argument_sources[name] or None, args=args
+            )
         return changes

@@ -1,4 +1,4 @@
-"""Eviction policies of the model cache, by name."""
+"""Eviction policies of a host, by name."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ POLICIES: dict[str, Callable[[Costs, int], Policy]] = {
 
 
 def make(name: str, costs: Costs, capacity: int) -> Policy:
-    """Return the policy `name` for a cache of `capacity` bytes. Raises UsageError for an unknown name."""
+    """Create the policy `name` for a host with `capacity` bytes of model memory. Raises UsageError for an unknown name."""
     if name not in POLICIES:
         raise UsageError(f"unknown policy {name!r}", hint=f"use one of: {', '.join(POLICIES)}")
     return POLICIES[name](costs, capacity)

@@ -22,14 +22,14 @@ from coldstart.host.policies.protocol import Costs, take_first
 UPDATE_S, REBUILD_S = 10.0, 1.0
 SMOOTHING = 0.2
 UNKNOWN_RATE = 1e-9
-"""Rate per second of a model that was requested once; the order is then that of P/S."""
+"""Requests per second of a model that was requested once; such models are ordered by P/S."""
 
 Entry = tuple[float, int, str]
 """Rank, order of entry, model."""
 
 
 class IAM:
-    """IAM policy: evicts the least important model."""
+    """Eviction policy that evicts the least important model (mCache, Algorithm 1)."""
 
     def __init__(self, costs: Costs, capacity: int, bias: float = 1.0) -> None:
         self.costs, self._bias = costs, bias
@@ -41,7 +41,7 @@ class IAM:
         self._requested: dict[str, float] = {}
         self._entered, self._ready_at, self._next_update = 0, inf, 0.0
 
-    def requested(self, model: str, now: float, resident: bool) -> None:
+    def record_request(self, model: str, now: float, resident: bool) -> None:
         if model in self._latest:
             gap = max(1e-3, now - self._latest[model])
             self._gap[model] = gap + (1 - SMOOTHING) * (self._gap.get(model, gap) - gap)
@@ -51,11 +51,11 @@ class IAM:
             self._requested[model] = self._rank(model, now)
 
     def utility(self, model: str, now: float) -> float:
-        """Return equation 1, in seconds lost per byte and second."""
+        """Return the utility of a model (equation 1), in seconds lost per byte and second."""
         rate = 1 / self._gap[model] if model in self._gap else UNKNOWN_RATE
         return self.costs[model].density * rate
 
-    def loaded(self, model: str, now: float) -> None:
+    def record_load(self, model: str, now: float) -> None:
         rank = self._requested.pop(model, None)
         # A pinned model is loaded without a request.
         rank = self._rank(model, now) if rank is None else rank
@@ -64,12 +64,12 @@ class IAM:
         into = self._queue if self._shadow is None else self._shadow
         heappush(into, (rank, self._entered, model))
 
-    def evicted(self, model: str, now: float) -> None:
+    def record_eviction(self, model: str, now: float) -> None:
         self._cached.discard(model)
-        self._queue = _without(self._queue, model)
-        self._shadow = None if self._shadow is None else _without(self._shadow, model)
+        self._queue = _remove_model(self._queue, model)
+        self._shadow = None if self._shadow is None else _remove_model(self._shadow, model)
 
-    def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
+    def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         members, queued = set(free), {model for _, _, model in self._queue}
         late = [entry for entry in self._shadow or () if entry[2] not in queued]
         # Sorted, a heap has the order in which its entries would be popped.
@@ -81,9 +81,9 @@ class IAM:
             self._queue, self._shadow = self._shadow, None
             self._next_update = self._ready_at + UPDATE_S
         if self._shadow is None and now >= self._next_update:
-            self._shadow, self._ready_at = self._ranked(now), now + REBUILD_S
+            self._shadow, self._ready_at = self._build_ranked_heap(now), now + REBUILD_S
 
-    def _ranked(self, now: float) -> list[Entry]:
+    def _build_ranked_heap(self, now: float) -> list[Entry]:
         found = []
         for model in sorted(self._cached):
             self._entered += 1
@@ -92,12 +92,12 @@ class IAM:
         return found
 
     def _rank(self, model: str, now: float) -> float:
-        """Return equation 2."""
+        """Return the log-rank of a model (equation 2)."""
         own = self.utility(model, now)
         return log(sum(self.utility(other, now) < own for other in self._cached) + self._bias)
 
 
-def _without(heap: list[Entry], model: str) -> list[Entry]:
+def _remove_model(heap: list[Entry], model: str) -> list[Entry]:
     kept = [entry for entry in heap if entry[2] != model]
     heapify(kept)
     return kept

@@ -25,29 +25,29 @@ from numpy.typing import NDArray
 from coldstart.host.policies.protocol import Costs
 
 SEEDS = 12
-"""Number of sets to try; if the plain order has more victims than this, it is good enough."""
+"""Number of candidate sets. If the density order needs more victims than this, it is used unchanged."""
 
 Item = tuple[float, int, str]
 """Density in seconds lost per byte (and second), size in bytes, model."""
 
 
-def least_loss(items: Sequence[Item], need: int, credit: float) -> list[str]:
-    """Return the models of the cheapest set found, or all models if they hold less than `need` bytes together.
+def find_cheapest_victims(items: Sequence[Item], need: int, credit: float) -> list[str]:
+    """Return the cheapest set of models that holds `need` bytes, or all models if they hold less.
 
-    The candidates are the density order completed after each of its first models, without models that are not needed.
+    The search completes a set in density order from each of the first SEEDS models, and removes models that are not needed.
     """
     ranked = sorted(items)
-    count = _head(ranked, need)
+    count = _count_needed(ranked, need)
     if count is None:
         return [model for _, _, model in ranked]
     price = credit * ranked[min(count, len(ranked) - 1)][0]
     seeds = ranked[:SEEDS] if count <= SEEDS else ranked[:1]
-    sets = (_pruned(_completed(seed, ranked, need), need, price) for seed in seeds)
-    return [model for _, _, model in min(sets, key=lambda chosen: _loss(chosen, price))]
+    sets = (_remove_unneeded(_complete_set(seed, ranked, need), need, price) for seed in seeds)
+    return [model for _, _, model in min(sets, key=lambda chosen: _sum_loss(chosen, price))]
 
 
-def _head(ranked: Sequence[Item], need: int) -> int | None:
-    """Return how many items from the front hold `need` bytes; None if all hold less."""
+def _count_needed(ranked: Sequence[Item], need: int) -> int | None:
+    """Return how many of the first items together hold `need` bytes; None if all of them hold less."""
     for count, (_, size, _) in enumerate(ranked, start=1):
         need -= size
         if need <= 0:
@@ -55,7 +55,7 @@ def _head(ranked: Sequence[Item], need: int) -> int | None:
     return None
 
 
-def _completed(seed: Item, ranked: Sequence[Item], need: int) -> list[Item]:
+def _complete_set(seed: Item, ranked: Sequence[Item], need: int) -> list[Item]:
     chosen, held = [seed], seed[1]
     for item in ranked:
         if held >= need:
@@ -66,8 +66,8 @@ def _completed(seed: Item, ranked: Sequence[Item], need: int) -> list[Item]:
     return chosen
 
 
-def _pruned(chosen: list[Item], need: int, price: float) -> list[Item]:
-    """Remove models that cost something and are not needed, the most expensive first."""
+def _remove_unneeded(chosen: list[Item], need: int, price: float) -> list[Item]:
+    """Remove models that are not needed, most expensive first, unless their eviction is worth its credit."""
     spare = sum(size for _, size, _ in chosen) - need
     for item in sorted(chosen, key=lambda item: (price - item[0]) * item[1]):
         if item[1] <= spare and item[0] > price:
@@ -76,7 +76,7 @@ def _pruned(chosen: list[Item], need: int, price: float) -> list[Item]:
     return chosen
 
 
-def _loss(chosen: Sequence[Item], price: float) -> float:
+def _sum_loss(chosen: Sequence[Item], price: float) -> float:
     return sum((density - price) * size for density, size, _ in chosen)
 
 
@@ -95,7 +95,7 @@ Floats = NDArray[np.float64]
 
 
 class Predictive:
-    """Policy that evicts the set of models with the least expected cost per second."""
+    """Eviction policy that evicts the set of models with the lowest expected cost per second."""
 
     def __init__(self, costs: Costs, capacity: int) -> None:
         self.costs = costs
@@ -105,10 +105,10 @@ class Predictive:
         self._weights = np.full(len(KEEP), 1 / len(KEEP))
         self._requests, self._between, self._now = 0, 0.0, 0.0
 
-    def requested(self, model: str, now: float, resident: bool) -> None:
-        self._tick(now)
+    def record_request(self, model: str, now: float, resident: bool) -> None:
+        self._update_interarrival(now)
         if model not in self._rows:
-            self._row(model, now)
+            self._get_or_add_row(model, now)
             return
         row = self._rows[model]
         gap = now - self._latest[row]
@@ -117,13 +117,13 @@ class Predictive:
         self._span[row] = self._span[row] * KEEP + gap
         self._latest[row] = now
 
-    def loaded(self, model: str, now: float) -> None:
-        self._row(model, now)
+    def record_load(self, model: str, now: float) -> None:
+        self._get_or_add_row(model, now)
 
-    def evicted(self, model: str, now: float) -> None:
-        """Retain the model's past: it predicts the next request."""
+    def record_eviction(self, model: str, now: float) -> None:
+        """Do nothing: the request history of the model predicts its next request."""
 
-    def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
+    def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         names = list(free)
         costs = [self.costs[name] for name in names]
         sizes = np.array([cost.memory for cost in costs])
@@ -131,16 +131,16 @@ class Predictive:
         order = np.argsort(values, kind="stable")
         enough = int(np.searchsorted(np.cumsum(sizes[order]), need)) + 1
         items = [(float(values[i]), int(sizes[i]), names[i]) for i in order[: enough + SEEDS]]
-        return least_loss(items, need, CREDIT)
+        return find_cheapest_victims(items, need, CREDIT)
 
     def hazard(self, names: Sequence[str], now: float) -> Floats:
-        """Return h of each model, in requests per second."""
+        """Return the hazard h of the next request of each model, in requests per second."""
         rows = np.array([self._rows[name] for name in names], dtype=np.intp)
         age = np.maximum(0.0, now - self._latest[rows])[:, None]
         a, b = self._count[rows] + PRIOR, self._span[rows] + self._prior_span()
         return _hazard(self._weights, a, b, age)
 
-    def _tick(self, now: float) -> None:
+    def _update_interarrival(self, now: float) -> None:
         if self._requests:
             step = max(1 / self._requests, TEMPO)
             self._between += step * (now - self._now - self._between)
@@ -156,7 +156,7 @@ class Predictive:
         if total > 0:
             self._weights += LEARNING * (likelihood / total - self._weights)
 
-    def _row(self, model: str, now: float) -> int:
+    def _get_or_add_row(self, model: str, now: float) -> int:
         row = self._rows.get(model)
         if row is None:
             row = self._rows[model] = len(self._rows)

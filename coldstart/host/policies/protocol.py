@@ -1,6 +1,6 @@
-"""Interface of a policy of the model cache, the cost of evicting a model, and the simplest policy, LRU.
+"""Interface of eviction policies, the cost of evicting a model, and the LRU policy.
 
-Invariant: a policy reserves no memory and starts no process; the same object serves the live host and the simulator.
+Invariant: a policy reserves no memory and starts no process. The live host and the simulator use the same policies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """Memory of a resident model in bytes (S, above 0), and the time to bring it back in seconds (P)."""
+    """Memory of a resident model in bytes (S, above 0), and the seconds to start it again after an eviction (P)."""
 
     memory: int
     penalty_s: float
@@ -24,33 +24,30 @@ class ModelCost:
 
 
 Costs = Mapping[str, ModelCost]
-"""Costs by model. The owner may correct them with measurements, so policies read them again at each use."""
+"""Costs by model. Measurements can change them at any time, so policies must not cache them."""
 
 
 class Policy(Protocol):
-    """Policy that chooses the models to evict. `now` is in seconds on one monotonic clock."""
+    """Policy that chooses which models to evict. `now` is in seconds on one monotonic clock."""
 
-    def requested(self, model: str, now: float, resident: bool) -> None:
-        """Record a request; `resident` if the model already holds its memory (also while it starts).
+    def record_request(self, model: str, now: float, resident: bool) -> None:
+        """Record a request, before the load that it may cause. `resident` is true if the model already has its memory."""
 
-        Called before a load that the request causes.
-        """
+    def record_load(self, model: str, now: float) -> None:
+        """Record that the model starts and its memory is reserved."""
 
-    def loaded(self, model: str, now: float) -> None:
-        """Record that the model starts and holds its memory."""
+    def record_eviction(self, model: str, now: float) -> None:
+        """Record that the memory of the model is freed, for any reason."""
 
-    def evicted(self, model: str, now: float) -> None:
-        """Record that the model's memory is free, whatever the reason of its eviction."""
+    def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
+        """Return models from `free` that together hold at least `need` bytes, or all of them if they hold less.
 
-    def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
-        """Return models out of `free` that together hold `need` bytes or more, or all if they hold less.
-
-        `free` are models that may be evicted: loaded, not in use, not pinned. Changes no state: only `evicted` does.
+        `free` contains the models that can be evicted: loaded, not busy, not pinned. The call does not change the policy.
         """
 
 
 def take_first(order: Iterable[str], need: int, costs: Costs) -> list[str]:
-    """Return the first models of an eviction order that together hold `need` bytes."""
+    """Return the first models in eviction order that together hold at least `need` bytes."""
     chosen: list[str] = []
     for model in order:
         if need <= 0:
@@ -61,27 +58,27 @@ def take_first(order: Iterable[str], need: int, costs: Costs) -> list[str]:
 
 
 class LRU:
-    """LRU policy: evicts the least recently used model."""
+    """Eviction policy that evicts the least recently used model."""
 
     def __init__(self, costs: Costs, capacity: int) -> None:
         self.costs = costs
         # In order of use, the latest last. The values are unused.
         self._uses: dict[str, None] = {}
 
-    def requested(self, model: str, now: float, resident: bool) -> None:
+    def record_request(self, model: str, now: float, resident: bool) -> None:
         if resident:
             self._touch(model)
 
-    def loaded(self, model: str, now: float) -> None:
+    def record_load(self, model: str, now: float) -> None:
         self._touch(model)
 
     def _touch(self, model: str) -> None:
         self._uses.pop(model, None)
         self._uses[model] = None
 
-    def evicted(self, model: str, now: float) -> None:
+    def record_eviction(self, model: str, now: float) -> None:
         self._uses.pop(model, None)
 
-    def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
+    def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         members = set(free)
         return take_first((model for model in self._uses if model in members), need, self.costs)

@@ -81,4 +81,4 @@ def test_a_reloaded_host_file_takes_the_arguments_of_the_newest_bundle(
     publish_recorded(model, LONG)
     (before,), (after,) = hosted[0].catalogue.launches.values(), sources[0]().catalogue.launches.values()
     assert (tuple(before.args), tuple(after.args)) == (SHORT, LONG)
-    assert before.same_server != after.same_server
+    assert before.server_identity != after.server_identity

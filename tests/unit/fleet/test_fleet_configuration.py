@@ -72,10 +72,10 @@ def test_a_bad_member_is_named(path: tuple[str, ...], value: object, said: str) 
 @pytest.mark.parametrize(
     ("member", "value", "hint"),
     [
-        ("batch", 1.5, "write a value such as 4"),
+        ("batch", 1.5, "use a value such as 4"),
         ("count", 0, "write count = 2"),
         ("size", "apples", "write bytes, or a size such as 14GiB"),
-        ("overlap", "most", "write a value such as sequential or full"),
+        ("overlap", "most", "use a value such as sequential or full"),
     ],
 )
 def test_an_error_of_a_member_has_a_hint(member: str, value: object, hint: str) -> None:

@@ -12,7 +12,7 @@ from tools.examples import examples
 
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
-from coldstart.fleet.events import Dispatch, Event, LaunchRank, Move, Refuse, Stop
+from coldstart.fleet.events import DispatchRequest, Event, LaunchRank, Move, RejectRequest, Stop
 from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 
@@ -63,7 +63,7 @@ class Fleet(RuleBasedStateMachine):
                     used = {*self.at.values(), *self.to.values()}
                     assert self.workers[worker].group not in used, "a request uses it"
                     self.stopping.add(worker)
-                case Dispatch(request, group):
+                case DispatchRequest(request, group):
                     self.waiting.pop(request, None)
                     members = [w for w in self.workers.values() if group == w.group]
                     assert members and all(w.worker in self.ready - self.stopping for w in members)
@@ -71,7 +71,7 @@ class Fleet(RuleBasedStateMachine):
                 case Move(request, source, target):
                     assert self.at[request] == source
                     self.to[request] = target
-                case Refuse(request, status):
+                case RejectRequest(request, status):
                     self.waiting.pop(request, None)
                     self.at.pop(request, None)
                     self.refused[request] = status
@@ -94,7 +94,7 @@ class Fleet(RuleBasedStateMachine):
             self.count += 1
             request = str(self.count)
             self.waiting[request] = self.model[request] = name
-            self.handle(events.Arrived(request, name))
+            self.handle(events.RequestArrived(request, name))
 
     @rule(seconds=st.floats(0.1, 20.0))
     def time_passes(self, seconds: float) -> None:
@@ -162,7 +162,7 @@ class Fleet(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(sorted(self.at | self.waiting, key=int)))
         for known in (self.at, self.waiting, self.to):
             known.pop(request, None)
-        self.handle(events.Ended(request))
+        self.handle(events.RequestEnded(request))
 
     @rule(name=st.sampled_from(NAMES))
     def model_is_removed_and_deployed(self, name: str) -> None:
@@ -220,7 +220,7 @@ class Fleet(RuleBasedStateMachine):
                 request = next(iter(self.at))
                 self.at.pop(request)
                 self.to.pop(request, None)
-                self.handle(events.Ended(request))
+                self.handle(events.RequestEnded(request))
             else:
                 assert self.core.deadline() < inf, "requests wait without a deadline"
                 self.now = max(self.now, self.core.deadline())
@@ -239,7 +239,7 @@ def launches(actions: list[events.Action]) -> list[LaunchRank]:
 def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
     """large: 40 bytes at 4 bytes/s take 10 s and its SLO is 9 s: two ranks, of which one remains."""
     one = core(MODELS[:2])
-    ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
+    ranks = launches(one.handle(events.RequestArrived("1", "large"), 0.0))
     group = ranks[0].group
     assert [(r.size, r.memory, r.rank, r.ranks, r.full) for r in ranks] == [
         (20, 50, 0, 2, 1),
@@ -249,19 +249,21 @@ def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
     assert one.handle(events.RankReady(ranks[0].worker), 5.0) == []
     first, second = ranks[0].worker, ranks[1].worker
     single, sent = one.handle(events.RankReady(second), 6.0)
-    assert isinstance(single, LaunchRank) and sent == Dispatch("1", group)
+    assert isinstance(single, LaunchRank) and sent == DispatchRequest("1", group)
     assert (single.beside, single.server, single.fetch, single.memory) == (first, ranks[0].server, 20, 50)
     assert one.handle(events.RankReady(single.worker), 12.0) == [Move("1", group, single.group)]
     assert one.handle(events.Moved("1", True), 12.3) == [Stop(first), Stop(second)]
-    assert one.handle(events.Arrived("2", "large"), 13.0) == [Dispatch("2", single.group)]
-    assert one.handle(events.Ended("2"), 14.0) == [] and one.handle(events.Ended("1"), 15.0) == []
+    assert one.handle(events.RequestArrived("2", "large"), 13.0) == [DispatchRequest("2", single.group)]
+    assert (
+        one.handle(events.RequestEnded("2"), 14.0) == [] and one.handle(events.RequestEnded("1"), 15.0) == []
+    )
     assert one.handle(events.Tick(), 15.0 + MODELS[1].idle_s) == [Stop(single.worker)]
 
 
 def _consolidated() -> tuple[FleetCore, list[LaunchRank], LaunchRank]:
     """Return a pipeline of four with one stream, and the ready worker that replaces it."""
     one = core(MODELS[:2], beside=True)
-    ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
+    ranks = launches(one.handle(events.RequestArrived("1", "large"), 0.0))
     (single,) = [
         launch for rank in ranks for launch in launches(one.handle(events.RankReady(rank.worker), 5.0))
     ]
@@ -274,7 +276,7 @@ def test_pipeline_stops_after_its_last_stream() -> None:
     device = one.roster.servers[single.server].free
     assert one.handle(events.Moved("1", False), 12.5) == []
     assert one.handle(events.Tick(), 13.0) == [] and device == [0]
-    assert one.handle(events.Ended("1"), 50.0) == [Stop(rank.worker) for rank in ranks]
+    assert one.handle(events.RequestEnded("1"), 50.0) == [Stop(rank.worker) for rank in ranks]
     assert one.handle(events.Stopped(ranks[0].worker), 51.0) == []
     assert device == [ranks[0].memory - MODELS[1].memory]
     assert one.handle(events.Tick(), 50.0 + MODELS[1].idle_s) == [Stop(single.worker)]
@@ -285,7 +287,7 @@ def test_pipeline_ends_its_stream_when_the_worker_that_replaced_it_dies() -> Non
     one.handle(events.Moved("1", False), 13.0)
     one.handle(events.WorkerDied(single.worker, "killed"), 15.0)
     assert ranks[0].group in one.groups and single.group not in one.groups
-    actions = one.handle(events.Ended("1"), 16.0)
+    actions = one.handle(events.RequestEnded("1"), 16.0)
     assert [Stop(rank.worker) for rank in ranks] == [a for a in actions if isinstance(a, Stop)]
 
 
@@ -307,12 +309,12 @@ def test_start_evicts_elsewhere_before_it_retries_the_failed_server() -> None:
     small, sitting = replace(MODELS[0], most=1, idle_s=100.0), replace(MODELS[0], name="sitting", memory=60)
     one = FleetCore(FleetSettings(beside=False), [full, other], [small, sitting])
     one.handle(events.Drained(full.name), 0.0)
-    (sits,) = launches(one.handle(events.Arrived("1", "sitting"), 0.0))
+    (sits,) = launches(one.handle(events.RequestArrived("1", "sitting"), 0.0))
     one.handle(events.RankReady(sits.worker), 1.0)
-    one.handle(events.Ended("1"), 1.0)
+    one.handle(events.RequestEnded("1"), 1.0)
     assert sits.server == other.name
     one.handle(events.Joined(full), 2.0)
-    (first,) = launches(one.handle(events.Arrived("2", "small"), 3.0))
+    (first,) = launches(one.handle(events.RequestArrived("2", "small"), 3.0))
     assert first.server == full.name
     one.handle(events.WorkerDied(first.worker, "no space left on device"), 3.0)
     assert Stop(sits.worker) in (actions := one.handle(events.Tick(), one.deadline())) and not launches(
@@ -328,7 +330,7 @@ def test_start_evicts_elsewhere_before_it_retries_the_failed_server() -> None:
 
 def test_single_worker_starts_when_the_pipeline_did_not() -> None:
     one = core(MODELS[:2])
-    first, _ = ranks = launches(one.handle(events.Arrived("1", "large"), 0.0))
+    first, _ = ranks = launches(one.handle(events.RequestArrived("1", "large"), 0.0))
     assert "the limit is 9 s" in one.groups[first.group].choice
     one.handle(events.WorkerDied(first.worker, "no bundle for 2 ranks"), 1.0)
     for rank in ranks:
@@ -347,11 +349,13 @@ def test_single_worker_starts_when_the_pipeline_did_not() -> None:
 
 def test_waiting_request_is_refused_after_the_hold_time() -> None:
     one = FleetCore(FleetSettings(hold_s=20.0), [], MODELS[:1])
-    assert one.handle(events.Arrived("1", "small"), 0.0) == []
-    assert [a.status for a in one.handle(events.Tick(), 20.0) if isinstance(a, Refuse)] == [504]
-    assert [a.status for a in one.handle(events.Arrived("2", "unknown"), 21.0) if isinstance(a, Refuse)] == [
-        404
-    ]
+    assert one.handle(events.RequestArrived("1", "small"), 0.0) == []
+    assert [a.status for a in one.handle(events.Tick(), 20.0) if isinstance(a, RejectRequest)] == [504]
+    assert [
+        a.status
+        for a in one.handle(events.RequestArrived("2", "unknown"), 21.0)
+        if isinstance(a, RejectRequest)
+    ] == [404]
 
 
 def test_models_that_wait_for_memory_are_placed_a_few_at_a_time() -> None:
@@ -361,7 +365,7 @@ def test_models_that_wait_for_memory_are_placed_a_few_at_a_time() -> None:
     while one.deadline() == -inf:
         one.handle(events.Tick(), 0.0)
     for number in range(40):
-        assert one.handle(events.Arrived(str(number), f"m{number}"), 1.0) == []
+        assert one.handle(events.RequestArrived(str(number), f"m{number}"), 1.0) == []
     started = launches(one.handle(events.Joined(replace(SERVERS[0], devices=40)), 2.0))
     assert 0 < len(started) < 40
     while one.deadline() == -inf:
@@ -382,7 +386,7 @@ def _grown(servers: list[ServerSpec]) -> tuple[FleetCore, list[LaunchRank], list
     """Send five requests to a model with three per worker: a pipeline of two, launched for the first, serves them."""
     one, ranks = FleetCore(FleetSettings(), servers, MODELS[:2]), list[LaunchRank]()
     for request in "12345":
-        ranks += launches(one.handle(events.Arrived(request, "large"), 0.0))
+        ranks += launches(one.handle(events.RequestArrived(request, "large"), 0.0))
     assert [(rank.ranks, rank.full) for rank in ranks] == [(2, 1), (2, 1)], (
         "the links allow no other start in time"
     )
@@ -395,7 +399,7 @@ def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
     one, ranks, actions = _grown([replace(server, memory=80) for server in SERVERS[:2]])
     singles = launches(actions)
     assert [(a.beside, a.fetch) for a in singles] == [(rank.worker, 20) for rank in ranks]
-    assert [a.request for a in actions if isinstance(a, Dispatch)] == list("12345")
+    assert [a.request for a in actions if isinstance(a, DispatchRequest)] == list("12345")
     free = {server: one.roster.servers[server].free for server in (rank.server for rank in ranks)}
     assert sorted(min(devices) for devices in free.values()) == [10, 10]
     assert one.handle(events.RankReady(singles[1].worker), 12.0) == [], "one by itself would be too few"
@@ -414,12 +418,12 @@ def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
 def test_pipeline_without_memory_retains_one_worker() -> None:
     _, (first, _), actions = _grown([replace(SERVERS[0], memory=80), SERVERS[2]])
     assert [a.beside for a in launches(actions)] == [first.worker]
-    assert [a.request for a in actions if isinstance(a, Dispatch)] == list("123")
+    assert [a.request for a in actions if isinstance(a, DispatchRequest)] == list("123")
 
 
 def test_incomplete_group_stops_and_reserves_its_memory_until_stopped() -> None:
     before = core(consolidate=False)
-    ranks = launches(before.handle(events.Arrived("1", "large"), 0.0))
+    ranks = launches(before.handle(events.RequestArrived("1", "large"), 0.0))
     pipeline = [rank for rank in ranks if rank.model == "large"]
     assert len(pipeline) > 1
     after = FleetCore(FleetSettings(beside=False, consolidate=False), (), MODELS[:2])
@@ -440,13 +444,16 @@ def test_incomplete_group_stops_and_reserves_its_memory_until_stopped() -> None:
 
 def test_suspected_group_gets_no_request_for_a_moment() -> None:
     one = core(MODELS[:1], consolidate=False)
-    (rank,) = launches(one.handle(events.Arrived("1", "small"), 0.0))
+    (rank,) = launches(one.handle(events.RequestArrived("1", "small"), 0.0))
     one.handle(events.RankReady(rank.worker), 5.0)
     assert one.handle(events.Suspected(rank.group), 6.0) == []
-    assert one.handle(events.Ended("1"), 6.0) == [] and one.handle(events.Arrived("2", "small"), 6.0) == []
+    assert (
+        one.handle(events.RequestEnded("1"), 6.0) == []
+        and one.handle(events.RequestArrived("2", "small"), 6.0) == []
+    )
     # It may be alive: its room still counts, and no other group is started.
     assert one.deadline() == 7.0 and one.handle(events.Tick(), 6.9) == []
-    assert one.handle(events.Tick(), 7.0) == [Dispatch("2", rank.group)]
+    assert one.handle(events.Tick(), 7.0) == [DispatchRequest("2", rank.group)]
     assert one.handle(events.Suspected("small#9"), 8.0) == []
 
 
@@ -455,5 +462,5 @@ def test_servers_whose_links_differ_by_noise_are_filled_one_after_the_other() ->
     one, link = FleetCore(FleetSettings(), servers, MODELS[:1]), 1.05**-30
     for server, speed in (("roomy", 1.04 * link), ("full", 1.01 * link)):
         one.handle(events.Rate(server, speed), 0.0)
-    (rank,) = launches(one.handle(events.Arrived("1", "small"), 0.0))
+    (rank,) = launches(one.handle(events.RequestArrived("1", "small"), 0.0))
     assert rank.server == "full"

@@ -10,18 +10,18 @@ from coldstart.errors import UsageError
 from coldstart.host.core import Core
 from coldstart.host.events import (
     Action,
-    Arrived,
-    Configured,
-    Dispatch,
-    Ended,
+    ChangeTier,
+    ConfigurationChanged,
+    DispatchRequest,
     Event,
-    Failed,
-    Leave,
-    Left,
-    Refuse,
-    Start,
-    Started,
+    ModelFailed,
+    ModelReady,
+    RejectRequest,
+    RequestArrived,
+    RequestEnded,
+    StartModel,
     Tick,
+    TierChanged,
 )
 from coldstart.host.model_state import State
 from coldstart.host.specification import HostSettings, ModelSpec, Tier, stopped
@@ -39,7 +39,7 @@ class Driver:
 
     def up(self, name: str, now: float) -> None:
         """Serve one request until now."""
-        self(now, Arrived(f"up-{name}", name), Started(name, 1.0), Ended(f"up-{name}"))
+        self(now, RequestArrived(f"up-{name}", name), ModelReady(name, 1.0), RequestEnded(f"up-{name}"))
         assert self.core.models[name].state is State.READY
 
 
@@ -51,13 +51,13 @@ def _brief(actions: list[Action]) -> list[Any]:
     found: list[Any] = []
     for action in actions:
         match action:
-            case Start(model, tier):
+            case StartModel(model, tier):
                 found.append(_start(model, tier.name))
-            case Leave(model, tier):
+            case ChangeTier(model, tier):
                 found.append(("leave", model, tier.name))
-            case Refuse(request, status):
+            case RejectRequest(request, status):
                 found.append((status, request))
-            case Dispatch(request, model):
+            case DispatchRequest(request, model):
                 found.append((request, model))
             case _:
                 found.append(action)
@@ -74,58 +74,61 @@ def test_a_model_on_two_devices_evicts_what_each_device_needs() -> None:
     )
     for name in "abc":
         host.up(name, 1.0)
-    assert _brief(host(2.0, Arrived("r", "d"))) == [("leave", "a", "stopped"), ("leave", "b", "stopped")]
-    assert _brief(host(3.0, Left("a"))) == []
-    assert _brief(host(4.0, Left("b"))) == [_start("d")]
+    assert _brief(host(2.0, RequestArrived("r", "d"))) == [
+        ("leave", "a", "stopped"),
+        ("leave", "b", "stopped"),
+    ]
+    assert _brief(host(3.0, TierChanged("a"))) == []
+    assert _brief(host(4.0, TierChanged("b"))) == [_start("d")]
 
 
 def test_pinned_models_reduce_what_their_device_has_for_others() -> None:
     host = Driver(_on("a", 6, 0, pinned=True), _on("b", 6, 0), _on("c", 6, 1), memory=100, device_memory=10)
-    assert _brief(host(1.0, Arrived("r", "b"))) == [(507, "r"), _start("a")]
-    with pytest.raises(UsageError, match="pinned models need 12 bytes, device 0 has 10"):
+    assert _brief(host(1.0, RequestArrived("r", "b"))) == [(507, "r"), _start("a")]
+    with pytest.raises(UsageError, match="pinned models need 12 bytes, but device 0 has 10"):
         Driver(_on("a", 6, 0, pinned=True), _on("b", 6, 0, pinned=True), memory=100, device_memory=10)
 
 
 def test_a_failed_start_answers_its_own_requests_and_no_others() -> None:
     host = Driver(memory=30, loaders=2, backoff_s=4.0)
-    host(0.0, Arrived("1", "a"), Arrived("2", "b"))
-    (refused,) = host(1.0, Failed("a", "out of memory"))
-    assert isinstance(refused, Refuse) and (refused.request, refused.status) == ("1", 503)
+    host(0.0, RequestArrived("1", "a"), RequestArrived("2", "b"))
+    (refused,) = host(1.0, ModelFailed("a", "out of memory"))
+    assert isinstance(refused, RejectRequest) and (refused.request, refused.status) == ("1", 503)
     assert "out of memory" in refused.reason and refused.retry_after_s == 4.0
-    assert _brief(host(2.0, Arrived("3", "a"))) == [(503, "3")], "no start during the back-off"
-    assert _brief(host(3.0, Started("b", 3.0))) == [("2", "b")]
-    assert _brief(host(5.0, Arrived("4", "a"))) == [_start("a")]
+    assert _brief(host(2.0, RequestArrived("3", "a"))) == [(503, "3")], "no start during the back-off"
+    assert _brief(host(3.0, ModelReady("b", 3.0))) == [("2", "b")]
+    assert _brief(host(5.0, RequestArrived("4", "a"))) == [_start("a")]
 
 
 def test_requests_wait_for_the_next_start_until_three_in_a_row_were_killed() -> None:
     host = Driver(backoff_s=2.0)
-    assert _brief(host(0.0, Arrived("1", "a"))) == [_start("a")]
-    assert host(1.0, Failed("a", "killed", external=True)) == []
-    assert host(1.5, Arrived("2", "a")) == [] and host.core.deadline() == 3.0
+    assert _brief(host(0.0, RequestArrived("1", "a"))) == [_start("a")]
+    assert host(1.0, ModelFailed("a", "killed", external=True)) == []
+    assert host(1.5, RequestArrived("2", "a")) == [] and host.core.deadline() == 3.0
     assert _brief(host(3.0, Tick())) == [_start("a")]
-    assert host(4.0, Failed("a", "killed", external=True)) == []
+    assert host(4.0, ModelFailed("a", "killed", external=True)) == []
     assert _brief(host(6.0, Tick())) == [_start("a")]
-    assert _brief(host(7.0, Failed("a", "killed", external=True))) == [(503, "1"), (503, "2")]
-    assert _brief(host(7.5, Arrived("3", "a"))) == [(503, "3")], "no start during the back-off"
-    assert _brief(host(9.0, Arrived("4", "a"))) == [_start("a")]
-    assert _brief(host(10.0, Started("a", 1.0))) == [("4", "a")]
-    assert _brief(host(11.0, Ended("4"), Failed("a", "killed", external=True), Arrived("5", "a"))) == [
-        _start("a")
-    ]
-    assert host(12.0, Failed("a", "killed", external=True)) == [], "a start has succeeded in between"
+    assert _brief(host(7.0, ModelFailed("a", "killed", external=True))) == [(503, "1"), (503, "2")]
+    assert _brief(host(7.5, RequestArrived("3", "a"))) == [(503, "3")], "no start during the back-off"
+    assert _brief(host(9.0, RequestArrived("4", "a"))) == [_start("a")]
+    assert _brief(host(10.0, ModelReady("a", 1.0))) == [("4", "a")]
+    assert _brief(
+        host(11.0, RequestEnded("4"), ModelFailed("a", "killed", external=True), RequestArrived("5", "a"))
+    ) == [_start("a")]
+    assert host(12.0, ModelFailed("a", "killed", external=True)) == [], "a start has succeeded in between"
 
 
 def test_model_that_dies_while_stopping_has_stopped() -> None:
     host = Driver()
     host.up("a", 1.0)
-    host(2.0, Arrived("r", "b"))
-    assert _brief(host(3.0, Failed("a", "killed"))) == [_start("b")]
+    host(2.0, RequestArrived("r", "b"))
+    assert _brief(host(3.0, ModelFailed("a", "killed"))) == [_start("b")]
     assert host.core.models["a"].state is State.STOPPED and host.core.models["a"].failures == 0
 
 
 def test_pending_request_is_refused_after_its_time_limit() -> None:
     host = Driver(hold_s=40.0)
-    host(0.0, Arrived("1", "a"))
+    host(0.0, RequestArrived("1", "a"))
     assert _brief(host(40.0, Tick())) == [(504, "1")]
 
 
@@ -136,8 +139,8 @@ def test_idle_models_stop_after_their_time() -> None:
         host.up(name, float(time))
     assert host.core.deadline() == 60.0
     assert _brief(host(60.0, Tick())) == [("leave", "a", "stopped")]
-    assert _brief(host(61.0, Left("a"), Tick())) == [("leave", "b", "stopped")]
-    assert host(200.0, Left("b"), Tick()) == []
+    assert _brief(host(61.0, TierChanged("a"), Tick())) == [("leave", "b", "stopped")]
+    assert host(200.0, TierChanged("b"), Tick()) == []
 
 
 SLEEPER = (Tier("awake", 10, 0.0), Tier("asleep-1", 1, 0.5, host_memory=8), stopped(9.0))
@@ -148,33 +151,36 @@ def test_a_model_goes_to_sleep_where_host_memory_allows_and_stops_where_not() ->
     tiers = SLEEPER[0], asleep, SLEEPER[2]
     host = Driver(*(ModelSpec(name, tiers) for name in "abc"), memory=12, host_memory=8)
     host.up("a", 1.0)
-    assert _brief(host(2.0, Arrived("1", "b"))) == [("leave", "a", "asleep-1")]
-    assert _brief(host(3.0, Left("a"), Started("b", 9.0), Ended("1"))) == [_start("b"), ("1", "b")]
+    assert _brief(host(2.0, RequestArrived("1", "b"))) == [("leave", "a", "asleep-1")]
+    assert _brief(host(3.0, TierChanged("a"), ModelReady("b", 9.0), RequestEnded("1"))) == [
+        _start("b"),
+        ("1", "b"),
+    ]
     assert host.core.residents.device.used == 10
-    assert _brief(host(4.0, Arrived("2", "c"))) == [("leave", "b", "stopped")], "host memory is full"
-    host(5.0, Left("b"), Started("c", 9.0), Ended("2"))
-    host(6.0, Arrived("3", "a"), Left("c"))
+    assert _brief(host(4.0, RequestArrived("2", "c"))) == [("leave", "b", "stopped")], "host memory is full"
+    host(5.0, TierChanged("b"), ModelReady("c", 9.0), RequestEnded("2"))
+    host(6.0, RequestArrived("3", "a"), TierChanged("c"))
     assert host.core.models["a"].state is State.STARTING and host.core.models["a"].tier.name == "asleep-1"
 
 
 def test_reconfiguration_adds_and_removes_models_after_their_streams() -> None:
     host = Driver()
     host.up("a", 1.0)
-    host(2.0, Arrived("stream", "a"))
-    new = Configured((ModelSpec.simple("c", 5, 1.0),))
+    host(2.0, RequestArrived("stream", "a"))
+    new = ConfigurationChanged((ModelSpec.simple("c", 5, 1.0),))
     assert host(3.0, new) == []
-    assert _brief(host(4.0, Arrived("r", "a"), Arrived("s", "c"))) == [(404, "r"), _start("c")]
-    assert _brief(host(5.0, Ended("stream"))) == [("leave", "a", "stopped")]
-    host(6.0, Left("a"))
+    assert _brief(host(4.0, RequestArrived("r", "a"), RequestArrived("s", "c"))) == [(404, "r"), _start("c")]
+    assert _brief(host(5.0, RequestEnded("stream"))) == [("leave", "a", "stopped")]
+    host(6.0, TierChanged("a"))
     assert set(host.core.models) == {"c"}
 
 
 def test_an_order_of_an_operator_is_no_request_for_the_statistics_and_the_policy() -> None:
     host, seen = Driver(), list[str]()
-    host.core.residents.policy.requested = lambda model, now, resident: seen.append(model)  # type: ignore[method-assign]
-    assert _brief(host(0.0, Arrived("order", "a", counted=False))) == [_start("a")]
-    assert _brief(host(1.0, Started("a", 1.0))) == [("order", "a")]
-    assert _brief(host(2.0, Arrived("again", "a", counted=False))) == [("again", "a")]
+    host.core.residents.policy.record_request = lambda model, now, resident: seen.append(model)  # type: ignore[method-assign]
+    assert _brief(host(0.0, RequestArrived("order", "a", counted=False))) == [_start("a")]
+    assert _brief(host(1.0, ModelReady("a", 1.0))) == [("order", "a")]
+    assert _brief(host(2.0, RequestArrived("again", "a", counted=False))) == [("again", "a")]
     assert (host.core.requests, host.core.hits, seen) == (0, 0, [])
-    host(3.0, Arrived("r", "a"))
+    host(3.0, RequestArrived("r", "a"))
     assert (host.core.requests, host.core.hits, seen) == (1, 1, ["a"])

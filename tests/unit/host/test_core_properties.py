@@ -12,17 +12,17 @@ from tools.examples import examples
 from coldstart.host.core import Core
 from coldstart.host.events import (
     Action,
-    Arrived,
-    Dispatch,
-    Ended,
+    ChangeTier,
+    DispatchRequest,
     Event,
-    Failed,
-    Leave,
-    Left,
-    Refuse,
-    Start,
-    Started,
+    ModelFailed,
+    ModelReady,
+    RejectRequest,
+    RequestArrived,
+    RequestEnded,
+    StartModel,
     Tick,
+    TierChanged,
 )
 from coldstart.host.model_state import State
 from coldstart.host.policies import POLICIES
@@ -89,26 +89,26 @@ class Host(RuleBasedStateMachine):
 
     def obey(self, action: Action) -> None:
         match action:
-            case Start(model):
+            case StartModel(model):
                 assert model not in self.starting | self.leaving
                 self.starting.add(model)
-            case Leave(model):
+            case ChangeTier(model):
                 assert model not in self.running.values(), "somebody uses it"
                 assert model not in self.leaving | self.starting
                 assert not self.core.models[model].spec.pinned
                 self.leaving.add(model)
-            case Dispatch(request, model):
+            case DispatchRequest(request, model):
                 assert self.waiting.pop(request) == model and self.core.models[model].state in SERVING
                 self.running[request] = model
                 self.served[model].append(int(request))
-            case Refuse(request, status):
+            case RejectRequest(request, status):
                 assert self.waiting.pop(request) and status in (429, 503, 504, 507)
 
     @rule(name=st.sampled_from(NAMES))
     def arrive(self, name: str) -> None:
         self.count += 1
         self.waiting[str(self.count)] = name
-        self.tell(Arrived(str(self.count), name))
+        self.tell(RequestArrived(str(self.count), name))
 
     @rule(seconds=st.floats(0.1, 15.0))
     def time_passes(self, seconds: float) -> None:
@@ -128,15 +128,15 @@ class Host(RuleBasedStateMachine):
     def start_ends(self, data: st.DataObject, fails: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.starting)))
         self.starting.remove(name)
-        failed = Failed(name, "no luck", external=data.draw(st.booleans()))
-        self.tell(failed if fails else Started(name, 4.0))
+        failed = ModelFailed(name, "no luck", external=data.draw(st.booleans()))
+        self.tell(failed if fails else ModelReady(name, 4.0))
 
     @precondition(lambda self: self.leaving)
     @rule(data=st.data())
     def one_left(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.leaving)))
         self.leaving.remove(name)
-        self.tell(Left(name))
+        self.tell(TierChanged(name))
 
     @precondition(lambda self: self.running or self.waiting)
     @rule(data=st.data())
@@ -144,18 +144,18 @@ class Host(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(sorted(self.running | self.waiting, key=int)))
         self.running.pop(request, None)
         self.waiting.pop(request, None)
-        self.tell(Ended(request))
+        self.tell(RequestEnded(request))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def server_dies(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(set(self.running.values()))))
         self.running = {request: model for request, model in self.running.items() if model != name}
-        self.tell(Failed(name, "killed", external=data.draw(st.booleans())))
+        self.tell(ModelFailed(name, "killed", external=data.draw(st.booleans())))
 
     @invariant()
     def memory_adds_up(self) -> None:
-        for memory in (self.core.residents.device, self.core.residents.beside):
+        for memory in (self.core.residents.device, self.core.residents.host_memory):
             for place in memory.list_places():
                 used = sum(memory.reserved(name, place) for name in NAMES)
                 assert used == memory.limit(place) - memory.free(place) <= memory.limit(place)
@@ -184,11 +184,11 @@ class Host(RuleBasedStateMachine):
             if self.running:
                 request = next(iter(self.running))
                 del self.running[request]
-                self.tell(Ended(request))
+                self.tell(RequestEnded(request))
             elif self.leaving:
-                self.tell(Left(self.leaving.pop()))
+                self.tell(TierChanged(self.leaving.pop()))
             elif self.starting:
-                self.tell(Started(self.starting.pop(), 4.0))
+                self.tell(ModelReady(self.starting.pop(), 4.0))
             else:
                 self.now = max(self.now, self.core.deadline())
                 assert self.now < inf, "they wait for nothing"

@@ -46,7 +46,7 @@ def test_file_that_cannot_be_used_is_refused_with_its_place(
 
 def test_key_of_the_operator_is_refused_as_a_clients_key(tmp_path: Path) -> None:
     keys = ClientKeys(write_clients(tmp_path, {"laptop": ""}))
-    with pytest.raises(UsageError, match="also the key of laptop"):
+    with pytest.raises(UsageError, match="also the key of client laptop"):
         GatewayEndpoint(api_key="key-of-laptop", client_keys=keys).check()
 
 
@@ -56,7 +56,7 @@ def test_file_without_a_client_is_valid_beside_the_key_of_the_operator_only(tmp_
     endpoint = GatewayEndpoint(api_key="operators-key", client_keys=ClientKeys(file))
     endpoint.check()
     assert endpoint.requires_key
-    with pytest.raises(UsageError, match=f"{file}: names no client") as caught:
+    with pytest.raises(UsageError, match=f"{file} contains no client") as caught:
         GatewayEndpoint(client_keys=ClientKeys(file)).check()
     assert 'key_file = "FILE"' in str(caught.value.hint)
 

@@ -55,11 +55,11 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ),
         (
             'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "x", memory = "2GiB", penalty_s = 1}]\n',
-            "models.m.tiers: x holds more memory than awake",
+            "models.m.tiers: x uses more memory than awake",
         ),
         (
             'memory = "1GiB"\n' + MODEL + 'tiers = [{name = "awake", memory = 5, penalty_s = 1}]\n',
-            "models.m.tiers: expected different names from awake to stopped, found awake, awake, stopped",
+            "models.m.tiers: expected unique names from awake to stopped, found awake, awake, stopped",
         ),
         ('memory = "a lot"\n' + MODEL, "memory: invalid size 'a lot'"),
         ("memory = 1.5\n" + MODEL, "memory: invalid size 1.5"),
@@ -87,8 +87,8 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, complai
 @pytest.mark.parametrize(
     ("devices", "complaint"),
     [
-        ([0, 0], r"models\.a\.devices: expected different numbers from 0, found \[0, 0\]"),
-        ([-1], r"models\.a\.devices: expected different numbers from 0"),
+        ([0, 0], r"models\.a\.devices: expected unique numbers from 0, found \[0, 0\]"),
+        ([-1], r"models\.a\.devices: expected unique numbers from 0"),
         (["0"], r"models\.a\.devices\[0\]: expected `int`"),
         ([True], r"models\.a\.devices\[0\]: expected `int`"),
         (0, r"models\.a\.devices: expected `array`"),
@@ -108,13 +108,13 @@ def test_describe_limits_names_the_machine_and_each_model_that_the_limit_does_no
     }
     file = parse(table)
     assert list(configuration.describe_limits(file, 64 << 30)) == [
-        "large needs 61.00 GiB (file), and the memory limit is 60.00 GiB: its requests are refused"
+        "large needs 61.00 GiB (file), but the memory limit is 60.00 GiB: its requests are rejected"
     ]
     above, _ = configuration.describe_limits(file, 24 << 30)
-    assert above == "the memory limit is 60.00 GiB, and this machine has 24.00 GiB"
+    assert above == "the memory limit is 60.00 GiB, but this machine has 24.00 GiB"
     assert len(list(configuration.describe_limits(file, None))) == 1
     (above, *_) = configuration.describe_limits(parse(table | {"memory": "1200MiB"}), 1 << 30)
-    assert above == "the memory limit is 1200.0 MiB, and this machine has 1024.0 MiB"
+    assert above == "the memory limit is 1200.0 MiB, but this machine has 1024.0 MiB"
 
 
 SIZES = {"small": "60GiB", "large": "61GiB"}

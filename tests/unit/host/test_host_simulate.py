@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.host.baselines import ShadowCache
 from coldstart.host.core import Core
-from coldstart.host.events import Arrived, Ended, Left, Outdated, Started
+from coldstart.host.events import ModelReady, RequestArrived, RequestEnded, ServerOutdated, TierChanged
 from coldstart.host.policies import POLICIES, ModelCost
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.lab.host import simulate
@@ -75,10 +75,10 @@ def test_the_first_start_of_a_model_replaces_its_estimate() -> None:
     core = Core([ModelSpec.simple("a", 10, 20.0)], _settings())
     for request, (seconds, known) in enumerate(((1.0, 1.0), (4.0, 2.0))):
         now = 100.0 * request
-        core.handle(Arrived(str(request), "a"), now)
-        core.handle(Started("a", seconds), now + seconds)
-        core.handle(Ended(str(request)), now + 10)
+        core.handle(RequestArrived(str(request), "a"), now)
+        core.handle(ModelReady("a", seconds), now + seconds)
+        core.handle(RequestEnded(str(request)), now + 10)
         model = core.models["a"]
         assert model.observed.penalty_s(model.spec.tiers[-1]) == known
-        core.handle(Outdated("a"), now + 20)
-        core.handle(Left("a"), now + 21)
+        core.handle(ServerOutdated("a"), now + 20)
+        core.handle(TierChanged("a"), now + 21)

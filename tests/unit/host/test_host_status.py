@@ -6,7 +6,7 @@ import json
 
 from coldstart.host import status
 from coldstart.host.core import Core
-from coldstart.host.events import Arrived, Outdated, Started
+from coldstart.host.events import ModelReady, RequestArrived, ServerOutdated
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.host.status import HostFacts, estimate_progress
 
@@ -23,7 +23,7 @@ def _host() -> tuple[Core, HostFacts]:
 
 def test_a_request_that_waits_and_a_model_that_starts() -> None:
     core, facts = _host()
-    core.handle(Arrived("1", "a"), 2.0)
+    core.handle(RequestArrived("1", "a"), 2.0)
     said = status.document(core, facts, 4.0, 1e9)
     assert said["requests"] == {
         "total": 1, "hits": 0, "hit_ratio": 0.0, "held": 1, "in_flight": 0, "refused": {}
@@ -52,12 +52,12 @@ def test_progress_follows_the_start_time_of_the_model() -> None:
         return found["state"], found["fraction"], found["eta_s"]
 
     assert progress(99.0) == ("stopped", 0.0, None)
-    core.handle(Arrived("1", "a"), 100.0)
+    core.handle(RequestArrived("1", "a"), 100.0)
     assert progress(100.0) == ("starting", 0.0, 8.0)
     assert progress(102.0) == ("starting", 0.25, 6.0)
     # A start that takes longer than any before has no estimate.
     assert progress(109.0) == ("starting", 0.99, None)
-    core.handle(Started("a", 11.0), 111.0)
+    core.handle(ModelReady("a", 11.0), 111.0)
     assert progress(111.0) == ("ready", 1.0, 0.0)
-    core.handle(Outdated("a"), 112.0)
+    core.handle(ServerOutdated("a"), 112.0)
     assert progress(112.0) == ("draining", 0.0, None)

@@ -11,16 +11,16 @@ from coldstart.host import configuration
 from coldstart.host.core import Core
 from coldstart.host.events import (
     Action,
-    Arrived,
-    Configured,
-    Ended,
+    ChangeTier,
+    ConfigurationChanged,
     Event,
-    Leave,
-    Left,
-    Outdated,
-    Start,
-    Started,
+    ModelReady,
+    RequestArrived,
+    RequestEnded,
+    ServerOutdated,
+    StartModel,
     Tick,
+    TierChanged,
 )
 from coldstart.host.specification import HostSettings, ModelSpec
 
@@ -35,42 +35,45 @@ class Host:
 
     def __call__(self, now: float, *events: Event) -> list[str]:
         made: list[Action] = [action for event in events for action in self.core.handle(event, now)]
-        return [f"{type(one).__name__} {one.model}" for one in made if isinstance(one, (Start, Leave))]
+        return [
+            f"{type(one).__name__} {one.model}" for one in made if isinstance(one, (StartModel, ChangeTier))
+        ]
 
     def serve(self, name: str, now: float) -> list[str]:
         """Answer one request at `now`, of a model that is ready or may start."""
-        begun = self(now, Arrived(f"r{now}", name))
+        begun = self(now, RequestArrived(f"r{now}", name))
         if begun:
-            self(now, Started(name, 1.0))
-        return self(now, Ended(f"r{now}"))
+            self(now, ModelReady(name, 1.0))
+        return self(now, RequestEnded(f"r{now}"))
 
 
 def test_default_model_evicts_nothing_and_waits_for_requests() -> None:
     host = Host(A, B, ModelSpec.simple("c", 4, 1.0), default_model="b")
-    assert host(0.0, Arrived("1", "a")) == ["Start a"]
-    host(1.0, Started("a", 1.0))
-    assert host(2.0, Ended("1")) == []
-    assert host(3.0, Arrived("2", "c")) == ["Start c"]
-    host(4.0, Started("c", 1.0))
-    host(5.0, Outdated("a"))
-    assert host(6.0, Left("a")) == []
-    assert host(7.0, Ended("2")) == ["Start b"]
+    assert host(0.0, RequestArrived("1", "a")) == ["StartModel a"]
+    host(1.0, ModelReady("a", 1.0))
+    assert host(2.0, RequestEnded("1")) == []
+    assert host(3.0, RequestArrived("2", "c")) == ["StartModel c"]
+    host(4.0, ModelReady("c", 1.0))
+    host(5.0, ServerOutdated("a"))
+    assert host(6.0, TierChanged("a")) == []
+    assert host(7.0, RequestEnded("2")) == ["StartModel b"]
 
 
 def test_default_model_does_not_return_when_it_is_no_longer_configured() -> None:
     host = Host(default_model="a")
-    host(0.0, Tick(), Started("a", 1.0))
-    assert host(1.0, Configured(())) == ["Leave a"]
-    assert host(2.0, Left("a")) == [] and "a" not in host.core.models
+    host(0.0, Tick(), ModelReady("a", 1.0))
+    assert host(1.0, ConfigurationChanged(())) == ["ChangeTier a"]
+    assert host(2.0, TierChanged("a")) == [] and "a" not in host.core.models
 
 
 def test_order_renews_the_idle_time_of_a_model_that_is_ready() -> None:
     host = Host()
     host.serve("a", 0.0)
     assert (
-        host(90.0, Arrived("order", "a", counted=False), Ended("order")) == [] and host(150.0, Tick()) == []
+        host(90.0, RequestArrived("order", "a", counted=False), RequestEnded("order")) == []
+        and host(150.0, Tick()) == []
     )
-    assert host(190.0, Tick()) == ["Leave a"]
+    assert host(190.0, Tick()) == ["ChangeTier a"]
     assert host.core.requests == 1
 
 
@@ -79,7 +82,7 @@ def test_request_without_a_model_goes_to_the_default_model() -> None:
     table = {"memory": 15, "default_model": "b", "models": models}
     route = configuration.parse(table).catalogue.route
     assert (getattr(route(None), "model", None), route("")) == ("b", None)
-    with pytest.raises(UsageError, match="default_model: no model is named 'c'"):
+    with pytest.raises(UsageError, match="default_model: unknown model 'c'"):
         configuration.parse({**table, "default_model": "c"})
     with pytest.raises(UsageError, match="default_model: expected `str`"):
         configuration.parse({**table, "default_model": 3})

@@ -13,35 +13,35 @@ from tools.examples import examples
 from benchmarks.host.baselines import ShadowCache
 from coldstart.host.policies import POLICIES, ModelCost, Policy
 from coldstart.host.policies.iam import IAM, REBUILD_S, UPDATE_S
-from coldstart.host.policies.predictive import Predictive, least_loss
+from coldstart.host.policies.predictive import Predictive, find_cheapest_victims
 
 
 def test_iam_evicts_by_the_queue_until_its_shadow_is_ready() -> None:
     costs = {"often": ModelCost(1, 1.0), "rare": ModelCost(1, 1.0)}
     policy = IAM(costs, 2)
     for model in costs:
-        policy.requested(model, 0.0, False)
-        policy.loaded(model, 0.0)
+        policy.record_request(model, 0.0, False)
+        policy.record_load(model, 0.0)
     for second in range(1, 8):
-        policy.requested("often", float(second), True)
-    assert policy.victims(costs, 1, 8.0) == ["often"], "the ranks are those of the load"
+        policy.record_request("often", float(second), True)
+    assert policy.choose_victims(costs, 1, 8.0) == ["often"], "the ranks are those of the load"
     start = REBUILD_S + UPDATE_S
-    policy.requested("often", start, True)
-    assert policy.victims(costs, 1, start + REBUILD_S / 2) == ["often"], "the shadow is not ready"
-    policy.requested("often", start + REBUILD_S, True)
-    assert policy.victims(costs, 1, start + REBUILD_S) == ["rare"]
+    policy.record_request("often", start, True)
+    assert policy.choose_victims(costs, 1, start + REBUILD_S / 2) == ["often"], "the shadow is not ready"
+    policy.record_request("often", start + REBUILD_S, True)
+    assert policy.choose_victims(costs, 1, start + REBUILD_S) == ["rare"]
 
 
 def test_iam_takes_a_model_loaded_during_a_rebuild_last() -> None:
     costs = {"queued": ModelCost(1, 9.0), "late": ModelCost(1, 1.0)}
     policy = IAM(costs, 2)
-    policy.requested("queued", 0.0, False)
-    policy.loaded("queued", 0.0)
-    policy.requested("queued", REBUILD_S, True)
-    policy.requested("queued", REBUILD_S + UPDATE_S, True)
-    policy.loaded("late", REBUILD_S + UPDATE_S)
-    assert policy.victims(costs, 1, 12.0) == ["queued"]
-    assert policy.victims(costs, 2, 12.0) == ["queued", "late"]
+    policy.record_request("queued", 0.0, False)
+    policy.record_load("queued", 0.0)
+    policy.record_request("queued", REBUILD_S, True)
+    policy.record_request("queued", REBUILD_S + UPDATE_S, True)
+    policy.record_load("late", REBUILD_S + UPDATE_S)
+    assert policy.choose_victims(costs, 1, 12.0) == ["queued"]
+    assert policy.choose_victims(costs, 2, 12.0) == ["queued", "late"]
 
 
 def test_iam_ranks_a_model_at_its_request_before_the_evictions_for_it() -> None:
@@ -49,12 +49,12 @@ def test_iam_ranks_a_model_at_its_request_before_the_evictions_for_it() -> None:
     costs = {"low": ModelCost(1, 1.0), "same": ModelCost(1, 2.0), "new": ModelCost(1, 2.0)}
     policy = IAM(costs, 2)
     for model in ("same", "low"):
-        policy.requested(model, 0.0, False)
-        policy.loaded(model, 0.0)
-    policy.requested("new", 0.0, False)
-    policy.evicted("low", 0.0)
-    policy.loaded("new", 0.0)
-    assert policy.victims(["same", "new"], 1, 0.0) == ["same"]
+        policy.record_request(model, 0.0, False)
+        policy.record_load(model, 0.0)
+    policy.record_request("new", 0.0, False)
+    policy.record_eviction("low", 0.0)
+    policy.record_load("new", 0.0)
+    assert policy.choose_victims(["same", "new"], 1, 0.0) == ["same"]
 
 
 def test_iam_order_is_that_of_equation_1() -> None:
@@ -62,22 +62,22 @@ def test_iam_order_is_that_of_equation_1() -> None:
     policy = IAM(costs, 32)
     for time in range(0, 200, 10):
         for model in costs:
-            policy.requested(model, float(time), time > 0)
+            policy.record_request(model, float(time), time > 0)
             if time == 0:
-                policy.loaded(model, 0.0)
-    policy.requested("dear", 400.0, True)
-    policy.requested("dear", 402.0, True)
-    assert policy.victims(costs, 32, 402.0) == ["large", "cheap", "dear"]
+                policy.record_load(model, 0.0)
+    policy.record_request("dear", 400.0, True)
+    policy.record_request("dear", 402.0, True)
+    assert policy.choose_victims(costs, 32, 402.0) == ["large", "cheap", "dear"]
 
 
 def test_predictive_retains_models_requested_soon() -> None:
     costs = {name: ModelCost(10, 5.0) for name in ("steady", "gone")}
     policy = Predictive(costs, 20)
     for time in range(100):
-        policy.requested("gone", time * 1.0, True)
+        policy.record_request("gone", time * 1.0, True)
     for time in range(40):
-        policy.requested("steady", 100 + time * 20.0, True)
-    assert policy.victims(costs, 10, 900.0) == ["gone"]
+        policy.record_request("steady", 100 + time * 20.0, True)
+    assert policy.choose_victims(costs, 10, 900.0) == ["gone"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -103,7 +103,7 @@ def test_victims_are_near_the_cheapest_set(seed: int) -> None:
     random = Random(seed)
     items = [(random.lognormvariate(0, 1), random.randint(1, 40), f"m{i}") for i in range(9)]
     need = random.randint(1, sum(size for _, size, _ in items))
-    chosen = set(least_loss(items, need, 0.0))
+    chosen = set(find_cheapest_victims(items, need, 0.0))
     loss = sum(density * size for density, size, name in items if name in chosen)
     sets = (s for count in range(1, 10) for s in combinations(items, count))
     best = min(sum(d * z for d, z, _ in s) for s in sets if sum(z for _, z, _ in s) >= need)
@@ -124,11 +124,11 @@ penalties = st.lists(st.floats(0.01, 100), min_size=8, max_size=8)
 def _checked(
     policy: Policy, free: list[str], need: int, now: float, costs: dict[str, ModelCost]
 ) -> list[str]:
-    chosen = list(policy.victims(free, need, now))
+    chosen = list(policy.choose_victims(free, need, now))
     assert set(chosen) <= set(free) and len(set(chosen)) == len(chosen)
     held = sum(costs[model].memory for model in chosen)
     assert held >= min(need, sum(costs[model].memory for model in free))
-    assert policy.victims(free, need, now) == chosen
+    assert policy.choose_victims(free, need, now) == chosen
     return chosen
 
 
@@ -141,7 +141,7 @@ def test_victims_suffice_and_are_free(name: str, trace: Steps, size: list[int], 
     policy, resident, now = POLICIES[name](costs, capacity), list[str](), 0.0
     for number, gap, busy in trace:
         model, now = MODELS[number], now + gap
-        policy.requested(model, now, model in resident)
+        policy.record_request(model, now, model in resident)
         if model in resident:
             continue
         free = [m for i, m in enumerate(MODELS) if m in resident and not busy[i]]
@@ -151,6 +151,6 @@ def test_victims_suffice_and_are_free(name: str, trace: Steps, size: list[int], 
             continue
         for victim in victims:
             resident.remove(victim)
-            policy.evicted(victim, now)
+            policy.record_eviction(victim, now)
         resident.append(model)
-        policy.loaded(model, now)
+        policy.record_load(model, now)

@@ -15,7 +15,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.host import status
 from coldstart.host.core import Core
 from coldstart.host.endpoint import GatewayEndpoint
-from coldstart.host.events import Arrived, Ended, Failed, Started
+from coldstart.host.events import ModelFailed, ModelReady, RequestArrived, RequestEnded
 from coldstart.host.live import app
 from coldstart.host.live.access_control import PASSED
 from coldstart.host.live.app import Gateway
@@ -115,17 +115,17 @@ def build_status() -> dict[str, Any]:
         HostSettings(memory=15 << 30, policy="lru"),
     )
     facts = HostFacts(url="http://127.0.0.1:8000", pid=7, version="1.2.3")
-    core.handle(Arrived("1", NAME), 2.0)
-    core.handle(Started(NAME, 3.0), 5.0)
+    core.handle(RequestArrived("1", NAME), 2.0)
+    core.handle(ModelReady(NAME, 3.0), 5.0)
     facts.get_model(NAME).gpu_memory_bytes = 9 << 30
     facts.get_model(NAME).next_prewarm_unix_s = 1e9
     facts.get_model(NAME).last_start = {
         **{"at_unix_s": 1e9, "mode": "snapshot", "seconds": 3.25, "fallbacks": [], "spans": []},
         "phases": {"import </script>": 1.0, "load weights": 2.0},
     }
-    core.handle(Arrived("2", "b"), 5.5)
-    core.handle(Ended("1"), 6.0)
-    core.handle(Failed("b", "it fell <i>over</i>"), 7.0)
+    core.handle(RequestArrived("2", "b"), 5.5)
+    core.handle(RequestEnded("1"), 6.0)
+    core.handle(ModelFailed("b", "it fell <i>over</i>"), 7.0)
     return status.document(core, facts, 8.0, 1e9)
 
 
@@ -159,7 +159,7 @@ def test_metrics_contain_counters_and_status() -> None:
     )
     facts = HostFacts()
     facts.refused[429] = 2
-    core.handle(Arrived("1", "a"), 0.0)
+    core.handle(RequestArrived("1", "a"), 0.0)
     record = Record(Log(quiet=True), facts, lambda: status.document(core, facts, 1.0, 1e9))
     phases = {"read tensors": 0.5, "graphs: 8": 0.25, "graphs: 16": 0.5, "swap out": 0.1}
     fallbacks = [Fallback("kv", "no room").encode(), Fallback("kv", "again").encode()]

@@ -23,7 +23,7 @@ from support.waiting import wait_until
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import NoBundleError
 from coldstart.host.core import Core
-from coldstart.host.events import Arrived, Failed, Refuse
+from coldstart.host.events import ModelFailed, RejectRequest, RequestArrived
 from coldstart.host.launches import Launch
 from coldstart.host.live import starter as starter_module
 from coldstart.host.live.log import describe_failure
@@ -89,10 +89,13 @@ def test_client_learns_how_to_build_the_bundle_that_a_start_lacks(tmp_path: Path
     failure = describe_failure(missing.value)
     assert failure and failure.hint == f"coldstart materialize {tmp_path} -- --seed 1, then retry"
     core = Core([ModelSpec.simple("m", 10, 1.0)], HostSettings(memory=10, policy="lru"))
-    core.handle(Arrived("1", "m"), 0.0)
-    failed = Failed("m", failure.message, hint=failure.hint, code=failure.code)
+    core.handle(RequestArrived("1", "m"), 0.0)
+    failed = ModelFailed("m", failure.message, hint=failure.hint, code=failure.code)
     (refused,) = core.handle(failed, 1.0)
-    assert isinstance(refused, Refuse) and failure.message.replace(str(tmp_path), "<path>") in refused.reason
+    assert (
+        isinstance(refused, RejectRequest)
+        and failure.message.replace(str(tmp_path), "<path>") in refused.reason
+    )
     assert refused.hint == "coldstart materialize <path> -- --seed 1, then retry"
 
 
