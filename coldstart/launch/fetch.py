@@ -104,10 +104,10 @@ def choose(
         own = [*_format(given), *_untied(model.config, _names(plan), given)]
     request, identity, fallbacks = None, "", list[Fallback]()
     if source is not None and plan is not None:
-        request = WeightsRequest(source, weights.keep(plan, lookup.cache.weights / "plans"), pace)
-        identity = weights.digest(plan)
+        request = WeightsRequest(source, weights.store_plan(plan, lookup.cache.weights / "plans"), pace)
+        identity = weights.compute_plan_digest(plan)
     elif lookup.bundle is not None and model.path is not None:
-        identity = weights.identity(model.path, lookup.cache.weights)
+        identity = weights.identify_weights(model.path, lookup.cache.weights)
     if source == PRELOADED:
         fallbacks, own = _take_preloaded(lookup, model, own)
     elif source is not None and donor is None:
@@ -127,7 +127,7 @@ def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tup
     if limit is None and (lookup.bundle is None or model.path is None):
         limit = "no bundle records the digest of the weights", lookup.format_materialize()
     if limit is None and model.path is not None:
-        digest = weights.identity(model.path, lookup.cache.weights)
+        digest = weights.identify_weights(model.path, lookup.cache.weights)
         place = paths.runtime_dir() / f"preload-{digest.removeprefix('sha256:')[:16]}"
         if any(place.glob("*.sock")):
             return [], gpu_starts.load_preloaded(place)
@@ -190,7 +190,7 @@ def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitSta
             yield early
     finally:
         if reading is not None:
-            reading.end()
+            reading.stop()
 
 
 def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn | None:
@@ -199,7 +199,7 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn
         return None
     from coldstart.weights.load.tensor_sources import PageIn
 
-    plan = weights.headers(by_name.values())
+    plan = weights.plan_from_headers(by_name.values())
     try:
         every = checkpoint.list_tensors(plan)
     except checkpoint.UnreadableWeightsError:
@@ -224,7 +224,7 @@ def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Argum
     from coldstart.weights.load import stage
 
     try:
-        ranks = stage.local_ranks(size, tensor, nodes, node)
+        ranks = stage.list_local_ranks(size, tensor, nodes, node)
         return stage.select_names(names, config, ranks, size, os.environ.get(stage.PARTITION_ENV))
     except (ValueError, LookupError, ArithmeticError):
         return names  # vLLM rejects invalid ranks and partitions itself

@@ -69,7 +69,7 @@ class ServeRequest:
     ready_timeout: float | None = None
     require_signature: bool = False
     scheduler: SchedulerSettings = STOCK
-    trust: TrustCheck = inspection.trust
+    trust: TrustCheck = inspection.check_trust
     weights_from: str | None = None
     weights_pace: PacedFetch | None = None
     defer_capture: bool = False

@@ -47,7 +47,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     store = Store(cache.bundles)
     # A name of several keys does not say which of them to remove.
     drop = [store.find_by_reference(ref, require_one_key=True) for ref in refs]
-    pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
+    pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.check_trust)
     remaining = [bundle for bundle in store.list_bundles() if bundle.digest not in pruned.removed]
     unpacked = _find_unpacked(cache, remaining)
     with _leftover_images(cache.runtimes) as partial:

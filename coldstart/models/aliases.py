@@ -1,4 +1,4 @@
-"""Short names for the models of MEDUSA (Table 1) and their common successors, by Hugging Face repository."""
+"""Short names of Hugging Face repositories: the models of MEDUSA (Table 1) and their common successors."""
 
 from collections.abc import Mapping
 

@@ -49,22 +49,22 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("COLDSTART_PREFETCH_STREAMS", "1")  # one connection to the source, opened at once
         yield made
         with suppress(client.PrefetchError):
-            client.request("stop", directory=made)
+            client.send_operation("stop", directory=made)
 
 
 @pytest.fixture
 def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtime: Path) -> Iterator[int]:
     """Yield the prefetcher's pid; another client is served before and after the attack."""
     with client.attach(server.url, plan, names=["t0"], directory=runtime) as attached:
-        attached.complete(["t0"])
+        attached.wait_for_tensors(["t0"])
         pid = int(_status(runtime)["pid"])
         before = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
         yield pid
         (entry,) = [tensor for tensor in plan["files"][0]["tensors"] if tensor["name"] == "t1"]
         data = (directory / FILE).read_bytes()[entry["offset"] :][: entry["size"]]
         with client.attach(server.url, plan, names=["t1"], directory=runtime) as other:
-            other.complete(["t1"])
-            assert other.file(FILE)[entry["offset"] :][: entry["size"]] == data
+            other.wait_for_tensors(["t1"])
+            assert other.map_file(FILE)[entry["offset"] :][: entry["size"]] == data
         assert _status(runtime)["pid"] == pid
         # The prefetcher drops a closed connection only after it has read what its client sent.
         wait_until(lambda: _status(runtime)["clients"] == 2)
@@ -72,7 +72,7 @@ def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtim
 
 
 def _status(runtime: Path) -> dict[str, Any]:
-    (one,) = client.request("status", directory=runtime)
+    (one,) = client.send_operation("status", directory=runtime)
     return one
 
 
@@ -223,7 +223,7 @@ def test_ranges_outside_of_what_is_wanted_are_refused(
             with pytest.raises(client.PrefetchRefusedError):
                 attached.wait(FILE, offset, size)
         with pytest.raises(KeyError):
-            attached.file("../secret")
+            attached.map_file("../secret")
 
 
 @pytest.mark.usefixtures("bystander")
@@ -246,6 +246,6 @@ def test_client_cannot_change_memory_of_other_clients(
     os.close(descriptor)
     connection.close()
     with client.attach(server.url, plan, names=["t0"], directory=runtime) as attached:
-        attached.file(FILE)[0:4] = b"mine"
+        attached.map_file(FILE)[0:4] = b"mine"
         with client.attach(server.url, plan, names=["t0"], directory=runtime) as other:
-            assert other.file(FILE)[0:4] != b"mine"
+            assert other.map_file(FILE)[0:4] != b"mine"

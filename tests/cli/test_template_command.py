@@ -85,7 +85,7 @@ def model(home: Path) -> Iterator[Path]:
     save_file(dict(zip("ab", halves, strict=True)), directory / "model.safetensors")
     yield directory
     with suppress(client.PrefetchError):
-        client.request("stop")
+        client.send_operation("stop")
 
 
 @pytest.mark.slow
@@ -115,6 +115,6 @@ def test_start_reports_invalid_requests(run: Run, model: Path) -> None:
         assert "the prefetcher may hold 9" in short.stderr
         offline = ("--weights-from", server.url, "--offline")
         assert "--offline is set" in run("prefetch", "start", str(model), *offline, code=4).stderr
-    client.request("stop")
+    client.send_operation("stop")
     (model / "model.safetensors").unlink()
     assert "--weights-from" in run("prefetch", "start", str(model), code=2).stderr

@@ -69,7 +69,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
         {name: torch.randint(255, (size,), dtype=torch.uint8) for name, size in sizes.items()},
         weights / "model.safetensors",
     )
-    plan = weights_plan.plan(weights)
+    plan = weights_plan.build_plan(weights)
     (directory / "plan.json").write_text(json.dumps(plan))
     (directory / "config.json").write_text(json.dumps(CONFIG))
     names = [tensor.name for tensor in list_tensors(plan)]
@@ -94,7 +94,7 @@ def _forget(fleet: Fleet) -> None:
     """Stop the prefetchers, which frees their memory."""
     for name in ("one", "two"):
         with suppress(client.PrefetchError):
-            client.request("stop", directory=fleet.runtime / name / "coldstart")
+            client.send_operation("stop", directory=fleet.runtime / name / "coldstart")
 
 
 def _workers(status: Any, model: str) -> list[Any]:

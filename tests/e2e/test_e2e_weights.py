@@ -46,7 +46,7 @@ def _stop_prefetchers(machine: Machine) -> Iterator[None]:
     yield
     for place in (machine.root / "run", machine.root / "run-1"):
         with suppress(client.PrefetchError):
-            client.request("stop", directory=place / "coldstart")
+            client.send_operation("stop", directory=place / "coldstart")
 
 
 def test_weights_from_http_answer_vllms_tokens(
@@ -83,7 +83,7 @@ def test_weights_from_http_answer_vllms_tokens(
 
 @pytest.mark.nightly  # test_e2e_fleet_fetch.py shows the fetches of two ranks
 def test_two_nodes_fetch_their_own_layers(machine: Machine, bare: Path, model: Path) -> None:
-    plan = weights.plan(model)
+    plan = weights.build_plan(model)
     names = [tensor.name for tensor in checkpoint.list_tensors(plan)]
     config = json.loads((model / "config.json").read_text())
     own = [_bytes(plan, stage.select_names(names, config, [rank], 2)) for rank in (0, 1)]

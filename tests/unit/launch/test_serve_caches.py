@@ -216,7 +216,9 @@ def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     lookup = Lookup(
         ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
     )
-    return lambda: prepare.prepare(lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust)
+    return lambda: prepare.prepare(
+        lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.check_trust
+    )
 
 
 def _of_compile(plan: LaunchPlan) -> list[str]:

@@ -233,7 +233,11 @@ def test_a_start_without_a_bundle_streams_by_another_bundles_plan(
     bundle = publish(weights=planned())
     made = _planned(_missed(model, bundle, FLAG, ABSENT))
     asked = made.weights_from
-    assert asked is not None and asked.source == SOURCE and made.weights == weights.digest(planned())
+    assert (
+        asked is not None
+        and asked.source == SOURCE
+        and made.weights == weights.compute_plan_digest(planned())
+    )
     assert made.vllm_args[:2] == OURS and [step.stage for step in made.fallbacks] == ["bundle"]
 
 

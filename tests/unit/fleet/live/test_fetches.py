@@ -45,7 +45,7 @@ class Prefetcher:
 @pytest.fixture
 def prefetcher(monkeypatch: pytest.MonkeyPatch) -> Prefetcher:
     made = Prefetcher()
-    monkeypatch.setattr(client, "set_pace", made.tell)
+    monkeypatch.setattr(client, "set_fetch_rate", made.tell)
     return made
 
 

@@ -20,7 +20,7 @@ from support.range_server import serving
 from tools.raw_server import RawServer, answer, answering
 
 from coldstart.weights.prefetch import client, http_source, sources
-from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError, redact
+from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError, redact_address
 
 Script = dict[str, tuple[int, dict[str, str], bytes]]
 
@@ -60,14 +60,14 @@ def test_credentials_stay_with_their_origin() -> None:
             home,
         ):
             named = url.replace("http://", "http://me:s%40cret@")
-            given = http_source.headers(named, {})
+            given = http_source.build_auth_headers(named, {})
             expected = "Basic " + base64.b64encode(b"me:s@cret").decode()
             assert given == {"Authorization": expected}
             assert _read(http_source.HttpSource(named + "/base/", given)) == b"data"
             assert _asked(home) == [("/base/f", expected)] and _asked(elsewhere) == [("/signed?a=1", None)]
             assert _read(http_source.HttpSource(url + "/here", {"Authorization": "x"})) == b"data"
             assert _asked(home)[-1] == ("/base/g", "x")
-            assert redact(named) == url
+            assert redact_address(named) == url
 
 
 def test_redirect_is_cached_and_renewed_when_expired() -> None:
@@ -160,12 +160,16 @@ def test_an_s3_compatible_store(
             monkeypatch.setenv(f"AWS_{name}", value)
         with client.attach("s3://b/some/prefix", weights.plan, directory=runtime) as attached:
             check_whole(attached, weights)
-            assert attached.stats()["fetched_bytes"] == server.total() == sum(map(len, weights.data.values()))
+            assert (
+                attached.read_stats()["fetched_bytes"]
+                == server.total()
+                == sum(map(len, weights.data.values()))
+            )
         with (
             client.attach("s3://b/elsewhere", weights.plan, directory=runtime) as attached,
             pytest.raises(client.PrefetchFailedError, match="elsewhere"),
         ):
-            attached.complete()
+            attached.wait_for_tensors()
 
 
 def test_truncated_file_is_refused(tmp_path: Path) -> None:
