@@ -87,7 +87,9 @@ def test_a_gpu_sizes_its_kv_cache_through_a_plan_for_each_rank(
     place: Path, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch, free: list[int | None], used: bool
 ) -> None:
     monkeypatch.setattr(nvml, "read_free_bytes", free.__getitem__)
-    monkeypatch.setattr(prepare, "available_memory", lambda: pytest.fail("the host's memory was requested"))
+    monkeypatch.setattr(
+        prepare, "read_available_memory", lambda: pytest.fail("the host's memory was requested")
+    )
     plan = prepared(publish(place, rounds_bundle, plans=[PLAN, PLAN | {"rank": 1}]), place)
     assert (plan.engine.kv_plan is not None) is used
     assert ("kv" in [f.stage for f in plan.fallbacks]) is not used

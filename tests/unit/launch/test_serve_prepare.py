@@ -29,7 +29,7 @@ CANARY = {"prompt": [5, 6], "tokens": [7, 8]}
 
 @pytest.fixture(autouse=True)
 def plenty(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    monkeypatch.setattr(prepare, "available_memory", lambda: 8 << 30)
+    monkeypatch.setattr(prepare, "read_available_memory", lambda: 8 << 30)
 
 
 def prepare_plan(bundle: Bundle, model: ResolvedModel, *vllm_args: str) -> LaunchPlan:
@@ -123,10 +123,10 @@ def test_too_little_memory_for_the_kv_cache(
     publish: Publish, model: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = publish(kv=KV, modelinfo={})
-    monkeypatch.setattr(prepare, "available_memory", lambda: prepare.HEADROOM + 4095)
+    monkeypatch.setattr(prepare, "read_available_memory", lambda: prepare.HEADROOM + 4095)
     plan = prepare_plan(bundle, model)
     assert "needs 4096 bytes" in reasons(plan)["kv"] and "--kv-cache-memory-bytes" not in plan.vllm_args
-    monkeypatch.setattr(prepare, "available_memory", lambda: prepare.HEADROOM + 4096)
+    monkeypatch.setattr(prepare, "read_available_memory", lambda: prepare.HEADROOM + 4096)
     assert prepare_plan(bundle, model).vllm_args[-2:] == ("--kv-cache-memory-bytes", "4096")
 
 

@@ -146,7 +146,10 @@ def _check(home: Path, kinds: Mapping[str, str], endpoint: str | None = None, at
 
 
 def test_every_status_of_the_hub(tmp_path: Path) -> None:
-    named = {str(status): f"the hub returned HTTP status {status} {HTTPStatus(status).phrase}" for status in STATUSES}
+    named = {
+        str(status): f"the hub returned HTTP status {status} {HTTPStatus(status).phrase}"
+        for status in STATUSES
+    }
     _check(tmp_path, named)
 
 

@@ -34,10 +34,10 @@ class FakeAttached:
             raise self.error
         self.left -= 1
 
-    def file(self, name: str) -> memoryview:
+    def map_file(self, name: str) -> memoryview:
         return self.data
 
-    def stats(self) -> dict[str, Any]:
+    def read_stats(self) -> dict[str, Any]:
         return {"fetched_bytes": 9}
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ def test_load_fails_with_the_reasons_without_any_source(path: Path) -> None:
     rungs = [_region(FakeAttached(path, 2, PrefetchLostError("killed"))) for _ in range(2)]
     with pytest.raises(AllSourcesFailedError, match="after 4 of 7 tensors: killed") as raised:
         _climb(path, *rungs)
-    assert [tensor.name for tensor in raised.value.left] == ["t5", "t6", "t7"]
+    assert [tensor.name for tensor in raised.value.unloaded_tensors] == ["t5", "t6", "t7"]
 
 
 def test_files_with_other_bytes_than_the_plan_says_are_not_used(path: Path) -> None:

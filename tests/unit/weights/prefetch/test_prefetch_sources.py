@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from support.prefetching import Weights, check_whole
-from support.range_server import serving
+from support.range_server import run_server
 from tools.raw_server import RawServer, answer, answering
 
 from coldstart.weights.prefetch import client, http_source, sources
@@ -90,7 +90,7 @@ def test_redirect_is_cached_and_renewed_when_expired() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ((200, {}, b"data"), "does not serve byte ranges"),
+        ((200, {}, b"data"), "does not support byte ranges"),
         ((404, {}, b""), "404"),
         ((401, {}, b""), "401"),
         ((302, {}, b""), "302"),
@@ -142,7 +142,7 @@ def test_tls_with_a_trusted_certificate_and_no_other(tmp_path: Path, monkeypatch
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         assert _read(http_source.HttpSource(url, {})) == b"data"
         script["/f"] = (302, {"Location": url.replace("https", "http") + "/g"}, b"")
-        with pytest.raises(SourceUnusableError, match="without TLS"):
+        with pytest.raises(SourceUnusableError, match="from https to http"):
             _read(http_source.HttpSource(url, {}))
 
 
@@ -151,7 +151,7 @@ def test_an_s3_compatible_store(
 ) -> None:
     pytest.importorskip("obstore", exc_type=ImportError)
     shutil.copytree(weights.directory, tmp_path / "b" / "some" / "prefix")
-    with serving(tmp_path) as server:
+    with run_server(tmp_path) as server:
         for name, value in {
             "ENDPOINT_URL": server.url,
             "REGION": "us-east-1",
