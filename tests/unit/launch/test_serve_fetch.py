@@ -193,7 +193,7 @@ class Reader:
         self.paths, self.names, self.ended = paths, {tensor.name for tensor in tensors}, False
         made.append(self)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.ended = True
 
 
