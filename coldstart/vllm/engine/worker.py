@@ -25,6 +25,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.system import timeline
 from coldstart.vllm import compat
 from coldstart.vllm.engine import compiled
+from coldstart.vllm.sleep import NAME as SLEEP_BACKEND
 from coldstart.vllm.weights import entry
 
 logger = logging.getLogger("vllm.coldstart")
@@ -123,6 +124,20 @@ class ColdWorker(CPUWorker):
         logger.warning("coldstart: %s not used: %s", section, reason)
         self.fast_path[section] = False
         self.fallbacks.append(Fallback(section, reason))
+
+    def sleep(self, level: int = 1) -> None:
+        """Put the weights to sleep with our backend, if it was chosen; vLLM's own works on devices only."""
+        if self.model_config.sleep_mode_backend == SLEEP_BACKEND:
+            self.sleep_mode_backend.suspend(level)
+        else:
+            super().sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Undo `sleep`."""
+        if self.model_config.sleep_mode_backend == SLEEP_BACKEND:
+            self.sleep_mode_backend.resume(tags)
+        else:
+            super().wake_up(tags)
 
     def record_built_by_server(self, reason: str) -> None:
         """Record that the server built this worker itself, because the prebuilt one does not fit."""

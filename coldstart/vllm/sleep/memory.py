@@ -184,15 +184,17 @@ class Arena:
     def close(self) -> None:
         """Free the memory."""
         is_watched = self._release is not None
-        self._release_once()
-        # The lock keeps an evicting process from a descriptor that is closed and reused in this moment.
-        with _locked(self._directory):
-            self._record.unlink(missing_ok=True)
-            unmap_memory(self.address, self.size)
-            os.close(self._descriptor)
-        os.close(self._notice)  # ends the thread
-        if not is_watched:
-            os.close(self._noticed)
+        try:
+            self._release_once()
+        finally:
+            # The lock keeps an evicting process from a descriptor that is closed and reused in this moment.
+            with _locked(self._directory):
+                self._record.unlink(missing_ok=True)
+                unmap_memory(self.address, self.size)
+                os.close(self._descriptor)
+            os.close(self._notice)  # ends the thread
+            if not is_watched:
+                os.close(self._noticed)
 
 
 class Arenas:

@@ -16,7 +16,7 @@ from tests.support.graphs.library import fake_cuda
 torch = pytest.importorskip("torch")
 device = pytest.importorskip("coldstart.vllm.sleep.device")
 pytestmark = pytest.mark.slow
-SIZE = 2 << 20
+SIZE = 1 << 16
 
 
 def test_adopted_tensors_keep_their_values_and_share_storage() -> None:
