@@ -121,7 +121,7 @@ class Part:
         with run_server(launcher, self.logs / name) as server:
             run = measure.measure(launcher, server, settings, 0, before)
             return {
-                "first_token_s": round(run.first_token_s, 3), "tokens": run.answers[0][0], "gpu": gpu_memory(),
+                "first_token_s": round(run.first_token_s, 3), "tokens": run.responses[0][0], "gpu": gpu_memory(),
                 "phases": run.phases, "stages": run.stages, "report": {one: run.readiness.get(one) for one in REPORTED},
             }  # fmt: skip
 

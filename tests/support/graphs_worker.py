@@ -168,18 +168,14 @@ def replace_worker(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimModel]:
 Change = Callable[[SimModel], None]
 
 
-def unchanged(model: SimModel) -> None:
-    """Leave the process as it is."""
-
-
 class Rounds:
     """Starter of the processes of materialize, each with a new model; `step` can change the model before each live step."""
 
     def __init__(
-        self, here: dict[str, SimModel], shape: Shape = SHAPE, before: Change = unchanged, *, steps: int = 3,
-        step: Change = unchanged, between: Callable[[str], None] = lambda name: None,
+        self, here: dict[str, SimModel], shape: Shape = SHAPE, before: Change = lambda model: None, *, steps: int = 3,
+        step: Change = lambda model: None, between: Callable[[str], None] = lambda name: None,
     ) -> None:  # fmt: skip
-        self.names, self.bases = list[str](), list[list[int]]()
+        self.names = list[str]()
         self._here, self._shape, self._before = here, shape, before
         self._steps, self._step, self._between = steps, step, between
 
@@ -187,7 +183,6 @@ class Rounds:
         self._between(name)
         self._here["model"] = model = SimModel(self._shape, 100 + len(self.names))
         self.names.append(name)
-        self.bases.append([region.base for region in model.regions()])
         session = restore.Proving(task.prove) if task.prove else record.GraphRecording(task.record or Path())
         runner = Runner(model)
         self._before(model)
@@ -198,7 +193,7 @@ class Rounds:
 
 
 def start(
-    here: dict[str, SimModel], bundle: Path, *, before: Change = unchanged
+    here: dict[str, SimModel], bundle: Path, *, before: Change = lambda model: None
 ) -> tuple[restore.Restoring, Runner]:
     """Start from the bundle in a new process; `before` can change the process."""
     here["model"] = model = SimModel(SHAPE, 200)

@@ -7,7 +7,7 @@ import pytest
 from coldstart.graphs.api import AllocationEvent
 from coldstart.graphs.errors import GraphRefusedError
 from coldstart.graphs.link import combine
-from coldstart.graphs.record import Snapshot, number_allocations
+from coldstart.graphs.record import Snapshot
 from coldstart.graphs.tables import Kernel
 from tests.support.graphs.random_graphs import KEY, Field, Program, judge, place, snapshot, third
 
@@ -20,33 +20,6 @@ def _program(*fields: Field, size: int, layout: tuple[tuple[int, int], ...] | No
     program.kernels = [Kernel("k", "known", layout or ((0, size),))]
     program.nodes = [(0, list(fields))]
     return program
-
-
-def test_equal_bases_prove_nothing_and_are_refused() -> None:
-    program = _program(Field("pointer", 0, 8, 1, 8), size=8)
-    bases = place(program, 1).bases
-    shots = [snapshot(program, place(program, seed, bases=bases)) for seed in (1, 2)]
-    with pytest.raises(GraphRefusedError, match="kv:0"):
-        combine(*shots)
-
-
-A = 0x7F0000100000
-
-
-def test_a_reused_address_is_the_later_allocation() -> None:
-    """Figure 6: two allocations with one address, the first freed before the capture."""
-    events = [
-        AllocationEvent(kind, A, size) for kind, size in (("alloc", 512), ("free", 512), ("alloc", 256))
-    ]
-    rows = number_allocations(events)
-    assert rows[rows["live"]].tolist() == [(A, 256, 0, False, True)]
-
-
-def test_allocations_are_numbered_by_size_inside_and_outside_of_the_pool() -> None:
-    """So one more allocation of another size, in one process only, changes no other identity."""
-    sizes = [(512, False), (512, True), (700, True), (512, True), (512, False)]
-    events = [AllocationEvent("alloc", A + at * 4096, size, pool) for at, (size, pool) in enumerate(sizes)]
-    assert number_allocations(events)["number"].tolist() == [0, 0, 0, 1, 1]
 
 
 def _pool_program(count: int) -> Program:
@@ -78,17 +51,17 @@ def test_a_framework_segment_is_never_adopted_as_library_memory() -> None:
     assert list(combine(*shots).refused) == [KEY]
 
 
-@pytest.mark.parametrize("at", [0, 8, 3])
-def test_a_traced_allocation_that_did_not_move_is_a_collision_too(at: int) -> None:
-    """One past its end, and in a packed struct as well."""
+@pytest.mark.parametrize(("at", "symbol"), [(0, "alloc"), (8, "alloc"), (3, "alloc"), (0, "kv:0")])
+def test_words_to_memory_that_did_not_move_are_refused(at: int, symbol: str) -> None:
+    """Named memory and a traced allocation: one past its end, and in a packed struct as well."""
     filler = [Field("constant", 0, at, value=b"\x01" * at)] if at else []
     program = _program(*filler, Field("pointer", at, 8, 1, SIZES[1]), size=at + 8)
-    program.symbols[1] = "alloc"
+    program.symbols[1] = symbol
     shots = []
     for seed in (1, 2):
         placed = place(program, seed)
         placed.bases[1] = 0x7F9000000000
-        placed.trace[:] = [AllocationEvent("alloc", placed.bases[1], SIZES[1])]
+        placed.trace[:] = [AllocationEvent("alloc", placed.bases[1], SIZES[1])] * (symbol == "alloc")
         shots.append(snapshot(program, placed))
-    with pytest.raises(GraphRefusedError, match=r"alloc:8192\.0"):
+    with pytest.raises(GraphRefusedError, match=r"alloc:8192\.0|kv:0"):
         combine(*shots)

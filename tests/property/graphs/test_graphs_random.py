@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tools.examples import examples
 
 from coldstart.graphs.link import combine
 from coldstart.graphs.tables import Kernel
@@ -37,15 +34,9 @@ def judge_seed(seed: int) -> bool:
     return not missed
 
 
-@examples(250)
-@given(st.integers(0, 1 << 40))
-def test_classification_is_the_truth_at_a_layout_never_seen(seed: int) -> None:
-    judge_seed(seed)
-
-
-@pytest.mark.nightly
-def test_ten_thousand_random_graphs() -> None:
-    assert sum(map(judge_seed, range(10_000))) >= 9_000
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.nightly)])
+def test_classification_of_random_graphs_is_the_truth_at_a_layout_never_seen(count: int) -> None:
+    assert sum(map(judge_seed, range(count))) >= 0.9 * count
 
 
 @pytest.mark.parametrize("symbol", ["hidden", "alloc", "kv:0"])

@@ -19,14 +19,6 @@ Here = dict[str, SimModel]
 STEPS = 3
 
 
-def test_two_layouts_and_a_proof(here: Here, tmp_path: Path) -> None:
-    rounds = Rounds(here)
-    directory = offline.make(tmp_path, rounds)
-    assert rounds.names == ["record graphs, layout 1", "record graphs, layout 2", "prove graphs"]
-    assert len({tuple(bases) for bases in rounds.bases}) == 3
-    assert read_proof(directory).proven == KEYS and not list(tmp_path.glob("*.part"))
-
-
 def _spoil(work: Path) -> Callable[[str], None]:
     """Move one relocation of the smallest graph after the bundle was linked."""
 

@@ -6,29 +6,19 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from coldstart.artifacts import canonical
 from support.graphs_tools import seal
 
 from coldstart.graphs import tables as stored
 from coldstart.graphs.errors import AlteredTableError
-from coldstart.graphs.tables import CONTENTS, MANIFEST, PARTS
+from coldstart.graphs.tables import MANIFEST
 
 
-def test_round_trip(bundle_directory: Path, tmp_path: Path) -> None:
-    tables = stored.load(bundle_directory)
-    again = stored.load(seal(bundle_directory, tmp_path / "copy", tables))
-    assert list(again.graphs) == list(tables.graphs)
-    for key, graph in tables.graphs.items():
-        other = again.graphs[key]
-        assert other.size == graph.size
-        assert all(np.array_equal(getattr(graph, name), getattr(other, name)) for name in PARTS)
-    assert all(np.array_equal(getattr(tables, name), getattr(again, name)) for name in CONTENTS)
-    shared = ("kernels", "attributes", "regions", "refused", "report")
-    assert all(getattr(tables, name) == getattr(again, name) for name in shared)
-    # Equal tables have equal bytes, so that a bundle's digest says whether two are equal.
-    assert stored.read_manifest(tmp_path / "copy").seal == stored.read_manifest(bundle_directory).seal
+def test_loaded_tables_are_written_with_equal_bytes(bundle_directory: Path, tmp_path: Path) -> None:
+    """So a load loses nothing, and a bundle's digest says whether two are equal. The seal covers all arrays and members."""
+    copy = seal(bundle_directory, tmp_path / "copy", stored.load(bundle_directory))
+    assert stored.read_manifest(copy).seal == stored.read_manifest(bundle_directory).seal
 
 
 @pytest.mark.slow
@@ -51,7 +41,6 @@ def test_every_altered_byte_of_every_small_file_is_refused(bundle_directory: Pat
     ("changes", "reason"),
     [
         ({"format": 4}, "has format 4, but this version reads format 5"),
-        ({"format": 99}, "has format 99"),
         ({"keys": ["decode:1"]}, "."),
         ({"kernels": [{"name": 3}]}, "."),
         ({"regions": "all"}, "."),

@@ -12,7 +12,7 @@ import pytest
 from replicas import extension, missing
 
 from coldstart.graphs.api import AllocationEvent
-from coldstart.graphs.torch_framework import define_kept_class, pool_segments, tensor_regions, trace_events
+from coldstart.graphs.torch_framework import define_kept_class, pool_segments, trace_events
 
 POOL = (0, 7)
 ALLOC = {"action": "alloc", "size": 64}
@@ -41,16 +41,6 @@ def test_segments_and_trace_of_a_pool() -> None:
         AllocationEvent("alloc", 0x3000, 64, pool=True),
         AllocationEvent("free", 0x3000, 64, pool=True),
     ]
-
-
-@pytest.mark.slow
-def test_tied_weights_have_one_storage() -> None:
-    torch = pytest.importorskip("torch")
-    module = torch.nn.Linear(4, 4, bias=False)
-    module.register_buffer("part", module.weight.data[1:])
-    regions = tensor_regions({"param:weight": module.weight.data, "buffer:part": module.part})
-    assert [r.symbol for r in regions] == ["param:weight", "buffer:part"]
-    assert regions[0].base == regions[1].base and regions[0].size == 64
 
 
 @pytest.mark.slow

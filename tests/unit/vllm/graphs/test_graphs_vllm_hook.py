@@ -15,7 +15,6 @@ from coldstart.graphs.errors import GraphRefusedError
 from coldstart.vllm.graphs import entry, hooks, plugin
 from coldstart.vllm.graphs.hooks import graph_key, refuse_unsupported
 from coldstart.vllm.graphs.names import runner_tensors
-from coldstart.vllm.graphs.restore import Restoring
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
@@ -31,10 +30,6 @@ def reported() -> dict[str, str]:
     return {one["section"]: one["reason"] for one in plugin.compat.report()["fallbacks"]}
 
 
-def _fail(*_: object) -> None:
-    pytest.fail("not called for this capture")
-
-
 def test_draft_models_manager_captures_its_own_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """It inherits `capture`, and its descriptors have the keys of the target's; the hook is gone after the block."""
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
@@ -45,17 +40,21 @@ def test_draft_models_manager_captures_its_own_graphs(monkeypatch: pytest.Monkey
     draft._max_full_descs_to_capture, captured = None, []
     monkeypatch.setattr(CudaGraphManager, "capture", lambda self, forward: captured.append(self))
     before = CudaGraphManager.capture
-    with hooks.hooked(SimpleNamespace(cudagraph_manager=object()), _fail):
+    with hooks.hooked(
+        SimpleNamespace(cudagraph_manager=object()), lambda *_: pytest.fail("not called for this capture")
+    ):
         assert CudaGraphManager.capture is not before
         CudaGraphManager.capture(draft, None)  # as its own method does
     assert captured == [draft] and CudaGraphManager.capture is before
 
 
 def test_keys_tell_descriptors_apart() -> None:
+    from vllm.config import VllmConfig
     from vllm.config.compilation import CUDAGraphMode
     from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
     both = [BatchExecutionDescriptor(CUDAGraphMode.FULL, 4, requests) for requests in (None, 4)]
+    assert isinstance(VllmConfig.use_cumem_cudagraph_pool, property)  # read by `refuse_unsupported`
     assert graph_key(both[0]) == "FULL:num_tokens=4,num_ubatches=1" != graph_key(both[1])
 
 
@@ -63,7 +62,7 @@ def test_a_vllm_of_another_shape_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
     renamed = SimpleNamespace(CudaGraphManager=type("Renamed", (), {}))
     monkeypatch.setitem(sys.modules, hooks.MODULE, renamed)
     with pytest.raises(GraphRefusedError, match=r"lacks an integration point of graphs: .*capture"):
-        hooks.hooked(object(), _fail).__enter__()
+        hooks.hooked(object(), lambda *_: None).__enter__()
     monkeypatch.setattr(hooks.compat, "check", lambda feature, load=None: f"{feature} differ.")
     with pytest.raises(GraphRefusedError, match=r"graphs differ\."):
         refuse_unsupported(object())
@@ -102,14 +101,9 @@ def test_nothing_is_patched_without_a_request_or_support(
     assert reported() == reasons
 
 
-PLANS = [
-    None,
-    LaunchPlan([], key="k", canary={"prompt": [1]}),
-    LaunchPlan([], engine=EngineTask(restore=Path("/g"))),
-]
-
-
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "plan", [None, LaunchPlan([], key="k"), LaunchPlan([], engine=EngineTask(restore=Path("/g")))]
+)
 def test_the_plan_says_whether_the_plug_in_is_wanted(
     monkeypatch: pytest.MonkeyPatch, plan: LaunchPlan | None
 ) -> None:
@@ -132,23 +126,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(plugin.late, "when_imported", lambda name, work, failed=None: work(module(name)))
     return made
-
-
-def test_bundle_without_a_proof_is_not_used_with_a_reason(tmp_path: Path, installed: dict[str, Any]) -> None:
-    plugin.register(EngineTask(restore=tmp_path))
-    assert "no CUDA graph" in reported()["graphs"]
-    session = Restoring(tmp_path)
-    assert session.run(_runner(), lambda: "captured") == "captured"
-    assert "cannot read the proof" in session.fallbacks["*"]
-
-
-def test_impossible_round_is_reported_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(hooks.compat, "check", lambda feature: f"no adapter for {feature}")
-    plugin.register(EngineTask(record=tmp_path))
-    assert installed[plugin.RUNNERS[0]].GPUModelRunner().capture_model() == "own"
-    assert (tmp_path / "reason").read_text() == "no adapter for graphs"
 
 
 def test_session_prepares_the_load_and_leaves_profiling_captures_alone(
@@ -205,13 +182,6 @@ def _runner() -> Any:
     return runner
 
 
-def test_names_of_everything_a_runner_reaches() -> None:
-    assert sorted(runner_tensors(_runner(), lambda tensor: True)) == [
-        "kv:layers.0", "kv:layers.1.0", "kv:layers.1.1", "param:bias", "param:weight",
-        "static:input_buffers.ids", "static:input_buffers.nested.a.0",
-    ]  # fmt: skip
-
-
 def test_the_first_model_runner_is_refused() -> None:
     runner = _runner()
     del runner.cudagraph_manager
@@ -219,22 +189,8 @@ def test_the_first_model_runner_is_refused() -> None:
         refuse_unsupported(runner)
 
 
-@pytest.mark.parametrize("backend", ["cumem", "cuda-checkpoint"])
-def test_the_pool_of_the_sleep_mode_is_refused(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's own rule decides whether it captures into that pool."""
-    from vllm import config, platforms
-
-    monkeypatch.setattr(type(platforms.current_platform), "is_cuda_alike", lambda self: True)
-    runner = _runner()
-    runner.vllm_config = object.__new__(config.VllmConfig)
-    runner.vllm_config.__dict__ |= {
-        "model_config": SimpleNamespace(
-            sleep_mode_offload_cudagraph=True, enable_sleep_mode=True, sleep_mode_backend=backend
-        ),
-        "compilation_config": SimpleNamespace(cudagraph_mode=config.CUDAGraphMode.FULL),
-    }
-    if backend == "cumem":
-        with pytest.raises(GraphRefusedError, match="--sleep-mode-offload-cudagraph"):
-            refuse_unsupported(runner)
-    else:
-        refuse_unsupported(runner)
+def test_names_of_everything_a_runner_reaches() -> None:
+    assert sorted(runner_tensors(_runner(), lambda tensor: True)) == [
+        "kv:layers.0", "kv:layers.1.0", "kv:layers.1.1", "param:bias", "param:weight",
+        "static:input_buffers.ids", "static:input_buffers.nested.a.0",
+    ]  # fmt: skip

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.graphs_worker import KEYS, SHAPE, Graph, Mode, Rounds, Runner, start
+from support.graphs_worker import KEYS, SHAPE, Graph, Mode, Runner, start
 
 from coldstart.graphs import offline
 from coldstart.graphs import prove as gate
@@ -19,18 +16,10 @@ from coldstart.graphs.errors import DriverError
 from coldstart.system.devices import nvml
 from coldstart.vllm.graphs import record, restore
 from coldstart.vllm.graphs.hooks import graph_key
-from tests.support.graphs.model import Shape, SimModel
+from tests.support.graphs.model import SimModel
 
 torch = pytest.importorskip("torch")
 Here = dict[str, SimModel]
-WRITTEN = 8
-# The output buffer has more than 1 MiB.
-WIDE = Shape("wide", 0, width=2048, sizes=(1, WRITTEN, 192), divide=1)
-
-
-@pytest.fixture
-def recorded(rounds_bundle: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(rounds_bundle, tmp_path / "bundle"))
 
 
 def _captured(runner: Runner) -> set[str]:
@@ -52,16 +41,16 @@ def _captured(runner: Runner) -> set[str]:
 PIECES = {f"PIECEWISE:num_tokens={max(SHAPE.sizes)}"}
 
 
-def test_a_start_captures_pieces_only(here: Here, recorded: Path) -> None:
+def test_a_start_captures_pieces_only(here: Here, rounds_bundle: Path) -> None:
     """A restored piece would read the bundle's pool, while the captured piece before it writes another one."""
-    tables, proof = stored.load(recorded), gate.read_proof(recorded)
+    tables, proof = stored.load(rounds_bundle), gate.read_proof(rounds_bundle)
     assert proof.proven == KEYS == list(reversed(tables.graphs)) and proof.failed == {}
-    session, runner = start(here, recorded)
+    session, runner = start(here, rounds_bundle)
     assert session.fallbacks == {} and _captured(runner) == PIECES
     assert [d.num_tokens for d in runner.cudagraph_manager._capture_descs[Mode.FULL]] == [256, 64, 8, 1]
 
 
-def test_one_graph_that_cannot_be_built_is_captured_and_named(here: Here, recorded: Path) -> None:
+def test_one_graph_that_cannot_be_built_is_captured_and_named(here: Here, rounds_bundle: Path) -> None:
     def break_the_largest(model: SimModel) -> None:
         real, built = model.driver.instantiate, list[int]()
 
@@ -73,29 +62,29 @@ def test_one_graph_that_cannot_be_built_is_captured_and_named(here: Here, record
 
         model.driver.instantiate = instantiate  # type: ignore[method-assign]
 
-    session, runner = start(here, recorded, before=break_the_largest)
+    session, runner = start(here, rounds_bundle, before=break_the_largest)
     assert list(session.fallbacks) == ["FULL:num_tokens=256"]
     assert "OUT_OF_MEMORY" in session.fallbacks["FULL:num_tokens=256"]
     assert _captured(runner) == {"FULL:num_tokens=256", *PIECES}
 
 
 def test_another_driver_of_the_same_branch_captures(
-    here: Here, recorded: Path, monkeypatch: pytest.MonkeyPatch
+    here: Here, rounds_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml, "read_driver_version", lambda: "580.159.04")
-    session, runner = start(here, recorded)
+    session, runner = start(here, rounds_bundle)
     assert session.fallbacks["*"].endswith("this machine has 580.159.04")
     assert _captured(runner) == {*KEYS, *PIECES}
 
 
 def test_a_bundle_of_another_engine_and_a_capture_for_profiling_restore_nothing(
-    here: Here, recorded: Path, bundle_directory: Path
+    here: Here, rounds_bundle: Path, bundle_directory: Path
 ) -> None:
     assert start(here, bundle_directory)[0].fallbacks == {"*": "the bundle was not recorded from vLLM"}
     here["model"] = model = SimModel(SHAPE, 300)
     runner = Runner(model)
     runner.cudagraph_manager._max_full_descs_to_capture = 2
-    restore.Restoring(recorded).run(runner, runner.own)
+    restore.Restoring(rounds_bundle).run(runner, runner.own)
     assert _captured(runner) == {*KEYS, *PIECES}
 
 
@@ -111,45 +100,18 @@ def test_a_bundle_of_another_engine_and_a_capture_for_profiling_restore_nothing(
     ],
 )
 def test_graphs_of_an_engine_that_is_not_supported_are_captured_and_not_recorded(
-    here: Here, recorded: Path, tmp_path: Path, engine: dict[str, Any], reason: str
+    here: Here, rounds_bundle: Path, tmp_path: Path, engine: dict[str, Any], reason: str
 ) -> None:
     here["model"] = model = SimModel(SHAPE, 300)
     runner = Runner(model)
     vars(runner).update(engine)
     # In its sleep mode vLLM captures into the pool that its allocator yields, and the manager's own pool remains unused.
     runner.cudagraph_manager.pool = (0, 99)
-    session = restore.Restoring(recorded)
+    session = restore.Restoring(rounds_bundle)
     assert session.run(runner, runner.own) == "captured" and reason in session.fallbacks["*"]
     (tmp_path / "work").mkdir()
     record.GraphRecording(tmp_path / "work").run(runner, runner.own)
     assert reason in (tmp_path / "work" / offline.REASON).read_text()
-
-
-# --- outputs: each graph writes the rows of its own tokens, into one buffer ---
-
-
-def _change_row(row: int) -> Callable[[SimModel], None]:
-    """Return a function that makes a process write other bytes into this output row after each replay."""
-
-    def change(model: SimModel) -> None:
-        launch, out, numbers = model.driver.launch, model.named["static:out"], count()
-
-        def launched(executable: int, stream: int) -> None:
-            launch(executable, stream)
-            model.driver.write(out.base + row * 4 * WIDE.width, next(numbers).to_bytes(4, "little"))
-
-        model.driver.launch = launched  # type: ignore[method-assign]
-
-    return change
-
-
-@pytest.mark.parametrize(("row", "proven"), [(WRITTEN - 1, [1]), (WRITTEN, [1, WRITTEN])])
-def test_the_proof_compares_the_rows_of_a_graphs_own_tokens(
-    here: Here, tmp_path: Path, row: int, proven: list[int]
-) -> None:
-    found = stored.load(offline.make(tmp_path, Rounds(here, WIDE, _change_row(row))))
-    assert sorted(graph.size for graph in found.graphs.values()) == proven
-    assert ["two replays" in reason for reason in found.refused.values()] == [True] * (3 - len(proven))
 
 
 def test_the_output_buffer_is_created_before_a_restore(monkeypatch: pytest.MonkeyPatch) -> None:
