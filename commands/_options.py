@@ -100,7 +100,7 @@ class Common:
         """
         from coldstart.models import inspection
 
-        bundle = self.store().find_by_reference(ref, trust=inspection.check_trust)
+        bundle = self.store().find_by_reference(ref, trust=inspection.trust)
         self.note_version(ref, bundle.ref)
         return bundle
 
@@ -113,7 +113,7 @@ class Common:
         versions = [bundle for bundle in self.store().list_bundles() if bundle.identity[0] == ref]
         for bundle in versions if len(versions) > 1 else ():
             if bundle.ref == selected:
-                self.out.print_note(f"Using {describe_choice(bundle, versions, inspection.check_trust)}")
+                self.out.print_note(f"Using {describe_choice(bundle, versions, inspection.trust)}")
 
     def look_up(
         self,

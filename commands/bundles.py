@@ -49,7 +49,7 @@ def _describe_bundle(bundle: Bundle) -> dict[str, Any]:
         return {"name": annotations.get(oci.NAME), **identity, "key": annotations.get(oci.KEY), **problem}
     trusted = False
     with suppress(BundleError):  # A damaged key file in the trust directory must not prevent the list either.
-        trusted = inspection.check_trust(bundle).ok
+        trusted = inspection.trust(bundle).ok
     return {
         "name": bundle.name,
         **identity,
@@ -212,7 +212,7 @@ def _report_added(common: Common, bundles: Sequence[Bundle], outcome: str) -> No
             "the source contains no bundle",
             hint="use an exported archive, or the address of a pushed bundle",
         )
-    trust_results = [inspection.check_trust(bundle) for bundle in bundles]
+    trust_results = [inspection.trust(bundle) for bundle in bundles]
     data = [
         {
             "ref": bundle.ref,
@@ -234,7 +234,7 @@ def _report_added(common: Common, bundles: Sequence[Bundle], outcome: str) -> No
                 f"no code in {bundle.name}:v{bundle.version} will run: {result.reason}; to trust its signer: "
                 "coldstart trust add FILE"
             )
-        elif newer := find_newer(bundle, common.store().list_bundles(), inspection.check_trust):
+        elif newer := find_newer(bundle, common.store().list_bundles(), inspection.trust):
             common.out.warn(
                 f"{bundle.name}:v{bundle.version} is older than v{newer[0].version}, which is still selected; "
                 f"to use the older one: coldstart prune {newer[0].ref}"

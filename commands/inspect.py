@@ -86,7 +86,7 @@ def show_bundle(common: Common, bundle: Bundle) -> None:
 
 def describe_bundle(bundle: Bundle) -> dict[str, object]:
     """Return the contents of the manifest as a JSON document."""
-    manifest, trust = bundle.manifest, inspection.check_trust(bundle)
+    manifest, trust = bundle.manifest, inspection.trust(bundle)
     return {
         "name": bundle.name,
         "version": bundle.version,
@@ -104,7 +104,7 @@ def describe_bundle(bundle: Bundle) -> dict[str, object]:
 
 
 def _list_facts(bundle: Bundle) -> list[tuple[str, object]]:
-    manifest, trust = bundle.manifest, inspection.check_trust(bundle)
+    manifest, trust = bundle.manifest, inspection.trust(bundle)
     provenance = manifest.provenance
     tools = ", ".join(f"{name} {version}" for name, version in sorted(provenance.tool.items()))
     phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in provenance.seconds.items())

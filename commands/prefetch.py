@@ -53,7 +53,7 @@ def status(common: Common) -> None:
     """Print the state of all prefetchers."""
     from coldstart.weights.prefetch import client
 
-    prefetchers = client.send_operation("status")
+    prefetchers = client.request("status")
     data = {"running": bool(prefetchers), "prefetchers": prefetchers}
     common.out.print_result(
         data, lambda: _format_status(prefetchers) if prefetchers else "no prefetcher is running"
@@ -87,6 +87,6 @@ def stop(common: Common) -> None:
     """Stop all prefetchers."""
     from coldstart.weights.prefetch import client
 
-    pids = [int(answer["stopped"]) for answer in client.send_operation("stop")]
+    pids = [int(answer["stopped"]) for answer in client.request("stop")]
     text = f"stopped {', '.join(map(str, pids))}" if pids else "no prefetcher is running"
     common.out.print_result({"stopped": pids}, text)

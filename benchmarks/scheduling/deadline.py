@@ -30,7 +30,7 @@ from benchmarks.papers.lengths import LONGEST, alpaca, sharegpt
 from benchmarks.traces import azure_conversation, mooncake_conversation
 from coldstart.lab.plan import replace_arrivals
 from coldstart.lab.traces import TraceRequest
-from coldstart.scheduling.shadow import Answered, Key, QueueModel
+from coldstart.scheduling.shadow import FinishedRequest, QueueModel, SortKey
 
 BATCH, BUDGET, FACTOR, BOUND_S = 32, 2048, 64.0, 10.0
 LOADS, SEEDS, KV_TOKENS = (0.5, 0.7, 0.9, 1.1, "burst"), (3, 4, 5, 6, 7), (24_000, 48_000, 164_000)
@@ -53,11 +53,11 @@ def list_sources() -> dict[str, list[TraceRequest]]:
     }
 
 
-def list_orders(seed: int) -> dict[str, Key]:
+def list_orders(seed: int) -> dict[str, SortKey]:
     """Return the keys by which requests are served."""
     jitter = Random(seed)
 
-    def by_deadline(factor: float, bound_s: float = inf) -> Key:
+    def by_deadline(factor: float, bound_s: float = inf) -> SortKey:
         return lambda one: one.arrival_s + min(bound_s, factor * PROFILE.prefill(one.prompt))
 
     return {
@@ -81,10 +81,10 @@ def figures_of(ttft_s: Sequence[float], latency_s: Sequence[float], rows: Sequen
     )
 
 
-def predict(rows: Sequence[TraceRequest], kv_tokens: int, key: Key) -> Figures:
+def predict(rows: Sequence[TraceRequest], kv_tokens: int, key: SortKey) -> Figures:
     """Replay on the queue model."""
     model = QueueModel(PROFILE, BATCH, BUDGET, kv_tokens, CONTEXT_S)
-    requests = [Answered(row.arrival_s, row.prompt_tokens, 0, row.output_tokens) for row in rows]
+    requests = [FinishedRequest(row.arrival_s, row.prompt_tokens, 0, row.output_tokens) for row in rows]
     return figures_of(*model.replay(requests, key), rows)
 
 

@@ -178,7 +178,7 @@ class Store:
         Raises:
             BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError: `ref` does not name one bundle.
         """
-        return self._bundles.find_by_reference(ref, trust=inspection.check_trust)
+        return self._bundles.find_by_reference(ref, trust=inspection.trust)
 
     def prune(self, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
         """Remove `refs`, or without them all but the `keep` newest versions of each key. See `pruning.prune`."""

@@ -23,9 +23,9 @@ class EngineSimulator:
     """Simulator of one server, for a single `run`. `records` are in order of arrival."""
 
     def __init__(
-        self, profile: IterationProfile, settings: SchedulerSettings, machine: EngineResources
+        self, profile: IterationProfile, settings: SchedulerSettings, resources: EngineResources
     ) -> None:
-        self.engine = VirtualEngine(profile, settings, machine, self._on_output)
+        self.engine = VirtualEngine(profile, settings, resources, self._on_output)
         self.records: list[RequestRecord] = []
         self._policy, self._loop = settings.policy, EventLoop()
         self._step_timer: Timer | None = None
@@ -57,7 +57,7 @@ class EngineSimulator:
         record = row.create_record(index, "simulated")
         record.sent_s = row.arrival_s
         self.records.append(record)
-        if self.engine.idle:
+        if self.engine.is_idle:
             self._schedule_step(self.now)
 
     def _schedule_step(self, time: float) -> None:
@@ -82,8 +82,10 @@ class EngineSimulator:
 
         Placement reserves one block more than an evicted request holds, so a request as large as the device cannot resume.
         """
-        capacity = self.engine.machine.device_blocks
-        blocks = max(self.engine.machine.blocks(one.prompt_tokens + one.wanted_tokens) for one in unfinished)
+        capacity = self.engine.resources.device_blocks
+        blocks = max(
+            self.engine.resources.blocks(one.prompt_tokens + one.wanted_tokens) for one in unfinished
+        )
         if blocks < capacity:
             return RuntimeError(f"the scheduler selected none of {len(unfinished)} unfinished requests")
         return UsageError(

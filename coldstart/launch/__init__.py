@@ -1,1 +1,1 @@
-"""Start a server for a request, by the fastest start mode that its bundle allows, until it has answered one token."""
+"""Start a server in the fastest mode that its bundle and machine allow, and wait until it has generated a token."""

@@ -1,11 +1,11 @@
-"""Compiler caches of a GPU engine that a bundle carries: vLLM's ahead-of-time artifacts, Triton, FlashInfer, DeepGEMM.
+"""Compiler caches of a GPU engine that are stored in a bundle: vLLM's ahead-of-time artifacts, Triton, FlashInfer, DeepGEMM.
 
-Offline, all compilers write below one root directory; that tree becomes the bundle's `compile` section. A start copies the
-section to a writable root for its key, because the compilers add entries that they do not find. Triton's group files contain
+Offline, all compilers write below one root directory; that tree becomes the bundle's `compile` section. A start copies
+the section to a writable directory, because compilers add missing entries. Triton's group files contain
 absolute paths, so the copy rewrites them. vLLM's worker loads the ahead-of-time artifacts (coldstart.vllm.engine.compiled).
 
-A linker writes a shared object at its final path. If it is killed meanwhile, with its server or because memory ran out, every
-later start would load the truncated file and crash: `remove_unfinished` removes such files.
+A linker writes a shared object at its final path. If it is killed while writing, every later start would load the
+truncated file and crash: `remove_truncated_libraries` removes such files.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _HEAD, _MAGIC = struct.Struct("<16s24xQ10xHH2x"), b"\x7fELF"
 
 
 def environment(root: Path) -> dict[str, str]:
-    """Return the environment variables that place each compiler's cache below `root`."""
+    """Return the environment variables that move each compiler's cache below `root`."""
     return {name: str(root / folder) for name, folder in VARIABLES.items()}
 
 
 def collect(root: Path, vllm_root: Path, target: Path) -> list[str]:
-    """Copy the filled compiler caches into the new directory `target` and return their names."""
+    """Copy the non-empty compiler caches into the new directory `target`; return their names."""
     sources = {folder: root / folder for folder in VARIABLES.values()}
     sources[AOT] = vllm_root / "torch_compile_cache" / "torch_aot_compile"
     filled = {name: path for name, path in sources.items() if path.is_dir() and any(path.iterdir())}
@@ -49,11 +49,11 @@ def collect(root: Path, vllm_root: Path, target: Path) -> list[str]:
     return sorted(filled)
 
 
-def lay(section: Path, root: Path) -> Path:
-    """Copy an unpacked section to the writable directory `root` unless it exists, and return `root`.
+def copy_section(section: Path, root: Path) -> Path:
+    """Copy an unpacked section to the writable directory `root`, unless it exists; return `root`.
 
     Raises:
-        OSError: The copy failed. A partial copy is removed; that of a killed start by the next one of the section, or `sweep`.
+        OSError: The copy failed. Its partial copy is removed. The next copy or `sweep` removes those of killed processes.
     """
     if not root.is_dir():
         with scratch.create_owned_directory(root.parent, f"{root.name}.") as draft:
@@ -68,13 +68,13 @@ def lay(section: Path, root: Path) -> Path:
     return root
 
 
-def sweep(place: Path) -> None:
-    """Remove the partial copies below `place` of killed starts. Raises OSError."""
-    scratch.remove_dead_below(place, "?" * 64 + ".")
+def sweep(directory: Path) -> None:
+    """Remove partial copies that killed starts left below `directory`. Raises OSError."""
+    scratch.remove_dead_below(directory, "?" * 64 + ".")
 
 
 def _relocate_groups(triton: Path, final: Path) -> None:
-    """Rewrite the absolute paths in Triton's group files, by which Triton finds the files of a kernel."""
+    """Rewrite the absolute paths in Triton's group files, which locate the files of each kernel."""
     for group in triton.glob("*/__grp__*"):
         try:
             members = canonical.read_json(group)["child_paths"]
@@ -84,13 +84,13 @@ def _relocate_groups(triton: Path, final: Path) -> None:
         group.write_text(json.dumps({"child_paths": here}))
 
 
-def remove_unfinished(cache: Path) -> list[Fallback]:
-    """Remove every truncated shared object below `cache` that no process is writing, and return one fallback for each.
+def remove_truncated_libraries(cache: Path) -> list[Fallback]:
+    """Remove truncated shared objects below `cache` that no process is writing; return a fallback for each.
 
-    A file that cannot be read or removed stays; the server that loads it reports the error.
+    Files that cannot be read or removed are skipped; the server that loads them reports the error.
     """
     steps = []
-    for path in unfinished(cache):
+    for path in find_truncated_libraries(cache):
         with suppress(OSError):
             if not _is_being_written(path):
                 path.unlink()
@@ -99,15 +99,15 @@ def remove_unfinished(cache: Path) -> list[Fallback]:
     return steps
 
 
-def unfinished(cache: Path) -> Iterator[Path]:
+def find_truncated_libraries(cache: Path) -> Iterator[Path]:
     """Yield the truncated shared objects below `cache`; nothing if the directory does not exist."""
     for path in cache.rglob("*.so"):
         with suppress(OSError):
-            if not _whole(path):
+            if not _is_complete(path):
                 yield path
 
 
-def _whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     with files.open_regular(path) as file:
         head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
@@ -119,7 +119,7 @@ def _whole(path: Path) -> bool:
 
 
 def _is_being_written(path: Path) -> bool:
-    """Return whether a process has the file open, because the linker of another start is writing it."""
+    """Return whether a process, such as the linker of another start, has the file open."""
     own = path.stat()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):

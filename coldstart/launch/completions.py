@@ -1,8 +1,8 @@
-"""The completions protocol of OpenAI's and vLLM's servers, and a blocking client that does not disturb the start it waits for.
+"""OpenAI completions protocol, and a blocking client that waits for a starting server without slowing it down.
 
-Requests are greedy and ignore the end token, so that every answer has the requested length. While a server starts, one
-connect attempt every POLL_S on the loopback costs some tens of microseconds; once a connection stands, the client sleeps in
-the kernel until bytes arrive. Times are seconds on CLOCK_MONOTONIC.
+Requests are greedy and ignore the end token, so that every response has the requested length. While a server starts, the
+client tries to connect every POLL_S, which takes tens of microseconds; once connected, it blocks until bytes arrive. Times
+are in seconds on CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class NoAnswerError(Exception):
 
 
 class RequestRefusedError(NoAnswerError):
-    """The server is ready and rejects the request itself, such as a prompt that is too long."""
+    """The server is ready but rejects the request, for example because the prompt is too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The times at which the server accepted a connection and at which its first token arrived."""
+    """Times at which the server accepted a connection and at which its first token arrived."""
 
     listening_s: float
     token_s: float
@@ -39,7 +39,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One response: token ids (empty if the server does not report them), text, and duration."""
+    """Response to one prompt: token ids (empty if the server does not report them), text, and duration."""
 
     tokens: tuple[int, ...]
     text: str
@@ -48,7 +48,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class CompletionClient:
-    """A client of one server at host:port."""
+    """Client of the server at host:port."""
 
     host: str
     port: int
@@ -57,8 +57,8 @@ class CompletionClient:
     def first_token(self, prompt: str, *, deadline_s: float, check: Callable[[], None]) -> FirstToken:
         """Send a request every POLL_S until a streamed token arrives.
 
-        `check` is called between attempts and raises if waiting is pointless (the server died).
-        Raises NoAnswerError at `deadline_s`, or at once when the server rejects the request itself.
+        `check` is called between attempts; it raises if the server has exited. Raises NoAnswerError at `deadline_s`, or at
+        once if the server rejects the request.
         """
         reason = "no connection was accepted"
         while (left_s := deadline_s - time.monotonic()) > 0:
@@ -73,7 +73,7 @@ class CompletionClient:
         raise NoAnswerError(f"no token within the time limit; last: {reason}")
 
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
-        """Return the complete response to one prompt. Raises NoAnswerError where the server returns none."""
+        """Return the complete response to a prompt. Raises NoAnswerError if there is none."""
         began_s = time.monotonic()
         try:
             status, body = self._post(_request(prompt, max_tokens, stream=False))
@@ -150,15 +150,15 @@ def _first_event_s(response: http.client.HTTPResponse) -> float:
 
 
 class ServerError(Exception):
-    """The server reported an error within a stream."""
+    """The server reported an error in the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """One event of a stream: its part of the answer, and the usage where the server reports it.
+    """Server-sent event: a chunk of the response, and the token usage if the server reports it.
 
-    `token` is true for an event that carries an output token. A token may decode to no text (half a character), so an event
-    with a token id or with the end of the answer counts as well.
+    `token` is True if the event carries an output token. A token may decode to empty text (part of a character), so an event
+    with a token id or the end of the response also counts.
     """
 
     choice: bool
@@ -176,7 +176,7 @@ def build_request(
     token_ids: bool = False,
     usage: bool = False,
 ) -> dict[str, Any]:
-    """Build the body of a request. `token_ids` requests token ids (a field of vLLM), `usage` the number of tokens."""
+    """Build the body of a request. `token_ids` asks for token ids (a vLLM extension), `usage` for token counts."""
     body: dict[str, Any] = {
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -194,7 +194,7 @@ def build_request(
 
 
 def parse_event(line: bytes) -> StreamEvent | None:
-    """Parse one line of a stream; return None for a line without an event. Raises ServerError, ValueError."""
+    """Parse a line of the stream; return None if it contains no event. Raises ServerError, ValueError."""
     data = line[len(_DATA) :].strip() if line.startswith(_DATA) else b""
     if data in (b"", b"[DONE]"):
         return None

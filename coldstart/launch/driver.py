@@ -1,4 +1,4 @@
-"""Start a server and stay with it: the one way from a request to a ready server for command line, Python API and host."""
+"""Start a server and supervise it, for the command line, the Python API and the host."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def run(
     announce: Callable[[Server, Timeline], None],
     save_to: Path | None = None,
 ) -> int:
-    """Start the server, announce it with the timeline of its start when it is ready, and stay until it ends.
+    """Start the server, announce it when it is ready, and supervise it until it exits.
 
     Args:
         request: Options of the start.
         plan: Plan of the request.
-        announce: Called once the server is ready; an error in it ends the server.
+        announce: Called with the timeline of the start once the server is ready; if it raises, the server is stopped.
         save_to: File for the timeline as Chrome trace-event JSON, written at readiness and at the end.
 
     Returns:
-        The exit code for this process, as of `server.stay`.
+        The exit code for this process, see `server.stay`.
 
     Raises:
         CommandFailedError: The server exited or was not ready in time.
@@ -45,13 +45,13 @@ def run(
 
 
 def start(request: ServeRequest) -> Server:
-    """Plan and start the server for a program, and return it when it has answered one token.
+    """Plan and start a server; return it when it has generated a token.
 
-    The server ends with the process that started it, whichever thread began the start.
+    The server is killed when the calling process exits, whichever thread called this function.
 
     Raises:
         NoBundleError: No bundle has the key, and the request needs one.
-        CommandFailedError: The server died, was not ready in time, or its bundle is not signed as required.
+        CommandFailedError: The server exited, was not ready in time, or its bundle lacks a required signature.
     """
     plan, ready, abandoned = planning.plan(request), Future[Server](), threading.Event()
 

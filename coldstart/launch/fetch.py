@@ -1,7 +1,7 @@
-"""Choose the source of a server's weights, and fetch them before the server process imports anything.
+"""Choose the source of a server's weights, and start fetching them before the server process imports vLLM.
 
-Invariant: a server starts without this module's help. A fetch that could not begin early is repeated by the loader in the
-server, which logs the error. Only a start without local weights fails when it has no weights plan.
+Invariant: fetching early is an optimization. If it fails, the loader in the server fetches again and logs the error. Only a
+start without local weights fails if the bundle has no weights plan.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ PRELOADED = "preload"
 INSTANT_TENSOR = "instanttensor"
 
 
-def loading(given: Arguments, model: ResolvedModel) -> list[str]:
-    """Return the arguments that select the fastest loader of local safetensors files, unless `given` selects a format.
+def select_loader(given: Arguments, model: ResolvedModel) -> list[str]:
+    """Return the arguments that select the fastest loader for local safetensors files, unless `given` selects a format.
 
-    On the CPU this is our format, which was measured against vLLM's own. On an NVIDIA GPU it is InstantTensor if its package
-    is installed, as vLLM itself requires for `--load-format instanttensor`; else vLLM's default.
+    On CPU this is coldstart's own load format. On an NVIDIA GPU it is InstantTensor (`--load-format instanttensor`) if its
+    package is installed, else vLLM's default.
     """
     if model.path is None or any(path.suffix != ".safetensors" for path in model.weight_files):
         return []
@@ -65,9 +65,9 @@ def _format(given: Arguments, name: str = LOAD_FORMAT) -> list[str]:
 
 @dataclass(frozen=True)
 class Weights:
-    """Source of a server's weights: the model, the vLLM arguments that name it, and the request for another source.
+    """Source of a server's weights: the model, the vLLM arguments that select it, and an optional remote source.
 
-    `identity` is the digest of the weights, "" if no bundle has to be compared with it.
+    `identity` is the digest of the weights, or "" if no bundle must match it.
     """
 
     model: ResolvedModel
@@ -77,37 +77,37 @@ class Weights:
     fallbacks: Sequence[Fallback] = ()
 
 
-def choose(
+def choose_weights_source(
     lookup: Lookup,
     source: str | None = None,
     pace: PacedFetch | None = None,
     listen: Sequence[str] = (),
 ) -> Weights:
-    """Choose the source of the weights: `source` with the plan of a bundle, or the files in the model's directory.
+    """Choose the source of the weights: `source` with a bundle's weights plan, or the model's local files.
 
     Args:
-        lookup: The model, its vLLM arguments and the bundle that was found.
+        lookup: Model, vLLM arguments and bundle.
         source: URL or directory to fetch the weights from, or PRELOADED; None for the model's own directory.
-        pace: Name and rate of the fetch, if the caller limits it.
-        listen: vLLM's arguments for the address that the server listens on.
+        pace: Name and rate limit of the fetch, if any.
+        listen: vLLM arguments for the listening address.
 
     Raises:
         CommandFailedError: The bundle has no weights plan, or the weights are not safetensors.
     """
     donor = lookup.weights_donor if source not in (None, PRELOADED) else None
-    plan = None if donor is None else _weights_plan(donor)
+    plan = None if donor is None else _read_weights_plan(donor)
     ensure = resolution.ensure_weights if plan is None else resolution.ensure_tokenizer
     model, given = ensure(lookup.model, offline=lookup.offline), lookup.vllm_args
     if plan is None:
-        own = loading(given, model)
+        own = select_loader(given, model)
     else:  # our arguments for weights that are fetched with the plan
-        own = [*_format(given), *_untied(model.config, _names(plan), given)]
+        own = [*_format(given), *_untie_head(model.config, _list_tensors(plan), given)]
     request, identity, fallbacks = None, "", list[Fallback]()
     if source is not None and plan is not None:
-        request = WeightsRequest(source, weights.store_plan(plan, lookup.cache.weights / "plans"), pace)
-        identity = weights.compute_plan_digest(plan)
+        request = WeightsRequest(source, weights.keep(plan, lookup.cache.weights / "plans"), pace)
+        identity = weights.digest(plan)
     elif lookup.bundle is not None and model.path is not None:
-        identity = weights.identify_weights(model.path, lookup.cache.weights)
+        identity = weights.identity(model.path, lookup.cache.weights)
     if source == PRELOADED:
         fallbacks, own = _take_preloaded(lookup, model, own)
     elif source is not None and donor is None:
@@ -118,16 +118,16 @@ def choose(
 
 
 def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tuple[list[Fallback], list[str]]:
-    """Return vLLM's arguments that map the weights of a `vllm preload` daemon, or the reason and `own`.
+    """Return vLLM arguments that map the weights of a `vllm preload` daemon, or `own` and the reason why not.
 
-    The digest of the weights names the directory of its sockets: vLLM compares headers of files only, so that it would take
-    a base model's weights for a fine-tune (vllm#59647).
+    The directory of the daemon's sockets is named by the digest of the weights, because vLLM compares only file headers and
+    would accept a base model's weights for a fine-tune (vllm#59647).
     """
     limit = gpu_starts.find_preload_limit(lookup.vllm_args, on_cpu=runtime.targets_cpu())
     if limit is None and (lookup.bundle is None or model.path is None):
         limit = "no bundle records the digest of the weights", lookup.format_materialize()
     if limit is None and model.path is not None:
-        digest = weights.identify_weights(model.path, lookup.cache.weights)
+        digest = weights.identity(model.path, lookup.cache.weights)
         place = paths.runtime_dir() / f"preload-{digest.removeprefix('sha256:')[:16]}"
         if any(place.glob("*.sock")):
             return [], gpu_starts.load_preloaded(place)
@@ -137,7 +137,7 @@ def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tup
     return [Fallback("weights", f"{limit[0]}: the model's own directory is read", limit[1])], own
 
 
-def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
+def _read_weights_plan(bundle: Bundle) -> Mapping[str, Any]:
     try:
         known = bundle.read_json("weights")
     except BundleError as error:
@@ -150,7 +150,7 @@ def _weights_plan(bundle: Bundle) -> Mapping[str, Any]:
     )
 
 
-def _names(plan: Mapping[str, Any]) -> list[str]:
+def _list_tensors(plan: Mapping[str, Any]) -> list[str]:
     try:
         return [tensor.name for tensor in checkpoint.list_tensors(plan)]
     except checkpoint.UnreadableWeightsError as error:
@@ -159,8 +159,8 @@ def _names(plan: Mapping[str, Any]) -> list[str]:
         ) from error
 
 
-def _untied(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -> list[str]:
-    """Return the override that unties a checkpoint's own head, which vLLM detects only in weights on local disk."""
+def _untie_head(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -> list[str]:
+    """Return the config override for a checkpoint with its own LM head, which vLLM detects only in local weights."""
     own = any(name.startswith("lm_head.") for name in names) and config.get("tie_word_embeddings", True)
     if not own or given.gives("hf_overrides"):
         return []
@@ -169,10 +169,10 @@ def _untied(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -
 
 @contextmanager
 def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitStack]:
-    """Fetch or page in the weights early, while the block starts a server that loads them itself.
+    """Fetch or page in the weights while the block starts a server that loads them.
 
-    A fetch ends with the block. The caller retains it with `pop_all` for a server that loads its weights later, and must then
-    reference the result.
+    The fetch stops at the end of the block. If the server loads its weights later, the caller keeps the fetch alive with
+    `pop_all` and must hold the result.
     """
     given, early, reading = plan.vllm_args, ExitStack(), None
     is_ours = given.value("load_format") == LOAD_FORMAT
@@ -181,7 +181,7 @@ def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitSta
 
         with suppress(client.PrefetchError):  # the loader repeats the fetch and logs the error
             known = asked.read()
-            names = _node_names(known, config, given)
+            names = _list_node_tensors(known, config, given)
             early.callback(client.start_early(asked.source, known, names, pace=asked.pace).close)
     elif is_ours:
         reading = _page_in(Path(str(given.value("model", ""))), config, given)
@@ -190,7 +190,7 @@ def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitSta
             yield early
     finally:
         if reading is not None:
-            reading.stop()
+            reading.end()
 
 
 def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn | None:
@@ -199,16 +199,16 @@ def _page_in(model: Path, config: Mapping[str, Any], given: Arguments) -> PageIn
         return None
     from coldstart.weights.load.tensor_sources import PageIn
 
-    plan = weights.plan_from_headers(by_name.values())
+    plan = weights.headers(by_name.values())
     try:
         every = checkpoint.list_tensors(plan)
     except checkpoint.UnreadableWeightsError:
         return None  # vLLM's own loader reads these files
-    return PageIn(by_name, checkpoint.select_tensors(every, _node_names(plan, config, given)))
+    return PageIn(by_name, checkpoint.select_tensors(every, _list_node_tensors(plan, config, given)))
 
 
-def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Arguments) -> list[str]:
-    """Return the names of the tensors that the pipeline ranks of this node need, in load order."""
+def _list_node_tensors(plan: Mapping[str, Any], config: Mapping[str, Any], given: Arguments) -> list[str]:
+    """Return the tensor names that this node's pipeline ranks need, in load order."""
     names = [tensor.name for tensor in checkpoint.list_tensors(plan)]
     size, tensor, nodes, node = (
         given.number(name, default)
@@ -224,7 +224,7 @@ def _node_names(plan: Mapping[str, Any], config: Mapping[str, Any], given: Argum
     from coldstart.weights.load import stage
 
     try:
-        ranks = stage.list_local_ranks(size, tensor, nodes, node)
+        ranks = stage.local_ranks(size, tensor, nodes, node)
         return stage.select_names(names, config, ranks, size, os.environ.get(stage.PARTITION_ENV))
     except (ValueError, LookupError, ArithmeticError):
         return names  # vLLM rejects invalid ranks and partitions itself

@@ -1,6 +1,6 @@
-"""Start a server with the first start mode that works, and report why each faster mode did not.
+"""Start a server in the first start mode that works, and report why each faster mode did not.
 
-Invariant: the last mode is `fresh`, vLLM's ordinary start. A server whose restored state gives wrong answers never serves.
+Invariant: the last mode is `fresh`, a new process. A server whose restored state gives wrong tokens never serves requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def start(request: ServeRequest, plan: LaunchPlan) -> Server:
         CommandFailedError: The server exits or is not ready in time.
     """
     root = plan.env.get("VLLM_CACHE_ROOT")
-    account = Account(caches.remove_unfinished(Path(root)) if root is not None else [])
+    account = Account(caches.remove_truncated_libraries(Path(root)) if root is not None else [])
     one = ServerStart(request, plan, timeline.now())
     for mode in modes.attempts(request.mode):
         if (started := _attempt(mode, one, account)) is not None:
@@ -41,46 +41,46 @@ def start(request: ServeRequest, plan: LaunchPlan) -> Server:
 
 
 def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallback]]:
-    """Return the name of the mode that `start` tries first, and why it tries no faster one; nothing is started."""
+    """Return the mode that `start` would try first, and why it would skip faster ones, without starting anything."""
     one, skipped = ServerStart(request, plan, timeline.now()), list[Fallback]()
     for mode in modes.attempts(request.mode):
         if (why := _find_obstacle(mode, one)) is None:
             return mode.name, skipped
-        skipped.append(_name_model(mode, one, why))
+        skipped.append(_create_fallback(mode, one, why))
     raise AssertionError("fresh is available everywhere")
 
 
 def _find_obstacle(mode: StartMode, one: ServerStart) -> Reason | None:
     try:
         why = mode.unavailable(one)
-        return modes.find_obstacle(mode) if why is None else _name_first(mode, one, why)
+        return modes.find_obstacle(mode) if why is None else _choose_reason(mode, one, why)
     except (BundleError, LaunchRefusedError) as error:
         return Reason(str(error), error.hint or "")
 
 
-def _name_first(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
-    """Return what the user must fix first: what a requested mode lacks cannot be created where the mode cannot run.
+def _choose_reason(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
+    """Return the reason to report: if the machine cannot run a requested mode, that precedes what the start lacks for it.
 
-    With `auto` CRIU is not probed, because each start would wait for the probe.
+    With `auto`, CRIU is not probed, because the probe would delay every start.
     """
     if one.request.mode == modes.AUTO or mode.unavailable() is not None:
         return why
     return modes.find_obstacle(mode) or why
 
 
-def _name_model(mode: StartMode, one: ServerStart, why: Reason) -> Fallback:
-    """Return the fallback of the mode. Some hints belong to the mode: the user can type them with the model of this start."""
+def _create_fallback(mode: StartMode, one: ServerStart, why: Reason) -> Fallback:
+    """Return the fallback for a skipped mode, with the model's name inserted into its hint."""
     model = shlex.quote(one.request.lookup.model.argument)
     return Fallback(mode.name, why.reason, re.sub(r"\bMODEL\b", lambda _: model, why.hint))
 
 
 def _attempt(mode: StartMode, one: ServerStart, account: Account) -> Server | None:
-    """Return the server that `mode` started, None if the next mode is to be tried."""
+    """Start the server in `mode`; return None if the next mode should be tried."""
     try:
         if (why := mode.unavailable(one)) is not None:
-            why = _name_first(mode, one, why)
+            why = _choose_reason(mode, one, why)
             listed = account.unavailable if one.request.mode == modes.AUTO else account.fallbacks
-            listed += [_name_model(mode, one, why)]
+            listed += [_create_fallback(mode, one, why)]
             return None
         plan, config = one.plan, one.request.lookup.model.config
         with fetch.start_early(plan, config) if mode.loads_weights else ExitStack() as early:
@@ -108,10 +108,10 @@ def _start_fresh(one: ServerStart, account: Account) -> Server:
 
 
 def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, account: Account) -> ServerStart:
-    """Return the start without a bundle that no trusted key signed: such a bundle must not stop a server.
+    """Return the start without its bundle if no trusted key signed it: such a bundle must not prevent a start.
 
     Raises:
-        ServerExitedError: `died`, if the start used no such bundle.
+        ServerExitedError: `died`, if the bundle is trusted or unused.
     """
     request, lookup = one.request, one.request.lookup
     if lookup.bundle is None or request.trust(lookup.bundle).ok:
@@ -124,10 +124,10 @@ def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, account
 
 
 def _without_source(one: ServerStart, died: ServerExitedError, account: Account) -> ServerStart:
-    """Return the start from the model's own directory, after the source lost the weights while the server started.
+    """Return the start with local weights, after the remote source failed during the start.
 
     Raises:
-        ServerExitedError: `died`, if that directory has no weights.
+        ServerExitedError: `died`, if there are no local weights.
     """
     request = replace(one.request, weights_from=None)
     try:
@@ -142,9 +142,9 @@ def _without_source(one: ServerStart, died: ServerExitedError, account: Account)
 
 
 def _without_bundle_state(mode: str, one: ServerStart, account: Account) -> ServerStart:
-    """Return the start without restored state of the bundle, after `mode` gave a wrong canary token."""
+    """Return the start without the bundle's restored state, after a server started in `mode` returned a wrong canary token."""
     reason = (
         f"a {mode} start gave another token than the bundle's canary: the server starts without the bundle"
     )
     account.fallbacks += [Fallback("canary", reason)]
-    return replace(one, plan=prepare.distrusting(one.plan))
+    return replace(one, plan=prepare.drop_restored_state(one.plan))

@@ -1,4 +1,4 @@
-"""Choose the address at which a server listens, and find out before anything is imported whether it is taken."""
+"""Choose the address on which a server listens, and check that the port is free before vLLM is imported."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
 
 def choose_address(host: str | None, port: int | None, vllm_args: Arguments) -> list[str]:
-    """Return vLLM's arguments for the address: this machine alone unless the user or `vllm_args` name another.
+    """Return vLLM arguments for the listening address: loopback unless the user or `vllm_args` specify another.
 
-    For port 0, a free port is chosen here: the system would choose another one, which no report could name.
+    Port 0 is replaced by a free port, so that the port is known before the server starts.
     """
     if host is None and not any(map(vllm_args.gives, ("host", "uds", "headless"))):
         host = DEFAULT_HOST
@@ -31,7 +31,7 @@ def choose_address(host: str | None, port: int | None, vllm_args: Arguments) -> 
 
 
 def find_url(vllm_args: Arguments) -> str:
-    """Return the URL on which a server with these arguments answers."""
+    """Return the URL of a server with these arguments."""
     if uds := vllm_args.value("uds"):
         return f"unix:{uds}"
     host = str(vllm_args.value("host") or DEFAULT_HOST)
@@ -40,7 +40,7 @@ def find_url(vllm_args: Arguments) -> str:
 
 
 def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
-    """Raise UsageError where another process listens at the address."""
+    """Raise UsageError if another process listens at the address."""
     given = vllm_args.append(*listen)
     port = given.number("port", DEFAULT_PORT)
     if given.gives("uds") or given.gives("headless") or not 0 < port < 65536:
@@ -56,7 +56,7 @@ def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
 
 
 def is_listening(host: str, asked: str) -> bool:
-    """Return whether a server that listens at `host` answers at the address `asked`; no name is looked up."""
+    """Return whether a server listening at `host` is reachable at address `asked`, without name resolution."""
     if host == "::" or (host in _EVERY_ADDRESS and ":" not in asked):
         return True
     host, asked = (DEFAULT_HOST if one == "localhost" else one for one in (host, asked))
@@ -69,7 +69,7 @@ def requires_key(vllm_args: Arguments, environ: Mapping[str, str]) -> bool:
 
 
 def is_at_every_address(vllm_args: Arguments) -> bool:
-    """Return whether a server with these arguments listens at every address of this machine."""
+    """Return whether a server with these arguments listens on all addresses of this machine."""
     if vllm_args.gives("uds") or vllm_args.gives("headless"):
         return False
     return str(vllm_args.value("host") or "") in _EVERY_ADDRESS

@@ -1,6 +1,6 @@
-"""The start modes. `LADDER` is the one list of them, in the order in which `--mode auto` tries them.
+"""Start modes. `LADDER` lists all of them in the order in which `--mode auto` tries them.
 
-A command imports this module for the names of the modes. What only a start or the doctor needs is imported in the functions.
+Commands import this module for the mode names, so functions import the dependencies of a start themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FREEZE = "coldstart template freeze"
 
 @dataclass(frozen=True)
 class Reason:
-    """Reason why a mode cannot be used, and a hint that the user can type."""
+    """Reason why a mode cannot be used, with a hint for the user."""
 
     reason: str
     hint: str
@@ -36,16 +36,16 @@ class Reason:
 
 @dataclass(eq=False)
 class StartMode:
-    """One way to start a server. To add a mode, write a subclass with `launch`, and add its object to `LADDER`.
+    """Way to start a server. To add a mode, implement `launch` in a subclass and add an instance to `LADDER`.
 
     Attributes:
         name: Value of `--mode`.
         loads_weights: Whether the server loads its weights itself, so that an early fetch helps.
-        probes: Names of the doctor's probes that must be ok.
-        on_cpu: Why vLLM's CPU build lacks this mode, if it does.
-        on_gpu: Why vLLM's GPU build lacks this mode, if it does.
-        repeatable: Whether one preparation starts any number of servers, which a host and a benchmark need.
-        unproven_on_gpu: Whether it never ran on a device, so that a GPU uses it only if it is requested.
+        probes: Names of the probes of `coldstart doctor` that must succeed.
+        on_cpu: Why the mode is unavailable with vLLM's CPU build; None if it is available.
+        on_gpu: Why the mode is unavailable with vLLM's GPU build; None if it is available.
+        repeatable: Whether one preparation allows any number of starts, as a host and a benchmark need.
+        unproven_on_gpu: Whether the mode is untested on GPUs, and so used there only on request.
     """
 
     name: str
@@ -57,9 +57,9 @@ class StartMode:
     unproven_on_gpu: bool = False
 
     def unavailable(self, start: ServerStart | None = None) -> Reason | None:
-        """Return why this machine or vLLM build lacks this mode, None if it is available.
+        """Return why this machine or vLLM build cannot run the mode; None if it can.
 
-        With `start`, the bundle and the templates of that start count too.
+        With `start`, also consider its bundle and templates.
 
         Raises:
             LaunchRefusedError: The availability cannot be determined.
@@ -68,7 +68,7 @@ class StartMode:
         return here if here is not None or start is None else self.find_missing(start)
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return what this start lacks for the mode, None if nothing. Raises LaunchRefusedError if `unavailable` does."""
+        """Return what this start lacks for the mode; None if nothing. Raises the errors of `unavailable`."""
         return None
 
     def launch(self, start: ServerStart) -> Running:
@@ -83,7 +83,7 @@ class StartMode:
 
 
 def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Running:
-    """Wait until the launched server is ready. End the server on any exception.
+    """Wait until the launched server is ready. Kill it on any exception.
 
     Raises:
         ServerExitedError: The server exits before it is ready.
@@ -101,7 +101,7 @@ def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Runn
 
 
 class FreshMode(StartMode):
-    """Start of a new process that imports, loads and builds everything itself. It is available everywhere."""
+    """Start in a new process that imports, loads and builds everything itself. Always available."""
 
     def launch(self, start: ServerStart) -> Running:
         """Start a new server process, as specified by StartMode."""
@@ -112,15 +112,15 @@ class FreshMode(StartMode):
 
 @dataclass(eq=False)
 class TemplateMode(StartMode):
-    """A mode whose server comes from a template of one of `levels`: the template forks it, or wakes up as the server.
+    """Start from a template of one of `levels`: the template forks the server, or wakes up and becomes it.
 
-    A template that is not ready counts as available.
+    A template that is not ready yet counts as available.
     """
 
     levels: tuple[str, ...] = ()
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return that no template fits this start, as specified by StartMode."""
+        """Return a reason if no template fits this start."""
         if self._templates(start):
             return None
         model = start.request.lookup.model.name
@@ -130,7 +130,7 @@ class TemplateMode(StartMode):
         return Reason(reason, start.request.lookup.format_template(self.levels[0]))
 
     def launch(self, start: ServerStart) -> Running:
-        """Fork or wake the server, as specified by StartMode."""
+        """Have the template fork the server or wake up. Raises the errors of `StartMode.launch`."""
         from coldstart.launch import server_process, template_pool
 
         found = self._templates(start)
@@ -171,7 +171,7 @@ def _list_templates(start: ServerStart) -> Iterator[Warm]:
 
 
 def _fork_thawed(start: ServerStart, thaw: Callable[[], Thawed]) -> Running:
-    """Thaw a template with CRIU for this server alone, and have it fork the server. Raises as `StartMode.launch`."""
+    """Restore a template with CRIU for this server alone, and have it fork the server. Raises as `StartMode.launch`."""
     from coldstart.launch import server_process
 
     try:
@@ -187,10 +187,10 @@ def _fork_thawed(start: ServerStart, thaw: Callable[[], Thawed]) -> Running:
 
 
 class ParkedMode(TemplateMode):
-    """Start from an engine that sleeps in host memory alone: the driver has taken all of it off the device."""
+    """Start from an engine parked in host memory: the driver has moved all of its GPU state off the GPU."""
 
     def unavailable(self, start: ServerStart | None = None) -> Reason | None:
-        """Return that the driver is too old, or what StartMode specifies."""
+        """Return why the mode is unavailable, also if the driver is too old."""
         if not runtime.targets_cpu():
             from coldstart.system.devices import nvml, parking
 
@@ -200,10 +200,10 @@ class ParkedMode(TemplateMode):
 
 
 class SnapshotMode(StartMode):
-    """Start from the process image of a bundle's engine: weights included on the CPU, and by `vllm snapshot` on a GPU."""
+    """Start from a process image of a bundle's engine, including weights on CPU, or by `vllm snapshot` on a GPU."""
 
     def unavailable(self, start: ServerStart | None = None) -> Reason | None:
-        """Return what this machine lacks for `vllm snapshot`, or what StartMode specifies."""
+        """Return why the mode is unavailable, also if this machine does not support `vllm snapshot`."""
         if not runtime.targets_cpu():
             from coldstart.vllm import gpu_starts
 
@@ -212,7 +212,7 @@ class SnapshotMode(StartMode):
         return super().unavailable(start)
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return that the bundle has no snapshot, as specified by StartMode."""
+        """Return a reason if the bundle has no snapshot."""
         if not runtime.targets_cpu():
             from coldstart.launch import vllm_snapshot
 
@@ -230,7 +230,7 @@ class SnapshotMode(StartMode):
         return Reason("the bundle has no snapshot", lookup.format_materialize("--snapshot"))
 
     def launch(self, start: ServerStart) -> Running:
-        """Start the server as `StartMode` specifies: on a CPU a thawed engine forks it, on a GPU vLLM restores it."""
+        """Start the server: on CPU a restored engine forks it, on a GPU vLLM restores it."""
         from coldstart.launch import process_snapshot, vllm_snapshot
 
         if not runtime.targets_cpu():
@@ -244,10 +244,10 @@ class SnapshotMode(StartMode):
 
 
 class RuntimeSnapshotMode(StartMode):
-    """Start from the process image of this machine's runtime, which contains no model."""
+    """Start from a process image of the imported runtime, without a model."""
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return that no image exists, as specified by StartMode."""
+        """Return a reason if there is no process image."""
         from coldstart.launch import process_snapshot
 
         try:
@@ -257,7 +257,7 @@ class RuntimeSnapshotMode(StartMode):
         return None if exists else Reason("no runtime snapshot exists on this machine", _FREEZE)
 
     def launch(self, start: ServerStart) -> Running:
-        """Have the thawed runtime fork the server, as specified by StartMode."""
+        """Have the restored runtime fork the server."""
         from coldstart.launch import process_snapshot
 
         def thaw() -> Thawed:
@@ -336,7 +336,7 @@ def attempts(name: str) -> list[StartMode]:
 
 
 def list_permitted(results: Sequence[Probe]) -> dict[str, bool]:
-    """Return for each mode whether the machine with these probe results can start servers with it."""
+    """Return, by mode, whether a machine with these probe results can start servers in it."""
     from coldstart.system import probes
 
     good = {probe.name for probe in results if probe.status == "ok"}
@@ -345,12 +345,12 @@ def list_permitted(results: Sequence[Probe]) -> dict[str, bool]:
 
 
 def list_reasons() -> dict[str, Reason]:
-    """Return for each mode that the installed vLLM lacks the reason."""
+    """Return the reasons why the installed vLLM does not support modes, by mode."""
     return {mode.name: why for mode in LADDER if (why := mode.unavailable()) is not None}
 
 
 def find_obstacle(mode: StartMode) -> Reason | None:
-    """Return why CRIU cannot run on this machine, as the doctor reports it, for a mode that needs it."""
+    """Return why CRIU cannot run on this machine, if the mode needs it, in the words of `coldstart doctor`."""
     from coldstart.system import probes
 
     if (

@@ -1,7 +1,7 @@
-"""The request for one start of a server, and its launch plan. This module does not start processes; `ladder` does.
+"""Request to start a server, and its launch plan. This module does not start processes; `ladder` does.
 
-Compatibility is decided from the manifest before anything heavy is imported. Each part of the bundle that the plan
-does not use has a Fallback with the reason.
+Compatibility is decided from the bundle's manifest, before torch or vLLM is imported. Each section that the plan does not use
+has a Fallback with the reason.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ _AS_IT_IS = ((None, False), (None, 0, 1))
 
 @dataclass(frozen=True)
 class ServeRequest:
-    """The user's start options, and the bundle that was found for them.
+    """Options of a start, and the bundle that was found for it.
 
     - `listen`: vLLM's host and port arguments.
     - `mode`: name of a start mode, or "auto".
     - `without_bundle`: start stock vLLM if no bundle is found.
     - `ready_timeout`: seconds within which the server must be ready; None means no limit.
-    - `trust`: judges which bundles may provide code. With `require_signature`, a bundle that it rejects is refused completely;
+    - `trust`: decides which bundles may provide code. With `require_signature`, an untrusted bundle is rejected completely;
       otherwise only the bundle's code is ignored.
     - `weights_from`: source of the weights, None for the model's own directory. `weights_pace` limits the rate.
     - `defer_capture`: capture most CUDA graphs after the server is ready.
     - `templates`: directory of additional templates.
-    - `observe`: called with the PID of each server process that the start creates.
-    - `on_progress`: called with each report of a server about the progress of its start.
+    - `observe`: called with the PID of each server process that is created.
+    - `on_progress`: called with each progress report of the server.
     """
 
     lookup: Lookup
@@ -69,7 +69,7 @@ class ServeRequest:
     ready_timeout: float | None = None
     require_signature: bool = False
     scheduler: SchedulerSettings = STOCK
-    trust: TrustCheck = inspection.check_trust
+    trust: TrustCheck = inspection.trust
     weights_from: str | None = None
     weights_pace: PacedFetch | None = None
     defer_capture: bool = False
@@ -80,7 +80,7 @@ class ServeRequest:
 
 @dataclass(frozen=True)
 class ServerStart:
-    """A start in progress: its request, its launch plan, and its begin on CLOCK_MONOTONIC in seconds."""
+    """Start in progress: request, launch plan, and start time in seconds on CLOCK_MONOTONIC."""
 
     request: ServeRequest
     plan: LaunchPlan
@@ -88,7 +88,7 @@ class ServerStart:
 
 
 def plan(request: ServeRequest) -> LaunchPlan:
-    """Return the launch plan of a request, including its scheduler, whose settings must have been checked.
+    """Return the launch plan of a request. Its scheduler settings must have been checked.
 
     Raises:
         NoBundleError: No bundle was found and the request needs one.
@@ -102,9 +102,9 @@ def plan(request: ServeRequest) -> LaunchPlan:
         )  # before a missing bundle is reported, which could not be built either
     signed_by = request.trust if request.require_signature else None
     missing = inspection.require(lookup, bundle=not request.without_bundle, signed_by=signed_by)
-    weights = fetch.choose(lookup, request.weights_from, request.weights_pace, request.listen)
+    weights = fetch.choose_weights_source(lookup, request.weights_from, request.weights_pace, request.listen)
     if lookup.bundle is None:
-        planned = prepare.ordinary(lookup, weights, missing)
+        planned = prepare.plan_without_bundle(lookup, weights, missing)
     else:
         planned = prepare.prepare(lookup, lookup.bundle, weights, trust=request.trust)
     if request.defer_capture:

@@ -1,10 +1,10 @@
-"""Prepare the fastest start mode that this machine allows for a launch plan: a template of a level that starts here.
+"""Prepare the fastest start mode that this machine supports for a launch plan, by starting a template.
 
-A failed preparation raises only where each start with these arguments fails. Otherwise its reason is returned, and the next
-slower one is tried.
+If a mode cannot be prepared, the reason is returned and the next slower mode is tried. Only errors that would fail every
+start with these arguments are raised.
 
-All stores of a user share templates. The store whose `up` started a template owns it, and ends it. A template that a user
-started has no owner.
+All stores of a user share templates. A template started by `up` is owned by its store, which stops it. A template that the
+user started has no owner.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Preparation:
-    """The template that was prepared, None without one, and why each faster mode is not prepared.
+    """Prepared template (None if there is none), and why each faster mode was not prepared.
 
-    `is_new` is false if an earlier preparation was found.
+    `is_new` is False if the template was already running.
     """
 
     template: Warm | None
@@ -49,7 +49,7 @@ class Preparation:
 def prepare_fastest(
     lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float | None = None
 ) -> Preparation:
-    """Prepare the fastest mode for the plan. `phase` is entered around each step, and `timeout_s` limits each step.
+    """Prepare the fastest mode for the plan; each step runs inside `phase` and takes at most `timeout_s` seconds.
 
     Raises CommandFailedError if no start of this plan can succeed, for example because of invalid arguments.
     """
@@ -68,14 +68,14 @@ def prepare_fastest(
 
 
 def _explain(error: ColdstartError) -> str:
-    """Return the error in one line: the cause instead of the end of a log, if the log names it."""
+    """Return the error as one line: the cause found in the log, or else the message."""
     if isinstance(error, template_pool.TemplateExitedError) and error.cause:
         return f"the template exited before it was ready: {error.cause}"
     return error.message.replace("\n", " ")
 
 
 def list_prepared(cache: Cache) -> Iterator[Warm]:
-    """Yield the templates that `prepare_fastest` started for this store. Their owner has the name and the path of the model."""
+    """Yield the templates that `prepare_fastest` started for this store."""
     own = up_records.identify_store(cache)
     return (warm for warm in template_pool.listed() if own in warm.owner[:1])
 
@@ -83,7 +83,7 @@ def list_prepared(cache: Cache) -> Iterator[Warm]:
 def _prepare_template(
     level: str, lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float
 ) -> tuple[Warm, bool]:
-    """Return the template that runs or was started, and whether it was started. Raises ColdstartError."""
+    """Find or start the template; return it and whether it is new. Raises ColdstartError."""
     if (usable := _find_usable(level, lookup, plan)) is not None:
         return usable, False
     owner = (up_records.identify_store(lookup.cache), lookup.model.argument, str(lookup.model.path))
@@ -98,13 +98,16 @@ def _prepare_template(
 
 
 def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> Warm | None:
-    """Return the template that can serve the plan. Stop one that cannot. Raises CommandFailedError for another model's."""
+    """Return a running template that fits the plan, and stop one that does not.
+
+    Raises CommandFailedError if a template of a different model has the same key.
+    """
     name = lookup.model.name
     if (warm := template_pool.find(level, plan.key)) is None:
         return None
     if level == ENGINE and warm.model != name:
         raise CommandFailedError(
-            f"a template of {warm.model} runs, which has the same key as {name}",
+            f"a template of {warm.model} with the same key as {name} is running",
             hint="coldstart template stop --level engine",
         )
     if template_pool.obstacle(warm, plan) is None:
@@ -114,7 +117,7 @@ def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> Warm | None:
 
 
 def find_mode(level: str) -> TemplateMode:
-    """Return the start mode that a template of `level` serves. Raises UsageError for an unknown level."""
+    """Return the start mode that uses templates of `level`. Raises UsageError for an unknown level."""
     for mode in LADDER:
         if isinstance(mode, TemplateMode) and level in mode.levels:
             return mode
@@ -129,10 +132,10 @@ def start_template(
     root: Path | None = None,
     owner: Sequence[str] = (),
 ) -> Warm:
-    """Start a template and wait until it listens. Arguments as of `template_pool.start`.
+    """Start a template and wait until it listens. The arguments are those of `template_pool.start`.
 
     Raises:
-        UsageError: This machine or this plan does not permit such a template, or one already runs.
+        UsageError: This machine or plan does not support the template, or one is already running.
         CommandFailedError: The template exits, or is not ready in `timeout` seconds.
     """
     if why := find_mode(level).unavailable():

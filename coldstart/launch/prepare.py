@@ -1,7 +1,7 @@
-"""Turn a bundle into a launch plan, from the manifest alone, before anything heavy is imported.
+"""Build a launch plan from a bundle without importing torch or vLLM.
 
-Each section that cannot be used becomes an entry in `fallbacks`, and vLLM does that part the ordinary way. An unusable
-section never stops a server from starting.
+Each unusable section becomes an entry in `fallbacks`, and vLLM does that work itself. An unusable section never prevents a
+start.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
 
 
 def inductor_env(compile_dir: Path) -> dict[str, str]:
-    """Return the environment variables of Inductor that must be the same when kernels are built and when they are looked up.
+    """Return the Inductor environment variables that must be equal when kernels are built and when they are loaded.
 
-    The cache key contains the vector ISA, so Inductor does not have to find it out with the compiler. Headers are not
-    precompiled, because the path of a precompiled header would be part of every kernel's name.
+    They set the vector ISA, which Inductor would otherwise determine with the compiler, and disable precompiled headers, whose
+    path would become part of every kernel's cache key.
     """
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(compile_dir / "inductor"),
@@ -54,12 +54,12 @@ def inductor_env(compile_dir: Path) -> dict[str, str]:
 
 
 def base_env(caches: Path) -> dict[str, str]:
-    """Return the variables that place vLLM's caches below the cache root, independent of HOME."""
+    """Return the environment variables that move vLLM's caches below the cache root."""
     return {"VLLM_CACHE_ROOT": str(caches), "VLLM_NO_USAGE_STATS": "1"}
 
 
-def ordinary(lookup: Lookup, weights: fetch.Weights, reason: str) -> LaunchPlan:
-    """Return the plan of vLLM's ordinary start; `reason` explains why no bundle is used."""
+def plan_without_bundle(lookup: Lookup, weights: fetch.Weights, reason: str) -> LaunchPlan:
+    """Return the plan of a start without a bundle; `reason` explains why there is none."""
     return LaunchPlan(
         weights.arguments,
         key=lookup.key.digest,
@@ -70,8 +70,8 @@ def ordinary(lookup: Lookup, weights: fetch.Weights, reason: str) -> LaunchPlan:
     )
 
 
-def distrusting(plan: LaunchPlan) -> LaunchPlan:
-    """Return `plan` without restored state: its arguments and vLLM's own caches remain, the bundle's code does not."""
+def drop_restored_state(plan: LaunchPlan) -> LaunchPlan:
+    """Return `plan` without the bundle's code and restored state, but with its arguments and vLLM's own caches."""
     restored = {*inductor_env(Path()), *caches.VARIABLES}
     env = {name: value for name, value in plan.env.items() if name not in restored}
     task = replace(plan.engine, restore=None, compiled=None)
@@ -102,7 +102,7 @@ class _Preparation:
         return dict(document)
 
     def compile_dir(self) -> Path | None:
-        """Return the directory of the `compile` section, unpacked once per content and reused by every later start."""
+        """Return the directory of the unpacked `compile` section, which all starts share."""
         if not self.bundle.has_section("compile") and (
             why := inspection.list_missing_sections(self.bundle).get("compile")
         ):
@@ -111,7 +111,7 @@ class _Preparation:
         return self.code("compile")
 
     def code(self, section: str) -> Path | None:
-        """Return the directory of an unpacked code section. If it cannot be used, record a fallback and return None."""
+        """Unpack a code section and return its directory; if it is unusable, record a fallback and return None."""
         refused: list[str] = []
         try:
             return unpack_section(self.bundle, section, self.root, self.trust, refused)
@@ -125,7 +125,7 @@ class _Preparation:
         return None
 
     def compiled(self, section: Path) -> None:
-        """Copy the unpacked `compile` section to a private directory, where a GPU engine's compilers can write."""
+        """Copy the unpacked `compile` section to a writable directory for a GPU engine's compilers."""
         root = paths.compiled_dir()
         laid = root / section.name
         if not is_dry_run() and (fault := ownership.ensure_private_directory(root)) is not None:
@@ -133,7 +133,7 @@ class _Preparation:
             return
         try:
             if not is_dry_run():
-                caches.lay(section, laid)
+                caches.copy_section(section, laid)
         except OSError as error:
             self.drop_section("compile", f"cannot create its caches: {error}")
             return
@@ -141,7 +141,7 @@ class _Preparation:
         self.task = replace(self.task, compiled=laid / caches.AOT)
 
     def kv_args(self, given: Arguments) -> list[str]:
-        """Return the bundle's KV size as vLLM's flag, unless the user gave a size or too little memory is free."""
+        """Return the bundle's KV cache size as a vLLM argument, unless the user set one or free memory is too small."""
         if given.gives(KV_FLAG) or KV_VARIABLE in os.environ:
             return []
         sizing = self.json("kv")
@@ -161,7 +161,7 @@ class _Preparation:
         return ["--kv-cache-memory-bytes", str(wanted)]
 
     def startup_plans(self, data: object) -> None:
-        """Pass a GPU's KV size to each rank's worker, which compares the free memory again."""
+        """Pass the KV cache size of each GPU to its worker, which checks the free memory again."""
         from coldstart.system.devices import nvml
         from coldstart.vllm.graphs import kv_plan
 
@@ -175,12 +175,12 @@ class _Preparation:
         self.task = replace(self.task, kv_plan=msgspec.to_builtins(plans))
 
     def graphs(self) -> None:
-        """Unpack the `graphs` section, if the bundle has one, like code: it contains kernels."""
+        """Unpack the `graphs` section if there is one; it counts as code because it contains kernels."""
         if self.bundle.has_section("graphs") and (place := self.code("graphs")) is not None:
             self.task = replace(self.task, restore=place)
 
     def modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
-        """Write the resolved model class to vLLM's cache. Without it vLLM starts another process to inspect the class."""
+        """Write the model class information to vLLM's cache, so that vLLM need not start a process to inspect the class."""
         info = self.json("modelinfo")
         if info and not self.trust(self.bundle).ok:
             # vLLM would use it in every later start, even after the bundle is removed.
@@ -192,8 +192,8 @@ class _Preparation:
 
 
 def write_modelinfos(info: Mapping[str, Any], cache_root: Path) -> None:
-    """Write the section's descriptions of the model's class where vLLM looks for them. Raises OSError."""
-    for name, content in _texts(info.get("vllm_modelinfos")).items():
+    """Write the `modelinfo` section into vLLM's cache below `cache_root`. Raises OSError."""
+    for name, content in _select_texts(info.get("vllm_modelinfos")).items():
         target = cache_root / "modelinfos" / name
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ def prepare(
     trust: TrustCheck,
     root: Path | None = None,
 ) -> LaunchPlan:
-    """Return the plan that starts the model from `bundle`. Code is unpacked under `root`, by default the cache root.
+    """Return the plan for a start from `bundle`. Code is unpacked below `root` (default: the cache root).
 
     Raises:
         OSError: The root cannot be written.
@@ -240,8 +240,8 @@ def prepare(
     )
 
 
-def _texts(value: object) -> dict[str, str]:
-    """Return the entries of `value` that map a file name to a text; ignore all others."""
+def _select_texts(value: object) -> dict[str, str]:
+    """Return the entries of `value` that map a file name to text."""
     pairs = value.items() if isinstance(value, Mapping) else ()
     return {k: v for k, v in pairs if isinstance(v, str) and _FILE_NAME.fullmatch(k)}
 
@@ -249,9 +249,9 @@ def _texts(value: object) -> dict[str, str]:
 def _canary(value: object) -> dict[str, list[int]] | None:
     given = value if isinstance(value, Mapping) else {}
     lists = {name: given.get(name) for name in ("prompt", "tokens")}
-    token_lists = {name: value for name, value in lists.items() if _are_tokens(value)}
+    token_lists = {name: value for name, value in lists.items() if _is_token_list(value)}
     return token_lists if {"prompt", "tokens"} <= set(token_lists) else None
 
 
-def _are_tokens(value: object) -> TypeGuard[list[int]]:
+def _is_token_list(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)

@@ -1,9 +1,8 @@
-"""Process snapshots: CRIU freezes a template, and thaws it on a machine that permits it.
+"""Process snapshots: CRIU checkpoints a template process (freeze) and restores it (thaw).
 
-The frozen process is a template with an engine built, or with the runtime alone: then one image, without a model of a user,
-starts every model. The smallest model that coldstart builds is configured so that all modules are imported.
-It is not a server: it holds no port, event loop or client. So one snapshot starts any number of servers, at any address, each
-in its own namespaces.
+The frozen process is a template with a built engine, or with only the imported runtime: that image contains no user's model
+and starts every model. It is not a server: it has no port, event loop or client, so one snapshot starts any number of
+servers, at any address, each in its own namespaces.
 
 The image refers to files by path. Therefore the compiled kernels that it maps are unpacked to one directory per user, which
 does not depend on the cache root. The image contains the content digests of its source files (fingerprint.py) and the
@@ -52,7 +51,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
     """Build a template for `plan` and freeze it into the existing directory `out`.
 
     Returns:
-        The reason why thawed processes cannot share the image's memory, None if they can.
+        Why restored processes cannot share the image's memory; None if they can.
 
     Raises:
         CommandFailedError: CRIU is missing or may not run, or the template or the dump fails.
@@ -95,7 +94,7 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the template if it still runs, then wait for its parent."""
+    """Kill the template if it is running, then wait for its parent."""
     with suppress(OSError):  # CRIU has ended the frozen process
         for pid in processes.list_children(process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -103,7 +102,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _clear(meeting: Path) -> None:
-    """Remove the frozen template's files from its directory; a thawed template does not need them."""
+    """Remove the frozen template's files from its directory; a restored template does not need them."""
     for left in meeting.iterdir():
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
@@ -112,7 +111,7 @@ def _clear(meeting: Path) -> None:
 
 
 class Thawed:
-    """A thawed template: its socket directory, which `remove` removes, and the process that holds its namespaces."""
+    """Restored template: its socket directory, which `remove` removes, and the process that holds its namespaces."""
 
     def __init__(self, directory: Path, process: subprocess.Popen[bytes], remove: Callable[[], None]) -> None:
         self.directory, self.process, self.pid, self._remove = directory, process, process.pid, remove
@@ -123,7 +122,7 @@ class Thawed:
         return self.directory / "socket"
 
     def end(self) -> None:
-        """End the template and every process in its namespaces, and remove its directory."""
+        """Kill the template and every process in its namespaces, and remove its directory."""
         inside = _pidfds(self.pid)
         if self.process.poll() is None:  # not yet reaped, so its PID is not reused
             # Kill the group at once: CRIU may still run, and a process that it forks now is in the group too.
@@ -148,7 +147,7 @@ def _pidfds(parent: int) -> list[int]:
 
 
 def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustCheck) -> Thawed:
-    """Thaw the engine that was built from `bundle` and frozen on this machine, for the server of `plan`.
+    """Restore the engine of `bundle` that was frozen on this machine, for the server of `plan`.
 
     Raises:
         LaunchRefusedError: CRIU cannot run, or the snapshot does not exist or does not fit this machine or this start.
@@ -169,7 +168,7 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustCheck) -> T
 
 
 def _meeting(images: Path) -> Path:
-    """Return the directory where the frozen template listened, which also contains its kernels.
+    """Return the directory in which the frozen template listened and its kernels are stored.
 
     Raises:
         LaunchRefusedError: The path is unknown, or not a private directory on this machine.
@@ -186,10 +185,10 @@ def _meeting(images: Path) -> Path:
 
 
 def check(images: Path, plan: LaunchPlan) -> None:
-    """Check that this machine has the image's files and this start has the image's environment.
+    """Check that this machine's files and this start's environment equal those of the image.
 
     Raises:
-        LaunchRefusedError: A file or a variable differs; the message names it.
+        LaunchRefusedError: A file or variable differs.
     """
     reason = fingerprint.find_mismatch(images, "snapshot")
     if reason is None:
@@ -200,10 +199,10 @@ def check(images: Path, plan: LaunchPlan) -> None:
 
 
 def restored(images: Path, plan: LaunchPlan) -> Thawed:
-    """Thaw the template in `images`, a directory that no other user can write, for the server of `plan`.
+    """Restore the template in `images`, a private directory, for the server of `plan`.
 
     Raises:
-        LaunchRefusedError: The image does not fit, or CRIU fails; the message has the reason.
+        LaunchRefusedError: The image does not fit, or CRIU fails.
         OSError: A directory cannot be created.
     """
     meeting = _meeting(images)
@@ -233,7 +232,7 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
 
 
 def sweep() -> None:
-    """Remove the directories of thawed templates whose supervisor was killed. Raises OSError."""
+    """Remove the directories of restored templates whose supervisor was killed. Raises OSError."""
     base = paths.runtime_dir()
     scratch.remove_dead_below(base, _PREFIX)
 
@@ -270,14 +269,14 @@ def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
 
 
 def meeting_dir() -> Path:
-    """Return the directory where a frozen template listens. Each thawed one has its own directory mounted over it."""
+    """Return the directory in which frozen templates listen. Each restored one has a private directory mounted over it."""
     directory = paths.frozen_dir() / "meeting"
     directory.mkdir(mode=0o700, exist_ok=True)
     return directory
 
 
 def first_error(log: Path) -> str:
-    """Return CRIU's first error; later ones are its consequences."""
+    """Return the first error in CRIU's log; later ones are consequences."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     complaints = [line for line in lines if "Error" in line]
     return complaints[0] if complaints else "its log contains no error"
@@ -291,10 +290,10 @@ def _require_criu(level: str) -> None:
 
 
 def freeze_runtime(cache: Cache, timeout: float) -> Path:
-    """Create the image for this interpreter, replace an existing one, and return its directory.
+    """Create or replace the runtime snapshot of this interpreter; return its directory.
 
     Raises:
-        CommandFailedError: The image cannot be created; the message has the reason.
+        CommandFailedError: The image cannot be created.
     """
     _require_criu("runtime")
     image = runtime_image.choose_image_directory(cache.runtimes)
@@ -315,7 +314,7 @@ def freeze_runtime(cache: Cache, timeout: float) -> Path:
 
 
 def find_runtime(cache: Cache) -> Path | None:
-    """Return the directory of the image for this interpreter, None if it does not exist."""
+    """Return the directory of this interpreter's runtime snapshot; None if there is none."""
     if not cache.runtimes.is_dir():
         return None
     image = runtime_image.choose_image_directory(cache.runtimes)
@@ -323,7 +322,7 @@ def find_runtime(cache: Cache) -> Path | None:
 
 
 def thaw_runtime(image: Path, plan: LaunchPlan) -> Thawed:
-    """Thaw the template in `image` for the server of `plan`. Raises LaunchRefusedError, OSError."""
+    """Restore the runtime template in `image` for the server of `plan`. Raises LaunchRefusedError, OSError."""
     _require_usable(image)
     return restored(image, plan)
 

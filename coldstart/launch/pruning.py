@@ -1,4 +1,4 @@
-"""Prune the store, and with it everything on this machine that was derived from the removed bundles.
+"""Prune the store and all files on this machine that were derived from removed bundles.
 
 Invariant: sections of bundles in the store, and files that a running process has mapped, are never removed.
 """
@@ -35,22 +35,22 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
 
     Args:
         cache: Cache whose bundle store is pruned.
-        refs: Bundles to remove. Old versions of other bundles are removed only if this is empty.
+        refs: Bundles to remove. If empty, old versions of all bundles are removed.
         keep: Number of newest versions of each key to retain.
         dry_run: Only report what would be removed.
 
     Raises:
-        BundleNotFoundError: A reference names no bundle.
-        AmbiguousReferenceError: A reference names bundles of several keys.
+        BundleNotFoundError: A reference matches no bundle.
+        AmbiguousReferenceError: A reference matches bundles with different keys.
         ReadOnlyStoreError: The store is not writable.
     """
     store = Store(cache.bundles)
     # A name of several keys does not say which of them to remove.
     drop = [store.find_by_reference(ref, require_one_key=True) for ref in refs]
-    pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.check_trust)
+    pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
     remaining = [bundle for bundle in store.list_bundles() if bundle.digest not in pruned.removed]
     unpacked = _find_unpacked(cache, remaining)
-    with _leftover_images(cache.runtimes) as partial:
+    with _find_partial_images(cache.runtimes) as partial:
         frozen = (*partial, *_find_images(cache, remaining))
         freed = pruned.freed_bytes + sum(map(runtime_image.measure_size, (*unpacked, *frozen)))
         if not dry_run:
@@ -71,7 +71,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
 
 
 def _find_unpacked(cache: Cache, remaining: Sequence[Bundle]) -> tuple[Path, ...]:
-    """Return what was unpacked from sections that no remaining bundle has, also where stores share a directory."""
+    """Return the directories unpacked from sections that no remaining bundle of any sharing store contains."""
     live = {blob.digest.removeprefix("sha256:") for bundle in remaining for blob in _list_layers(bundle)}
     roots = [cache.unpacked, paths.compiled_dir()]
     if (paths.state_dir() / "unpacked").is_dir():
@@ -88,20 +88,20 @@ def _list_layers(bundle: Bundle) -> tuple[Descriptor, ...]:
 
 
 def find_dead(roots: Iterable[Path], live: Collection[str]) -> tuple[Path, ...]:
-    """Return the entries below `roots` whose digest (hexadecimal) is not in `live`, without those that a process has mapped."""
-    dead = [path for root in roots for path, digest in _named(root) if digest not in live]
-    mapped = _mapped() if dead else set()
-    return tuple(path for path in dead if not _in_use(path, mapped))
+    """Return the entries below `roots` whose hexadecimal digest is not in `live` and that no process has mapped."""
+    dead = [path for root in roots for path, digest in _list_named_entries(root) if digest not in live]
+    mapped = _list_mapped_files() if dead else set()
+    return tuple(path for path in dead if not _is_mapped(path, mapped))
 
 
-def _named(root: Path) -> Iterator[tuple[Path, str]]:
+def _list_named_entries(root: Path) -> Iterator[tuple[Path, str]]:
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         if matched := _NAME.fullmatch(path.name):
             yield path, matched["digest"]
 
 
-def _mapped() -> set[str]:
-    """Return the paths of all files that processes have mapped, as far as this user may read them."""
+def _list_mapped_files() -> set[str]:
+    """Return the paths of all files mapped by processes that this user can inspect."""
     paths: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
@@ -109,14 +109,14 @@ def _mapped() -> set[str]:
     return paths
 
 
-def _in_use(path: Path, mapped: Collection[str]) -> bool:
+def _is_mapped(path: Path, mapped: Collection[str]) -> bool:
     prefix = str(path.resolve()).lstrip("/") + "/"
     return any(name.startswith(prefix) for name in mapped)
 
 
 @contextmanager
-def _leftover_images(root: Path) -> Iterator[list[Path]]:
-    """Yield what a killed process left of an image; none is created in the block."""
+def _find_partial_images(root: Path) -> Iterator[list[Path]]:
+    """Yield partial images left by killed processes; hold the lock so that none is created meanwhile."""
     partial = root / runtime_image.PARTIAL
     # While an image is being created, its process has the lock.
     held = files.try_lock(root / runtime_image.LOCK) if partial.is_dir() else None
@@ -128,7 +128,7 @@ def _leftover_images(root: Path) -> Iterator[list[Path]]:
 
 
 def _find_images(cache: Cache, remaining: Sequence[Bundle]) -> Iterator[Path]:
-    """Yield the images that cannot be thawed any more, and those of engines that no remaining bundle has."""
+    """Yield images that can no longer be restored, and engine images of removed bundles."""
     yield from (
         image.directory for image in runtime_image.list_images(cache.runtimes) if image.obstacle is not None
     )
@@ -136,4 +136,4 @@ def _find_images(cache: Cache, remaining: Sequence[Bundle]) -> Iterator[Path]:
         runtime_image.choose_engine_image_directory(cache.runtimes, bundle.digest) for bundle in remaining
     }
     root = runtime_image.choose_engine_image_directory(cache.runtimes, "")  # the directory of all of them
-    yield from (path for path, _ in _named(root) if path not in kept)
+    yield from (path for path, _ in _list_named_entries(root) if path not in kept)

@@ -165,10 +165,10 @@ class Assembly:
         """Hash every tensor and chunk of the weights, and record their digest for the starts on this machine."""
         assert self.model.path is not None  # ensure_weights has set it
         with self._stage("hash the weights"):
-            plan = weights.build_plan(self.model.path, self.records)
+            plan = weights.plan(self.model.path, self.records)
         self._write("weights", plan)
         info = self._read("modelinfo")
-        info["weights"] = weights.compute_plan_digest(plan)
+        info["weights"] = weights.digest(plan)
         self._write("modelinfo", info)
 
     def prove(self) -> None:
@@ -237,7 +237,7 @@ class Assembly:
     def _proof_plan(self, socket: Path) -> LaunchPlan:
         info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
         env = prepare.base_env(self.work / "vllm")
-        args = self._arguments(*fetch.loading(self.vllm_args, self.model)).append("--uds", str(socket))
+        args = self._arguments(*fetch.select_loader(self.vllm_args, self.model)).append("--uds", str(socket))
         if (self.out / "graphs").is_dir():
             args = args.append(*graphs.kv_args(self._read("kv"), self.vllm_args))
             task = EngineTask(restore=shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
@@ -251,7 +251,7 @@ class Assembly:
                 # In separate caches, so that the start can use nothing but the bundle.
                 env |= {"VLLM_CACHE_ROOT": str(self.work / "proof-vllm")}
                 prepare.write_modelinfos(info, Path(env["VLLM_CACHE_ROOT"]))
-                laid = caches.lay(moved, self.work / "proof-caches")
+                laid = caches.copy_section(moved, self.work / "proof-caches")
                 env, task = env | caches.environment(laid), replace(task, compiled=laid / caches.AOT)
         return LaunchPlan(
             args, key=self.key, compile_dir=used, canary=info.get("canary"), env=env, engine=task

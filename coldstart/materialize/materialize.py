@@ -99,7 +99,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
             vllm_snapshot.create(lookup, bundle)
         return
     plan = prepare.prepare(
-        lookup, bundle, fetch.choose(lookup), trust=inspection.check_trust, root=paths.frozen_dir()
+        lookup, bundle, fetch.choose_weights_source(lookup), trust=inspection.trust, root=paths.frozen_dir()
     )
     place = runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest)
     with phase("freeze a built engine") as say:

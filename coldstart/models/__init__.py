@@ -1,1 +1,1 @@
-"""Resolve a model name to its files, its identity, its bundle key, and the bundle."""
+"""Resolve the name of a model to its files, its identity, the key of its bundle, and that bundle."""

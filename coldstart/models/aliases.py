@@ -1,4 +1,4 @@
-"""Short names of Hugging Face repositories: the models of MEDUSA (Table 1) and their common successors."""
+"""Short names for the models of MEDUSA (Table 1) and their common successors, by Hugging Face repository."""
 
 from collections.abc import Mapping
 

@@ -1,13 +1,13 @@
-"""Read the files of a model directory: JSON, headers of safetensors files, and the index that maps tensors to files.
+"""Read the files of a model directory: JSON, headers of safetensors files, and the index, which decides where each tensor is.
 
 Only regular files are read, with limits on the size and nesting of JSON. Every error names the file and has a hint.
 
-A safetensors file begins with 8 bytes of little-endian length and a JSON header, followed by the tensors' bytes. The
-safetensors library checks the header: its size, types and shapes, and that the tensors cover the file without overlap. It
-does not report offsets, which are read from the JSON.
+A safetensors file begins with 8 bytes of little-endian length and JSON, followed by the tensors' bytes. The safetensors
+library checks the header: its size, types and shapes, and that the tensors cover the file without overlap. It does not tell
+the offsets, which are read from the JSON.
 
-As in transformers, the index is authoritative. vLLM skips files that the index does not list. It loads every tensor of
-the other files in the order of their names, so a later copy replaces an earlier one.
+The index decides, as in transformers. vLLM skips the files that the index does not name. It loads every tensor of the other
+files in the order of their names, so that a later copy replaces an earlier.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from coldstart.artifacts.limits import LIMITS
 from coldstart.errors import UsageError, describe_reason
 from coldstart.system.file_state import cache_by_state
 
-FETCH_AGAIN_HINT = "fetch the model again"
+AGAIN = "fetch the model again"
 _POINTER = b"version https://git-lfs.github.com/spec/"
-"""First bytes of a Git LFS pointer, which stands for the content in an incomplete clone."""
+"""What a file without its content begins with in a clone of a repository."""
 INDEXES: Mapping[str, str] = {
     ".safetensors": "model.safetensors.index.json",
     ".bin": "pytorch_model.bin.index.json",
@@ -38,23 +38,23 @@ INDEXES: Mapping[str, str] = {
 _SHOWN = 3
 
 
-def require_regular(path: Path) -> Path:
-    """Return `path`. Raises UsageError if it exists and is not a regular file, or is a broken link."""
+def require(path: Path) -> Path:
+    """Return `path`. Raises UsageError if it is no regular file; a path that does not exist is accepted."""
     if path.is_file() or not os.path.lexists(path):
         return path
     if path.exists():
-        raise UsageError(f"{path} is not a regular file", hint=FETCH_AGAIN_HINT)
-    raise UsageError(f"{path} is a link to {path.readlink()}, which does not exist", hint=FETCH_AGAIN_HINT)
+        raise UsageError(f"{path} is not a regular file", hint=AGAIN)
+    raise UsageError(f"{path} is a link to {path.readlink()}, which does not exist", hint=AGAIN)
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a model file. Raises FileNotFoundError, and UsageError if it cannot be read or is a Git LFS pointer."""
+    """Open a file of a model. Raises FileNotFoundError, and UsageError if it cannot be read or only points to the content."""
     try:
-        file = files.open_regular(require_regular(path))
+        file = files.open_regular(require(path))
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {describe_reason(error)}", hint=FETCH_AGAIN_HINT) from error
+        raise UsageError(f"cannot read {path}: {describe_reason(error)}", hint=AGAIN) from error
     if file.peek(len(_POINTER)).startswith(_POINTER):
         file.close()
         raise UsageError(
@@ -71,24 +71,24 @@ def hash_file(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file.
+    """Return the JSON object in a file.
 
-    Raises the errors of `open_file`, and UsageError if it is not a JSON object within the limits.
+    Raises the errors of `open_file`, and UsageError if it is no JSON object within the limits.
     """
     with open_file(path) as file:
         data = file.read(LIMITS.json_section_bytes + 1)
     try:
         value = canonical.parse_json(data, source="it")
     except ValueError as error:
-        raise UsageError(f"cannot read {path}: {describe_reason(error)}", hint=FETCH_AGAIN_HINT) from error
+        raise UsageError(f"cannot read {path}: {describe_reason(error)}", hint=AGAIN) from error
     if not isinstance(value, dict):
-        raise UsageError(f"{path} is not a JSON object", hint=FETCH_AGAIN_HINT)
+        raise UsageError(f"{path} is not a JSON object", hint=AGAIN)
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Tensor of `size` bytes at `offset` of the file. `dtype` is the safetensors name."""
+    """One tensor: `size` bytes at `offset` of the file; `dtype` as safetensors spells it."""
 
     name: str
     dtype: str
@@ -98,17 +98,14 @@ class TensorEntry:
 
 
 def read_header(path: Path) -> list[TensorEntry]:
-    """Return the tensors of a safetensors file by offset.
-
-    Raises OSError, and UsageError if the file is invalid or truncated.
-    """
+    """Return the tensors of a file by offset. Raises OSError, and UsageError for an invalid or truncated safetensors file."""
     from safetensors import SafetensorError
 
     try:
         return list(_read_header(path))
     except (SafetensorError, ValueError, TypeError, LookupError, AttributeError) as error:
         message = f"{path} is truncated or not a valid safetensors file: {describe_reason(error)}"
-        raise UsageError(message, hint=FETCH_AGAIN_HINT) from error
+        raise UsageError(message, hint=AGAIN) from error
 
 
 # Key, checks and loader of one start each need the header.
@@ -131,7 +128,7 @@ def _read_header(path: Path) -> list[TensorEntry]:
 
 
 def read_index(directory: Path, suffix: str = ".safetensors") -> dict[str, str]:
-    """Return the file of each tensor according to the directory's index; {} without an index.
+    """Return the file of each tensor by the directory's index, {} without an index.
 
     Raises:
         UsageError: The index is invalid.
@@ -139,11 +136,11 @@ def read_index(directory: Path, suffix: str = ".safetensors") -> dict[str, str]:
     path = directory / INDEXES.get(suffix, "")
     if suffix not in INDEXES or not os.path.lexists(path):
         return {}
-    return dict(_read_weight_map(require_regular(path)))
+    return dict(_read_weight_map(require(path)))
 
 
 def list_indexes(directory: Path) -> list[Path]:
-    """Return the index files in a model directory."""
+    """Return the indexes in a model directory, none for a directory without."""
     return [path for path in (directory / name for name in INDEXES.values()) if path.is_file()]
 
 
@@ -151,24 +148,24 @@ def list_indexes(directory: Path) -> list[Path]:
 def _read_weight_map(path: Path) -> dict[str, str]:
     named = read_object(path).get("weight_map")
     if not isinstance(named, dict) or not all(file and isinstance(file, str) for file in named.values()):
-        raise UsageError(f"{path}: weight_map does not map tensors to files", hint=FETCH_AGAIN_HINT)
+        raise UsageError(f"{path}: weight_map does not map tensors to files", hint=AGAIN)
     return named
 
 
 def select_files(directory: Path, files: Sequence[Path]) -> list[Path]:
-    """Return the weight files that the directory's index lists, as vLLM does; all of them if it lists none."""
+    """Return those of a directory's weight files that its index names, as vLLM does; all if it names none of them."""
     safe = bool(files) and files[0].suffix == ".safetensors"
     named = set(read_index(directory).values()) if safe else set()
     return [file for file in files if file.name in named] or list(files)
 
 
 def list_entries(file: Path, index: Mapping[str, str]) -> list[TensorEntry]:
-    """Return the tensors of a safetensors file, without copies that `index` assigns to another file."""
+    """Return the tensors of a safetensors file without the copies that `index` assigns to another file."""
     return [entry for entry in read_header(file) if index.get(entry.name, file.name) == file.name]
 
 
-def check_weight_files(directory: Path, files: Sequence[Path]) -> None:
-    """Check that every file in the index exists, and that no selected file is truncated, invalid or an LFS pointer.
+def check(directory: Path, files: Sequence[Path]) -> None:
+    """Check that every file that the index names exists, and that no selected file is truncated, invalid or a pointer.
 
     vLLM itself compares the tensors with the model when it loads them.
 
@@ -182,7 +179,7 @@ def check_weight_files(directory: Path, files: Sequence[Path]) -> None:
         raise UsageError(
             f"cannot load the weights in {directory}: {INDEXES[suffix]} names {', '.join(missing[:_SHOWN])}{more}, which "
             f"{'does' if len(missing) == 1 else 'do'} not exist",
-            hint=FETCH_AGAIN_HINT,
+            hint=AGAIN,
         )
     for file in files:
         if suffix == ".safetensors":

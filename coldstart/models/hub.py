@@ -1,12 +1,12 @@
-"""Access the Hugging Face Hub through huggingface_hub, and convert its errors.
+"""Access the Hugging Face hub through huggingface_hub, and convert its errors.
 
-A request to the hub is not repeated. If the hub gives no usable response (none, an error, or an invalid one), a complete
-copy in the local cache is used with a warning that states the response. An incomplete copy is an error that names the
-missing files. The same applies to a commit, whose files cannot change, and to a branch, which resolves to the commit that
-was cached last. It also applies if a repository was deleted, made private or gated meanwhile: its files are on this
-machine, and the pods of a service must be able to start without the hub.
+A request to the hub is not repeated. If the hub gives no usable answer (none, an error, or one that is not a hub's), a complete
+copy in the local cache is used, with a warning that names the response; an incomplete copy is an error that names the missing
+files. This is the same for a commit, whose files cannot change, and for a branch, which starts at the commit that was cached
+last. It includes the responses of a repository that was deleted, made private or gated since: its files are on this
+machine, and the pods of a service must start without the hub.
 
-huggingface_hub is imported on first use, so local models do not need it. It reads HF_HOME, HF_TOKEN, HF_ENDPOINT and
+huggingface_hub is imported on first use, so a local model does not need it. It reads HF_HOME, HF_TOKEN, HF_ENDPOINT and
 HF_HUB_OFFLINE itself.
 """
 
@@ -57,24 +57,24 @@ class ModelNotFoundError(Exception):
 
 
 class HubUnreachableError(ColdstartError):
-    """The hub gives no usable response, and the local cache has no complete copy (exit code 2)."""
+    """The hub gives no usable answer, and the local cache has no complete copy (exit code 2)."""
 
 
 class _HubFailure(Exception):
-    """Failed hub request. The argument is huggingface_hub's error."""
+    """The hub gave no usable answer: the argument is huggingface_hub's error."""
 
     @property
     def cause(self) -> Exception:
         return self.args[0]  # type: ignore[no-any-return]
 
 
-def fetch_model_files(repo_id: str, revision: str | None, offline: bool, part: Part) -> Path:
-    """Return the local directory with a part of the repository at `revision`, after downloading missing files.
+def fetch(repo_id: str, revision: str | None, offline: bool, part: Part) -> Path:
+    """Return the local directory of a part of the repository at `revision`, downloading what is missing.
 
     Raises:
-        ModelNotFoundError: The hub has no such repository or revision, and it is not cached.
-        AuthRequiredError: The copy in the local cache is incomplete, and the hub denies access or the network is off.
-        HubUnreachableError: The copy in the local cache is incomplete, and the hub gives no usable response.
+        ModelNotFoundError: the hub has no such repository or revision, and it is not cached.
+        AuthRequiredError: the copy in the local cache is incomplete, and the hub denies access or the network is off.
+        HubUnreachableError: the copy in the local cache is incomplete, and the hub gives no usable answer.
     """
     from huggingface_hub import constants, errors
 
@@ -87,35 +87,35 @@ def fetch_model_files(repo_id: str, revision: str | None, offline: bool, part: P
     failure = None
     if not (offline or constants.HF_HUB_OFFLINE or is_dry_run() or is_known):
         try:
-            directory = _download(repo_id, _query_model_info(repo_id, revision), part)
+            directory = _download(repo_id, _ask(repo_id, revision), part)
         except _HubFailure as error:
             failure = error
         else:
             if directory != cached:
-                _record_branch_commit(directory, revision)
+                _record(directory, revision)
             return directory
     missing = [] if cached is None or part == "configuration" else list_missing(cached, weights=part == "all")
     if cached is not None and (not missing or is_dry_run()):
         if failure is not None:
             copy = f"the copy of {repo_id} in the local cache is used (commit {cached.name})"
-            _warn(f"{_describe_failure(failure.cause)}: {copy}")
+            _warn(f"{_describe(failure.cause)}: {copy}")
         return cached
     lacks = f"its copy in the local hub cache lacks {', '.join(missing)}" if missing else _NO_COPY
     if failure is None:
-        raise _build_not_cached_error(repo_id, lacks)
+        raise _not_cached(repo_id, lacks)
     cause, named = failure.cause, (errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError)
-    is_absent = _http_status(cause) == 404 and not isinstance(cause, errors.GatedRepoError)
+    is_absent = _status(cause) == 404 and not isinstance(cause, errors.GatedRepoError)
     if part == "configuration" and cached is None and (is_absent or isinstance(cause, named)):
-        raise ModelNotFoundError(_describe_failure(cause)) from cause
-    raise _build_error(repo_id, failure, lacks) from failure.cause
+        raise ModelNotFoundError(_describe(cause)) from cause
+    raise _convert(repo_id, failure, lacks) from failure.cause
 
 
 def _download(repo_id: str, info: ModelInfo, part: Part) -> Path:
-    """Return the directory of a commit with all files of a part, after downloading missing ones. Raises _HubFailure."""
+    """Return the directory of a commit with all files of a part, after the download of missing ones. Raises _HubFailure."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
     directory = _find_cached(repo_id, info.sha)
-    with _translate_hub_errors():
+    with _failures():
         if part == "configuration":
             if directory is not None:
                 return directory
@@ -136,7 +136,7 @@ def _download(repo_id: str, info: ModelInfo, part: Part) -> Path:
 
 
 def list_missing(directory: Path, *, weights: bool = True) -> list[str]:
-    """Return the names of files that a snapshot directory lacks, according to its links and indexes."""
+    """Return the names of files that a snapshot directory lacks, as far as its own links and indexes show."""
     missing = {
         str(path.relative_to(directory))
         for path in directory.rglob("*")
@@ -159,15 +159,15 @@ def _list_missing_weights(directory: Path) -> list[str]:
 
 
 def _find_cached(repo_id: str, revision: str | None) -> Path | None:
-    """Return the snapshot directory in the local cache, or None without a config.json."""
+    """Return the snapshot directory in the local cache, None without a config.json."""
     from huggingface_hub import try_to_load_from_cache
 
     file = try_to_load_from_cache(repo_id, "config.json", revision=revision)
     return Path(file).parent if isinstance(file, str) else None
 
 
-def _record_branch_commit(directory: Path, revision: str | None) -> None:
-    """Record the commit of a branch in the cache, as huggingface_hub does, for starts without the hub."""
+def _record(directory: Path, revision: str | None) -> None:
+    """Record the commit of a branch in the cache as huggingface_hub does, for a start without the hub."""
     reference = directory.parents[1] / "refs" / (revision or "main")
     with suppress(OSError):  # of a cache that cannot be written
         if directory.name != revision:
@@ -176,7 +176,7 @@ def _record_branch_commit(directory: Path, revision: str | None) -> None:
                 file.write(directory.name.encode())
 
 
-def _query_model_info(repo_id: str, revision: str | None) -> ModelInfo:
+def _ask(repo_id: str, revision: str | None) -> ModelInfo:
     """Return the hub's description of the repository with its commit. Raises _HubFailure."""
     from concurrent.futures import Future
 
@@ -194,13 +194,13 @@ def _query_model_info(repo_id: str, revision: str | None) -> ModelInfo:
             answer.set_exception(error)
 
     Thread(target=ask, name="hub", daemon=True).start()
-    with _translate_hub_errors():
+    with _failures():
         return answer.result(_ANSWER_S)
 
 
 @contextmanager
-def _translate_hub_errors() -> Iterator[None]:
-    """Raise errors of a hub request as _HubFailure. Errors of local files and arguments pass unchanged."""
+def _failures() -> Iterator[None]:
+    """Raise the errors of a request as _HubFailure: all but those of this machine's files and of the arguments."""
     from huggingface_hub import errors
 
     try:
@@ -224,23 +224,23 @@ def _warn(message: str) -> None:
     logging.getLogger("coldstart").warning("%s", secrets.redact_text(message))
 
 
-def _http_status(cause: Exception) -> int:
+def _status(cause: Exception) -> int:
     from huggingface_hub.errors import HfHubHTTPError
 
     return cause.response.status_code if isinstance(cause, HfHubHTTPError) else 0
 
 
-def _describe_failure(cause: Exception) -> str:
-    """Return a clause that describes the hub's response."""
-    if status := _http_status(cause):
+def _describe(cause: Exception) -> str:
+    """Return what the hub did, as a clause."""
+    if status := _status(cause):
         phrase = f" {HTTPStatus(status).phrase}" if status in {*HTTPStatus} else ""
         reason = _REASONS.get(type(cause).__name__)
-        return f"the hub returned HTTP status {status}{phrase}{f' ({reason})' if reason else ''}"
+        return f"the hub answered {status}{phrase}{f' ({reason})' if reason else ''}"
     # The name of the package of huggingface_hub's HTTP client depends on its release.
     kinds = {kind.__name__ for kind in type(cause).__mro__ if kind.__module__.startswith("httpx")}
     if "TransportError" in kinds or isinstance(cause, TimeoutError):
-        return f"the hub does not respond ({_one_line(cause)})"
-    return f"the hub returned an invalid response ({_one_line(cause)})"
+        return f"the hub does not answer ({_one_line(cause)})"
+    return f"the hub gave an answer that is not one of a hub ({_one_line(cause)})"
 
 
 def _one_line(error: Exception) -> str:
@@ -248,15 +248,15 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _build_error(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
-    """Build the error for a user without a complete cached copy. `local` describes the state of the cache."""
+def _convert(repo_id: str, failure: _HubFailure, local: str) -> ColdstartError:
+    """Return the error for a user whose cache has no complete copy, which `local` says."""
     from huggingface_hub import errors
 
     cause, page = failure.cause, _PAGE.format(repo_id=repo_id)
     if isinstance(cause, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
-        return _build_not_cached_error(repo_id, _NO_COPY)
-    message = f"cannot fetch {repo_id}: {_describe_failure(cause)}, and {local}."
-    status = _http_status(cause)
+        return _not_cached(repo_id, _NO_COPY)
+    message = f"cannot fetch {repo_id}: {_describe(cause)}, and {local}."
+    status = _status(cause)
     if isinstance(cause, errors.GatedRepoError):
         return AuthRequiredError(message, hint=f"request access at {page}, then run hf auth login")
     if status in {401, 403}:
@@ -271,7 +271,7 @@ def _build_error(repo_id: str, failure: _HubFailure, local: str) -> ColdstartErr
     return HubUnreachableError(message, hint=f"{advice}; or on another machine: hf download {repo_id}")
 
 
-def _build_not_cached_error(repo_id: str, reason: str) -> AuthRequiredError:
+def _not_cached(repo_id: str, reason: str) -> AuthRequiredError:
     if is_dry_run():
         return AuthRequiredError(
             f"cannot describe a start of {repo_id}: {reason}, and a dry run downloads nothing",

@@ -1,6 +1,6 @@
 """Look up bundles by reference, or by the key of a model on this machine. Needs neither torch nor vLLM.
 
-An argument that the user types is either a bundle reference or a model.
+An argument that the user types is the reference of a bundle in the store, or else a model.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from coldstart.system import secrets
 from coldstart.system.paths import Cache
 from coldstart.system.trust import trusted_keys
 
-check_trust = trusted_keys.check_trust
-# Field of the section `stages`: sections that a materialization could not create, with reasons.
+trust = trusted_keys.check_trust
+# Member of the section `stages`: sections that a materialization could not create, with reasons.
 NOT_MADE = "not_made"
 # With this the reason of a section begins that may be made by another attempt.
 PROOF_FAILED = "the verification run failed with it"
@@ -35,12 +35,12 @@ _Section = TypeVar("_Section")
 
 @dataclass(frozen=True)
 class Lookup:
-    """Model, vLLM arguments, their key, and the bundle for that key, or the nearest bundle and its mismatches.
+    """The model, vLLM's arguments, their key, and the bundle of that key, or the nearest bundle and its mismatches.
 
-    A command creates one Lookup and passes it on. Nothing below resolves the model, the arguments or the cache a second
-    time. `lender` is the bundle that provided `vllm_args`, None if the user typed them. `offline` forbids downloads. A
-    bundle is found only if `accepts` accepts it (None: `check_trust`; `bundle.accept_any`: any signer). `untrusted` is a
-    bundle with this key that was not accepted. `notes` are remarks on the choice for the user.
+    Every command creates one and passes it on; nothing below resolves the model, the arguments or the cache a second time.
+    ``lender`` is the bundle that records ``vllm_args``, None if the user typed them.
+    ``offline`` forbids downloads. A bundle is found only if ``accepts`` accepts it (None: `trust`; `bundle.accept_any`: every
+    signer); ``untrusted`` is a bundle of this key that was not accepted. ``notes`` are remarks on the choice for the user.
     """
 
     model: ResolvedModel
@@ -58,18 +58,17 @@ class Lookup:
 
     @property
     def store(self) -> Store:
-        """Return the bundle store of the cache."""
+        """The store of the lookup."""
         return Store(self.cache.bundles)
 
     def format_materialize(self, *options: str) -> str:
-        """Return the command line that builds the bundle for this key, with `options`."""
+        """Return the command line that builds the bundle of this key, with `options` of the command."""
         return self.format_command("materialize", *options)
 
     def format_template(self, level: str) -> str:
-        """Return the command line that starts a template for this lookup.
+        """Return the command line that starts a template for starts of this lookup.
 
-        It contains the version of the bundle whose arguments are used, because the newest bundle may have other
-        arguments.
+        It names the version of the bundle whose arguments the lookup has, since the newest bundle may have others.
         """
         if self.lender is None or self.model.argument != self.lender.name:  # a directory has no versions
             return self.format_command("template start", "--level", level)
@@ -84,9 +83,9 @@ class Lookup:
         )
 
     def refresh(self) -> Lookup:
-        """Look up the key again: another process may have published the bundle meanwhile."""
+        """Look the same key up once more: another process may have published the bundle meanwhile."""
         try:
-            bundle = self.store.find_by_key(self.key, name=self.model.name, trust=self.accepts or check_trust)
+            bundle = self.store.find_by_key(self.key, name=self.model.name, trust=self.accepts or trust)
         except BundleNotFoundError as error:
             nearest, mismatches = error.nearest or (None, [])
             notes = tuple(describe_distrust(nearest)) if nearest else ()
@@ -98,11 +97,11 @@ class Lookup:
                 untrusted=error.untrusted,
                 notes=notes,
             )
-        notes = (*describe_distrust(bundle), *_list_passed_over(self.store, bundle))
+        notes = (*describe_distrust(bundle), *_passed_over(self.store, bundle))
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def drop_weights(self) -> Lookup:
-        """Accept the nearest bundle if its key differs only in the weights, for a model directory without weights."""
+        """Accept the bundle whose key differs only in the layout of the weights, for a model directory without weights."""
         if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
             return self
         if any(one.wanted is not None for one in self.mismatches):
@@ -111,7 +110,7 @@ class Lookup:
 
     @property
     def weights_donor(self) -> Bundle | None:
-        """Return the bundle whose weights plan fits this model: its own, or one of the same model with other arguments."""
+        """The bundle whose weights plan fits this model: its own, else one of the same model with other arguments."""
         if self.bundle is not None:
             return self.bundle
         other = {name for name in self._differing if name.startswith("model.")}
@@ -124,7 +123,7 @@ class Lookup:
 
 
 def look_up(
-    model_name: str,
+    word: str,
     vllm_args: Sequence[str] = (),
     *,
     cache: Cache | None = None,
@@ -132,18 +131,18 @@ def look_up(
     revision: str | None = None,
     accepts: TrustCheck | None = None,
 ) -> Lookup:
-    """Compute the key of the model on this machine and look it up among accepted bundles.
+    """Compose the key of the model ``word`` on this machine and look it up among accepted bundles.
 
     Raises the errors of `resolution.resolve`.
     """
     cache, given = cache or Cache.at(), Arguments(vllm_args)
-    model = resolution.resolve(model_name, revision=revision, offline=offline, cache=cache)
+    model = resolution.resolve(word, revision=revision, offline=offline, cache=cache)
     return Lookup(model, given, cache, keys.compose(model, given), offline=offline, accepts=accepts).refresh()
 
 
 def describe_distrust(chosen: Bundle) -> Iterator[str]:
-    """Yield a note if no trusted key signed the bundle."""
-    judged = check_trust(chosen)
+    """Yield a note where no trusted key signed the bundle."""
+    judged = trust(chosen)
     if not judged.ok:
         yield (
             f"{chosen.ref} is not trusted: {judged.reason}. Its code is not used; its sizes and its list of the weights are "
@@ -151,13 +150,13 @@ def describe_distrust(chosen: Bundle) -> Iterator[str]:
         )
 
 
-def _list_passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
-    """Yield a note for each later version of the same key, with the reason why it was not chosen."""
+def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
+    """Yield a note for each later version of the same key, with the reason for which it was not chosen."""
     for other in store.list_bundles():
         if other.version <= chosen.version or other.descriptor.annotations.get(oci.KEY) != chosen.key_digest:
             continue
         try:
-            judged = check_trust(other)
+            judged = trust(other)
             older = other.manifest.provenance.created < chosen.manifest.provenance.created
             why = judged.reason if not judged.ok else "it was made earlier" if older else ""
         except BundleError as error:
@@ -166,10 +165,10 @@ def _list_passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
             yield f"{other.name}:v{other.version} was passed over for v{chosen.version}: {why}"
 
 
-def build_miss_error(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBundleError:
-    """Build the error of a lookup without a bundle: the nearest bundle, each difference, and commands that help.
+def miss(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBundleError:
+    """Build the error of a lookup without a bundle: the nearest bundle, each difference, and the commands that help.
 
-    `use` returns how to start the model with the arguments of the nearest bundle; the default is the command `serve`.
+    `use` returns how to start the model with the arguments of the nearest bundle; by default with `serve`.
     """
     create = lookup.format_materialize()
     if lookup.untrusted is not None:
@@ -180,7 +179,7 @@ def build_miss_error(lookup: Lookup, use: Callable[[Arguments], str] | None = No
         create = create if same else f"build one, with arguments of your own after --: {create}"
         return NoBundleError(
             f"the only bundle for {lookup.model.name} with key {one.key.short}, {one.ref}, is not trusted: "
-            f"{check_trust(one).reason}",
+            f"{trust(one).reason}",
             hint=f"coldstart trust add FILE, with its publisher's public key; or {take}{create}",
         )
     summary = f"no bundle for {lookup.model.name} with key {lookup.key.short} in the store"
@@ -216,7 +215,7 @@ def require(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None = None
     Raises NoBundleError if it has none and `bundle` is set, and CommandFailedError if `signed_by` does not accept the bundle.
     """
     if lookup.bundle is None:
-        missing = build_miss_error(lookup)
+        missing = miss(lookup)
         if bundle:
             raise missing
         summary, *differences = missing.lines
@@ -231,7 +230,7 @@ def require(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None = None
 
 def read_arguments(bundle: Bundle) -> Arguments | None:
     """Return the arguments of the materialization, None for those of an untrusted bundle or with a hidden secret."""
-    if not check_trust(bundle).ok:
+    if not trust(bundle).ok:
         return None
     recorded = Arguments(bundle.manifest.provenance.arguments)
     return None if any(secrets.HIDDEN in word for word in recorded) else recorded

@@ -78,7 +78,7 @@ def resolve(
     if not is_repo_id(repo_id):
         raise _unknown(model)
     try:
-        directory = hub.fetch_model_files(repo_id, revision, offline, "configuration")
+        directory = hub.fetch(repo_id, revision, offline, "configuration")
     except hub.ModelNotFoundError as error:
         raise _unknown(model, error) from error
     commit = directory.name if _COMMIT.fullmatch(directory.name) else None
@@ -108,7 +108,7 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
         UsageError: A directory contains no weights, or weights that cannot be loaded.
     """
     if model.repo_id is not None:
-        model = replace(model, path=hub.fetch_model_files(model.repo_id, model.revision, offline, "all"))
+        model = replace(model, path=hub.fetch(model.repo_id, model.revision, offline, "all"))
         if is_dry_run():
             return model  # perhaps without files that a start downloads: `list_missing`
     if not model.weight_files:
@@ -130,9 +130,7 @@ def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> Resolved
         AuthRequiredError: As in ``resolve``.
     """
     if model.repo_id is not None:
-        model = replace(
-            model, path=hub.fetch_model_files(model.repo_id, model.revision, offline, "tokenizer")
-        )
+        model = replace(model, path=hub.fetch(model.repo_id, model.revision, offline, "tokenizer"))
     return model
 
 
@@ -154,7 +152,7 @@ def weight_files(directory: Path) -> list[Path]:
     for pattern in hub.WEIGHT_PATTERNS:
         if files := sorted(directory.glob(pattern)):
             for file in files:
-                checkpoint_files.require_regular(file)
+                checkpoint_files.require(file)
             return checkpoint_files.select_files(directory, files)
     return []
 
@@ -166,7 +164,7 @@ def check_weights(model: ResolvedModel) -> None:
         UsageError: The directory cannot be loaded.
     """
     if model.path is not None:
-        checkpoint_files.check_weight_files(model.path, model.weight_files)
+        checkpoint_files.check(model.path, model.weight_files)
 
 
 def _local(name: str | None, directory: Path) -> ResolvedModel:
@@ -205,9 +203,7 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
         raise UsageError(message, hint=hint) from error
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UsageError(
-            f"{path}: architectures is not a list of names", hint=checkpoint_files.FETCH_AGAIN_HINT
-        )
+        raise UsageError(f"{path}: architectures is not a list of names", hint=checkpoint_files.AGAIN)
     return config
 
 

@@ -64,7 +64,7 @@ def _take_version(asked: Lookup, bundle: Bundle, *, records_arguments: bool) -> 
     asked = replace(asked, bundle=None, nearest=None, mismatches=(), untrusted=None, notes=())
     if asked.key != bundle.key:
         return replace(asked, nearest=bundle, mismatches=tuple(compare_keys(asked.key, bundle.key)))
-    if not (asked.accepts or inspection.check_trust)(bundle).ok:
+    if not (asked.accepts or inspection.trust)(bundle).ok:
         return replace(asked, untrusted=bundle)
     notes = tuple(inspection.describe_distrust(bundle))
     return replace(asked, bundle=bundle, lender=bundle if records_arguments else None, notes=notes)
@@ -87,7 +87,7 @@ def find_bundle(
     """
     if not ((vllm_args or revision) and names_model(word)):
         try:
-            return Store(cache.bundles).find_by_reference(word, trust=inspection.check_trust)
+            return Store(cache.bundles).find_by_reference(word, trust=inspection.trust)
         except (BundleNotFoundError, InvalidReferenceError):
             is_model = resolution.names_model(word) or (asks_hub and not _VERSION_OR_DIGEST.fullmatch(word))
             if files.is_existing_file(word) or not is_model:
@@ -96,7 +96,7 @@ def find_bundle(
     if asked.bundle is None:  # a bundle that is only read need not be trusted
         asked = replace(asked, accepts=accept_any).refresh()
     if asked.bundle is None:
-        raise inspection.build_miss_error(asked)
+        raise inspection.miss(asked)
     return asked.bundle
 
 
@@ -112,7 +112,7 @@ def adopt_arguments(asked: Lookup) -> Lookup:
     if this user trusted it.
     """
     named = [bundle for bundle in asked.store.list_bundles() if bundle.identity[0] == asked.model.name]
-    readable = [one for one in sort_best_first(named, inspection.check_trust) if one.read_error is None]
+    readable = [one for one in sort_best_first(named, inspection.trust) if one.read_error is None]
     for one in readable:
         if not one.trust.ok or (arguments := inspection.read_arguments(one.bundle)) is None:
             continue

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from coldstart.errors import UsageError, describe_reason
-from coldstart.scheduling.deadline import MOST_PRIORITY
+from coldstart.scheduling.deadline import MAX_CLIENT_PRIORITY
 from coldstart.system.secrets import read_key
 
 Header = tuple[bytes, bytes]
@@ -62,8 +62,10 @@ def _parse(table: object, folder: Path) -> tuple[Header, int]:
     """Return the header of a class and its priority. Raises ValueError, whose message continues the name of the class."""
     members = dict(table) if isinstance(table, dict) else {}
     priority = members.pop("priority", None)
-    if type(priority) is not int or not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
-        raise ValueError(f"needs an integer priority between {-MOST_PRIORITY} and {MOST_PRIORITY}")
+    if type(priority) is not int or not -MAX_CLIENT_PRIORITY <= priority <= MAX_CLIENT_PRIORITY:
+        raise ValueError(
+            f"needs an integer priority between {-MAX_CLIENT_PRIORITY} and {MAX_CLIENT_PRIORITY}"
+        )
     if len(members) != 1 or not isinstance(word := next(iter(members.values())), str):
         raise ValueError("needs either a header or a key_file, as text, and nothing else")
     if "key_file" in members:

@@ -1,7 +1,7 @@
-"""Order of requests by deadline: the arrival plus `factor` times the prefill time of the uncached prompt.
+"""Order requests by deadline: the arrival time plus `factor` times the prefill time of the uncached prompt.
 
-Invariant: only requests that arrive less than `slack_s` seconds after a request can pass it, as long as clients give both the
-same priority. So no request starves, and a short prompt waits less for long ones. No output length is predicted.
+Invariant: a request can overtake another one of equal client priority only if it arrives less than `slack_s` seconds after
+it. So no request starves, and short prompts wait less for long ones. Output lengths are not predicted.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Sequence
 
 from coldstart.scheduling.profile import IterationProfile
 
-SPAN_US = 1 << 52
-"""Microseconds between two priorities of clients, so that any deadline before the year 2112 fits between them."""
-MOST_PRIORITY = 2047
-"""Largest client's priority that fits into 64 bits with its sign; a larger one counts as this one."""
+PRIORITY_SPAN_US = 1 << 52
+"""Distance between two client priorities in microseconds; any deadline before the year 2112 is smaller."""
+MAX_CLIENT_PRIORITY = 2047
+"""Largest client priority that fits into a signed 64-bit integer; larger ones are clamped."""
 CHUNK_TOKENS = 128
 
 
 class RecentPrefixes:
-    """Prefixes of the latest prompts in whole chunks: an estimate of vLLM's prefix cache outside of its engine."""
+    """Estimate of vLLM's prefix cache, kept outside the engine: prefixes of recent prompts in chunks of CHUNK_TOKENS."""
 
     def __init__(self, tokens: int) -> None:
-        self._chunks, self._most = OrderedDict[int, None](), tokens // CHUNK_TOKENS
+        self._chunks, self._max_chunks = OrderedDict[int, None](), tokens // CHUNK_TOKENS
 
     def add(self, prompt: Sequence[int]) -> int:
-        """Add a prompt, and return the number of its first tokens that earlier prompts had in common with it."""
+        """Add a prompt; return the length in tokens of the prefix that it shares with earlier prompts."""
         prefix = cached = 0
         # The last token is always computed.
         for end in range(CHUNK_TOKENS, len(prompt), CHUNK_TOKENS):
@@ -34,16 +34,16 @@ class RecentPrefixes:
                 cached = end
             self._chunks[prefix] = None
             self._chunks.move_to_end(prefix)
-        while len(self._chunks) > self._most:
+        while len(self._chunks) > self._max_chunks:
             self._chunks.popitem(last=False)
         return cached
 
 
 class Deadlines:
-    """Deadlines as priorities of vLLM's `--scheduling-policy priority`, which serves the smallest first.
+    """Deadlines encoded as priorities for vLLM's `--scheduling-policy priority`, which serves the smallest first.
 
-    With `slo_s`, no deadline is later than the last moment at which a prompt alone still gets its first token within `slo_s`
-    seconds. `cache_tokens` is the size of the prefix cache in tokens, 0 without one.
+    With `slo_s`, a deadline is at most the latest time at which the prefill can begin and still meet a TTFT of `slo_s` seconds.
+    `cache_tokens` is the size of the prefix cache in tokens, 0 without one.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Deadlines:
         slack_s = self.factor * prefill_s
         return slack_s if self.slo_s is None else min(slack_s, max(0.0, self.slo_s - prefill_s))
 
-    def priority(self, arrival_s: float, prompt: Sequence[int], given: int = 0) -> int:
-        """Return the priority of a request that arrives now: its deadline in whole microseconds, rounded down.
+    def priority(self, arrival_s: float, prompt: Sequence[int], client_priority: int = 0) -> int:
+        """Return the priority of a new request: its deadline in microseconds, rounded down.
 
-        Requests with different priorities `given` by clients keep the order of those; deadlines order the others.
+        `client_priority` takes precedence: deadlines order only requests with equal client priorities.
         """
         deadline_s = arrival_s + self.slack_s(len(prompt) - self._recent.add(prompt))
-        classed = max(-MOST_PRIORITY, min(MOST_PRIORITY, given))
-        return classed * SPAN_US + max(0, min(SPAN_US - 1, int(deadline_s * 1e6)))
+        clamped = max(-MAX_CLIENT_PRIORITY, min(MAX_CLIENT_PRIORITY, client_priority))
+        return clamped * PRIORITY_SPAN_US + max(0, min(PRIORITY_SPAN_US - 1, int(deadline_s * 1e6)))

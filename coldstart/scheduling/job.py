@@ -1,7 +1,7 @@
-"""Request as the policies see it.
+"""Scheduling state of a request.
 
-Invariant: 0 <= computed <= context, where context = prompt + generated tokens. `computed` counts the tokens
-whose KV is in device memory, so the job's next iteration computes context - computed tokens.
+Invariant: 0 <= computed <= context, where context = prompt + generated tokens. `computed` counts the tokens whose KV is in
+device memory, so the next iteration computes context - computed tokens.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from coldstart.scheduling.profile import IterationProfile
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Live request.
+    """Scheduling state of an unfinished request.
 
-    `priority` is set by the client: a job below zero stays in the first queue, and a job above zero joins that
-    queue or a lower one. `attained_s` is
-    the service in seconds since the job entered its queue. `within_prompt` is whether its latest iteration
-    computed a chunk of its prompt that was not the last one.
+    `priority` is set by the client: a job with a negative priority stays in the first queue, and a job with priority n > 0
+    joins level n or lower. `attained_s` is its service in seconds since it entered its queue. `within_prompt` is True if its
+    latest iteration computed a prompt chunk other than the last.
     """
 
     id: str

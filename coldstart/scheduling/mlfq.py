@@ -3,8 +3,8 @@
 Invariants: a job is in exactly one queue, at level job.level, and joins the highest queue whose quantum covers its first
 iteration. A job is demoted only after it has used its quantum, by at least eta levels and to a level whose quantum covers its
 next iteration. A job without service for alpha seconds moves to the tail of Q1; in the tempered form, alpha doubles with each
-such promotion of the job. The chunks of one prompt are one iteration of the paper: they use the quantum together, and the
-job is not demoted between them.
+such promotion of the job. The chunks of a prompt count as one iteration of the paper: their times add up, and the job is not
+demoted between them.
 
 Equations: the quantum of a queue is twice that of the one above. ENST(i), the estimated next scheduled time of job i, is
 min(T_promote(i), T_execute(i)), and T_execute(i) = 1/B * sum over jobs j of higher priority of the quanta from j's level down
@@ -22,8 +22,8 @@ from coldstart.scheduling.job import Job
 from coldstart.scheduling.profile import IterationProfile
 from coldstart.scheduling.settings import SchedulerSettings
 
-DECODES_COVERED = 4096
-"""Number of tokens that a job can decode before it reaches the last queue, with the default number of levels."""
+DECODE_TOKENS_COVERED = 4096
+"""Tokens that a job can decode before it reaches the last queue, with the default number of levels."""
 # Measurements of one iteration differ in the last digits; equal times must get equal levels.
 _SLACK = 1 - 1e-9
 
@@ -31,28 +31,28 @@ _SLACK = 1 - 1e-9
 class SkipJoinMlfq:
     """Queues Q1 to Qn of live jobs, with `quanta` in seconds; iterating yields every job, highest priority first.
 
-    The engine calls `add` on arrival, `add_service` after each iteration for each job that ran, `tick` before each choice, and
-    `remove` once at the end; B is the maximum batch size. Times are seconds on one clock. `moved` counts the changes of the
-    order since the start, without arrivals and removals.
+    The engine calls `add` on arrival, `add_service` after each iteration for each job that ran, `tick` before each decision,
+    and `remove` once at the end. B is the maximum batch size. Times are in seconds on one clock. `moved` counts promotions and
+    demotions that changed the order.
     """
 
     def __init__(self, profile: IterationProfile, settings: SchedulerSettings | None = None) -> None:
         self.profile = profile
         self.settings = s = settings or SchedulerSettings()
         first = s.first_quantum_s if s.first_quantum_s is not None else profile.shortest_s
-        longest = max(profile.prefill.ys[-1], DECODES_COVERED * profile.decode.ys[0])
+        longest = max(profile.prefill.ys[-1], DECODE_TOKENS_COVERED * profile.decode.ys[0])
         levels = s.levels or next(n for n in count(1) if first * 2.0 ** (n - 1) >= longest)
         self.quanta = [first * 2.0**level for level in range(levels)]
-        self._used = [quantum * _SLACK for quantum in self.quanta]
+        self._quantum_limits = [quantum * _SLACK for quantum in self.quanta]
         self.queues = [OrderedDict[str, Job]() for _ in self.quanta]
         self.demotions = self.promotions = self.moved = 0
-        # The jobs below Q1 by patience, each sorted by unserved_since: `_touch` sets it to now and moves the job to the end.
+        # The jobs below Q1 by patience, each sorted by unserved_since, which `_mark_served` sets to now.
         self._unserved: dict[float, OrderedDict[str, Job]] = {}
         self._patience_growth = 2.0 if s.mlfq == "tempered" else 1.0
         self._promoted: set[str] = set()
         # Predicted prefill time of each job whose prompt is not computed, beyond the shortest iteration.
         self._prefill_s: dict[str, float] = {}
-        self._all_prefill_s = 0.0
+        self._total_prefill_s = 0.0
 
     def first_level(self, job: Job) -> int:
         """Return the highest level whose quantum covers the job's first iteration (skip-join)."""
@@ -64,30 +64,30 @@ class SkipJoinMlfq:
 
     def add(self, job: Job, now: float) -> None:
         level = 0 if job.priority < 0 else max(self.first_level(job), job.priority)
-        self._push(job, min(level, len(self.quanta) - 1))
+        self._enqueue(job, min(level, len(self.quanta) - 1))
         job.attained_s = 0.0
-        self._touch(job, now)
-        self._note_prefill(job)
+        self._mark_served(job, now)
+        self._update_prefill_time(job)
 
     def remove(self, job: Job) -> None:
         del self.queues[job.level][job.id]
         if job.level:
-            del self._unserved[self._patience(job)][job.id]
+            del self._unserved[self._patience_factor(job)][job.id]
         self._promoted.discard(job.id)
-        self._all_prefill_s -= self._prefill_s.pop(job.id, 0.0)
+        self._total_prefill_s -= self._prefill_s.pop(job.id, 0.0)
 
     def add_service(self, job: Job, seconds: float, now: float) -> None:
-        """Add `seconds` of service that ended at `now`."""
+        """Record `seconds` of service that ended at `now`; demote the job if its quantum is used."""
         job.attained_s += seconds
-        self._touch(job, now)
+        self._mark_served(job, now)
         if job.id in self._prefill_s:
-            self._note_prefill(job)
-        if self._used_quantum(job) and job.priority >= 0 and not job.within_prompt:
+            self._update_prefill_time(job)
+        if self._has_used_quantum(job) and job.priority >= 0 and not job.within_prompt:
             self._demote(job)
 
     def add_decode_step(self, jobs: Iterable[Job], seconds: float, now: float) -> None:
-        """Add an iteration that generated one token for each job; equivalent to `add_service`, in a third of the time."""
-        used, unserved, growth = self._used, self._unserved, self._patience_growth
+        """Record an iteration that generated one token for each job. Equivalent to `add_service`, but three times as fast."""
+        used, unserved, growth = self._quantum_limits, self._unserved, self._patience_growth
         for job in jobs:
             job.generated += 1
             job.computed += 1
@@ -99,30 +99,30 @@ class SkipJoinMlfq:
                 self._demote(job)
 
     def tick(self, now: float, batch: int) -> None:
-        """Promote the jobs that starve."""
+        """Promote starved jobs to the first queue."""
         limit = self.alpha(batch)
-        for patience, alike in sorted(self._unserved.items()):
-            while alike:
-                job = next(iter(alike.values()))
+        for patience, same_patience in sorted(self._unserved.items()):
+            while same_patience:
+                job = next(iter(same_patience.values()))
                 if now - job.unserved_since < limit * patience:
                     break
                 if not self._promote(job, now, batch):
                     return
 
-    def _patience(self, job: Job) -> float:
-        """Return the factor of the job's starvation limit.
+    def _patience_factor(self, job: Job) -> float:
+        """Return the factor by which the job's starvation limit is multiplied.
 
-        Each promotion lets the job evict others, which evict it when they are promoted. In the tempered form the limit doubles
-        with each promotion, so a request that lives for T seconds is promoted at most log2(1 + T / alpha) times.
+        Promoted jobs evict others, which evict them when promoted in turn. In the tempered form the limit doubles with each
+        promotion, so a request that lives for T seconds is promoted at most log2(1 + T / alpha) times.
         """
         return float(self._patience_growth**job.promotions)
 
     def alpha(self, batch: int) -> float:
         """Return the current starvation limit in seconds.
 
-        The load is the time in which each job can have one iteration: decoding jobs share one, prompts add up.
+        The load is the time to give each job one iteration: decoding jobs share iterations, prefill times add up.
         """
-        load_s = len(self) / batch * self.profile.decode(batch) + max(0.0, self._all_prefill_s)
+        load_s = len(self) / batch * self.profile.decode(batch) + max(0.0, self._total_prefill_s)
         return max(self.settings.alpha_s, self.settings.alpha_growth * load_s)
 
     def enst(self, now: float, batch: int) -> Callable[[Job], float]:
@@ -132,11 +132,14 @@ class SkipJoinMlfq:
             above += len(queue)
             execute.append(execute[-1] + quantum * above / batch)
 
-        def soonest(job: Job) -> float:
-            promoted, executed = job.unserved_since + limit * self._patience(job) - now, execute[job.level]
+        def next_time(job: Job) -> float:
+            promoted, executed = (
+                job.unserved_since + limit * self._patience_factor(job) - now,
+                execute[job.level],
+            )
             return executed if executed < promoted else max(0.0, promoted)
 
-        return soonest
+        return next_time
 
     def __iter__(self) -> Iterator[Job]:
         return chain.from_iterable(queue.values() for queue in self.queues)
@@ -144,17 +147,17 @@ class SkipJoinMlfq:
     def __len__(self) -> int:
         return sum(map(len, self.queues))
 
-    def _push(self, job: Job, level: int) -> None:
+    def _enqueue(self, job: Job, level: int) -> None:
         job.level = level
         self.queues[level][job.id] = job
 
     def _move(self, job: Job, level: int) -> None:
         del self.queues[job.level][job.id]
-        self._push(job, level)
+        self._enqueue(job, level)
         self.moved += 1
 
-    def _used_quantum(self, job: Job) -> bool:
-        return job.attained_s >= self._used[job.level]
+    def _has_used_quantum(self, job: Job) -> bool:
+        return job.attained_s >= self._quantum_limits[job.level]
 
     def _demote(self, job: Job) -> None:
         self._promoted.discard(job.id)
@@ -162,59 +165,58 @@ class SkipJoinMlfq:
         job.attained_s = 0.0
         if level != job.level:
             self._move(job, level)
-            self._touch(job, job.unserved_since)
+            self._mark_served(job, job.unserved_since)
             job.demotions += 1
             self.demotions += 1
 
     def _promote(self, job: Job, now: float, batch: int) -> bool:
-        """Move the longest unserved job to Q1; return False if Q1 has as many promoted jobs as allowed."""
+        """Move a starved job to Q1; return False if Q1 already holds the allowed number of promoted jobs."""
         if len(self._promoted) + 1 > max(1.0, self.settings.promoted_share * batch):
             return False
         self._move(job, 0)
         self._promoted.add(job.id)
         job.attained_s = 0.0
-        del self._unserved[self._patience(job)][job.id]
+        del self._unserved[self._patience_factor(job)][job.id]
         job.promotions += 1
         self.promotions += 1
-        self._touch(job, now)
+        self._mark_served(job, now)
         return True
 
-    def _note_prefill(self, job: Job) -> None:
-        self._all_prefill_s -= self._prefill_s.pop(job.id, 0.0)
+    def _update_prefill_time(self, job: Job) -> None:
+        self._total_prefill_s -= self._prefill_s.pop(job.id, 0.0)
         if job.prefilling:
             self._prefill_s[job.id] = left_s = job.next_s(self.profile) - self.profile.shortest_s
-            self._all_prefill_s += left_s
+            self._total_prefill_s += left_s
         if not self._prefill_s:
-            self._all_prefill_s = 0.0  # without the rounding errors of the sum
+            self._total_prefill_s = 0.0  # without the rounding errors of the sum
 
-    def _touch(self, job: Job, now: float) -> None:
+    def _mark_served(self, job: Job, now: float) -> None:
         job.unserved_since = now
         if job.level:
-            alike = self._unserved.setdefault(self._patience(job), OrderedDict())
-            alike[job.id] = job
-            alike.move_to_end(job.id)
+            same_patience = self._unserved.setdefault(self._patience_factor(job), OrderedDict())
+            same_patience[job.id] = job
+            same_patience.move_to_end(job.id)
 
 
-class Turns:
-    """Alternation of the policy's order with the order of arrival, which gets `share` of the time.
+class OrderAlternation:
+    """Alternate between the policy's order and arrival order, which gets `share` of the time.
 
-    Invariant: |time of the order of arrival - share * all time| is at most one iteration, or one run of
-    iterations for which the order was retained. In its share of the time, each job makes at least the
-    progress of first come, first served. With enough KV memory and iterations of equal cost, each latency is
-    at most 1/share times that of first come, first served, plus two iterations. Prompts and batches of
-    unequal cost make this approximate.
+    Invariant: |time in arrival order - share * total time| is at most one iteration, or one run of iterations that kept the
+    order. In its share of the time, arrival order makes each job progress at least as under FCFS. With enough KV memory and
+    iterations of equal cost, each latency is at most 1/share times that of FCFS, plus two iterations; with unequal costs
+    this is approximate.
     """
 
     def __init__(self, share: float) -> None:
-        self.share, self._oldest = share, False
-        self._oldest_s = self._all_s = 0.0
+        self.share, self._uses_arrival_order = share, False
+        self._arrival_order_s = self._total_s = 0.0
 
     def add_time(self, seconds: float) -> None:
-        """Add the time of the latest iteration, in seconds."""
-        self._all_s += seconds
-        self._oldest_s += seconds * self._oldest
+        """Record the duration of the latest iteration, in seconds."""
+        self._total_s += seconds
+        self._arrival_order_s += seconds * self._uses_arrival_order
 
-    def use_arrival_order(self) -> bool:
-        """Return whether the next iteration serves in order of arrival."""
-        self._oldest = self.share > 0 and self._oldest_s <= self.share * self._all_s
-        return self._oldest
+    def choose_arrival_order(self) -> bool:
+        """Decide whether the next iteration serves requests in arrival order."""
+        self._uses_arrival_order = self.share > 0 and self._arrival_order_s <= self.share * self._total_s
+        return self._uses_arrival_order

@@ -1,4 +1,4 @@
-"""Time of one iteration: t(prefill tokens) and t(decode batch), interpolated between measured points.
+"""Iteration times, t(prefill tokens) and t(decode batch), interpolated between measured points.
 
 Invariant: both curves are non-decreasing, so a longer prompt never predicts a shorter first iteration
 (FastServe, section 4.1: the job profiler).
@@ -16,7 +16,7 @@ import msgspec
 Point = tuple[float, float]
 
 CONTEXT_SHARE = 1e-5
-"""Share of a one-request iteration per token of context.
+"""Extra iteration time per token of context, as a share of a one-request iteration.
 
 It corresponds to 131 kB of KV per token and 16 GB of weights, as in a bfloat16 model of 8e9 parameters with
 grouped-query attention (groups of four); an iteration reads both at the same bandwidth.
@@ -24,7 +24,7 @@ grouped-query attention (groups of four); an iteration reads both at the same ba
 
 
 class ProfileError(ValueError):
-    """Invalid iteration profile; the message names the invalid part."""
+    """The iteration profile is invalid; the message says where."""
 
 
 class _Section(msgspec.Struct):
@@ -36,16 +36,16 @@ class _Section(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Non-decreasing piecewise linear function through measured points, extrapolated linearly after the last point."""
+    """Non-decreasing piecewise linear function through measured points, extrapolated linearly beyond the last."""
 
     xs: tuple[float, ...]
     ys: tuple[float, ...]
 
     @classmethod
     def from_points(cls, points: Iterable[tuple[float, float]], name: str) -> Curve:
-        """Return the curve of the points, sorted by x, with each y lowered to the minimum of itself and all later ones.
+        """Build a curve from points, lowering each y to the minimum of itself and all y at larger x.
 
-        Noise only makes a measurement longer, so the lower value is the accurate one. Raises ProfileError.
+        Noise only lengthens measurements, so the lower value is more accurate. Raises ProfileError.
         """
         ordered = sorted((float(x), float(y)) for x, y in points)
         if not ordered:
@@ -67,10 +67,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class IterationProfile:
-    """Time of an iteration in seconds, on one model and machine.
+    """Iteration times in seconds, of one model on one machine.
 
-    `prefill` maps the number of prompt tokens in one iteration to seconds. `decode` maps the number of jobs
-    that each generate one token to seconds.
+    `prefill` maps the number of prompt tokens in an iteration to seconds. `decode` maps the number of decoding requests to
+    seconds.
     """
 
     prefill: Curve
@@ -82,7 +82,7 @@ class IterationProfile:
 
     @classmethod
     def parse(cls, document: object) -> IterationProfile:
-        """Parse a bundle's `iterations` section; unknown members are ignored. Raises ProfileError."""
+        """Parse a bundle's `iterations` section; ignore unknown fields. Raises ProfileError."""
         try:
             found = msgspec.convert(document, _Section)
         except (
@@ -93,7 +93,7 @@ class IterationProfile:
         return cls.create(found.prefill, found.decode)
 
     def encode(self) -> dict[str, list[list[float]]]:
-        """Return the section, such that parse(p.encode()) == p."""
+        """Return the `iterations` section; parse(p.encode()) == p."""
         curves = {"prefill": self.prefill, "decode": self.decode}
         return {name: [[x, y] for x, y in zip(c.xs, c.ys, strict=True)] for name, c in curves.items()}
 
@@ -105,7 +105,7 @@ class IterationProfile:
     def iteration_s(self, prefill_tokens: int, decode_batch: int) -> float:
         """Return the time of one mixed iteration in seconds.
 
-        Both parts read the same weights, so the smaller minimum time is counted once.
+        Both parts share one pass over the weights, so the smaller minimum time is counted once.
         """
         if not prefill_tokens:
             return self.decode(decode_batch) if decode_batch else 0.0
@@ -118,4 +118,4 @@ class IterationProfile:
 FALLBACK_PROFILE = IterationProfile.create(
     [(1, 0.025), (512, 0.1), (8192, 1.6)], [(1, 0.025), (64, 0.04), (256, 0.08)]
 )
-"""Used without a bundle's profile. The queues depend only on ratios, so a plausible shape orders jobs well enough."""
+"""Profile for servers without a measured one. Queues depend only on ratios, so a plausible shape suffices."""

@@ -1,7 +1,7 @@
-"""Number of KV blocks to keep idle for bursts (FastServe, section 4.2: sized from recent arrivals).
+"""Number of KV blocks to keep free for bursts (FastServe, section 4.2: sized from recent arrivals).
 
-Equation: reserve = q-quantile, over recent windows of one load latency each, of the blocks that arrivals in the window
-requested: what arrives while one load makes room. A higher quantile reserves for larger bursts.
+Equation: reserve = q-quantile of the blocks requested per window, over recent windows as long as one KV load: the blocks
+that are requested while a load frees memory. A higher quantile reserves for larger bursts.
 """
 
 from __future__ import annotations
@@ -10,44 +10,44 @@ from collections import Counter, deque
 from math import ceil
 
 FIRST_WINDOW_S = 0.05
-_WEIGHT = 0.2
+_AVERAGE_WEIGHT = 0.2
 
 
 class ArrivalReserve:
-    """Recent arrivals. `window_s` is the latency of a load in seconds: FIRST_WINDOW_S, then a moving average of measured ones.
+    """Reserve computed from the arrivals of the last `history` windows.
 
-    `history` windows count, which end at the time of the question.
+    `window_s` is the latency of a load in seconds: initially FIRST_WINDOW_S, then a moving average of measurements.
     """
 
     def __init__(self, quantile: float = 0.9, window_s: float = FIRST_WINDOW_S, history: int = 256) -> None:
         self.window_s, self.quantile, self.history = window_s, quantile, history
         self._arrivals: deque[tuple[float, int]] = deque()
-        self._began: float | None = None
-        self._known, self._until = 0, 0.0
+        self._first_arrival_s: float | None = None
+        self._blocks, self._valid_until = 0, 0.0
 
     def add_arrival(self, blocks: int, now: float) -> None:
-        self._began = now if self._began is None else self._began
+        self._first_arrival_s = now if self._first_arrival_s is None else self._first_arrival_s
         self._arrivals.append((now, blocks))
 
     def add_latency(self, seconds: float) -> None:
-        """Add the measured time of a load."""
-        self.window_s = max(1e-6, self.window_s + _WEIGHT * (seconds - self.window_s))
+        """Record the measured duration of a load, in seconds."""
+        self.window_s = max(1e-6, self.window_s + _AVERAGE_WEIGHT * (seconds - self.window_s))
 
     def blocks(self, now: float) -> int:
-        """Return the number of blocks to leave idle at `now`. The value is computed once per window."""
-        if now >= self._until:
-            self._known, self._until = self._quantile(now), now + self.window_s
-        return self._known
+        """Return the number of blocks to keep free at `now`; recomputed once per window."""
+        if now >= self._valid_until:
+            self._blocks, self._valid_until = self._compute_quantile(now), now + self.window_s
+        return self._blocks
 
-    def _quantile(self, now: float) -> int:
+    def _compute_quantile(self, now: float) -> int:
         while self._arrivals and self._arrivals[0][0] < now - self.history * self.window_s:
             self._arrivals.popleft()
-        if not self._arrivals or self._began is None:
+        if not self._arrivals or self._first_arrival_s is None:
             return 0
-        windows = min(self.history, max(1, int((now - self._began) / self.window_s)))
-        wanted = Counter[int]()
-        for when, blocks in self._arrivals:
-            wanted[int((now - when) / self.window_s)] += blocks
-        busy = sorted(blocks for window, blocks in wanted.items() if window < windows)
-        place = max(0, ceil(self.quantile * windows) - 1) - (windows - len(busy))
-        return busy[place] if place >= 0 else 0
+        windows = min(self.history, max(1, int((now - self._first_arrival_s) / self.window_s)))
+        requested_blocks = Counter[int]()
+        for arrival_s, blocks in self._arrivals:
+            requested_blocks[int((now - arrival_s) / self.window_s)] += blocks
+        busy = sorted(blocks for window, blocks in requested_blocks.items() if window < windows)
+        rank = max(0, ceil(self.quantile * windows) - 1) - (windows - len(busy))
+        return busy[rank] if rank >= 0 else 0

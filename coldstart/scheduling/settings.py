@@ -1,7 +1,7 @@
 """Scheduler settings, declared once for the command line, the server's arguments and the simulated engine.
 
 Each field of `SchedulerSettings` carries a `Setting` with its help, option, unit and range.
-Invariant: an unknown field or a value out of range is an error that names it, so no setting is ignored.
+Invariant: an unknown field or a value out of range is an error, so no setting is silently ignored.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
     from coldstart.scheduling.profile import IterationProfile
 
 KEY = "coldstart_scheduler"
-"""Member of vLLM's --additional-config that has the settings."""
+"""Key of the settings in vLLM's --additional-config."""
 
 FCFS, MLFQ, DEADLINE = "fcfs", "skip-join-mlfq", "deadline"
 AUTO = "auto"
-"""The default of the command line; selects FCFS."""
+"""Default on the command line; currently selects FCFS."""
 
-MlfqForm = Literal["tempered", "paper"]
-FORMS = get_args(MlfqForm)
+MlfqVariant = Literal["tempered", "paper"]
+MLFQ_VARIANTS = get_args(MlfqVariant)
 
 KvStrategy = Literal["proactive", "reactive", "recompute"]
 STRATEGIES = get_args(KvStrategy)
 
-# The reserve limits loads ahead of need, and recompute stores nothing on the host.
-_STOCK = (FCFS, DEADLINE)
-_STRATEGIES_WITH = {"reserve_quantile": STRATEGIES[:1], "host_bytes": STRATEGIES[:2]}
+# The reserve applies only to proactive loads, and `recompute` stores no KV on the host.
+_VLLM_POLICIES = (FCFS, DEADLINE)
+_STRATEGIES_USING = {"reserve_quantile": STRATEGIES[:1], "host_bytes": STRATEGIES[:2]}
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """Policy and its settings; a field without an option is set only by vLLM's --additional-config.
+    """Scheduling policy and its settings; fields without an option are set only through vLLM's --additional-config.
 
-    `alpha_s` is FastServe's starvation limit. On its own, it turns the queues into round robin once every request waits longer
-    than the limit. The tempered limit is therefore max(alpha_s, alpha_scale * time in which every request can have one
-    iteration), and at most `promoted_cap` * batch promoted requests are in the first queue at a time.
+    `alpha_s` is FastServe's starvation limit. A fixed limit turns the queues into round robin once every request waits longer.
+    The tempered limit is therefore max(alpha_s, alpha_scale * time to give every request one iteration), and the first queue
+    holds at most `promoted_cap` * batch promoted requests.
     """
 
     policy: str = setting(
         MLFQ,
-        "Scheduling policy: fcfs, vLLM's order of arrival; deadline, vLLM's order of priority, the arrival plus a multiple of"
-        " the prefill time; skip-join-mlfq, which preempts long requests; auto, which is fcfs.",
+        "Scheduling policy: fcfs (vLLM's arrival order), deadline (vLLM's priority order, by arrival plus a multiple of the"
+        " prefill time), skip-join-mlfq (preempts long requests), or auto (currently fcfs).",
         "--scheduler",
         "NAME",
         choices=(AUTO, FCFS, MLFQ, DEADLINE),
@@ -66,79 +66,78 @@ class SchedulerSettings:
         "--quantum",
         "SECONDS",
         above=0,
-        unused_by=_STOCK,
+        unused_by=_VLLM_POLICIES,
     )
     levels: int | None = setting(None, "Number of queues (default: enough for the longest prefill).", least=1)
     eta: int = setting(
         1,
-        "Minimum number of queues that a demotion moves a request down.",
+        "Minimum number of levels by which a demotion lowers a request.",
         "--eta",
         "N",
         least=1,
-        unused_by=_STOCK,
+        unused_by=_VLLM_POLICIES,
     )
     alpha_s: float = setting(
         0.3,
-        "Time in seconds without service after which a request moves to the first queue; prevents starvation.",
+        "Move a request to the first queue after this many seconds without service, to prevent starvation.",
         "--alpha",
         "SECONDS",
         least=0,
-        unused_by=_STOCK,
+        unused_by=_VLLM_POLICIES,
     )
-    mlfq: MlfqForm = setting(  # noqa: RUF009 - it returns a dataclass field
+    mlfq: MlfqVariant = setting(  # noqa: RUF009 - it returns a dataclass field
         "tempered",
-        "Form of skip-join-mlfq: paper is FastServe's, with a fixed starvation limit and unlimited promotions; tempered lets"
-        " the limit grow with load and with each promotion of a request, and promotes few requests at a time, or the queues"
-        " become round robin under overload.",
+        "Variant of skip-join-mlfq: paper is FastServe's, with a fixed starvation limit and unlimited promotions; tempered"
+        " raises the limit with the load and with each promotion, and promotes few requests at a time, so that the queues do"
+        " not become round robin under overload.",
         "--mlfq",
         "FORM",
-        choices=FORMS,
-        unused_by=_STOCK,
+        choices=MLFQ_VARIANTS,
+        unused_by=_VLLM_POLICIES,
     )
     alpha_scale: float | None = setting(
         None,
-        "Starvation limit at least this number of times the time in which every request can have one iteration (default: 4,"
-        " with --mlfq paper 0).",
+        "Minimum starvation limit, as a multiple of the time to give every request one iteration (default: 4; 0 with --mlfq"
+        " paper).",
         "--alpha-scale",
         "FACTOR",
         least=0,
-        unused_by=_STOCK,
+        unused_by=_VLLM_POLICIES,
     )
     promoted_cap: float | None = setting(
         None,
-        "Maximum share of the batch that promoted requests in the first queue may take (default: 0.25; no limit with --mlfq"
-        " paper).",
+        "Maximum share of the batch for promoted requests in the first queue (default: 0.25; no limit with --mlfq paper).",
         "--promoted",
         "SHARE",
         least=0,
-        unused_by=_STOCK,
+        unused_by=_VLLM_POLICIES,
     )
     oldest_share: float = setting(
         0.0,
-        "Share of the time that serves requests in order of arrival; a larger share delays long requests less.",
+        "Share of time in which requests are served in arrival order; a larger share delays long requests less.",
         "--oldest-share",
         "SHARE",
         least=0,
         most=1,
-        unused_by=_STOCK,
+        unused_by=_VLLM_POLICIES,
     )
     reserve_quantile: float = setting(
         0.9,
-        "Quantile of the KV memory that recent arrivals needed within the time of one load; this amount is kept free for new"
-        " requests, by eviction of those that would run last.",
+        "Keep KV memory free for new requests: this quantile of the demand of recent arrivals during one KV load. Requests"
+        " that would run last are evicted for it.",
         "--reserve",
         "QUANTILE",
         least=0,
         most=1,
-        unused_by=_STOCK,
+        unused_by=_VLLM_POLICIES,
     )
     strategy: KvStrategy | None = setting(  # noqa: RUF009 - it returns a dataclass field
         None,
-        "Handling of KV that does not fit in device memory: proactive swaps it ahead of need, reactive on demand, recompute"
-        " drops it (default: proactive).",
+        "What to do with KV that does not fit in device memory: proactive swaps it ahead of use, reactive swaps it on demand,"
+        " recompute drops it (default: proactive).",
         "--kv-strategy",
         choices=STRATEGIES,
-        unused_by=_STOCK,
+        unused_by=_VLLM_POLICIES,
     )
     host_bytes: int | None = setting(
         None,
@@ -159,8 +158,8 @@ class SchedulerSettings:
     )
     slo_s: float | None = setting(
         None,
-        "Time in seconds within which --scheduler deadline wants each first token; a prompt is passed only as long as its own"
-        " prefill still fits.",
+        "Target time to first token for --scheduler deadline; a request is overtaken only while its own prefill can still"
+        " meet it.",
         "--deadline-slo",
         "SECONDS",
         above=0,
@@ -177,8 +176,8 @@ class SchedulerSettings:
     )
     shadow_s: float | None = setting(
         None,
-        "Predict every so many seconds, from the latest requests, what deadline would gain over fcfs on this traffic, or fcfs"
-        " over deadline; in the log and in /metrics. Default: no prediction.",
+        "Every SECONDS, predict from recent requests how much faster the other order (deadline or fcfs) would be, in the log"
+        " and in /metrics; default: no prediction.",
         "--shadow",
         "SECONDS",
         least=1,
@@ -196,21 +195,21 @@ class SchedulerSettings:
 
     @classmethod
     def read(cls, additional_config: object) -> SchedulerSettings:
-        """Return the settings that `additional_config()` wrote.
+        """Read the settings from the value of --additional-config.
 
         Raises:
-            ValueError: A member is unknown, or a value is out of range.
+            ValueError: A field is unknown or a value is out of range.
         """
-        given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+        values = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
         known = {one.name for one in fields(cls)}
-        if not isinstance(given, Mapping) or set(given) - known:
-            raise ValueError(f"{KEY} must be an object with members among {', '.join(sorted(known))}")
-        settings = cls(**given)
+        if not isinstance(values, Mapping) or set(values) - known:
+            raise ValueError(f"{KEY} must be an object with only these fields: {', '.join(sorted(known))}")
+        settings = cls(**values)
         settings.check()
         return settings
 
     def additional_config(self) -> dict[str, object]:
-        """Return the value of --additional-config, without host_bytes, which --kv-transfer-config carries."""
+        """Return the value for --additional-config, without host_bytes, which is part of --kv-transfer-config."""
         default = type(self)()
         changed = {name: value for name, value in asdict(self).items() if value != getattr(default, name)}
         changed.pop("host_bytes", None)
@@ -218,19 +217,19 @@ class SchedulerSettings:
 
     @property
     def alpha_growth(self) -> float:
-        """Return `alpha_scale`, or that of the form."""
+        """Return `alpha_scale`, or its default for the MLFQ variant."""
         return {"paper": 0.0, "tempered": 4.0}[self.mlfq] if self.alpha_scale is None else self.alpha_scale
 
     @property
     def promoted_share(self) -> float:
-        """Return `promoted_cap`, or that of the form; infinity is no limit."""
+        """Return `promoted_cap`, or its default for the MLFQ variant; infinity means no limit."""
         return {"paper": inf, "tempered": 0.25}[self.mlfq] if self.promoted_cap is None else self.promoted_cap
 
     @property
     def kv_strategy(self) -> str:
         if self.strategy:
             return self.strategy
-        return "recompute" if self.policy in _STOCK and not self.host_bytes else "proactive"
+        return "recompute" if self.policy in _VLLM_POLICIES and not self.host_bytes else "proactive"
 
     def iteration_profile(self) -> IterationProfile:
         from coldstart.scheduling.profile import FALLBACK_PROFILE, IterationProfile
@@ -238,18 +237,18 @@ class SchedulerSettings:
         return FALLBACK_PROFILE if self.profile is None else IterationProfile.parse(self.profile)
 
     def deadlines(self, cache_tokens: int) -> Deadlines:
-        """Return the deadlines of a server whose prefix cache has so many tokens."""
+        """Return the deadlines of a server with a prefix cache of `cache_tokens` tokens."""
         from coldstart.scheduling.deadline import Deadlines
 
         return Deadlines(self.iteration_profile(), self.factor, self.slo_s, cache_tokens)
 
     def check(self) -> None:
-        """Raise ValueError for a value out of range."""
+        """Raise ValueError if a value is out of range."""
         for name, one in list_settings(self):
             one.require(name, getattr(self, name))
 
     def check_command_line(self) -> None:
-        """Raise ValueError for a value out of range, or for a changed setting that the policy or the KV strategy ignores."""
+        """Raise ValueError if a value is out of range, or if the policy or KV strategy ignores a changed setting."""
         self.check()
         default = type(self)()
         changed = [(name, one) for name, one in options() if getattr(self, name) != getattr(default, name)]
@@ -260,7 +259,7 @@ class SchedulerSettings:
                     f"cannot use {one.flag} with {self.policy}, which accepts only {', '.join(rest)} and {last};"
                     f" use --scheduler {next(name for name in (MLFQ, DEADLINE) if name not in one.unused_by)}"
                 )
-            strategies = _STRATEGIES_WITH.get(name, STRATEGIES)
+            strategies = _STRATEGIES_USING.get(name, STRATEGIES)
             if self.policy == MLFQ and self.kv_strategy not in strategies:
                 raise ValueError(
                     f"cannot use {one.flag} with --kv-strategy {self.kv_strategy}, which ignores it;"
@@ -268,13 +267,13 @@ class SchedulerSettings:
                 )
 
 
-def wants_in_front(additional_config: object) -> tuple[bool, bool]:
-    """Return whether a value of vLLM's --additional-config asks for deadlines, and whether for a shadow."""
-    given = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
-    known = given if isinstance(given, Mapping) else {}
+def needs_front_end_hooks(additional_config: object) -> tuple[bool, bool]:
+    """Return whether a value of vLLM's --additional-config enables deadlines, and whether it enables shadow predictions."""
+    values = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
+    known = values if isinstance(values, Mapping) else {}
     return known.get("policy") == DEADLINE, known.get("shadow_s") is not None
 
 
 def options(*, live: bool = True) -> Iterator[tuple[str, Setting]]:
-    """Yield the fields that have a command-line option, of a server or of a simulated one."""
+    """Yield the fields with a command-line option; without `live`, only those that apply to simulated servers."""
     return ((name, one) for name, one in list_settings(SchedulerSettings) if one.flag and live >= one.live)

@@ -174,7 +174,7 @@ def explain_not_served(
         message = f"a server would use {lookup.bundle.ref}, a different version with the same key"
         hint = _format_validate(lookup.bundle.ref, level, source)
     else:
-        error = inspection.build_miss_error(lookup)
+        error = inspection.miss(lookup)
         message, hint = error.message, error.hint or ""
         if lookup.untrusted is not None:
             # Do not repeat the bundle's own arguments, which may name code to load: repeat only the user's.
@@ -196,12 +196,12 @@ def explain_other_weights(bundle: Bundle, lookup: Lookup) -> list[Finding]:
     ):
         return []
     try:
-        known = checkpoint.parse_checkpoint(cast("dict[str, Any]", bundle.read_json("weights"))).to_document()
+        known = checkpoint.parse(cast("dict[str, Any]", bundle.read_json("weights"))).document()
     except checkpoint.InvalidWeightsPlanError:
         return []  # unusable, but reported by `serve --weights-from`
-    if weights.identify_weights(directory, weights_cache) == weights.compute_plan_digest(known):
+    if weights.identity(directory, weights_cache) == weights.digest(known):
         return []
-    if not (differing := weights.find_difference(known, weights.build_plan(directory, weights_cache))):
+    if not (differing := weights.find_difference(known, weights.plan(directory, weights_cache))):
         return []
     return [
         Finding(

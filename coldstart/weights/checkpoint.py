@@ -1,11 +1,13 @@
-"""Checkpoint in memory, and its JSON form: the weights plan. This module does no I/O.
+"""Checkpoint as data, and its JSON form: the weights plan.
 
-In load order, files are in vLLM's natural order of names and tensors in order of their offset, so the prefetcher fetches
-bytes in the order in which the loader requests them.
+In load order, files are in vLLM's natural order of names and tensors in order of their offset. So the loader requests bytes in
+the order in which the prefetcher fetches them.
 
-Invariant of a Checkpoint: file names are plain and unique, and tensor names are unique. The tensors of a file are sorted,
-lie within it and do not overlap. `parse_checkpoint` rejects a document that breaks the invariant before memory is
-allocated for it.
+The builder of a plan, its file, the prefetcher and the loader all use this form. This module does no I/O.
+
+Invariant of a Checkpoint: file names are plain and unique, and tensor names are unique. The tensors of one
+file are sorted, lie within it and do not overlap. `parse` rejects a document that breaks the invariant before
+memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)]
 
 
 class InvalidWeightsPlanError(ValueError):
-    """Weights plan that breaks the invariant. The message names the invalid part."""
+    """Weights plan that breaks the invariant; the message names the invalid part."""
 
 
 class Tensor(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tensor of `size` bytes at `offset` of its file. `dtype` is the safetensors name.
+    """One tensor: `size` bytes at `offset` of its file; `dtype` is the safetensors name.
 
-    `digest` (sha256:...) is empty if only the header of the file was read. `file` is not part of a weights plan.
+    `digest` (sha256:...) is empty if only the header of the file was read. A weights plan does not contain `file`.
     """
 
     name: str
@@ -51,20 +53,17 @@ class Tensor(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CheckpointFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """File of `size` bytes.
-
-    `chunks` has the hexadecimal SHA-256 of each span of `iterate_spans`, or is None without digests.
-    """
+    """One file of `size` bytes; `chunks` are the SHA-256 digests of `spans` in hexadecimal, or None without digests."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.?\Z)[^/\\\x00]{1,255}\Z")]
     size: _Size
     tensors: tuple[Tensor, ...]
     chunks: tuple[Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")], ...] | None = None
 
-    def iterate_spans(self, chunk: int) -> Iterator[tuple[int, int, Tensor | None]]:
-        """Yield (start, end, tensor) of consecutive spans of at most `chunk` bytes that cover the file.
+    def spans(self, chunk: int) -> Iterator[tuple[int, int, Tensor | None]]:
+        """Yield (start, end, tensor) of consecutive parts of at most `chunk` bytes that together are the file.
 
-        A span belongs to one tensor, or to none (None), such as the header.
+        A part belongs to one tensor, or to none (None): the header.
         """
         at = 0
         for tensor in (*self.tensors, None):
@@ -75,17 +74,17 @@ class CheckpointFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Files of a model, divided into spans of at most `chunk` bytes."""
+    """Files of a model, whose tensors are divided into chunks of at most `chunk` bytes."""
 
     chunk: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHUNK)]
     files: tuple[CheckpointFile, ...]
 
-    def to_document(self) -> dict[str, Any]:
-        """Return the weights plan as JSON data."""
+    def document(self) -> dict[str, Any]:
+        """Return the weights plan."""
         return dict(msgspec.json.decode(msgspec.json.encode(self)))
 
 
-def parse_checkpoint(document: Mapping[str, Any]) -> Checkpoint:
+def parse(document: Mapping[str, Any]) -> Checkpoint:
     """Parse a weights plan.
 
     Raises:
@@ -96,12 +95,12 @@ def parse_checkpoint(document: Mapping[str, Any]) -> Checkpoint:
         names = [file.name for file in plan.files], [one.name for file in plan.files for one in file.tensors]
         if twice := [name for kind in names for name, number in Counter(kind).items() if number > 1]:
             raise ValueError(f"the name {twice[0]!r} occurs twice")
-        return Checkpoint(plan.chunk, tuple(_sort_tensors(file, plan.chunk) for file in plan.files))
+        return Checkpoint(plan.chunk, tuple(_sort(file, plan.chunk) for file in plan.files))
     except (msgspec.ValidationError, ValueError) as error:
         raise InvalidWeightsPlanError(str(error)) from error
 
 
-def _sort_tensors(file: CheckpointFile, chunk: int) -> CheckpointFile:
+def _sort(file: CheckpointFile, chunk: int) -> CheckpointFile:
     """Return the file with sorted tensors. Raises ValueError if they break the invariant."""
     tensors = sorted(file.tensors, key=lambda tensor: (tensor.offset, tensor.end))
     if outside := next((tensor for tensor in tensors if tensor.end > file.size), None):
@@ -111,7 +110,7 @@ def _sort_tensors(file: CheckpointFile, chunk: int) -> CheckpointFile:
             raise ValueError(f"tensors {before.name!r} and {after.name!r} overlap")
     file = replace(file, tensors=tuple(tensors))
     if file.chunks is not None:
-        number = sum(1 for _ in islice(file.iterate_spans(chunk), len(file.chunks) + 1))
+        number = sum(1 for _ in islice(file.spans(chunk), len(file.chunks) + 1))
         if number != len(file.chunks):
             raise ValueError(
                 f"{file.name} has {len(file.chunks)} digests of chunks, expected {number} of at most {chunk} bytes"
@@ -120,7 +119,7 @@ def _sort_tensors(file: CheckpointFile, chunk: int) -> CheckpointFile:
 
 
 class UnreadableWeightsError(ValueError):
-    """Weights that cannot be loaded tensor by tensor. The message has the reason."""
+    """Weights that cannot be loaded tensor by tensor; the message has the reason."""
 
 
 def list_tensors(plan: Mapping[str, Any]) -> list[Tensor]:
@@ -130,7 +129,7 @@ def list_tensors(plan: Mapping[str, Any]) -> list[Tensor]:
         UnreadableWeightsError: The plan is invalid, or a file has no tensors (it is not in safetensors format).
     """
     try:
-        files = sorted(parse_checkpoint(plan).files, key=lambda file: make_natural_key(file.name))
+        files = sorted(parse(plan).files, key=lambda file: make_natural_key(file.name))
     except InvalidWeightsPlanError as error:
         raise UnreadableWeightsError(str(error)) from error
     if bare := [file.name for file in files if not file.tensors]:
@@ -139,6 +138,6 @@ def list_tensors(plan: Mapping[str, Any]) -> list[Tensor]:
 
 
 def select_tensors(tensors: list[Tensor], names: Collection[str]) -> list[Tensor]:
-    """Return the tensors with these names, in the order of `tensors`."""
+    """Return the tensors with these names, in the order of the plan."""
     wanted = set(names)
     return [tensor for tensor in tensors if tensor.name in wanted]

@@ -32,12 +32,12 @@ CHUNK = 16 << 20
 _FILES = 4
 
 
-def build_plan(directory: Path, records: Path | None = None) -> dict[str, Any]:
-    """Build the plan of a model directory: {"chunk": bytes, "files": [{name, size, chunks, tensors}]}.
+def plan(directory: Path, records: Path | None = None) -> dict[str, Any]:
+    """Return the plan of a model directory: {"chunk": bytes, "files": [{name, size, chunks, tensors}]}.
 
-    A tensor is {name, dtype, shape, offset, size, digest}; offset and size are in bytes of the file. A file that is not
-    in safetensors format has chunks but no tensors. If `records` is set, the digest of the plan is recorded in that
-    directory for `identify_weights`.
+    A tensor is {name, dtype, shape, offset, size, digest}; offset and size are bytes of the file. A file in
+    another format than safetensors has chunks but no tensors. With `records`, a directory, the digest of the plan is
+    recorded there for `identity`.
 
     Raises:
         OSError: A file cannot be read, or the record cannot be written.
@@ -45,82 +45,82 @@ def build_plan(directory: Path, records: Path | None = None) -> dict[str, Any]:
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    files, stamp = weight_files(directory), _read_file_states(directory)
+    files, stamp = weight_files(directory), _stamp(directory)
     with ThreadPoolExecutor(_FILES) as pool:
         index = checkpoint_files.read_index(directory)
-        hashed = tuple(pool.map(lambda file: _hash_file(file, index), files))
-    made = Checkpoint(CHUNK, hashed).to_document()
-    if records is not None and stamp == _read_file_states(directory):  # else a file changed while it was read
+        hashed = tuple(pool.map(lambda file: _file(file, index), files))
+    made = Checkpoint(CHUNK, hashed).document()
+    if records is not None and stamp == _stamp(directory):  # else a file changed while it was read
         records.mkdir(parents=True, exist_ok=True)
-        with open_replacement(_locate_record(directory, records), durable=False) as file:
-            file.write(json.dumps({"stamp": stamp, "digest": compute_plan_digest(made)}).encode())
+        with open_replacement(_record(directory, records), durable=False) as file:
+            file.write(json.dumps({"stamp": stamp, "digest": digest(made)}).encode())
     return made
 
 
-def compute_plan_digest(weights_plan: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a plan. Plans of files with equal names and bytes have equal digests."""
+def digest(weights_plan: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the plan; plans of files with equal names and bytes have equal digests."""
     text = json.dumps(weights_plan, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def find_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return the first tensor, by name, whose bytes are in only one of two plans; "" if both have the same tensors.
+    """Return the name of the first tensor that only one of two plans has with these bytes, "" if both have the same tensors.
 
-    Files that are not in safetensors format are compared by their chunk digests.
+    A file in another format than safetensors is compared as a whole.
     """
-    return min((name for name, _ in _collect_contents(one) ^ _collect_contents(other)), default="")
+    return min((name for name, _ in _contents(one) ^ _contents(other)), default="")
 
 
-def _collect_contents(weights_plan: Mapping[str, Any]) -> set[tuple[str, str]]:
+def _contents(weights_plan: Mapping[str, Any]) -> set[tuple[str, str]]:
     files = weights_plan["files"]
     tensors = {(tensor["name"], tensor["digest"]) for file in files for tensor in file["tensors"]}
     return tensors | {(file["name"], " ".join(file["chunks"])) for file in files if not file["tensors"]}
 
 
-def store_plan(weights_plan: Mapping[str, Any], place: Path) -> Path:
-    """Write the plan to a file below `place`, unless it exists or this is a dry run. Return its path. Raises OSError."""
-    path = place / f"{compute_plan_digest(weights_plan).removeprefix('sha256:')}.json"
+def keep(weights_plan: Mapping[str, Any], place: Path) -> Path:
+    """Write the plan below `place` if it is missing there, but not in a dry run; return its file. Raises OSError."""
+    path = place / f"{digest(weights_plan).removeprefix('sha256:')}.json"
     if not path.exists() and not is_dry_run():
         place.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(weights_plan).encode())
     return path
 
 
-def identify_weights(directory: Path, records: Path) -> str:
-    """Return the digest of the directory's weights plan, from the record if no file or index has changed since.
+def identity(directory: Path, records: Path) -> str:
+    """Return `digest(plan(directory))`; compute it only if the size, time or inode of a file or the index has changed.
 
-    A dry run computes no digest and returns "" for an unknown one.
+    A dry run computes nothing, and returns "" for a digest that is not known.
 
     Args:
         directory: Model directory.
         records: Directory of the recorded digests.
     """
-    with suppress(OSError, ValueError, KeyError, TypeError):  # There is no record, or one of another version.
-        known = canonical.read_json(_locate_record(directory, records))
-        if known["stamp"] == _read_file_states(directory):
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no record, or not one of this release
+        known = canonical.read_json(_record(directory, records))
+        if known["stamp"] == _stamp(directory):
             return str(known["digest"])
-    return "" if is_dry_run() else compute_plan_digest(build_plan(directory, records))
+    return "" if is_dry_run() else digest(plan(directory, records))
 
 
-def _locate_record(directory: Path, records: Path) -> Path:
+def _record(directory: Path, records: Path) -> Path:
     return records / f"{hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]}.json"
 
 
-def _read_file_states(directory: Path) -> list[list[str | int]]:
+def _stamp(directory: Path) -> list[list[str | int]]:
     # The index decides which copy of a tensor is loaded, so its change is a change of the weights.
     files = (*weight_files(directory), *checkpoint_files.list_indexes(directory))
     return [[path.name, *read_state(path)] for path in files]
 
 
-def _hash_file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
+def _file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
     from concurrent.futures import ThreadPoolExecutor
 
-    tensors = _list_tensors(path, index) if path.suffix == ".safetensors" else []
+    tensors = _checked(path, index) if path.suffix == ".safetensors" else []
     digests, chunks, whole = dict[str, str](), list[str](), hashlib.sha256()
     # A long tensor and its chunks are hashed at the same time; hashlib does not hold the interpreter's lock.
     with open_regular(path) as file, ThreadPoolExecutor(1) as beside:
         bare = CheckpointFile(path.name, os.fstat(file.fileno()).st_size, tuple(tensors))
-        for start, end, tensor in bare.iterate_spans(CHUNK):
+        for start, end, tensor in bare.spans(CHUNK):
             data = file.read(end - start)
             is_part = tensor is not None and end - start < tensor.size
             fed = beside.submit(whole.update, data) if is_part else None
@@ -135,17 +135,14 @@ def _hash_file(path: Path, index: Mapping[str, str]) -> CheckpointFile:
     return replace(bare, chunks=tuple(chunks), tensors=tuple(named))
 
 
-def plan_from_headers(paths: Iterable[Path]) -> dict[str, Any]:
-    """Build a plan without digests from the headers of safetensors files in one directory.
-
-    Raises the errors of `build_plan`.
-    """
+def headers(paths: Iterable[Path]) -> dict[str, Any]:
+    """Return a plan without digests from the headers of the safetensors files of one directory. Raises the errors of `plan`."""
     files = list(paths)
     index = checkpoint_files.read_index(files[0].parent) if files else {}
-    listed = (CheckpointFile(p.name, p.stat().st_size, tuple(_list_tensors(p, index))) for p in files)
-    return Checkpoint(CHUNK, tuple(listed)).to_document()
+    listed = (CheckpointFile(p.name, p.stat().st_size, tuple(_checked(p, index))) for p in files)
+    return Checkpoint(CHUNK, tuple(listed)).document()
 
 
-def _list_tensors(path: Path, index: Mapping[str, str]) -> list[Tensor]:
+def _checked(path: Path, index: Mapping[str, str]) -> list[Tensor]:
     entries = checkpoint_files.list_entries(path, index)
     return [Tensor(e.name, e.dtype, e.shape, e.offset, e.size) for e in entries]

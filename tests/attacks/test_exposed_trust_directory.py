@@ -30,7 +30,7 @@ def signed(home: Path, tmp_path: Path) -> Bundle:
     bundle = publish(
         Store(Cache.at().bundles), tmp_path / "scratch", signer=sign.load_host_key(paths.state_dir())
     )
-    assert inspection.check_trust(bundle).ok  # and is recorded
+    assert inspection.trust(bundle).ok  # and is recorded
     return bundle
 
 
@@ -50,7 +50,7 @@ def _is_refused(bundle: Bundle, place: Path, command: str) -> None:
     """Fail unless trust in `bundle` is refused with `place` and a hint that ends in `command`, recorded or not."""
     for _ in range(2):
         with pytest.raises(ExposedKeyError) as caught:
-            inspection.check_trust(bundle)
+            inspection.trust(bundle)
         assert str(place) in caught.value.message
         assert str(caught.value.hint).endswith(f"{command} {shlex.quote(str(place))}")
         for record in (paths.state_dir() / "verdicts").glob("*"):
@@ -69,7 +69,7 @@ def test_place_that_others_can_write_to_is_refused(signed: Bundle, place: str, m
             with pytest.raises(ExposedKeyError):
                 use()
     path.chmod(before)
-    assert inspection.check_trust(signed).ok
+    assert inspection.trust(signed).ok
 
 
 @root_alone
@@ -79,7 +79,7 @@ def test_place_of_another_user_is_refused(signed: Bundle, place: str) -> None:
     os.chown(path, STRANGER, STRANGER)
     _is_refused(signed, path, f"chown {os.getuid()}")
     os.chown(path, os.getuid(), os.getgid())
-    assert inspection.check_trust(signed).ok
+    assert inspection.trust(signed).ok
 
 
 def test_link_to_a_key_that_others_can_replace_is_refused(signed: Bundle, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_link_to_a_key_that_others_can_replace_is_refused(signed: Bundle, tmp_pa
     key = _find_key()
     target = key.rename(shared / "key.pub")
     key.symlink_to(target)
-    assert inspection.check_trust(signed).ok
+    assert inspection.trust(signed).ok
     shared.chmod(0o777)
     _is_refused(signed, shared, "chmod go-w")
     shared.chmod(0o755)
@@ -102,7 +102,7 @@ def test_link_into_a_sticky_directory_of_root_is_accepted(signed: Bundle, tmp_pa
     key.symlink_to(key.rename(tmp_path / "key.pub"))
     tmp_path.chmod(0o1777)
     ownership.require_unexposed(key, paths.state_dir())
-    assert inspection.check_trust(signed).ok
+    assert inspection.trust(signed).ok
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])

@@ -23,7 +23,7 @@ from tools.bundles import publish
 from tools.raw_server import Asked, answer, answering, dribble, flood, say
 
 from coldstart.validate.checks import check
-from coldstart.weights.prefetch.http_source import HttpSource, build_auth_headers
+from coldstart.weights.prefetch.http_source import HttpSource, headers
 from coldstart.weights.prefetch.sources import SourceUnavailableError, SourceUnusableError
 
 SECRET = "hunter2-of-the-origin"
@@ -221,7 +221,7 @@ def test_a_hostile_weights_server(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(PATIENCE_VARIABLE, "0.5")
     into = memoryview(bytearray(4096))
     with answering(WEIGHTS[name]) as server:
-        given = build_auth_headers(server.url.replace("//", f"//me:{SECRET}@"), {})
+        given = headers(server.url.replace("//", f"//me:{SECRET}@"), {})
         source, began = HttpSource(server.url, given), time.monotonic()
         with _Watch() as watch, suppress(SourceUnavailableError, SourceUnusableError):
             got = source.read("f", 4096, 0, into, lambda _: None)

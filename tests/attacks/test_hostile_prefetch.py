@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.prefetching import FILE, checkpoint
-from support.range_server import RangeServer, run_server
+from support.range_server import RangeServer, serving
 from support.shortage import busy_s, exhaust_descriptors
 from support.waiting import wait_until
 
@@ -37,7 +37,7 @@ def plan(directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def server(directory: Path, plan: dict[str, Any]) -> Iterator[RangeServer]:
-    with run_server(directory) as running:
+    with serving(directory) as running:
         yield running
 
 
@@ -49,22 +49,22 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("COLDSTART_PREFETCH_STREAMS", "1")  # one connection to the source, opened at once
         yield made
         with suppress(client.PrefetchError):
-            client.send_operation("stop", directory=made)
+            client.request("stop", directory=made)
 
 
 @pytest.fixture
 def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtime: Path) -> Iterator[int]:
     """Yield the prefetcher's pid; another client is served before and after the attack."""
     with client.attach(server.url, plan, names=["t0"], directory=runtime) as attached:
-        attached.wait_for_tensors(["t0"])
+        attached.complete(["t0"])
         pid = int(_status(runtime)["pid"])
         before = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
         yield pid
         (entry,) = [tensor for tensor in plan["files"][0]["tensors"] if tensor["name"] == "t1"]
         data = (directory / FILE).read_bytes()[entry["offset"] :][: entry["size"]]
         with client.attach(server.url, plan, names=["t1"], directory=runtime) as other:
-            other.wait_for_tensors(["t1"])
-            assert other.map_file(FILE)[entry["offset"] :][: entry["size"]] == data
+            other.complete(["t1"])
+            assert other.file(FILE)[entry["offset"] :][: entry["size"]] == data
         assert _status(runtime)["pid"] == pid
         # The prefetcher drops a closed connection only after it has read what its client sent.
         wait_until(lambda: _status(runtime)["clients"] == 2)
@@ -72,7 +72,7 @@ def bystander(server: RangeServer, plan: dict[str, Any], directory: Path, runtim
 
 
 def _status(runtime: Path) -> dict[str, Any]:
-    (one,) = client.send_operation("status", directory=runtime)
+    (one,) = client.request("status", directory=runtime)
     return one
 
 
@@ -223,7 +223,7 @@ def test_ranges_outside_of_what_is_wanted_are_refused(
             with pytest.raises(client.PrefetchRefusedError):
                 attached.wait(FILE, offset, size)
         with pytest.raises(KeyError):
-            attached.map_file("../secret")
+            attached.file("../secret")
 
 
 @pytest.mark.usefixtures("bystander")
@@ -246,6 +246,6 @@ def test_client_cannot_change_memory_of_other_clients(
     os.close(descriptor)
     connection.close()
     with client.attach(server.url, plan, names=["t0"], directory=runtime) as attached:
-        attached.map_file(FILE)[0:4] = b"mine"
+        attached.file(FILE)[0:4] = b"mine"
         with client.attach(server.url, plan, names=["t0"], directory=runtime) as other:
-            assert other.map_file(FILE)[0:4] != b"mine"
+            assert other.file(FILE)[0:4] != b"mine"

@@ -51,7 +51,7 @@ def slow(*places):
     print("up", flush=True)
     sys.stdin.read()
 shutil.copytree = slow
-caches.lay(Path(sys.argv[1]), Path(sys.argv[2]))
+caches.copy_section(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 BUILD = """
 import sys
@@ -144,7 +144,7 @@ def test_killed_copy_of_compiled_code_is_removed(run: Run, home: Path, by: str) 
     if by == "prune":
         run("prune")
     else:
-        assert (caches.lay(section, root) / "aot" / "kernel").read_bytes() == b"code"
+        assert (caches.copy_section(section, root) / "aot" / "kernel").read_bytes() == b"code"
     assert not draft.exists()
 
 

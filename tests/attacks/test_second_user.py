@@ -93,7 +93,7 @@ def victim(
     with store.open_draft(key()) as draft:
         draft.add_tree("compile", write_tree(tmp_path / "code", CODE))
         bundle = draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
-    code = unpack_section(bundle, "compile", paths.Cache.at().unpacked, inspection.check_trust)
+    code = unpack_section(bundle, "compile", paths.Cache.at().unpacked, inspection.trust)
     image = runtime_image.choose_engine_image_directory(paths.Cache.at().runtimes, bundle.digest)
     with runtime_image.publish_image(image) as partial:
         (partial / "pages-1.img").write_bytes(SECRET)

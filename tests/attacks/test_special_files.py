@@ -166,10 +166,10 @@ def test_commands_end_with_the_file_and_a_hint(
 
 
 def test_trusted_key_is_refused(signed: Bundle, replace: Replace) -> None:
-    assert inspection.check_trust(signed).ok
+    assert inspection.trust(signed).ok
     (key,) = sign.trust_dir(paths.state_dir()).glob("*.pub")
     replace(key)
-    _refuse(lambda: inspection.check_trust(signed), key.name, OSError, ColdstartError)
+    _refuse(lambda: inspection.trust(signed), key.name, OSError, ColdstartError)
     store = sign.TrustStore(sign.trust_dir(paths.state_dir()))
     _refuse(lambda: store(signed), key.name, OSError, ColdstartError)
 
@@ -187,17 +187,17 @@ def test_own_key_is_refused(signed: Bundle, replace: Replace) -> None:
 
 
 def test_record_of_a_verification_is_ignored(signed: Bundle, replace: Replace) -> None:
-    assert inspection.check_trust(signed).ok
+    assert inspection.trust(signed).ok
     (record,) = (paths.state_dir() / "verdicts").iterdir()
     replace(record)
-    assert _call(lambda: inspection.check_trust(signed)).ok
+    assert _call(lambda: inspection.trust(signed)).ok
 
 
 def test_record_of_unpacked_code_is_ignored(signed: Bundle, replace: Replace) -> None:
     root = Cache.at().unpacked
-    place = unpack_section(signed, "compile", root, inspection.check_trust)
+    place = unpack_section(signed, "compile", root, inspection.trust)
     record = replace(file_state.locate_record("unpacked", place))
-    again = _call(lambda: unpack_section(signed, "compile", root, inspection.check_trust))
+    again = _call(lambda: unpack_section(signed, "compile", root, inspection.trust))
     # A directory cannot be replaced by a record; all other files can.
     assert isinstance(again, IsADirectoryError) if record.is_dir() else again == place
 
@@ -212,7 +212,7 @@ def test_lock_and_shared_object_do_not_hang(home: Path, tmp_path: Path, replace:
     assert isinstance(_call(process_snapshot.sweep), (OSError, type(None)))
     (tmp_path / "compiled").mkdir()
     replace(tmp_path / "compiled" / "k.so")
-    assert _call(lambda: list(caches.unfinished(tmp_path / "compiled"))) == []
+    assert _call(lambda: list(caches.find_truncated_libraries(tmp_path / "compiled"))) == []
 
 
 def _make_model(tmp_path: Path) -> Path:

@@ -31,7 +31,7 @@ def bundle(home: Path, store: Store, tmp_path: Path) -> Bundle:
 
 
 def used(bundle: Bundle, root: Path, refused: list[str] | None = None) -> Path:
-    return unpack_section(bundle, "compile", root, inspection.check_trust, refused)
+    return unpack_section(bundle, "compile", root, inspection.trust, refused)
 
 
 def _overwrite(place: Path) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from support.prefetching import checkpoint, prefetcher
-from support.range_server import run_server
+from support.range_server import serving
 from tools.raw_server import answer, answering
 
 from coldstart.contract.environment import PREFETCH_TOKEN
 from coldstart.weights.prefetch import client, fetcher, http_source
-from coldstart.weights.prefetch.sources import SourceUnusableError, redact_address
+from coldstart.weights.prefetch.sources import SourceUnusableError, redact
 
 TOKEN = {PREFETCH_TOKEN: "s3cret"}
 
@@ -21,12 +21,12 @@ TOKEN = {PREFETCH_TOKEN: "s3cret"}
     "address", ["http://weights.example/m", "http://10.0.0.1:8000/m", "http://127.0.0.1.example/m"]
 )
 def test_headers_have_no_token_without_tls(address: str) -> None:
-    assert http_source.build_auth_headers(address, TOKEN) == {}
+    assert http_source.headers(address, TOKEN) == {}
 
 
 def test_headers_refuse_password_without_tls() -> None:
     with pytest.raises(SourceUnusableError, match="without TLS"):
-        http_source.build_auth_headers("http://me:s3cret@weights.example/m", {})
+        http_source.headers("http://me:s3cret@weights.example/m", {})
 
 
 def test_source_refuses_explicit_authorization_header_without_tls() -> None:
@@ -46,19 +46,19 @@ def test_source_refuses_session_token_without_tls() -> None:
 def test_status_shows_presigned_address_without_its_signature(tmp_path: Path) -> None:
     plan = checkpoint(tmp_path / "w")
     query = "?X-Amz-Signature=s3cret&X-Amz-Credential=AKIA"
-    assert redact_address(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"
+    assert redact(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"
     with (
         answering(lambda c, _: answer(c, 403)) as server,
-        run_server(tmp_path / "w") as good,
+        serving(tmp_path / "w") as good,
         prefetcher(tmp_path / "r", COLDSTART_PREFETCH_MEMORY_BYTES=64 << 20) as runtime,
     ):
         for url in (server.url, good.url):
             with client.attach(url + query, plan, directory=runtime) as attached:
                 if url == server.url:
                     with pytest.raises(client.PrefetchFailedError) as failed:
-                        attached.wait_for_tensors()
+                        attached.complete()
                     assert "s3cret" not in str(failed.value) and "403" in str(failed.value)
                 else:
-                    attached.wait_for_tensors()
-                status = json.dumps(client.send_operation("status", directory=runtime))
+                    attached.complete()
+                status = json.dumps(client.request("status", directory=runtime))
                 assert "s3cret" not in status and "AKIA" not in status and url in status

@@ -71,7 +71,7 @@ def test_pulled_unsigned_bundle_is_not_selected(
     done = run("pull", _elsewhere(home, wanted, LATER, signed=False))
     assert "will not run" in done.stderr and len(store.list_bundles()) == 2
     assert _selected(model) == mine
-    assert store.find_by_reference("org/tiny", trust=inspection.check_trust) == mine
+    assert store.find_by_reference("org/tiny", trust=inspection.trust) == mine
     noted = inspection.look_up(model).notes
     assert noted == ("org/tiny:v2 was passed over for v1: the bundle is not signed",)
 
@@ -90,7 +90,7 @@ def test_only_unsigned_bundle_needs_untrusted_option(run: Run, home: Path, model
     run("pull", _elsewhere(home, wanted, LATER, signed=False))
     found = inspection.look_up(model)
     assert found.bundle is None and found.untrusted is not None
-    error = inspection.build_miss_error(found)
+    error = inspection.miss(found)
     assert (
         isinstance(error, NoBundleError)
         and "not signed" in error.message
@@ -173,9 +173,9 @@ def test_trust_why_reports_the_reason(run: Run, store: Store, home: Path, wanted
 
 def test_cached_trust_ends_when_its_key_is_removed(store: Store, home: Path, wanted: Key) -> None:
     mine = _signed(store, home, wanted, OLD)
-    assert inspection.check_trust(mine).ok and inspection.check_trust(mine).ok
+    assert inspection.trust(mine).ok and inspection.trust(mine).ok
     (record,) = (paths.state_dir() / "verdicts").iterdir()
     assert record.stat().st_mode & 0o077 == 0
     for key_file in sign.trust_dir(paths.state_dir()).glob("*.pub"):
         key_file.unlink()
-    assert not inspection.check_trust(mine).ok
+    assert not inspection.trust(mine).ok

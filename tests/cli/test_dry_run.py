@@ -54,7 +54,7 @@ def model(home: Path, run: Run) -> Path:
     with Store(Cache.at().bundles).open_draft(wanted) as draft:
         draft.add_json("kv", KV)
         draft.add_json("modelinfo", {"vllm_modelinfos": {"llama.json": "{}"}})
-        draft.add_json("weights", weights_plan.build_plan(model))
+        draft.add_json("weights", weights_plan.plan(model))
         draft.add_tree("compile", write_tree(home / "code", CODE))
         draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
     shutil.rmtree(paths.state_dir() / "verdicts", ignore_errors=True)

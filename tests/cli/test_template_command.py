@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from coldstart.commands import cli
 from safetensors.numpy import save_file
-from support.range_server import run_server
+from support.range_server import serving
 from tools import tiny_models
 from tools.recorded import publish_recorded
 from tools.shell import Run
@@ -85,13 +85,13 @@ def model(home: Path) -> Iterator[Path]:
     save_file(dict(zip("ab", halves, strict=True)), directory / "model.safetensors")
     yield directory
     with suppress(client.PrefetchError):
-        client.send_operation("stop")
+        client.request("stop")
 
 
 @pytest.mark.slow
 def test_start_status_stop(run: Run, model: Path) -> None:
     size = (model / "model.safetensors").stat().st_size
-    with run_server(model) as server:
+    with serving(model) as server:
         done = run("prefetch", "start", str(model), "--weights-from", server.url)
         assert done.stdout.startswith("mine: ") and "Next: coldstart prefetch status" in done.stderr
         assert server.total() == size
@@ -108,13 +108,13 @@ def test_start_status_stop(run: Run, model: Path) -> None:
 
 
 def test_start_reports_invalid_requests(run: Run, model: Path) -> None:
-    with run_server(model) as server:
+    with serving(model) as server:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", "9")
             short = run("prefetch", "start", str(model), "--weights-from", server.url, code=1)
         assert "the prefetcher may hold 9" in short.stderr
         offline = ("--weights-from", server.url, "--offline")
         assert "--offline is set" in run("prefetch", "start", str(model), *offline, code=4).stderr
-    client.send_operation("stop")
+    client.request("stop")
     (model / "model.safetensors").unlink()
     assert "--weights-from" in run("prefetch", "start", str(model), code=2).stderr

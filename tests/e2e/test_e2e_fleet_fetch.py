@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from support.fleet_on_ray import Fleet, two_node_fleet
 from support.fleet_rig import deployment
-from support.range_server import RangeServer, run_server
+from support.range_server import RangeServer, serving
 
 from coldstart.weights import weights_plan
 from coldstart.weights.checkpoint import list_tensors
@@ -69,14 +69,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
         {name: torch.randint(255, (size,), dtype=torch.uint8) for name, size in sizes.items()},
         weights / "model.safetensors",
     )
-    plan = weights_plan.build_plan(weights)
+    plan = weights_plan.plan(weights)
     (directory / "plan.json").write_text(json.dumps(plan))
     (directory / "config.json").write_text(json.dumps(CONFIG))
     names = [tensor.name for tensor in list_tensors(plan)]
     first, second = (
         sum(sizes[name] for name in stage.select_names(names, CONFIG, [rank], 2)) for rank in (0, 1)
     )
-    with run_server(weights) as source:
+    with serving(weights) as source:
         yield Checkpoint(directory, source, sum(sizes.values()), (first, second))
 
 
@@ -94,7 +94,7 @@ def _forget(fleet: Fleet) -> None:
     """Stop the prefetchers, which frees their memory."""
     for name in ("one", "two"):
         with suppress(client.PrefetchError):
-            client.send_operation("stop", directory=fleet.runtime / name / "coldstart")
+            client.request("stop", directory=fleet.runtime / name / "coldstart")
 
 
 def _workers(status: Any, model: str) -> list[Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.range_server import RangeServer, run_server
+from support.range_server import RangeServer, serving
 from tools.machine import TRACED, VLLM, Machine, Tokens
 
 from coldstart.system.ipc.addresses import find_free_port
@@ -46,14 +46,14 @@ def _stop_prefetchers(machine: Machine) -> Iterator[None]:
     yield
     for place in (machine.root / "run", machine.root / "run-1"):
         with suppress(client.PrefetchError):
-            client.send_operation("stop", directory=place / "coldstart")
+            client.request("stop", directory=place / "coldstart")
 
 
 def test_weights_from_http_answer_vllms_tokens(
     machine: Machine, bare: Path, model: Path, reference: Tokens, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.json"
-    with run_server(model) as source:
+    with serving(model) as source:
         arguments = (
             "--mode",
             "fresh",
@@ -83,11 +83,11 @@ def test_weights_from_http_answer_vllms_tokens(
 
 @pytest.mark.nightly  # test_e2e_fleet_fetch.py shows the fetches of two ranks
 def test_two_nodes_fetch_their_own_layers(machine: Machine, bare: Path, model: Path) -> None:
-    plan = weights.build_plan(model)
+    plan = weights.plan(model)
     names = [tensor.name for tensor in checkpoint.list_tensors(plan)]
     config = json.loads((model / "config.json").read_text())
     own = [_bytes(plan, stage.select_names(names, config, [rank], 2)) for rank in (0, 1)]
-    with run_server(model) as first, run_server(model) as second:
+    with serving(model) as first, serving(model) as second:
         pipelined = _two_nodes(machine, bare, first, second)
         assert pipelined["loads"] == [pytest.approx(size, rel=0.02) for size in own]
         assert second.total(FILE) == pytest.approx(own[1], rel=0.02)

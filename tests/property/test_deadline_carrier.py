@@ -13,9 +13,9 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_qu
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats
 
-from coldstart.scheduling.deadline import SPAN_US
+from coldstart.scheduling.deadline import PRIORITY_SPAN_US
 from coldstart.scheduling.settings import KEY
-from coldstart.scheduling.shadow import LEAST
+from coldstart.scheduling.shadow import MIN_REQUESTS
 from coldstart.vllm.scheduling import deadlines, headers
 from coldstart.vllm.scheduling.virtual_engine import make_request
 
@@ -80,13 +80,13 @@ def test_the_class_of_a_key_or_a_header_counts_for_a_request_without_a_priority(
     by_key, by_header = (b"authorization", b"Bearer secret"), (b"x-class", b"a")
     for found, own in (([by_key], 0), ([by_header], 0), ([], 0), ([by_key], 3), ([by_header], -9)):
         asyncio.run(served({"type": "http", "headers": found}, own, None))
-    assert [round(priority / SPAN_US) for priority in given] == [7, -5, 0, 3, -9]
+    assert [round(priority / PRIORITY_SPAN_US) for priority in given] == [7, -5, 0, 3, -9]
 
 
 def test_the_shadow_reports_what_deadlines_would_gain(caplog: pytest.LogCaptureFixture) -> None:
     logger = deadlines.ShadowLogger(config(policy="fcfs", shadow_s=3600.0))
     stats = IterationStats()
-    for number in range(2 * LEAST):
+    for number in range(2 * MIN_REQUESTS):
         ended = FinishedRequestStats(None, e2e_latency=100.0 - number * 0.1, decode_time=1.0)  # type: ignore[arg-type]
         ended.num_prompt_tokens, ended.num_generation_tokens = (900 if number % 4 == 0 else 10), 5
         stats.finished_requests.append(ended)
@@ -96,6 +96,6 @@ def test_the_shadow_reports_what_deadlines_would_gain(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO, "vllm.coldstart"):
         logger.report()
     assert "predicted, not measured: --scheduler deadline instead of fcfs" in caplog.text
-    assert f"last {2 * LEAST} requests" in caplog.text
+    assert f"last {2 * MIN_REQUESTS} requests" in caplog.text
     gauge = deadlines._gauges()["ttft_gain"].labels(engine="0", order="deadline")
     assert gauge._value.get() > 1.0

@@ -125,12 +125,12 @@ def _fetch(message: Mapping[str, Any], words: list[str]) -> None:
     config = json.loads((model / "config.json").read_text())
     asked = WeightsRequest(message["launch"]["weights_from"], model / "plan.json", pace)
     plan = LaunchPlan(Arguments([*words, "--load-format", LOAD_FORMAT]), weights_from=asked)
-    names = fetch._node_names(asked.read(), config, plan.vllm_args)
+    names = fetch._list_node_tensors(asked.read(), config, plan.vllm_args)
     with (
         fetch.start_early(plan, config),
         client.attach(asked.source, asked.read(), names=names, pace=pace) as attached,
     ):
-        attached.wait_for_tensors(names)
+        attached.complete(names)
 
 
 if __name__ == "__main__":

@@ -66,11 +66,11 @@ def read_safetensors(data: bytes) -> None:
         path = Path(directory, "model.safetensors")
         path.write_bytes(data)
         try:
-            plan = weights_plan.plan_from_headers([path])
+            plan = weights_plan.headers([path])
         except UsageError:
             return
-    weights_plan.compute_plan_digest(plan)
-    checkpoint.parse_checkpoint(plan)
+    weights_plan.digest(plan)
+    checkpoint.parse(plan)
 
 
 def read_weights_plan(data: bytes) -> None:
@@ -80,10 +80,10 @@ def read_weights_plan(data: bytes) -> None:
     except (ValueError, RecursionError):
         return
     try:
-        plan = checkpoint.parse_checkpoint(document)
+        plan = checkpoint.parse(document)
     except checkpoint.InvalidWeightsPlanError:
         return
-    assert checkpoint.parse_checkpoint(plan.to_document()) == plan
+    assert checkpoint.parse(plan.document()) == plan
 
 
 def read_request(data: bytes) -> None:

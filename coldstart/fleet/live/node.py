@@ -188,7 +188,7 @@ class NodeServers:
         while process.pace is not None:
             said = None
             with suppress(client.PrefetchError, OSError):
-                said = await asyncio.to_thread(client.set_fetch_rate, process.pace)
+                said = await asyncio.to_thread(client.set_pace, process.pace)
             if said is not None and said["ended"]:
                 self._report(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
                 return

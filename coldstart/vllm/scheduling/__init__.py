@@ -1,7 +1,7 @@
-"""Scheduling policies in vLLM's V1 engine, as classes for its `--scheduler-cls`, and the arguments with which it runs them.
+"""Scheduling policies for vLLM's V1 engine (`--scheduler-cls`), and the vLLM arguments that enable them.
 
-Invariants: vLLM's own schedule() makes every allocation; this package only selects the requests that it sees. vLLM's own flags
-express all settings, so a server started manually with them is the same server. This module imports neither vllm nor torch.
+Invariants: vLLM's own schedule() makes every allocation; this package only selects the requests that it considers. All
+settings are vLLM arguments, so a server started manually with them behaves the same. Imports neither vllm nor torch.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ OFFLOADING_MODULE = "coldstart.vllm.scheduling.offload"
 
 
 def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
-    """Return the flags for the settings; without host_bytes, preempted KV is recomputed.
+    """Return the vLLM arguments for the settings; without host_bytes, preempted KV is recomputed.
 
-    On the CPU platform a KV connector makes vLLM reserve cores. Set VLLM_CPU_OMP_THREADS_BIND, for example to 0 on two cores,
-    or every step takes twice as long.
+    On the CPU platform, a KV connector makes vLLM reserve cores. Set VLLM_CPU_OMP_THREADS_BIND, for example to 0 on two cores;
+    otherwise every step takes twice as long.
     """
     evicts = settings.policy == MLFQ
     flags = ["--scheduler-cls", SCHEDULER_CLS] if evicts else []
@@ -39,16 +39,16 @@ def serve_arguments(settings: SchedulerSettings, *, on_cpu: bool) -> list[str]:
 
 
 def kv_transfer_config(host_bytes: int, *, on_cpu: bool, evicts: bool) -> dict[str, Any]:
-    """Return the settings of vLLM's offloading connector, which here also keeps decode KV (off by default).
+    """Return the --kv-transfer-config of vLLM's offloading connector, which also stores decode KV (off by default).
 
-    `evicts` is whether our scheduler evicts the requests, and not vLLM's.
+    With `evicts`, PolicyScheduler evicts the requests, not vLLM's scheduler.
     """
     extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "offload_prompt_only": False}
     if on_cpu:
         extra |= {"spec_name": OFFLOADING_SPEC, "spec_module_path": OFFLOADING_MODULE}
-    ours = {"kv_connector": CONNECTOR, "kv_connector_module_path": OFFLOADING_MODULE}
+    own_connector = {"kv_connector": CONNECTOR, "kv_connector_module_path": OFFLOADING_MODULE}
     return {
-        **(ours if evicts else {"kv_connector": "OffloadingConnector"}),
+        **(own_connector if evicts else {"kv_connector": "OffloadingConnector"}),
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra,
     }

@@ -1,7 +1,7 @@
-"""Counters of the scheduler, also published in vLLM's /metrics.
+"""Counters of the scheduler, published in vLLM's /metrics.
 
-Invariant: counters only grow; levels sum to the live requests. vLLM's front end collects metrics of the engine
-process through prometheus_client's multiprocess directory, so they appear if that is set before the start.
+Invariant: counters never decrease, and queue lengths sum to the number of unfinished requests. The API server collects them
+from the engine process through prometheus_client's multiprocess directory, which must be set before the start.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ PREFIX = "coldstart_scheduler_"
 class Counters:
     """Totals since the start.
 
-    vLLM counts the bytes of transfers itself (`vllm:kv_offload_*`). `blocks_evicted` were freed on the device without a copy,
-    because blocks are stored as they fill. Request-seconds: `blocked_on_loads_seconds` with KV on the host although the rank
-    earned a slot, `loading_seconds` the part of it during a transfer (not waiting for space).
+    vLLM counts transferred bytes itself (`vllm:kv_offload_*`). `blocks_evicted` counts device blocks freed by evictions, which
+    need no copy because blocks are stored as they fill. `blocked_on_loads_seconds` sums the time of requests within the batch
+    whose KV is still on the host; `loading_seconds` is the part of it spent in transfers.
     """
 
     evictions: int = 0
@@ -36,16 +36,16 @@ class Counters:
 
 
 class Exporter:
-    """Publishes counters and queue lengths; does nothing without a multiprocess directory."""
+    """Publisher of counters and queue lengths to Prometheus; inactive without a multiprocess directory."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._gauges: dict[str, Any] | None = None
-        self._told: dict[str, float] = {}
+        self._published: dict[str, float] = {}
         if PROMETHEUS_MULTIPROC_DIR.read(environment):
-            self._gauges = _make_gauges()
+            self._gauges = _create_gauges()
 
     @property
-    def enabled(self) -> bool:
+    def is_enabled(self) -> bool:
         return self._gauges is not None
 
     def publish(self, counters: Counters, levels: Sequence[int] = ()) -> None:
@@ -53,19 +53,19 @@ class Exporter:
             return
         # Setting a gauge writes to a mapped file, and most counters change in few steps.
         for name, value in vars(counters).items():
-            if self._told.get(name) != value:
-                self._told[name] = value
+            if self._published.get(name) != value:
+                self._published[name] = value
                 self._gauges[name].set(value)
         for level, length in enumerate(levels, start=1):
             self._gauges["queue_length"].labels(level=str(level)).set(length)
 
 
-def _make_gauges() -> dict[str, Any]:
-    totals = {field.name: _gauge(field.name) for field in fields(Counters)}
-    return totals | {"queue_length": _gauge("queue_length", ("level",))}
+def _create_gauges() -> dict[str, Any]:
+    totals = {field.name: _create_gauge(field.name) for field in fields(Counters)}
+    return totals | {"queue_length": _create_gauge("queue_length", ("level",))}
 
 
-def _gauge(name: str, labels: tuple[str, ...] = ()) -> Any:
+def _create_gauge(name: str, labels: tuple[str, ...] = ()) -> Any:
     from prometheus_client import Gauge
 
     return Gauge(PREFIX + name, f"Scheduler: {name}.", labels, multiprocess_mode="livesum")

@@ -1,8 +1,8 @@
-"""KV of preempted requests on the host: vLLM's offloading connector, and its worker for the CPU platform.
+"""Offload the KV of preempted requests to host memory: vLLM's offloading connector, and a worker for the CPU platform.
 
-The worker has two real pools and a copying thread per direction. Invariants: the copies of one direction run in the order of
-submission. `wait` returns only after the named jobs have finished. A copy releases the interpreter lock (memmove); a torch copy
-would start an OpenMP team on the cores that compute.
+The worker copies between pools with one thread per direction. Invariants: copies in one direction run in order of submission,
+and `wait` returns only after the given jobs have finished. Copies use memmove, which releases the GIL; a torch copy would
+start OpenMP threads on the cores that compute.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ Pages = Iterator[tuple[int, int, int]]
 
 
 class PolicyOffloadingConnector(OffloadingConnector):
-    """vLLM's connector with the limits that our scheduler sets; vLLM asks it before each admission.
+    """vLLM's connector, restricted by PolicyScheduler; vLLM queries it before each admission.
 
-    A request in `load_only` may start a load but is never admitted to compute. `hits` are the latest answers by request id: if
-    the host has evicted a hit, the request becomes ready to compute again instead of waiting forever. `away` has the evicted
-    requests that neither run nor load yet.
+    Requests in `load_only` may start a load but are not admitted to compute. `hits` holds the latest number of loadable tokens
+    by request id; if the host evicts them, the request is recomputed instead of waiting forever. `away` holds evicted requests
+    that neither run nor load yet.
     """
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.hits: dict[str, int] = {}
         self.load_only: set[str] = set()
-        self.away: dict[str, Request] = {}
+        self.evicted: dict[str, Request] = {}
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return the tokens that a load would bring, and whether it is asynchronous; None if vLLM must ask again later."""
+        """Return the number of loadable tokens and whether the load is asynchronous; None if vLLM must retry later."""
         # Always ask the host: until its answer is not None, stores of this request still read its blocks.
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if tokens is not None:
-            # Newer than the value of find_hit(): both the local prefix cache and the host's change in between.
+            # Newer than the value of find_hit(): the prefix caches may have changed since.
             self.hits[request.request_id] = tokens
         if request.request_id not in self.load_only or is_async:
             return tokens, is_async
         return None, False
 
     def find_hit(self, request: Request, manager: Any) -> int | None:
-        """Return the tokens that a load would bring beyond the local prefix cache; None if the answer is not known yet."""
+        """Return the number of loadable tokens beyond the local prefix cache; None if not known yet."""
         if request.request_id not in self.hits:
             tokens, _ = super().get_num_new_matched_tokens(request, manager.get_computed_blocks(request)[1])
             if tokens is None:
@@ -68,40 +68,40 @@ class PolicyOffloadingConnector(OffloadingConnector):
         return self.hits[request.request_id]
 
     def record_eviction(self, request: Request) -> None:
-        """Record that the request was evicted."""
+        """Record the eviction of a request."""
         self.hits.pop(request.request_id, None)
-        self.away[request.request_id] = request
+        self.evicted[request.request_id] = request
 
-    def forget(self, request_id: str) -> None:
+    def discard(self, request_id: str) -> None:
         """Record that the request runs again, loads, or has finished."""
         self.hits.pop(request_id, None)
-        self.away.pop(request_id, None)
+        self.evicted.pop(request_id, None)
 
 
 class HostPool:
-    """Anonymous memory in parts of `chunks` pages of `page` bytes, each allocated at first use.
+    """Host memory in segments of `chunks` pages of `page` bytes, each allocated at first use.
 
-    vLLM's scheduler computes the number of chunks from the first stage of a pipeline. A stage with more layers has fewer chunks
-    in the same number of bytes, and then needs further parts.
+    vLLM computes the number of chunks from the first pipeline stage. A stage with more layers fits fewer chunks into the same
+    number of bytes, and needs further segments.
     """
 
     def __init__(self, chunks: int, page: int) -> None:
         self._chunks, self._page = max(1, chunks), page
-        self._parts: list[int] = []
+        self._segment_addresses: list[int] = []
         self._memory: list[mmap.mmap] = []
 
     def locate(self, chunk: int) -> int:
         """Return the address of a chunk."""
-        part, place = divmod(chunk, self._chunks)
-        while part >= len(self._parts):
+        segment, index = divmod(chunk, self._chunks)
+        while segment >= len(self._segment_addresses):
             memory = mmap.mmap(-1, self._chunks * self._page)
             self._memory.append(memory)
-            self._parts.append(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
-        return self._parts[part] + place * self._page
+            self._segment_addresses.append(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+        return self._segment_addresses[segment] + index * self._page
 
 
 class CpuPoolWorker(OffloadingWorker):
-    """Copies whole blocks between vLLM's KV tensors and the host pools of one rank, one thread per direction."""
+    """Worker that copies blocks between vLLM's KV tensors and the host pools of one rank, with one thread per direction."""
 
     def __init__(self, kv_caches: CanonicalKVCaches, chunks: int) -> None:
         tensors = kv_caches.tensors
@@ -109,7 +109,7 @@ class CpuPoolWorker(OffloadingWorker):
         self._host = [HostPool(chunks, page) for _, _, page in self._device]
         # A tensor can appear in several references of one group; copy it once.
         self._tensors = [sorted({ref.tensor_idx for ref in refs}) for refs in kv_caches.group_data_refs]
-        self._keep = kv_caches
+        self._kv_caches = kv_caches
         self._threads = {name: ThreadPoolExecutor(1, f"kv-{name}") for name in ("store", "load")}
         self._lock = threading.Lock()
         self._running: dict[int, Future[TransferResult]] = {}
@@ -125,8 +125,8 @@ class CpuPoolWorker(OffloadingWorker):
 
     def get_finished(self) -> list[TransferResult]:
         with self._lock:
-            done = [job_id for job_id, future in self._running.items() if future.done()]
-            return [self._running.pop(job_id).result() for job_id in done]
+            finished = [job_id for job_id, future in self._running.items() if future.done()]
+            return [self._running.pop(job_id).result() for job_id in finished]
 
     def wait(self, job_ids: set[int]) -> None:
         with self._lock:
@@ -138,11 +138,11 @@ class CpuPoolWorker(OffloadingWorker):
         for thread in self._threads.values():
             thread.shutdown(wait=True)
 
-    def _submit(self, way: str, job_id: int, device: GPULoadStoreSpec, host: LoadStoreSpec) -> bool:
+    def _submit(self, direction: str, job_id: int, device: GPULoadStoreSpec, host: LoadStoreSpec) -> bool:
         if not isinstance(host, BlockIDsLoadStoreSpec):
             raise TypeError(f"unexpected host location {type(host).__name__}")
         pages = list(self._pages(device.block_ids.tolist(), device.group_sizes, host.block_ids.tolist()))
-        future = self._threads[way].submit(self._copy, job_id, pages, way == "store")
+        future = self._threads[direction].submit(self._copy, job_id, pages, direction == "store")
         with self._lock:
             self._running[job_id] = future
         return True
@@ -161,17 +161,19 @@ class CpuPoolWorker(OffloadingWorker):
         start = time.perf_counter()
         for device, host, size in pages:
             ctypes.memmove(*((host, device) if store else (device, host)), size)
-        moved = sum(size for _, _, size in pages)
-        return TransferResult(job_id, True, moved, time.perf_counter() - start)
+        copied_bytes = sum(size for _, _, size in pages)
+        return TransferResult(job_id, True, copied_bytes, time.perf_counter() - start)
 
 
 class CpuPoolOffloadingSpec(CPUOffloadingSpec):
-    """vLLM's own manager with our worker. Raises ValueError for chunks of several blocks."""
+    """vLLM's offloading manager with CpuPoolWorker. Raises ValueError for chunks of several blocks."""
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         if self.blocks_per_chunk != 1:
-            raise ValueError("the CPU pools move single blocks: omit block_size and blocks_per_chunk")
+            raise ValueError(
+                "CPU pools support only chunks of one block; omit block_size and blocks_per_chunk"
+            )
         self._pools: CpuPoolWorker | None = None
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:

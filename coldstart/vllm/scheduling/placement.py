@@ -1,6 +1,6 @@
-"""Decision of one step: the order of requests, those that get memory, and the loads from host memory (FastServe, section 4.2).
+"""Decide for one step which requests run, which get memory, and which are loaded from host memory (FastServe, section 4.2).
 
-Invariant: the server and the simulated engine make every decision of a step with this code.
+Invariant: the server and the simulated engine both decide with this code.
 """
 
 from __future__ import annotations
@@ -11,85 +11,87 @@ from itertools import islice
 from vllm.v1.request import Request
 
 from coldstart.scheduling.job import Job
-from coldstart.scheduling.mlfq import SkipJoinMlfq, Turns
+from coldstart.scheduling.mlfq import OrderAlternation, SkipJoinMlfq
 from coldstart.scheduling.reserve import ArrivalReserve
 from coldstart.scheduling.settings import SchedulerSettings
-from coldstart.vllm.scheduling.room import Fresh, Room
+from coldstart.vllm.scheduling.room import MemoryAllocator, ProtectedRequests
 from coldstart.vllm.scheduling.view import EngineView, Enst
 
-AHEAD = 4
-"""Number of batches of ranks that are considered for loads ahead of use."""
+LOOKAHEAD_BATCHES = 4
+"""Look-ahead of proactive loads, in multiples of the batch size."""
 
 
-class Loads:
-    """Choice of loads; `blocked` has the requests whose rank is within the batch but whose KV is not on the device.
+class LoadSelector:
+    """Selection of KV loads from the host.
 
-    Loads start in ascending ENST. A load may evict a request only if that request has a larger ENST and the loaded one ranks
-    within the batch. A load never takes blocks that the picked requests need. It takes blocks reserved for arrivals only if its
-    request ranks within the batch. `loading` has those of `blocked` whose load is under way or starts now. The others wait for
-    free blocks, and requests with a smaller ENST get blocks first.
+    Loads start in ascending ENST (estimated next scheduled time). A load may evict a request with a larger ENST, or use blocks
+    reserved for arrivals, only if the loaded request ranks within the batch. It never uses blocks that picked requests need.
+    `blocked` lists requests that rank within the batch but whose KV is on the host; `loading` lists those of them whose load
+    is in progress or starts now.
     """
 
-    def __init__(self, room: Room, ranking: Iterable[Job], reserve: ArrivalReserve, *, ahead: bool) -> None:
+    def __init__(
+        self, room: MemoryAllocator, ranking: Iterable[Job], reserve: ArrivalReserve, *, ahead: bool
+    ) -> None:
         self.room, self.view, self.ranking = room, room.view, ranking
         self.reserve, self.ahead = reserve, ahead
         self.blocked: list[str] = []
         self.loading: list[str] = []
 
     def choose(self, chosen: list[Request], enst: Enst, now: float) -> list[Request]:
-        """Return the requests whose load starts now; evict others for requests that rank within the batch."""
+        """Return the requests to load now; evict others for requests that rank within the batch."""
         self.blocked, self.loading = [], []
         if not self.view.has_evicted():
             return []
-        due, others = self._hosted()
-        fitting = self._fitting(chosen, due, others, enst, self.reserve.blocks(now))
+        due, others = self._list_on_host()
+        fitting = self._select_fitting(chosen, due, others, enst, self.reserve.blocks(now))
         self.loading += [request.request_id for request in fitting if request in due]
         return fitting
 
-    def _fitting(
+    def _select_fitting(
         self, chosen: list[Request], due: list[Request], others: list[Request], enst: Enst, reserve: int
     ) -> list[Request]:
-        """Return the requests that fit, in ascending ENST; stop at the first within the batch that does not fit."""
+        """Return the requests that fit, in ascending ENST; stop at the first one within the batch that does not fit."""
         room, fresh = self.room, self.room.fresh
-        earned, fitting = set(due), list[Request]()
-        # The engine starts a load only if the prefills under way still get the blocks that they need.
-        taken, pledged = self.view.reserved(), room.pledged
+        in_batch, fitting = set(due), list[Request]()
+        # The engine starts a load only if running prefills still get the blocks that they need.
+        used, pledged_blocks = self.view.count_reserved_blocks(), room.pledged
         for request in sorted([*due, *others], key=enst):
             need = room.needs(request)
-            if request in earned:
-                self._make_way(request, need + taken, [*chosen, *fitting], enst)
-            spare = room.free - taken - (0 if request in earned else reserve)
-            if need > spare or not fresh.admits(request, pledged):
-                if request in earned:
+            if request in in_batch:
+                self._evict_for(request, need + used, [*chosen, *fitting], enst)
+            available = room.free - used - (0 if request in in_batch else reserve)
+            if need > available or not fresh.can_protect(request, pledged_blocks):
+                if request in in_batch:
                     break
                 continue
-            taken += need
-            pledged += fresh.pledge(request)
+            used += need
+            pledged_blocks += fresh.pledge(request)
             fitting.append(request)
         return fitting
 
-    def _make_way(self, request: Request, need: int, kept: list[Request], enst: Enst) -> None:
+    def _evict_for(self, request: Request, need: int, protected: list[Request], enst: Enst) -> None:
         """Evict requests with a larger ENST, the largest first, if this frees enough blocks."""
         room = self.room
         if room.free >= need:
             return
         limit = enst(request)
-        later = [victim for victim in reversed(room.list_victims(kept, enst)) if enst(victim) > limit]
+        later = [victim for victim in reversed(room.list_victims(protected, enst)) if enst(victim) > limit]
         for victim in room.choose_victims(later, need - room.free, 0):
             room.evict(victim)
 
-    def _hosted(self) -> tuple[list[Request], list[Request]]:
-        """Return the requests on the host: those within the first B ranks, and those of a limited look-ahead."""
+    def _list_on_host(self) -> tuple[list[Request], list[Request]]:
+        """Return the requests whose KV is on the host: those within the batch, and those within the look-ahead."""
         view, batch = self.view, self.view.batch
         due: list[Request] = []
         others: list[Request] = []
-        ranks = islice(view.servable(self.ranking), AHEAD * batch if self.ahead else batch)
+        ranks = islice(view.list_servable(self.ranking), LOOKAHEAD_BATCHES * batch if self.ahead else batch)
         for position, job in enumerate(ranks):
-            earned = position < batch
+            in_batch = position < batch
             request = view.find_on_host(job.id)
             if request is not None:
-                (due if earned else others).append(request)
-            elif earned and view.is_loading(job.id):
+                (due if in_batch else others).append(request)
+            elif in_batch and view.is_loading(job.id):
                 self.blocked.append(job.id)
         self.loading = list(self.blocked)
         self.blocked += [request.request_id for request in due]
@@ -97,10 +99,9 @@ class Loads:
 
 
 class Placement:
-    """Decisions of one engine.
+    """Scheduling decisions of one engine.
 
-    `jobs` are the live jobs in order of arrival, and `keeps_kv` is whether the host stores the KV of evicted
-    requests.
+    `jobs` are the unfinished jobs in order of arrival. With `keeps_kv`, the host stores the KV of evicted requests.
     """
 
     def __init__(
@@ -113,20 +114,20 @@ class Placement:
         keeps_kv: bool,
     ) -> None:
         self.view, self.ranking, self.jobs, self.keeps_kv = view, ranking, jobs, keeps_kv
-        self.fresh = Fresh(view)
-        self.room = Room(view, self.fresh)
+        self.fresh = ProtectedRequests(view)
+        self.room = MemoryAllocator(view, self.fresh)
         self.reserve = ArrivalReserve(settings.reserve_quantile)
         self.ahead = keeps_kv and settings.kv_strategy == "proactive"
-        self.loads = Loads(self.room, ranking, self.reserve, ahead=self.ahead)
-        self.turns = Turns(settings.oldest_share)
-        self._stirred, self._moved, self._running = True, 0, 0
+        self.loads = LoadSelector(self.room, ranking, self.reserve, ahead=self.ahead)
+        self.turns = OrderAlternation(settings.oldest_share)
+        self._is_invalid, self._decided_moves, self._running_count = True, 0, 0
 
     def add(self, job: Job, blocks: int, now: float) -> None:
-        """Add a new request, which needs `blocks` KV blocks."""
+        """Add a new request that needs `blocks` KV blocks."""
         self.jobs[job.id] = job
         self.ranking.add(job, now)
         self.reserve.add_arrival(blocks, now)
-        self._stirred = True
+        self._is_invalid = True
 
     def remove(self, name: str) -> None:
         """Remove a request that has ended."""
@@ -134,47 +135,47 @@ class Placement:
         if job is not None:
             self.ranking.remove(job)
         self.fresh.discard(name)
-        self._stirred = True
+        self._is_invalid = True
 
     def invalidate(self) -> None:
-        """Invalidate the latest decision after any other event."""
-        self._stirred = True
+        """Invalidate the latest decision."""
+        self._is_invalid = True
 
     def is_current(self, now: float) -> bool:
-        """Return whether the latest decision is still valid; an engine that reports its events calls this once per step.
+        """Return whether the latest decision is still valid. Call once per step.
 
-        It is valid if no request arrived, ended, finished a load or used up a quantum, and each chosen
-        request has blocks for one more token.
+        It is valid if no request has arrived, ended, finished a load or used up its quantum since, and each running request
+        has blocks for another token.
         """
-        if self._stirred:
+        if self._is_invalid:
             return False
         self.ranking.tick(now, self.view.batch)
-        return self.ranking.moved == self._moved and self.room.fits_next_tokens(self._running)
+        return self.ranking.moved == self._decided_moves and self.room.fits_next_tokens(self._running_count)
 
     def decide(self, now: float) -> tuple[list[Request], list[Request]]:
-        """Return the requests that run now, in rank order, and those whose load starts; evict those that do not fit."""
+        """Return the requests to run, in rank order, and those to load; evict requests that do not fit."""
         self.ranking.tick(now, self.view.batch)
         picked = [self.view.request(job.id) for job in self.pick()]
         enst = self.enst(now)
         if self.ahead:
             self.room.reserve, self.room.horizon_s = self.reserve.blocks(now), self.reserve.window_s
-        chosen = self.room.make(picked, enst)
+        chosen = self.room.allocate(picked, enst)
         loads = self.loads.choose(chosen, enst, now) if self.keeps_kv else []
-        self._moved, self._running = self.ranking.moved, len(chosen)
-        self._stirred = (
-            not self.room.steady or bool(self.fresh) or self.turns.share > 0 or self._passed_over(picked)
+        self._decided_moves, self._running_count = self.ranking.moved, len(chosen)
+        self._is_invalid = (
+            not self.room.steady or bool(self.fresh) or self.turns.share > 0 or self._skips_unready(picked)
         )
-        self._stirred |= self.keeps_kv and self.view.has_evicted()
+        self._is_invalid |= self.keeps_kv and self.view.has_evicted()
         return chosen, loads
 
     def pick(self) -> list[Job]:
-        """Return the jobs that this step should serve."""
+        """Return the highest-ranked ready jobs, at most one batch."""
         # `jobs` is in order of arrival, so no live request is sorted here.
-        order: Iterable[Job] = self.jobs.values() if self.turns.use_arrival_order() else self.ranking
-        return list(islice(filter(self.view.ready, order), self.view.batch))
+        order: Iterable[Job] = self.jobs.values() if self.turns.choose_arrival_order() else self.ranking
+        return list(islice(filter(self.view.is_ready, order), self.view.batch))
 
-    def _passed_over(self, picked: list[Request]) -> bool:
-        """Return whether a request was skipped because it was not ready; no event reports when it becomes ready."""
+    def _skips_unready(self, picked: list[Request]) -> bool:
+        """Return whether a request was skipped because it was not ready: no event announces when it becomes ready."""
         if len(picked) < min(self.view.batch, len(self.jobs)):
             return True
         return not all(
@@ -182,7 +183,7 @@ class Placement:
         )
 
     def enst(self, now: float) -> Enst:
-        """Return the policy's ENST function, evaluated at its first call: most steps evict no request."""
+        """Return the policy's ENST function, computed lazily because most steps evict no request."""
         found: Callable[[Job], float] | None = None
 
         def enst(request: Request) -> float:

@@ -1,8 +1,8 @@
-"""Requests that vLLM's schedule() sees in a step: the picked ones of those that wait, the active ones of those with a slot.
+"""Limit the requests that vLLM's schedule() considers in a step to picked waiting requests and active running ones.
 
-Invariants: every request that was added and not removed is in the waiting queue exactly once. The admission loop (peek, pop,
-truth) sees `shown` in its order; length and iteration cover all requests, for vLLM's own counts. A request with a slot is
-either active (visible in the last step) or parked, never both. A parked request keeps its blocks and its slot.
+Invariants: every request that was added and not removed is in the waiting queue exactly once. vLLM's admission loop (peek,
+pop, truth value) sees only the shown requests; length and iteration cover all, for vLLM's own counts. A request with a slot
+is either active or parked. A parked request keeps its blocks and its slot.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from coldstart.vllm.scheduling.view import RUNNING
 
 
 class PickedQueue(RequestQueue):
-    """Requests by id. Iteration yields only those that `show` selected."""
+    """Waiting queue whose admission loop sees only the requests that `show` selected."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Request] = {}
+        self._requests_by_id: dict[str, Request] = {}
         self._shown: list[Request] = []
 
     def show(self, requests: Iterable[Request]) -> None:
-        """Replace the requests that the admission loop sees; ignore requests that are not in the queue."""
-        picked = [request for request in requests if request.request_id in self._held]
+        """Select the requests that the admission loop sees; ignore requests that are not in the queue."""
+        picked = [request for request in requests if request.request_id in self._requests_by_id]
         self._shown = picked[::-1]
 
     def add_request(self, request: Request) -> None:
-        self._held[request.request_id] = request
+        self._requests_by_id[request.request_id] = request
 
     def prepend_request(self, request: Request) -> None:
         self.add_request(request)
@@ -39,41 +39,41 @@ class PickedQueue(RequestQueue):
 
     def pop_request(self) -> Request:
         request = self._shown.pop()
-        del self._held[request.request_id]
+        del self._requests_by_id[request.request_id]
         return request
 
     def peek_request(self) -> Request:
         return self._shown[-1]
 
     def remove_request(self, request: Request) -> None:
-        del self._held[request.request_id]
+        del self._requests_by_id[request.request_id]
         self._shown = [other for other in self._shown if other is not request]
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            if request.request_id in self._held:
+            if request.request_id in self._requests_by_id:
                 self.remove_request(request)
 
     def get(self, request_id: str) -> Request | None:
-        return self._held.get(request_id)
+        return self._requests_by_id.get(request_id)
 
     def __contains__(self, request: object) -> bool:
-        return isinstance(request, Request) and request.request_id in self._held
+        return isinstance(request, Request) and request.request_id in self._requests_by_id
 
     def __bool__(self) -> bool:
         return bool(self._shown)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._requests_by_id)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(list(self._held.values()))
+        return iter(list(self._requests_by_id.values()))
 
 
-class Started:
-    """Requests that have a slot, in two parts, so that a step touches only the requests that it serves.
+class SlotHolders:
+    """Requests with a slot: active ones, which the step serves, and parked ones.
 
-    Both parts are in the order in which the requests were shown or parked.
+    Both are in the order in which the requests were shown or parked.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Started:
         yield from list(self.parked)
 
     def refresh(self) -> None:
-        """Remove requests that finished, were preempted, or wait for more input, since the last decision."""
+        """Drop active requests that have finished, were preempted, or wait for more input."""
         self.active = [request for request in self.active if request.status is RUNNING]
 
     def discard(self, request: Request) -> None:
@@ -96,20 +96,20 @@ class Started:
         if self.parked.pop(request, self) is self and request in self.active:
             self.active.remove(request)
 
-    def arrange(self, shown: list[Request], in_flight: Callable[[Request], bool]) -> int:
-        """Show these requests, park the other active ones, and return the number of parked requests.
+    def activate(self, shown: list[Request], in_flight: Callable[[Request], bool]) -> int:
+        """Activate `shown` and park the other active requests; return the number of parked requests.
 
-        Requests in flight stay active, ahead of the shown ones: vLLM skips them, and evicts from the end.
+        Requests in flight stay active, ahead of the shown ones: vLLM skips them and evicts from the end.
         """
-        kept, under_way = set(shown), list[Request]()
+        kept, staying = set(shown), list[Request]()
         dropped = [request for request in self.active if request not in kept]
         if dropped:
-            under_way = [request for request in dropped if in_flight(request)]
+            staying = [request for request in dropped if in_flight(request)]
             for request in dropped:
-                if request not in under_way:
+                if request not in staying:
                     self.parked[request] = None
         if self.parked:
             for request in shown:
                 self.parked.pop(request, None)
-        self.active = under_way + shown
-        return len(dropped) - len(under_way)
+        self.active = staying + shown
+        return len(dropped) - len(staying)

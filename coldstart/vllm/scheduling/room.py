@@ -1,8 +1,8 @@
-"""Device memory and slots for the picked requests.
+"""Allocate device memory and slots to the picked requests.
 
 Invariants: picked requests get blocks in rank order. Requests are evicted in descending ENST, first from
-outside the batch, then from its tail. A request gains a token between two of its evictions. No request is
-evicted for one that would still not fit.
+outside the batch, then from its tail. A request generates a token between two of its evictions. No request
+is evicted for a request that would still not fit.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from vllm.v1.request import Request
 from coldstart.vllm.scheduling.view import RUNNING, EngineView, Enst, State
 
 
-class Fresh(dict[str, int]):
-    """Pledges in blocks by id of the protected requests, in order of admission.
+class ProtectedRequests(dict[str, int]):
+    """Blocks pledged to protected requests, by request id in order of admission.
 
-    They have no new token since their admission or since the start of their load. The pledge of a request is the number of
-    blocks that it may hold until its next token. The pledges sum to at most the pool, unless there is only one. All protected
-    requests can therefore get their next token at once, and never evicting them cannot cause a deadlock.
+    A request is protected from eviction until it generates a token after its admission or load. Its pledge is the number of
+    blocks that it may hold until then. Unless there is only one, the pledges sum to at most the pool size, so all protected
+    requests can generate their next token, and protecting them cannot cause a deadlock.
     """
 
     def __init__(self, view: EngineView) -> None:
         super().__init__()
-        self.pledge, self.pledged = view.bound, 0
+        self.pledge, self.pledged = view.bound_blocks, 0
         self.capacity = view.capacity - view.watermark
 
-    def admits(self, request: Request, besides: int = 0) -> bool:
-        """Return whether the request may join, with `besides` blocks pledged to other requests of the same step."""
+    def can_protect(self, request: Request, besides: int = 0) -> bool:
+        """Return whether the request may be protected, with `besides` blocks pledged to other requests of this step."""
         others = self.pledged + besides
         return request.request_id in self or not others or others + self.pledge(request) <= self.capacity
 
@@ -42,16 +42,16 @@ class Fresh(dict[str, int]):
         self.pledged -= self.pop(name, 0)
 
 
-class Room:
-    """Blocks and slots that one step promises.
+class MemoryAllocator:
+    """Blocks and slots promised to requests in one step.
 
-    `steady` is True if every picked request runs and, by an upper bound, has blocks for its next token. `reserve` is the number
-    of blocks to keep free for arrivals. Only requests whose ENST is beyond `horizon_s`, the time of a load, are evicted for it:
-    others would be back before an arrival could use their blocks.
+    `steady` is True if every picked request is running and, by an upper bound, has blocks for its next token. `reserve` is the
+    number of blocks to keep free for arrivals. Only requests with an ENST above `horizon_s`, the duration of a load, are
+    evicted for the reserve: others would return before an arrival could use their blocks.
     """
 
-    def __init__(self, view: EngineView, fresh: Fresh) -> None:
-        self.view, self.fresh, self.needs, self.evict = view, fresh, view.needs, view.evict
+    def __init__(self, view: EngineView, fresh: ProtectedRequests) -> None:
+        self.view, self.fresh, self.needs, self.evict = view, fresh, view.count_needed_blocks, view.evict
         self.steady = False
         self.reserve, self.horizon_s = 0, 0.0
         self.pledged = self._promised = self._joining = 0
@@ -61,15 +61,15 @@ class Room:
         """Return the number of free blocks that are not promised to a picked request."""
         return self.view.free_blocks() - self._promised
 
-    def make(self, picked: list[Request], enst: Enst) -> list[Request]:
+    def allocate(self, picked: list[Request], enst: Enst) -> list[Request]:
         """Evict requests as needed; return the picked requests that fit now, in rank order."""
         view = self.view
         self._forget_promises()
-        heavy = view.prefilling(picked)
+        heavy = view.list_prefilling(picked)
         joining = [request for request in heavy if request.status is not RUNNING]
-        ample = self._ample(picked, heavy, joining, enst)
-        self.steady = ample and not heavy and len(picked) <= view.token_budget
-        chosen = picked if ample else self._fitted(picked, enst)
+        fits_by_bound = self._fits_by_bound(picked, heavy, joining, enst)
+        self.steady = fits_by_bound and not heavy and len(picked) <= view.token_budget
+        chosen = picked if fits_by_bound else self._allocate(picked, enst)
         self._keep_reserve(picked, enst)
         return chosen if self.steady else self._within_budget(chosen)
 
@@ -83,12 +83,12 @@ class Room:
         return (request for request in self.view.list_evictable() if request not in kept)
 
     def list_victims(self, spared: Iterable[Request], enst: Enst) -> list[Request]:
-        """Return the requests that may be evicted, by ascending ENST (estimated next scheduled time)."""
+        """Return the evictable requests except `spared`, in ascending ENST (estimated next scheduled time)."""
         kept = set(spared)
         return sorted((request for request in self.evictable() if request not in kept), key=enst)
 
     def choose_victims(self, order: list[Request], short: int, slots: int) -> list[Request]:
-        """Return the first requests of `order` whose eviction frees enough; an empty list if all of them free too little.
+        """Return the first requests of `order` that together free enough; empty if all of them free too little.
 
         Args:
             order: Requests in order of eviction.
@@ -112,8 +112,10 @@ class Room:
             self.evict(victim)
             short -= freed
 
-    def _ample(self, picked: list[Request], heavy: list[Request], joining: list[Request], enst: Enst) -> bool:
-        """Return whether all requests fit by an upper bound, which avoids a query of the engine for each request."""
+    def _fits_by_bound(
+        self, picked: list[Request], heavy: list[Request], joining: list[Request], enst: Enst
+    ) -> bool:
+        """Return whether all requests fit by an upper bound, which avoids querying the engine for each request."""
         view, fresh = self.view, self.fresh
         pledged = sum(map(fresh.pledge, joining))
         others = (fresh.pledge(request) for request in heavy if request.status is RUNNING)
@@ -128,33 +130,30 @@ class Room:
         return True
 
     def _free_slots_for(self, joining: int, picked: list[Request], enst: Enst) -> bool:
-        """Evict requests if only slots of the model runner are missing; return whether enough slots are free.
-
-        The requests with the largest ENST are evicted first.
-        """
-        short = joining - self.view.free_slots()
+        """Free slots of the model runner by evicting the requests with the largest ENST; return whether enough are free."""
+        short = joining - self.view.count_free_slots()
         if short <= 0:
             return True
         kept = set(picked)
-        able = [request for request in self.evictable() if request not in kept]
-        for victim in nlargest(short, able, key=enst):
+        candidates = [request for request in self.evictable() if request not in kept]
+        for victim in nlargest(short, candidates, key=enst):
             self.evict(victim)
-        return joining <= self.view.free_slots()
+        return joining <= self.view.count_free_slots()
 
-    def _fitted(self, picked: list[Request], enst: Enst) -> list[Request]:
+    def _allocate(self, picked: list[Request], enst: Enst) -> list[Request]:
         waited = {request for request in picked if request.status is not RUNNING}
-        chosen = self._in_order(picked, enst)
+        chosen = self._allocate_in_order(picked, enst)
         if not picked or picked[0] in chosen:
             return chosen
         leader = self._choose_first(picked[0])
         if leader in chosen:
             return chosen
         self._forget_promises()
-        others = [r for r in self._staying(picked, waited) if r is not leader]
-        return self._in_order([leader, *others][: self.view.batch], enst)
+        others = [r for r in self._list_retry(picked, waited) if r is not leader]
+        return self._allocate_in_order([leader, *others][: self.view.batch], enst)
 
-    def _staying(self, picked: list[Request], waited: set[Request]) -> Iterator[Request]:
-        """Yield the requests of the second attempt: no request that the first attempt evicted, and no new one below it."""
+    def _list_retry(self, picked: list[Request], waited: set[Request]) -> Iterator[Request]:
+        """Yield the requests for the second attempt: none that the first evicted, and no new ones ranked below those."""
         left = False
         for request in picked:
             runs = request.status is RUNNING
@@ -162,7 +161,7 @@ class Room:
             if runs or not left:
                 yield request
 
-    def _in_order(self, picked: list[Request], enst: Enst) -> list[Request]:
+    def _allocate_in_order(self, picked: list[Request], enst: Enst) -> list[Request]:
         chosen, later = list[Request](), list(picked)
         victims = self.list_victims(picked, enst)
         while later:
@@ -173,36 +172,38 @@ class Room:
         return chosen
 
     def _choose_first(self, top: Request) -> Request:
-        """Return the request that runs first if requests without a token block the first of the batch.
+        """Return the request to run first if protected requests block the first of the batch.
 
-        Two starved requests could evict each other forever if requests without a token were evicted. One of
-        these requests runs instead, preferably one with a slot, and all requests with a token can be evicted
-        for it.
+        Two starved requests could evict each other forever if protected requests were evicted. A protected request runs
+        instead, preferably one with a slot, and all unprotected requests can be evicted for it.
         """
         holders = list(map(self.view.request, self.fresh))
-        able = [r for r in holders if self.view.can_proceed(r)]
-        able += [r for r in holders if self.view.state(r) is State.LOADED]
-        return able[0] if able else top
+        candidates = [r for r in holders if self.view.can_proceed(r)]
+        candidates += [r for r in holders if self.view.state(r) is State.LOADED]
+        return candidates[0] if candidates else top
 
     def _fits(self, request: Request, later: list[Request], victims: list[Request]) -> bool:
-        """Return whether the request fits, after evictions if they free enough."""
+        """Return whether the request fits, evicting others if that frees enough."""
         joins = request.status is not RUNNING
-        if joins and not self.fresh.admits(request, self.pledged):
+        if joins and not self.fresh.can_protect(request, self.pledged):
             return False
         short = self.needs(request) - self.free
-        slots = self._joining + 1 - self.view.free_slots() if joins else 0
+        slots = self._joining + 1 - self.view.count_free_slots() if joins else 0
         if short <= 0 and slots <= 0:
             return True
-        able = set(self.evictable())
-        order = [*reversed(victims), *(other for other in reversed(later) if other in able)]
-        leavers = self.choose_victims(order, short, slots)
-        for leaver in leavers:
-            self.evict(leaver)
-        del victims[max(0, len(victims) - len(leavers)) :]
-        cut = min((later.index(leaver) for leaver in leavers if leaver in later), default=len(later))
+        candidates = set(self.evictable())
+        order = [*reversed(victims), *(other for other in reversed(later) if other in candidates)]
+        evicted = self.choose_victims(order, short, slots)
+        for evicted_request in evicted:
+            self.evict(evicted_request)
+        del victims[max(0, len(victims) - len(evicted)) :]
+        cut = min(
+            (later.index(evicted_request) for evicted_request in evicted if evicted_request in later),
+            default=len(later),
+        )
         # No request joins below a request that was evicted from the batch.
         later[cut:] = [other for other in later[cut:] if other.status is RUNNING]
-        return bool(leavers)
+        return bool(evicted)
 
     def _forget_promises(self) -> None:
         self.pledged = self._promised = self._joining = 0
@@ -214,11 +215,11 @@ class Room:
             self.pledged += self.fresh.pledge(request)
 
     def _within_budget(self, chosen: list[Request]) -> list[Request]:
-        """Cut the batch at the token budget: the engine serves running requests first, regardless of their rank."""
-        heavy = set(self.view.prefilling(chosen))
+        """Truncate the batch at the token budget: the engine serves running requests first, whatever their rank."""
+        heavy = set(self.view.list_prefilling(chosen))
         left = self.view.token_budget
         for position, request in enumerate(chosen):
             if left <= 0:
                 return chosen[:position]
-            left -= self.view.pending(request) if request in heavy or self.view.speculates else 1
+            left -= self.view.count_pending_tokens(request) if request in heavy or self.view.speculates else 1
         return chosen

@@ -1,8 +1,8 @@
 """Skip-join MLFQ on vLLM's asynchronous scheduler (FastServe, sections 4.1 and 4.2).
 
-Invariants: each step schedules at most B requests, and only picked ones. A decision happens on an arrival, an end, the end of a
-quantum, a finished load and a failed allocation; in between, vLLM's schedule() continues with the running requests. It sees the
-requests that are to run, in rank order, and those that join. Other requests with KV are not in the running list for the step.
+Invariants: each step schedules at most B requests, all of them picked. A new decision follows an arrival, an end, a used-up
+quantum, a finished load or a failed allocation; otherwise vLLM's schedule() continues with the running requests. It sees only
+the requests to run, in rank order, and those to admit. Other requests with KV are hidden from the running list for the step.
 
 Under pipeline parallelism (section 4.3), vLLM schedules a batch while a stage is free, before earlier batches have returned.
 Without asynchronous scheduling (model runner V1, always on the CPU platform), vLLM has no token to compute for a request whose
@@ -29,41 +29,41 @@ from coldstart.vllm import compat
 from coldstart.vllm.scheduling import CONNECTOR
 from coldstart.vllm.scheduling.counters import Counters, Exporter
 from coldstart.vllm.scheduling.placement import Placement
-from coldstart.vllm.scheduling.queue import PickedQueue, Started
+from coldstart.vllm.scheduling.queue import PickedQueue, SlotHolders
 from coldstart.vllm.scheduling.view import (
     RUNNING,
     EngineView,
+    count_safe_steps,
     count_tokens_after_flight,
-    steps_left,
-    unscheduled,
+    count_unscheduled_tokens,
 )
 
 
 class IncompatibleVllmError(RuntimeError):
-    """Our scheduler cannot run here; the message has the reason."""
+    """PolicyScheduler does not support this vLLM or its configuration; the message is the reason."""
 
 
 def require_support(config: Any) -> None:
-    """Check a server that was started manually. Raises IncompatibleVllmError if our scheduler cannot run."""
+    """Raise IncompatibleVllmError if this vLLM or its configuration does not support PolicyScheduler."""
     if reason := compat.check("scheduler") or find_unsupported(config):
         raise IncompatibleVllmError(f"{reason.removesuffix('.')}; serve with --scheduler fcfs")
 
 
 def find_unsupported(config: Any) -> str | None:
-    """Return the settings of this configuration that the scheduler does not support, as a sentence, or None."""
-    wrong = []
+    """Return a sentence that lists unsupported settings of the configuration, or None."""
+    unsupported = []
     if config.scheduler_config.policy != "fcfs":
-        wrong.append(f"--scheduling-policy {config.scheduler_config.policy} (the queues are replaced)")
+        unsupported.append(f"--scheduling-policy {config.scheduler_config.policy} (the queues are replaced)")
     transfer = config.kv_transfer_config
     if transfer is not None and transfer.kv_connector != CONNECTOR:
-        wrong.append(f"the KV connector {transfer.kv_connector} (only {CONNECTOR})")
+        unsupported.append(f"the KV connector {transfer.kv_connector} (only {CONNECTOR})")
     if not config.scheduler_config.enable_chunked_prefill:
-        wrong.append("chunked prefill switched off")
-    return f"the scheduler does not support {'; '.join(wrong)}." if wrong else None
+        unsupported.append("chunked prefill switched off")
+    return f"the scheduler does not support {'; '.join(unsupported)}." if unsupported else None
 
 
 class PolicyScheduler(AsyncScheduler):
-    """Runs the policy before every schedule(); see scheduling.settings for its settings."""
+    """vLLM's scheduler with skip-join MLFQ, configured by scheduling.settings."""
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
@@ -73,8 +73,8 @@ class PolicyScheduler(AsyncScheduler):
     def __new__(cls, *, vllm_config: Any, **kwargs: Any) -> PolicyScheduler:
         pipeline = vllm_config.parallel_config.pipeline_parallel_size > 1
         is_synchronous = pipeline and not vllm_config.scheduler_config.async_scheduling
-        made: PolicyScheduler = super().__new__(_SynchronousPipelineScheduler if is_synchronous else cls)
-        return made
+        scheduler: PolicyScheduler = super().__new__(_SynchronousPipelineScheduler if is_synchronous else cls)
+        return scheduler
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -88,34 +88,34 @@ class PolicyScheduler(AsyncScheduler):
         self.waiting = self.picked_new = PickedQueue()
         self.kv_holding_waiting = self.picked_holding = PickedQueue()
         self.jobs: dict[str, Job] = {}
-        self.started = Started()
+        self.started = SlotHolders()
         self.counters, self.exporter = Counters(), Exporter()
         self.view = EngineView(self)
         self.placement = Placement(
             self.view, self.ranking, self.jobs, self.settings, keeps_kv=self.connector is not None
         )
         self.fresh, self.room, self.loads = self.placement.fresh, self.placement.room, self.placement.loads
-        self._load_began: dict[str, float] = {}
+        self._load_started_s: dict[str, float] = {}
         self._last_step_s: float | None = None
-        self._stands_for, self._sessions = 0, False
-        self._inside = self._unlisted = False
+        self._reusable_steps, self._has_sessions = 0, False
+        self._in_schedule = self._running_changed = False
 
     def is_in_flight(self, request: Request) -> bool:
-        """Return whether a batch in flight has not yet returned the token that the request's next step needs.
+        """Return whether the request's next step needs a token that a batch in flight has not returned.
 
-        Without a pipeline the result is False: vLLM's asynchronous steps do not wait for that token.
+        Always False without a pipeline: vLLM's asynchronous steps do not wait for that token.
         """
         if self.stages == 1 or request.status is not RUNNING:
             return False
         gate: int = request.next_decode_eligible_step
-        return not unscheduled(request) or self.current_step + 1 < gate
+        return not count_unscheduled_tokens(request) or self.current_step + 1 < gate
 
     def add_request(self, request: Request) -> None:
         known = request.request_id in self.requests
         super().add_request(request)
         if known or request.request_id not in self.requests:
             return
-        self._sessions |= request.resumable
+        self._has_sessions |= request.resumable
         now = self.clock()
         if not self.jobs:
             self._last_step_s = None  # no request ran since then
@@ -125,21 +125,21 @@ class PolicyScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         now = self.clock()
-        self._passed(now)
-        if not self._goes_on(now):
-            self._decide(now)
-        everybody, self.running = self.running, self.started.active
-        shown, self._inside = len(self.running), True
+        self._account_time(now)
+        if not self._can_reuse_decision(now):
+            self._make_decision(now)
+        all_running, self.running = self.running, self.started.active
+        shown, self._in_schedule = len(self.running), True
         try:
             output = super().schedule(throttle_prefills)
         finally:
-            self._inside, self.started.active = False, self.running
+            self._in_schedule, self.started.active = False, self.running
             admitted = self.running[shown:]
-            everybody += admitted
-            self.running = everybody
-            if self._unlisted:
-                self.running, self._unlisted = list(self.started), False
-        self._book(output, admitted, now)
+            all_running += admitted
+            self.running = all_running
+            if self._running_changed:
+                self.running, self._running_changed = list(self.started), False
+        self._record_step(output, admitted, now)
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
@@ -147,26 +147,26 @@ class PolicyScheduler(AsyncScheduler):
         if report is not None and report.finished_recving:
             self.placement.invalidate()
             now = self.clock()
-            for request_id in report.finished_recving & self._load_began.keys():
-                self.placement.reserve.add_latency(now - self._load_began.pop(request_id))
+            for request_id in report.finished_recving & self._load_started_s.keys():
+                self.placement.reserve.add_latency(now - self._load_started_s.pop(request_id))
         return super().update_from_output(scheduler_output, model_runner_output)
 
-    def _goes_on(self, now: float) -> bool:
-        """Return whether this step can serve the requests of the last one without a new decision."""
-        if self.stages > 1 or self._sessions or not self.placement.is_current(now):
+    def _can_reuse_decision(self, now: float) -> bool:
+        """Return whether the last decision can be reused for this step."""
+        if self.stages > 1 or self._has_sessions or not self.placement.is_current(now):
             return False
-        if self._stands_for < 0:
-            self._stands_for = min(map(steps_left, self.started.active), default=0)
-        self._stands_for -= 1
-        return self._stands_for >= 0
+        if self._reusable_steps < 0:
+            self._reusable_steps = min(map(count_safe_steps, self.started.active), default=0)
+        self._reusable_steps -= 1
+        return self._reusable_steps >= 0
 
-    def _decide(self, now: float) -> None:
-        """Decide, and set the requests that vLLM sees."""
+    def _make_decision(self, now: float) -> None:
+        """Make a new decision, and show its requests to vLLM."""
         self.started.refresh()
         chosen, loads = self.placement.decide(now)
         running = [request for request in chosen if request.status is RUNNING]
         joining = [request for request in chosen if request.status is not RUNNING]
-        self.counters.parks += self.started.arrange(running, self.is_in_flight)
+        self.counters.parks += self.started.activate(running, self.is_in_flight)
         self.picked_holding.show(joining if len(self.picked_holding) else ())
         self.picked_new.show([*joining, *loads])
         if self.connector is not None:
@@ -174,44 +174,44 @@ class PolicyScheduler(AsyncScheduler):
         slots = len(self.started.active) + self.num_waiting_for_streaming_input + len(joining)
         # One more, or the admission loop would stop before the loads, which need no slot.
         self.max_num_active_reqs = slots + bool(loads)
-        self._stands_for = -1
+        self._reusable_steps = -1
 
-    def _book(self, output: SchedulerOutput, admitted: list[Request], now: float) -> None:
+    def _record_step(self, output: SchedulerOutput, admitted: list[Request], now: float) -> None:
         scheduled = output.num_scheduled_tokens
         decode_s = self.profile.decode(len(scheduled))
         names = list(scheduled)
         others = len(names) - len(admitted)
-        if self._decodes_alone(output, admitted, others):
+        if self._is_decode_step(output, admitted, others):
             self.ranking.add_decode_step(list(map(self.jobs.__getitem__, names[:others])), decode_s, now)
             names = names[others:]
         for request in admitted:
             if request.is_prefill_chunk:
                 self.fresh.add(request)
             if self.connector is not None:
-                self.connector.forget(request.request_id)
+                self.connector.discard(request.request_id)
         for name in names:
-            self._serve(self.requests[name], scheduled[name], decode_s, now)
+            self._record_service(self.requests[name], scheduled[name], decode_s, now)
         if self.connector is not None:
             for request in self.picked_holding:
                 if request.request_id not in self.fresh:
-                    self._load_started(request, now)
+                    self._record_load_start(request, now)
         if len(scheduled) != len(self.started.active):
             self.placement.invalidate()
         self._publish()
 
-    def _decodes_alone(self, output: SchedulerOutput, admitted: list[Request], others: int) -> bool:
-        """Return whether the requests that already ran got one decode token each."""
+    def _is_decode_step(self, output: SchedulerOutput, admitted: list[Request], others: int) -> bool:
+        """Return whether each request that was already running got exactly one decode token."""
         scheduled = output.num_scheduled_tokens
         tokens = output.total_num_scheduled_tokens - sum(scheduled[r.request_id] for r in admitted)
         return tokens == others and not self.view.speculates and scheduled.keys().isdisjoint(self.fresh)
 
-    def _load_started(self, request: Request, now: float) -> None:
-        self._load_began[request.request_id] = now
-        self.connector.forget(request.request_id)
+    def _record_load_start(self, request: Request, now: float) -> None:
+        self._load_started_s[request.request_id] = now
+        self.connector.discard(request.request_id)
         self.fresh.add(request)
         self.counters.loads += 1
 
-    def _serve(self, request: Request, tokens: int, decode_s: float, now: float) -> None:
+    def _record_service(self, request: Request, tokens: int, decode_s: float, now: float) -> None:
         job = self.jobs[request.request_id]
         prefill = tokens > 1 or job.generated == 0
         cost = self._prefill_s(tokens) if prefill else decode_s
@@ -222,8 +222,8 @@ class PolicyScheduler(AsyncScheduler):
             self.fresh.discard(job.id)
         self.ranking.add_service(job, cost, now)
 
-    def _passed(self, now: float) -> None:
-        """Account the time since the last step to that step's decision."""
+    def _account_time(self, now: float) -> None:
+        """Charge the time since the last step to that step's decision."""
         step_s = 0.0 if self._last_step_s is None else now - self._last_step_s
         self._last_step_s = now
         self.placement.turns.add_time(step_s)
@@ -233,7 +233,7 @@ class PolicyScheduler(AsyncScheduler):
     def _publish(self) -> None:
         self.counters.demotions = self.ranking.demotions
         self.counters.promotions = self.ranking.promotions
-        if self.exporter.enabled:
+        if self.exporter.is_enabled:
             self.exporter.publish(self.counters, list(map(len, self.ranking.queues)))
 
     def _evict(self, request: Request) -> None:
@@ -242,10 +242,10 @@ class PolicyScheduler(AsyncScheduler):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.placement.remove(request.request_id)
         self.started.parked.pop(request, None)
-        self._unlisted |= self._inside
+        self._running_changed |= self._in_schedule
         if self.connector is not None:
-            self.connector.forget(request.request_id)
-        self._load_began.pop(request.request_id, None)
+            self.connector.discard(request.request_id)
+        self._load_started_s.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -253,7 +253,7 @@ class PolicyScheduler(AsyncScheduler):
         self.counters.blocks_evicted += self.view.count_blocks(request)
         self.placement.invalidate()
         self.started.discard(request)
-        self._unlisted = True
+        self._running_changed = True
         self.fresh.discard(request.request_id)
         super()._preempt_request(request, *args, **kwargs)
         self.jobs[request.request_id].computed = 0
@@ -262,9 +262,9 @@ class PolicyScheduler(AsyncScheduler):
 
 
 class _SynchronousPipelineScheduler(PolicyScheduler):
-    """PolicyScheduler of a pipeline that runs without placeholders, with vLLM's synchronous bookkeeping.
+    """PolicyScheduler for pipelines without asynchronous scheduling, with vLLM's synchronous bookkeeping.
 
-    A class of its own: as overrides that ask for a pipeline, these methods would cost a call per token without one.
+    It is a separate class so that schedulers without a pipeline do not pay a check per token.
     """
 
     _update_after_schedule = Scheduler._update_after_schedule

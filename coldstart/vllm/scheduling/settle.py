@@ -1,4 +1,4 @@
-"""Replace our scheduler by vLLM's if this vLLM or its configuration cannot run ours, and report each fallback."""
+"""Fall back to vLLM's scheduler if this vLLM or its configuration does not support PolicyScheduler; report each fallback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.scheduling.settings import KEY, wants_in_front
+from coldstart.scheduling.settings import KEY, needs_front_end_hooks
 from coldstart.vllm import compat
 from coldstart.vllm.scheduling import OFFLOADING_MODULE, SCHEDULER_CLS
 
@@ -21,33 +21,33 @@ SECTION = "scheduler"
 
 
 def settle(args: Namespace, config: Any, plan: LaunchPlan) -> bool:
-    """Remove from `args` the parts of our scheduler that this vLLM cannot run, and add the reasons to the plan's fallbacks.
+    """Remove unsupported scheduler arguments from `args` and add the reasons to the plan's fallbacks.
 
     Returns:
         Whether `args` changed, so that `config` must be created again.
     """
     if args.scheduler_cls != SCHEDULER_CLS:
-        return _keeps_kv(args) and _settle_host(args, plan)
-    if reason := _obstacle(config):
-        _note(plan, f"{reason} vLLM's own scheduler runs instead.")
+        return _uses_own_offloading(args) and _settle_offloading(args, plan)
+    if reason := _find_incompatibility(config):
+        _add_fallback(plan, f"{reason} vLLM's own scheduler runs instead.")
         args.scheduler_cls, args.additional_config, args.kv_transfer_config = None, {}, None
         return True
-    return _settle_host(args, plan)
+    return _settle_offloading(args, plan)
 
 
 def engine_client(config: Any, plan: LaunchPlan) -> tuple[Any, list[Any]]:
-    """Return the class of vLLM's engine client, ours if requests are to carry deadlines, and further statistics loggers."""
+    """Return the class of the engine client (DeadlineLLM if deadlines are enabled) and additional statistics loggers."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    wanted = wants_in_front(config.additional_config)
-    if not any(wanted):
+    enabled = needs_front_end_hooks(config.additional_config)
+    if not any(enabled):
         return AsyncLLM, []
     if reason := compat.check("deadline", _import_deadlines):
-        _note(plan, f"{reason} Requests have no deadlines, and no order is predicted.")
+        _add_fallback(plan, f"{reason} Requests have no deadlines, and no order is predicted.")
         return AsyncLLM, []
     from coldstart.vllm.scheduling.deadlines import DeadlineLLM, ShadowLogger
 
-    deadlines, shadow = wanted
+    deadlines, shadow = enabled
     return DeadlineLLM if deadlines else AsyncLLM, [ShadowLogger] if shadow else []
 
 
@@ -57,16 +57,16 @@ def _import_deadlines() -> None:
 
 @contextmanager
 def publish_counters(plan: LaunchPlan) -> Iterator[None]:
-    """Publish the engine process's counters in the server's /metrics while our scheduler runs.
+    """Publish the counters of PolicyScheduler in the server's /metrics.
 
-    prometheus_client shares values between processes through files in one directory, which is removed at the end.
+    prometheus_client shares values between processes through a directory, which is removed at the end.
     """
     if SCHEDULER_CLS not in plan.vllm_args or METRICS_ENV in os.environ:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="coldstart-metrics-", ignore_cleanup_errors=True) as directory:
         os.environ[METRICS_ENV] = directory
-        # A template has imported the library before the directory was known.
+        # A template imported the library before the directory was set.
         from prometheus_client import values
 
         values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
@@ -76,7 +76,7 @@ def publish_counters(plan: LaunchPlan) -> Iterator[None]:
             del os.environ[METRICS_ENV]
 
 
-def _obstacle(config: Any) -> str | None:
+def _find_incompatibility(config: Any) -> str | None:
     if reason := compat.check("scheduler"):
         return reason
     try:
@@ -86,11 +86,11 @@ def _obstacle(config: Any) -> str | None:
         return f"cannot load the scheduler: {type(problem).__name__}: {problem}."
 
 
-def _settle_host(args: Namespace, plan: LaunchPlan) -> bool:
-    """Drop the copies on the host if this vLLM cannot make them."""
+def _settle_offloading(args: Namespace, plan: LaunchPlan) -> bool:
+    """Disable KV offloading to the host if this vLLM does not support it."""
     if args.kv_transfer_config is None or (reason := compat.check("offload", _import_offload)) is None:
         return False
-    _note(plan, f"{reason} Evicted KV is computed again.")
+    _add_fallback(plan, f"{reason} Evicted KV is computed again.")
     args.kv_transfer_config = None
     if args.scheduler_cls is not None:
         settings = args.additional_config.get(KEY, {}) | {"strategy": "recompute"}
@@ -102,11 +102,11 @@ def _import_offload() -> None:
     import coldstart.vllm.scheduling.offload  # noqa: F401
 
 
-def _keeps_kv(args: Namespace) -> bool:
-    """Return whether vLLM's own scheduler uses our host copies of KV."""
-    given = getattr(args.kv_transfer_config, "kv_connector_extra_config", None)
-    return args.scheduler_cls is None and (given or {}).get("spec_module_path") == OFFLOADING_MODULE
+def _uses_own_offloading(args: Namespace) -> bool:
+    """Return whether vLLM's own scheduler is used with our KV offloading worker."""
+    extra_config = getattr(args.kv_transfer_config, "kv_connector_extra_config", None)
+    return args.scheduler_cls is None and (extra_config or {}).get("spec_module_path") == OFFLOADING_MODULE
 
 
-def _note(plan: LaunchPlan, reason: str) -> None:
+def _add_fallback(plan: LaunchPlan, reason: str) -> None:
     plan.fallbacks.append(Fallback(SECTION, reason))

@@ -1,7 +1,7 @@
-"""View of vLLM's scheduler for placement: the state of a request's KV, the pool, and the slots.
+"""Read-only view of vLLM's scheduler for placement: the state of each request's KV, the block pool, and the slots.
 
-Invariants: every answer is vLLM's own state at the time of the call. Blocks that a copy under way will free count as free. A
-request is ready exactly when vLLM's next schedule() can give it tokens, memory aside.
+Invariants: every value is vLLM's own state at the time of the call. Blocks that a running copy will free count as free. A
+request is ready if and only if vLLM's next schedule() can give it tokens, memory aside.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Enst = Callable[[Request], float]
 class State(Enum):
     """State of a request without a slot.
 
-    NEW: never computed. HOST: preempted, its KV is on the host or lost. LOADING and LOADED: an asynchronous load is in flight,
-    or has finished. OTHER: has a slot, or waits for something else (a grammar, more input, tokens in flight).
+    NEW: never computed. HOST: preempted, and its KV is on the host or lost. LOADING, LOADED: an asynchronous load is running or
+    has finished. OTHER: has a slot, or waits for a grammar, more input, or tokens in flight.
     """
 
     NEW = "new"
@@ -37,10 +37,10 @@ class State(Enum):
 
 
 class EngineView:
-    """KV memory of one vLLM scheduler; `evict`, which removes a request from the device, is the only change.
+    """View of the KV memory of one vLLM scheduler. Only `evict`, which removes a request from the device, changes it.
 
     `capacity` is the number of blocks in the pool, and `watermark` the number that an admission leaves free. A request has
-    blocks in each of `groups` KV cache groups. `speculates` is whether the number of tokens of the next step is uncertain.
+    blocks in each of `groups` KV cache groups. With `speculates`, the number of tokens of the next step is uncertain.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -55,22 +55,24 @@ class EngineView:
         self.groups = len(specs)
         self.speculates = bool(engine.num_spec_tokens)
         self.block_tokens: int = engine.block_size
-        self._plain = not self.speculates and len(specs) == 1 and isinstance(specs[0], FullAttentionSpec)
+        self._has_simple_layout = (
+            not self.speculates and len(specs) == 1 and isinstance(specs[0], FullAttentionSpec)
+        )
         # Called at least once per request of a batch, so avoid a function call in between.
         self.request: Callable[[str], Request] = engine.requests.__getitem__
         self.free_blocks: Callable[[], int] = self._manager.block_pool.get_num_free_blocks
 
     # --- requests ---
 
-    def ready(self, job: Job) -> bool:
-        """Return whether the request can run if it is picked. One with KV on the host cannot, because it must load first."""
+    def is_ready(self, job: Job) -> bool:
+        """Return whether the request can run if picked. A request with KV on the host cannot: it must be loaded first."""
         request = self.request(job.id)
         if request.status is RUNNING:
-            if request.num_output_placeholders and all_in_flight(request):
+            if request.num_output_placeholders and is_last_token_in_flight(request):
                 return False
             return self._stages == 1 or not self._in_flight(request)
         if request.status is WAITING and not (request.num_computed_tokens or request.num_stale_output_tokens):
-            return True  # shortcut for most of a burst; the code below gives the same
+            return True  # fast path for bursts; equivalent to the code below
         state = self.state(request)
         if state is State.HOST:
             connector = self._engine.connector
@@ -95,44 +97,44 @@ class EngineView:
         return State.HOST if status is PREEMPTED else State.NEW
 
     def can_proceed(self, request: Request) -> bool:
-        """Return whether the request holds a slot and has a token that no step under way computes."""
+        """Return whether the request has a slot and its next token is not being computed by a step in flight."""
         runs = request.status is RUNNING
-        return runs and not all_in_flight(request) and not self._in_flight(request)
+        return runs and not is_last_token_in_flight(request) and not self._in_flight(request)
 
-    def servable(self, jobs: Iterable[Job]) -> Iterable[Job]:
-        """Return the jobs on which no other pipeline stage works: it would neither serve nor evict them."""
+    def list_servable(self, jobs: Iterable[Job]) -> Iterable[Job]:
+        """Return the jobs that no batch in flight contains; others can be neither served nor evicted."""
         return (
             jobs if self._stages == 1 else (job for job in jobs if not self._in_flight(self.request(job.id)))
         )
 
     def is_loading(self, name: str) -> bool:
-        """Return whether a load of the request is under way."""
+        """Return whether the request's KV is being loaded."""
         request = self._engine.picked_holding.get(name)
         return request is not None and self.state(request) is State.LOADING
 
     def has_evicted(self) -> bool:
-        """Return whether any request was evicted and does not run yet."""
-        return bool(self._engine.connector.away) or bool(self._engine.picked_holding)
+        """Return whether any evicted request is not running again."""
+        return bool(self._engine.connector.evicted) or bool(self._engine.picked_holding)
 
     def find_on_host(self, name: str) -> Request | None:
-        """Return the request if it was evicted, neither runs nor loads, and the host holds its KV; else None."""
+        """Return the request if it is evicted, its KV is on the host, and no load has started; else None."""
         connector = self._engine.connector
-        request: Request | None = connector.away.get(name)
+        request: Request | None = connector.evicted.get(name)
         if request is None or connector.hits.get(name) == 0 or self.state(request) is not State.HOST:
             return None
         return request if connector.find_hit(request, self._manager) else None
 
     def list_evictable(self) -> Iterator[Request]:
-        """Return the started requests whose blocks no step under way writes."""
+        """Return the requests with a slot whose blocks no step in flight writes."""
         freeable, in_flight = self._engine._request_blocks_can_be_freed, self._in_flight
         return (r for r in self._engine.started if freeable(r) and not in_flight(r))
 
     # --- blocks, slots and tokens ---
 
-    def needs(self, request: Request) -> int:
-        """Return the number of further blocks until the request holds all its tokens and the next one."""
+    def count_needed_blocks(self, request: Request) -> int:
+        """Return the number of additional blocks that the request needs for all its tokens and the next one."""
         if request.status is not RUNNING:
-            if self._plain and not request.num_computed_tokens and request.status is not LOADING:
+            if self._has_simple_layout and not request.num_computed_tokens and request.status is not LOADING:
                 # Equal to vLLM's answer in a tenth of the time: the request has no blocks, and the prefix cache does not count.
                 return -(-int(request.num_tokens) // self.block_tokens) + self.watermark + 1
             return int(self._engine._request_remaining_blocks(request)) + self.watermark + self.groups
@@ -142,18 +144,18 @@ class EngineView:
         wanted = -(-count_tokens_after_flight(request) // self.block_tokens)
         return max(0, wanted - self.count_blocks(request))
 
-    def bound(self, request: Request) -> int:
-        """Return an upper bound of the blocks that the request holds when its next token is computed."""
+    def bound_blocks(self, request: Request) -> int:
+        """Return an upper bound of the number of blocks that the request holds when its next token is computed."""
         tokens: int = request.num_tokens
         return self.groups * (tokens // self.block_tokens + 2)
 
     def count_blocks(self, request: Request) -> int:
-        """Return the number of blocks that the request has, alone or shared."""
+        """Return the number of blocks of the request, including shared ones."""
         blocks = self._manager.get_blocks(request.request_id).blocks
         return len(blocks[0]) if self.groups == 1 else sum(map(len, blocks))
 
     def yield_freed(self, order: Sequence[Request]) -> Iterator[int]:
-        """Yield the blocks that each request frees, in order. A shared block becomes free with its last holder."""
+        """Yield the number of blocks that evicting each request frees, in order. A shared block is freed by its last holder."""
         holders: dict[int, int] = {}
         for request in order:
             freed = 0
@@ -163,45 +165,45 @@ class EngineView:
                 freed += left == 0 and not block.is_null
             yield freed
 
-    def reserved(self) -> int:
-        """Return the number of blocks that the prefills under way still need, which vLLM keeps from loads."""
+    def count_reserved_blocks(self) -> int:
+        """Return the number of blocks that running prefills still need, which vLLM does not give to loads."""
         blocks: int = self._engine._inflight_prefill_reserved_blocks()
         return blocks
 
-    def free_slots(self) -> int:
+    def count_free_slots(self) -> int:
         """Return the number of free slots of the model runner."""
         taken = len(self._engine.started) + self._engine.num_waiting_for_streaming_input
         slots: int = self._engine.max_num_running_reqs - taken
         return slots
 
-    def prefilling(self, requests: Sequence[Request]) -> list[Request]:
-        """Return the requests with prompt tokens to compute: not running yet, or within a chunked prefill."""
+    def list_prefilling(self, requests: Sequence[Request]) -> list[Request]:
+        """Return the requests with prompt tokens left to compute: not running, or in a chunked prefill."""
         return [r for r in requests if r.status is not RUNNING or r.is_prefill_chunk]
 
-    def pending(self, request: Request) -> int:
+    def count_pending_tokens(self, request: Request) -> int:
         """Return the number of tokens to compute until the next generated token."""
-        tokens = unscheduled(request)
+        tokens = count_unscheduled_tokens(request)
         if request.status is PREEMPTED and not request.num_computed_tokens:
             # Tokens in the prefix cache are not computed again.
             tokens -= self._manager.get_computed_blocks(request)[1]
         return tokens
 
 
-def all_in_flight(request: Request) -> bool:
+def is_last_token_in_flight(request: Request) -> bool:
     """Return whether the steps in flight already reach max_tokens, so that vLLM will not schedule another."""
     pending: int = request.num_output_placeholders
     certain: int = request.num_computed_tokens + 2 - pending
     return pending > 0 and certain >= request.num_prompt_tokens + request.max_tokens
 
 
-def steps_left(request: Request) -> int:
-    """Return the number of one-token steps, including the next, before which all_in_flight is certainly False."""
+def count_safe_steps(request: Request) -> int:
+    """Return a number of decode steps, including the next, for which `is_last_token_in_flight` is certainly False."""
     steps: int = request.num_prompt_tokens + request.max_tokens - 1 - request.num_computed_tokens
     return steps
 
 
-def unscheduled(request: Request) -> int:
-    """Return the number of tokens, including placeholders, that no step has been scheduled to compute."""
+def count_unscheduled_tokens(request: Request) -> int:
+    """Return the number of tokens, including placeholders, that are not scheduled yet."""
     tokens: int = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
     return tokens
 

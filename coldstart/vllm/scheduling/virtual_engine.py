@@ -1,7 +1,7 @@
 """vLLM's own scheduler and KV connector on a virtual clock, without a model, a worker or a device.
 
-Equation: an iteration takes profile.iteration_s(prefill tokens, decoding requests) + context_s * context of the latter.
-The link to host memory carries one transfer at a time in each direction. Nothing is computed, and tokens are numbers.
+Equation: an iteration takes profile.iteration_s(prefill tokens, decoding requests) + context_s * total context of the
+decoding requests. The link to host memory carries one transfer at a time in each direction. Generated tokens are arbitrary.
 """
 
 from __future__ import annotations
@@ -50,19 +50,18 @@ MODEL = {
     "torch_dtype": "float32",
 }
 HOST_BLOCK_BYTES = 4096
-"""Host memory in bytes of one block of the model above, to which vLLM's connector rounds."""
-MOST_EMPTY = 8
-"""Number of consecutive empty iterations after which the engine waits: a decision may need the report of the one before."""
+"""Host memory of one KV block of MODEL, in bytes."""
+MAX_EMPTY_ITERATIONS = 8
+"""Consecutive empty iterations after which the engine waits; a decision may need the output of the previous one."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineResources:
-    """Resources of the engine: sizes in blocks and bytes, times in seconds.
+    """Resources of the simulated engine, in blocks, bytes and seconds.
 
-    `slots` are those of the model runner. `token_budget` is the maximum number of tokens of one iteration. `depth`
-    iterations are in flight: 2 is asynchronous scheduling. `context_s` is the time that one token of context of a
-    decoding request adds to its iteration, beyond the profile, which was measured with almost no context (None: by
-    CONTEXT_SHARE).
+    `slots` are those of the model runner. `token_budget` is the maximum number of tokens per iteration. `depth` is the number
+    of iterations in flight: 2 for asynchronous scheduling. `context_s` is the time that each token of context of a decoding
+    request adds to an iteration, because the profile is measured with short contexts (None: derived from CONTEXT_SHARE).
     """
 
     slots: int = 256
@@ -76,15 +75,15 @@ class EngineResources:
     context_s: float | None = None
 
     def blocks(self, tokens: int) -> int:
-        """Return the number of blocks of so many tokens."""
+        """Return the number of blocks for `tokens` tokens."""
         return -(-tokens // self.block_tokens)
 
 
-class _Link(OffloadingWorker):
-    """Worker of vLLM's connector whose copies only take time."""
+class _SimulatedLink(OffloadingWorker):
+    """Offloading worker that simulates the duration of copies without copying."""
 
-    def __init__(self, machine: EngineResources) -> None:
-        self.block_s, self.start_s, self.now = machine.block_bytes / machine.link_bytes_s, 0.0, 0.0
+    def __init__(self, resources: EngineResources) -> None:
+        self.block_s, self.start_s, self.now = resources.block_bytes / resources.link_bytes_s, 0.0, 0.0
         self._free = {True: 0.0, False: 0.0}
         self._jobs: dict[int, tuple[float, int]] = {}
 
@@ -102,7 +101,7 @@ class _Link(OffloadingWorker):
         for job_id in job_ids & self._jobs.keys():
             self._jobs[job_id] = (0.0, self._jobs[job_id][1])
 
-    def next_landing(self) -> float:
+    def next_completion_s(self) -> float:
         return min((when for when, _ in self._jobs.values()), default=math.inf)
 
     def _submit(self, job_id: int, blocks: int, *, out: bool) -> bool:
@@ -111,15 +110,15 @@ class _Link(OffloadingWorker):
         return True
 
 
-class Unreplicated:
-    """Layout that vLLM's connector worker asks for."""
+class UnreplicatedLayout:
+    """KV layout description that vLLM's connector worker requires."""
 
     replicated_layout = False
 
 
 @dataclass(slots=True)
 class _Iteration:
-    """One iteration in flight, with the tokens that it samples for each request."""
+    """Iteration in flight, with the tokens sampled for each request."""
 
     end_s: float
     output: SchedulerOutput
@@ -127,74 +126,78 @@ class _Iteration:
 
 
 class VirtualEngine:
-    """One engine. `emit` receives (request, new tokens, whether it has ended) with the clock `now` at that moment."""
+    """Simulated engine. `emit` is called with (request id, number of new tokens, whether the request has ended)."""
 
     def __init__(
         self,
         profile: IterationProfile,
         settings: SchedulerSettings,
-        machine: EngineResources,
+        resources: EngineResources,
         emit: Callable[[str, int, bool], object],
     ) -> None:
-        self.profile, self.machine, self.emit = profile, machine, emit
+        self.profile, self.resources, self.emit = profile, resources, emit
         self.now = 0.0
-        given = machine.context_s
-        self._context_s = CONTEXT_SHARE * profile.decode(1) if given is None else given
+        context_s = resources.context_s
+        self._context_s = CONTEXT_SHARE * profile.decode(1) if context_s is None else context_s
         if settings.profile is None:
             settings = replace(settings, profile=profile.encode())
         scheduler = PolicyScheduler if settings.policy == MLFQ else AsyncScheduler
         self._deadlines = None
         if settings.policy == DEADLINE:
-            self._deadlines = settings.deadlines(machine.device_blocks * machine.block_tokens)
-        self.scheduler = create_scheduler(scheduler, configure(machine, settings))
+            self._deadlines = settings.deadlines(resources.device_blocks * resources.block_tokens)
+        self.scheduler = create_scheduler(scheduler, create_config(resources, settings))
         self.scheduler.clock = lambda: self.now
-        self._flight: deque[_Iteration] = deque()
+        self._iterations_in_flight: deque[_Iteration] = deque()
         self._context: dict[str, int] = {}
-        self._busy_until, self._empty = 0.0, 0
-        self._link, self._worker = _Link(machine), None
+        self._busy_until, self._empty_iterations = 0.0, 0
+        self._link, self._worker = _SimulatedLink(resources), None
         if self.scheduler.connector is not None:
             self._worker = OffloadingConnectorWorker(
-                Unreplicated(), self.scheduler.vllm_config, self.scheduler.kv_cache_config
+                UnreplicatedLayout(), self.scheduler.vllm_config, self.scheduler.kv_cache_config
             )
             self._worker.worker = self._link
 
     def add(self, name: str, prompt: Sequence[int], output: int) -> None:
-        """Add a request with `output` tokens. Raises ValueError if its KV never fits the device."""
-        needed = self.machine.blocks(len(prompt) + output)
-        if needed > self.machine.device_blocks:
+        """Add a request that generates `output` tokens. Raises ValueError if its KV never fits the device."""
+        needed_blocks = self.resources.blocks(len(prompt) + output)
+        if needed_blocks > self.resources.device_blocks:
             raise ValueError(
-                f"request {name} needs {needed} KV blocks, more KV blocks than the device's {self.machine.device_blocks}"
+                f"request {name} needs {needed_blocks} KV blocks, but the device has {self.resources.device_blocks}"
             )
         self._context[name] = len(prompt)
         priority = 0 if self._deadlines is None else self._deadlines.priority(self.now, prompt)
         self.scheduler.add_request(
-            make_request(name, list(prompt), output, self.machine.block_tokens, priority)
+            make_request(name, list(prompt), output, self.resources.block_tokens, priority)
         )
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Return whether no iteration is in flight."""
-        return not self._flight
+        return not self._iterations_in_flight
 
     def step(self, now: float) -> float:
         """Deliver the iterations that have ended and schedule the next one.
 
-        Returns when to call again; infinity if nothing happens before the next request.
+        Returns the time of the next call in seconds; infinity if none is needed before the next request.
         """
         self.now = now
-        while self._flight and self._flight[0].end_s <= now:
-            self._deliver(self._flight.popleft())
+        while self._iterations_in_flight and self._iterations_in_flight[0].end_s <= now:
+            self._deliver(self._iterations_in_flight.popleft())
         if not self.scheduler.has_requests():
             return math.inf
-        self._flight.append(self._execute(self.scheduler.schedule()))
-        if self._flight[-1].sampled:
-            self._empty = 0
-            return now if len(self._flight) < self.machine.depth else self._flight[0].end_s
-        if len(self._flight) > 1:
-            return self._flight[0].end_s
-        self._deliver(self._flight.popleft())
-        self._empty = (self._empty + 1) % MOST_EMPTY
-        return now if self._empty else self._link.next_landing()
+        self._iterations_in_flight.append(self._execute(self.scheduler.schedule()))
+        if self._iterations_in_flight[-1].sampled:
+            self._empty_iterations = 0
+            return (
+                now
+                if len(self._iterations_in_flight) < self.resources.depth
+                else self._iterations_in_flight[0].end_s
+            )
+        if len(self._iterations_in_flight) > 1:
+            return self._iterations_in_flight[0].end_s
+        self._deliver(self._iterations_in_flight.popleft())
+        self._empty_iterations = (self._empty_iterations + 1) % MAX_EMPTY_ITERATIONS
+        return now if self._empty_iterations else self._link.next_completion_s()
 
     def _execute(self, output: SchedulerOutput) -> _Iteration:
         start_s = max(self.now, self._busy_until)
@@ -206,11 +209,11 @@ class VirtualEngine:
         tokens, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        self._busy_until = start_s + self._seconds(tokens, starts)
+        self._busy_until = start_s + self._iteration_seconds(tokens, starts)
         sampled = {name: self._sample(name, starts[name] + tokens[name]) for name in tokens}
         return _Iteration(self._busy_until, output, sampled)
 
-    def _seconds(self, tokens: dict[str, int], starts: dict[str, int]) -> float:
+    def _iteration_seconds(self, tokens: dict[str, int], starts: dict[str, int]) -> float:
         if not starts:
             return 0.0
         prompts = {name: self.scheduler.requests[name].num_prompt_tokens for name in tokens}
@@ -225,11 +228,11 @@ class VirtualEngine:
         self._context[name] += 1
         return [self._context[name] * 17 % 991]
 
-    def _deliver(self, done: _Iteration) -> None:
-        names, transfers = list(done.sampled), None
+    def _deliver(self, iteration: _Iteration) -> None:
+        names, transfers = list(iteration.sampled), None
         if self._worker is not None:
             self._link.now = self.now
-            sending, receiving = self._worker.get_finished(done.output.finished_req_ids)
+            sending, receiving = self._worker.get_finished(iteration.output.finished_req_ids)
             transfers = KVConnectorOutput(
                 finished_sending=sending,
                 finished_recving=receiving,
@@ -238,43 +241,45 @@ class VirtualEngine:
         report = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
-            sampled_token_ids=list(done.sampled.values()),
+            sampled_token_ids=list(iteration.sampled.values()),
             kv_connector_output=transfers,
         )
-        for of_client in self.scheduler.update_from_output(done.output, report).values():
+        for of_client in self.scheduler.update_from_output(iteration.output, report).values():
             for one in of_client.outputs:
                 self.emit(one.request_id, len(one.new_token_ids), one.finish_reason is not None)
 
 
 def make_request(name: str, prompt: list[int], output: int, block_tokens: int, priority: int = 0) -> Request:
-    """Return a request of vLLM's engine for `output` tokens."""
+    """Return a vLLM request that generates `output` tokens."""
     params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
     hasher = get_request_block_hasher(block_tokens, sha256)
     return Request(name, prompt, params, None, priority=priority, block_hasher=hasher)
 
 
-def configure(machine: EngineResources, settings: SchedulerSettings) -> VllmConfig:
-    """Return the configuration of a server with these settings."""
-    config = _copy(
-        _base_config(settings.kv_strategy != "recompute" and machine.host_blocks > 0, settings.policy == MLFQ)
+def create_config(resources: EngineResources, settings: SchedulerSettings) -> VllmConfig:
+    """Return the vLLM configuration of the simulated server."""
+    config = _copy_config(
+        _base_config(
+            settings.kv_strategy != "recompute" and resources.host_blocks > 0, settings.policy == MLFQ
+        )
     )
-    config.scheduler_config.async_scheduling = machine.depth > 1
+    config.scheduler_config.async_scheduling = resources.depth > 1
     config.scheduler_config.policy = "priority" if settings.policy == DEADLINE else "fcfs"
-    config.scheduler_config.max_num_seqs = machine.slots
-    config.scheduler_config.max_num_active_seqs = min(settings.batch or machine.slots, machine.slots)
-    config.scheduler_config.max_num_batched_tokens = machine.token_budget
-    config.scheduler_config.max_num_scheduled_tokens = machine.token_budget
-    config.cache_config.num_gpu_blocks = machine.device_blocks + 1
-    config.cache_config.block_size = machine.block_tokens
+    config.scheduler_config.max_num_seqs = resources.slots
+    config.scheduler_config.max_num_active_seqs = min(settings.batch or resources.slots, resources.slots)
+    config.scheduler_config.max_num_batched_tokens = resources.token_budget
+    config.scheduler_config.max_num_scheduled_tokens = resources.token_budget
+    config.cache_config.num_gpu_blocks = resources.device_blocks + 1
+    config.cache_config.block_size = resources.block_tokens
     config.additional_config = settings.additional_config()
     if config.kv_transfer_config is not None:
-        host_bytes = machine.host_blocks * HOST_BLOCK_BYTES
+        host_bytes = resources.host_blocks * HOST_BLOCK_BYTES
         config.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] = host_bytes
     return config
 
 
 def create_scheduler(scheduler: type[AsyncScheduler], config: VllmConfig) -> AsyncScheduler:
-    """Return a scheduler for a model with one layer of attention."""
+    """Return a scheduler for a model with one attention layer."""
     init_none_hash(sha256)
     block = config.cache_config.block_size
     spec = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=8, dtype=torch.float32)
@@ -291,8 +296,8 @@ def create_scheduler(scheduler: type[AsyncScheduler], config: VllmConfig) -> Asy
     )
 
 
-def _copy(base: VllmConfig) -> VllmConfig:
-    """Return a configuration whose numbers may be changed. The model is shared, because no engine changes it."""
+def _copy_config(base: VllmConfig) -> VllmConfig:
+    """Return a copy of a configuration that may be modified; the model configuration is shared."""
     config = copy(base)
     config.scheduler_config, config.cache_config = copy(base.scheduler_config), copy(base.cache_config)
     config.parallel_config = copy(base.parallel_config)
@@ -305,7 +310,7 @@ def _copy(base: VllmConfig) -> VllmConfig:
 
 @lru_cache
 def _base_config(connected: bool, evicts: bool) -> VllmConfig:
-    """Return the configuration that engines copy: creating one takes half a second."""
+    """Return a cached configuration to copy, because creating one takes half a second."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         model = ModelConfig(model=folder, skip_tokenizer_init=True, dtype="float32", seed=0)

@@ -26,7 +26,7 @@ from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.checkpoint import Tensor, UnreadableWeightsError
 from coldstart.weights.load import ladder, stage
-from coldstart.weights.load.ladder import AllSourcesFailedError, NamedSource, load_tensors
+from coldstart.weights.load.ladder import NoLoaderLeftError, Rung, load_tensors
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
 
 logger = logging.getLogger("vllm.coldstart.loader")
@@ -64,9 +64,7 @@ class ColdLoader(DefaultModelLoader):
         began = timeline.now()
         super().load_weights(model, model_config)
         self.report.seconds = timeline.now() - began
-        timeline.emit_span(
-            "read tensors", began, timeline.now(), track="engine", args=self.report.to_document()
-        )
+        timeline.emit_span("read tensors", began, timeline.now(), track="engine", args=self.report.document())
         logger.info("coldstart: %s", self.report)
 
     def get_all_weights(
@@ -85,12 +83,10 @@ class ColdLoader(DefaultModelLoader):
         try:
             for tensor, view in load_tensors(wanted.tensors, wanted.rungs, self.report):
                 yield tensor.name, _shaped(tensor, view)
-        except AllSourcesFailedError as error:
+        except NoLoaderLeftError as error:
             if wanted.asked is not None:  # vLLM's own reader verifies no digest
                 raise RuntimeError(f"{LOST}{error}") from error
-            yield from self._vllms(
-                model_config, model, {tensor.name for tensor in error.unloaded_tensors}, str(error)
-            )
+            yield from self._vllms(model_config, model, {tensor.name for tensor in error.left}, str(error))
 
     def _beyond(self, model: torch.nn.Module) -> str | None:
         """Return why vLLM must load this model's weights itself, None if our sources can be used."""
@@ -120,7 +116,7 @@ class _Wanted:
         self.plan = self.asked.read() if self.asked else None
         self.paths = _files(loader, model_config, optional=self.plan is not None)
         if self.plan is None:
-            self.plan = weights.plan_from_headers((self.paths or {}).values())
+            self.plan = weights.headers((self.paths or {}).values())
         every = checkpoint.list_tensors(self.plan)
         if strange := next((tensor.dtype for tensor in every if tensor.dtype not in DTYPES), None):
             raise UnreadableWeightsError(f"unknown tensor type {strange}")
@@ -129,9 +125,9 @@ class _Wanted:
         )
 
     @property
-    def rungs(self) -> list[NamedSource]:
+    def rungs(self) -> list[Rung]:
         """Return the sources in order: the prefetcher if requested, then the files if they exist."""
-        region: list[NamedSource] = [("prefetcher", self._region)] if self.asked else []
+        region: list[Rung] = [("prefetcher", self._region)] if self.asked else []
         if self.asked and self.paths is None:
             region *= 2  # without files, a lost prefetcher is started again, and resumes
         return region + ([("files", self._mapped)] if self.paths else [])

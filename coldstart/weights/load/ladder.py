@@ -1,6 +1,7 @@
-"""Load tensors from the first source that works, and fall back to the next one if a source fails.
+"""Load tensors from the first source that works, and fall back to the next when a source fails.
 
-Invariant: each requested tensor is yielded exactly once, in order, and the report has one entry per fallback.
+Invariant: each wanted tensor is yielded exactly once, in order, and the report has one entry for each
+fallback.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from coldstart.weights.checkpoint import Tensor
 from coldstart.weights.load.tensor_sources import SourceLostError, TensorSource
 
 STAGE = "load weights"
-# Name of a source, and a function that opens it for the tensors that are not loaded yet.
-NamedSource = tuple[str, Callable[[Sequence[Tensor]], TensorSource]]
+# Name of a source, and the function that opens it for the remaining tensors.
+Rung = tuple[str, Callable[[Sequence[Tensor]], TensorSource]]
 
 
 @dataclass
 class LoadReport:
     """Result of one load.
 
-    `way` is the last source used (prefetcher, files or vllm), and `bytes` the number of bytes loaded. `wait_s` is the
-    time in seconds that the loader waited for bytes, `seconds` the duration of the load. `fetch` has the prefetcher's
-    statistics ({} without a prefetcher), and `fallbacks` one entry per failed source.
+    `way` is the last source used (prefetcher, files or vllm), and `bytes` counts the bytes loaded.
+    `wait_s` is the time in seconds that the loader waited for bytes, `seconds` the time of the full load.
+    `fetch` has the prefetcher's statistics ({} without a prefetcher), and `fallbacks` has one entry for each
+    failed source.
     """
 
     way: str = ""
@@ -39,10 +41,10 @@ class LoadReport:
     fallbacks: list[Fallback] = field(default_factory=list)
 
     def add_fallback(self, reason: str) -> None:
-        """Record why the load falls back to the next source."""
+        """Record the reason for a fallback to the next source."""
         self.fallbacks.append(Fallback("load", reason))
 
-    def to_document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Return the report as JSON data."""
         return asdict(self) | {"fallbacks": fallback.encode(self.fallbacks)}
 
@@ -51,28 +53,28 @@ _last: list[LoadReport] = []
 
 
 def begin_report() -> LoadReport:
-    """Start a new report, which replaces the latest one."""
+    """Start a new report, which becomes the latest."""
     _last[:] = [LoadReport()]
     return _last[0]
 
 
 def describe_last() -> dict[str, Any]:
     """Return the latest report as JSON data; {} if this process did not use the load format `coldstart`."""
-    return _last[0].to_document() if _last else {}
+    return _last[0].document() if _last else {}
 
 
-class AllSourcesFailedError(RuntimeError):
-    """Failure of every source. `unloaded_tensors` were not loaded."""
+class NoLoaderLeftError(RuntimeError):
+    """Every source failed; `left` are the tensors that were not loaded."""
 
     def __init__(self, left: Sequence[Tensor], reason: str) -> None:
         super().__init__(reason)
-        self.unloaded_tensors = list(left)
+        self.left = list(left)
 
 
 def load_tensors(
-    tensors: Sequence[Tensor], rungs: Sequence[NamedSource], report: LoadReport
+    tensors: Sequence[Tensor], rungs: Sequence[Rung], report: LoadReport
 ) -> Iterator[tuple[Tensor, memoryview]]:
-    """Yield each tensor with its bytes. A fallback continues with the tensor at which the source failed.
+    """Yield each tensor with its bytes; a fallback continues with the tensor at which the source failed.
 
     Args:
         tensors: Tensors to load, in load order.
@@ -80,7 +82,7 @@ def load_tensors(
         report: Report of this load, updated for each tensor and fallback.
 
     Raises:
-        AllSourcesFailedError: The last source failed.
+        NoLoaderLeftError: The last source failed.
     """
     counter = ProgressCounter(STAGE, sum(tensor.size for tensor in tensors), BYTES)
     done, reason = 0, "neither a prefetcher nor a file with the weights is available"
@@ -94,7 +96,7 @@ def load_tensors(
             continue
         try:
             while done < len(tensors):
-                view = _read_timed(source, tensors[done], report)
+                view = _timed(source, tensors[done], report)
                 counter.report_done(report.bytes)
                 yield tensors[done], view
                 done += 1
@@ -105,10 +107,10 @@ def load_tensors(
             report.add_fallback(reason)
         finally:
             source.close()
-    raise AllSourcesFailedError(tensors[done:], reason)
+    raise NoLoaderLeftError(tensors[done:], reason)
 
 
-def _read_timed(source: TensorSource, tensor: Tensor, report: LoadReport) -> memoryview:
+def _timed(source: TensorSource, tensor: Tensor, report: LoadReport) -> memoryview:
     began = timeline.now()
     view = source.get_bytes(tensor)
     report.wait_s += timeline.now() - began

@@ -1,7 +1,7 @@
-"""Select the tensors of a checkpoint that a pipeline rank needs, from names, model configuration and rank alone.
+"""Tensors of a checkpoint that a pipeline rank needs: a pure function of names, model configuration and rank.
 
-Only tensors that vLLM would read and drop are omitted. Nothing is omitted for an architecture without an entry in
-`LAYOUTS`.
+Invariant: the omitted tensors are exactly those that vLLM would read and drop. Nothing is omitted for an
+architecture without an entry in `LAYOUTS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PARTITION_ENV = environment.VLLM_PP_LAYER_PARTITION
 
 @dataclass(frozen=True)
 class LayerPatterns:
-    """Tensor name patterns of an architecture: layers (group 1 is the number), and prefixes only on the first or last rank."""
+    """Name patterns of an architecture: its layers (group 1 is the number), and the tensors of the first and last rank."""
 
     layer: re.Pattern[str]
     first: tuple[str, ...] = ()
@@ -39,10 +39,10 @@ LAYOUTS: Mapping[str, LayerPatterns] = {
 }
 
 
-def assign_layers(count: int, rank: int, size: int, partition: str | None = None) -> range:
-    """Return the layers of pipeline rank `rank`, divided as in vLLM.
+def layers(count: int, rank: int, size: int, partition: str | None = None) -> range:
+    """Return the layers of pipeline rank `rank` of `size`, divided as in vLLM.
 
-    If layers do not divide evenly, one extra layer goes to each rank from the second to last backwards.
+    Each layer that does not divide evenly goes to one rank, from the second to last rank backwards.
 
     Args:
         count: Number of layers of the model.
@@ -72,7 +72,7 @@ def select_names(
     size: int,
     partition: str | None = None,
 ) -> list[str]:
-    """Return the tensor names that the pipeline ranks `ranks` need, in the order of `names`.
+    """Return the names that the pipeline ranks `ranks` need, in the order of `names`.
 
     All names are returned for a single rank and for an architecture without an entry in `LAYOUTS`.
 
@@ -86,23 +86,21 @@ def select_names(
     Raises:
         ValueError: The partition does not match the number of layers or ranks.
     """
-    layout, count = _find_layout(config), config.get("num_hidden_layers")
+    layout, count = _layout(config), config.get("num_hidden_layers")
     if size == 1 or layout is None or not isinstance(count, int):
         return list(names)
     # vLLM ties the embeddings if the checkpoint has no lm_head: the last rank then needs them too.
     tied = not any(name.startswith("lm_head.") for name in names)
-    own = [(rank, assign_layers(count, rank, size, partition)) for rank in ranks]
-    return [
-        name for name in names if any(_is_needed(layout, name, rank, size, held, tied) for rank, held in own)
-    ]
+    own = [(rank, layers(count, rank, size, partition)) for rank in ranks]
+    return [name for name in names if any(_holds(layout, name, rank, size, held, tied) for rank, held in own)]
 
 
-def _find_layout(config: Mapping[str, Any]) -> LayerPatterns | None:
+def _layout(config: Mapping[str, Any]) -> LayerPatterns | None:
     (architecture, *others) = config.get("architectures") or [None]
     return None if others else LAYOUTS.get(str(architecture))
 
 
-def _is_needed(layout: LayerPatterns, name: str, rank: int, size: int, held: range, tied: bool) -> bool:
+def _holds(layout: LayerPatterns, name: str, rank: int, size: int, held: range, tied: bool) -> bool:
     if match := layout.layer.match(name):
         return int(match[1]) in held
     if name.startswith(layout.first):
@@ -110,12 +108,12 @@ def _is_needed(layout: LayerPatterns, name: str, rank: int, size: int, held: ran
     return rank == size - 1 or not name.startswith(layout.last)
 
 
-def list_local_ranks(size: int, tensor: int = 1, nodes: int = 1, node: int = 0) -> list[int]:
-    """Return the pipeline ranks on node `node` of `nodes`. vLLM assigns ranks to nodes in order.
+def local_ranks(size: int, tensor: int = 1, nodes: int = 1, node: int = 0) -> list[int]:
+    """Return the pipeline ranks that run on node `node` of `nodes`; vLLM assigns ranks to nodes in order.
 
     Args:
         size: Number of pipeline ranks.
-        tensor: Number of processes per pipeline rank.
+        tensor: Number of processes of each pipeline rank.
         nodes: Number of nodes.
         node: Index of the node.
     """

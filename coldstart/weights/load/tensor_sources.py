@@ -1,6 +1,7 @@
-"""Two sources of tensors with one interface: shared memory that a prefetcher fills, and mapped files.
+"""Two sources of tensors behind one interface: shared memory that a prefetcher fills, and mapped files.
 
-`get_bytes` blocks until the bytes are available. It returns a view without a copy, which is valid while it is referenced.
+`get_bytes` blocks until the bytes are available. It returns a view without a copy, which is valid as long as a
+reference to it exists.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from coldstart.system.proc import own_process
 from coldstart.weights.checkpoint import Tensor
 
 if TYPE_CHECKING:
-    from coldstart.weights.prefetch.client import WeightsLease
+    from coldstart.weights.prefetch.client import Attached
 
-# Size of one page-in read: large enough to fill a disk's queue, small enough to run ahead of the loader.
-READ_BYTES = 4 << 20
+# Size of one page-in read: long enough to fill a disk's queue, short enough to get ahead of the first tensor.
+PIECE = 4 << 20
 # A disk with a queue is faster with several readers, and they use little CPU time.
-READER_THREADS = 4
+READERS = 4
 
 
 class SourceLostError(RuntimeError):
-    """Source that cannot deliver more bytes. The message has the reason."""
+    """Source that can deliver no more bytes; the message has the reason."""
 
 
 class PrefetchSource:
-    """Shared memory that a prefetcher fills."""
+    """Shared memory that the prefetcher fills."""
 
-    def __init__(self, attached: WeightsLease) -> None:
+    def __init__(self, attached: Attached) -> None:
         self.attached = attached
         self._files: dict[str, memoryview] = {}
         self._addresses: dict[str, int] = {}
@@ -46,7 +47,7 @@ class PrefetchSource:
         try:
             self.attached.wait(tensor.file, tensor.offset, tensor.size)
             if tensor.file not in self._files:
-                self._files[tensor.file] = self.attached.map_file(tensor.file)
+                self._files[tensor.file] = self.attached.file(tensor.file)
                 self._addresses[tensor.file] = own_process.get_buffer_address(self._files[tensor.file])
         except (PrefetchError, KeyError) as error:
             raise SourceLostError(str(error)) from error
@@ -54,11 +55,11 @@ class PrefetchSource:
         return self._files[tensor.file][tensor.offset : tensor.offset + tensor.size]
 
     def get_fetch_stats(self) -> dict[str, Any]:
-        """Return the prefetcher's statistics of this model, summed over all clients; {} if it has ended."""
+        """Return the prefetcher's statistics of this model, summed over all clients."""
         from coldstart.weights.prefetch import PrefetchError
 
         try:
-            return self.attached.read_stats()
+            return self.attached.stats()
         except PrefetchError:
             return {}
 
@@ -69,9 +70,10 @@ class PrefetchSource:
 
 
 class FileSource:
-    """Privately mapped files. With `ahead`, background threads read their pages in tensor order.
+    """Privately mapped files; with `ahead`, background threads read their pages in tensor order.
 
-    Tensors with a digest are verified, because these files may replace a source whose bytes the plan promised.
+    A tensor that has a digest is verified against it, because the files then replace a source with promised
+    bytes.
     """
 
     def __init__(self, paths: Mapping[str, Path], tensors: Sequence[Tensor], ahead: bool = True) -> None:
@@ -83,7 +85,7 @@ class FileSource:
     def get_bytes(self, tensor: Tensor) -> memoryview:
         """Return a view of the mapped file."""
         try:
-            view = self._map_file(tensor.file)
+            view = self._mapped(tensor.file)
         except (OSError, ValueError, KeyError) as error:
             raise SourceLostError(f"{tensor.file} cannot be mapped: {error}") from error
         if tensor.offset + tensor.size > len(view):
@@ -97,7 +99,7 @@ class FileSource:
             )
         return data
 
-    def _map_file(self, name: str) -> memoryview:
+    def _mapped(self, name: str) -> memoryview:
         if name not in self._maps:
             with files.open_regular(self.paths[name]) as file:
                 self._maps[name] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
@@ -105,13 +107,13 @@ class FileSource:
         return self._maps[name]
 
     def get_fetch_stats(self) -> dict[str, Any]:
-        """Return {}: nothing is fetched."""
+        """Return no statistics: nothing is fetched."""
         return {}
 
     def close(self) -> None:
         """Stop the page-in and release the mappings."""
         if self._reading is not None:
-            self._reading.stop()
+            self._reading.end()
         self._maps.clear()
 
 
@@ -125,14 +127,12 @@ class PageIn:
     """
 
     def __init__(self, paths: Mapping[str, Path], tensors: Sequence[Tensor]) -> None:
-        self.paths, self._pieces, self._lock, self._ended = paths, _split_reads(tensors), Lock(), False
-        self._threads = [
-            Thread(target=self._read, name="page in", daemon=True) for _ in range(READER_THREADS)
-        ]
+        self.paths, self._pieces, self._lock, self._ended = paths, _pieces(tensors), Lock(), False
+        self._threads = [Thread(target=self._read, name="page in", daemon=True) for _ in range(READERS)]
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
+    def end(self) -> None:
         """Stop the threads and wait for them: a process that will be forked must have no other thread."""
         with self._lock:
             self._ended = True
@@ -140,22 +140,22 @@ class PageIn:
             thread.join()
 
     def _read(self) -> None:
-        buffer = memoryview(bytearray(READ_BYTES))
-        while piece := self._next_read():
+        buffer = memoryview(bytearray(PIECE))
+        while piece := self._following():
             name, offset, size = piece
             with suppress(OSError, KeyError), files.open_regular(self.paths[name]) as file:
                 # Without this, the kernel's readahead would read beyond the range, into tensors of other ranks.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-                if not _is_cached(file.fileno(), offset, size):
+                if not _cached(file.fileno(), offset, size):
                     os.preadv(file.fileno(), [buffer[:size]], offset)
 
-    def _next_read(self) -> tuple[str, int, int] | None:
+    def _following(self) -> tuple[str, int, int] | None:
         with self._lock:
             return None if self._ended else next(self._pieces, None)
 
 
-def _is_cached(descriptor: int, offset: int, size: int) -> bool:
-    """Return whether both ends of the range are in the page cache, using reads that fail instead of waiting."""
+def _cached(descriptor: int, offset: int, size: int) -> bool:
+    """Return whether both ends of the range are in the page cache, by a read that fails instead of waiting."""
     try:
         for place in (offset, offset + size - 1):
             os.preadv(descriptor, [bytearray(1)], place, os.RWF_NOWAIT)
@@ -164,7 +164,7 @@ def _is_cached(descriptor: int, offset: int, size: int) -> bool:
     return True
 
 
-def _split_reads(tensors: Sequence[Tensor]) -> Iterator[tuple[str, int, int]]:
+def _pieces(tensors: Sequence[Tensor]) -> Iterator[tuple[str, int, int]]:
     for tensor in tensors:
-        for start in range(0, tensor.size, READ_BYTES):
-            yield tensor.file, tensor.offset + start, min(READ_BYTES, tensor.size - start)
+        for start in range(0, tensor.size, PIECE):
+            yield tensor.file, tensor.offset + start, min(PIECE, tensor.size - start)

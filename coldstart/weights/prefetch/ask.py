@@ -1,7 +1,7 @@
-"""Resolve a model name to a prefetch request: source and weights plan.
+"""Resolve a model name to a prefetch request: source, weights plan and tensor names.
 
-The plan comes from the bundle, so that a server started from this bundle attaches to the same prefetcher. Without a
-bundle, the plan is built from local files, which are hashed once.
+The plan comes from the bundle, so that a server started from this bundle attaches to the same copy. Without a
+bundle, the plan is built from local files, which hashes them once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from coldstart.weights.prefetch.sources import is_local
 
 
 @dataclass(frozen=True)
-class PrefetchRequest:
-    """Source and plan for `client.attach`, the model's name, and remarks for the user."""
+class Wanted:
+    """Source and plan for `client.attach`, and the model's name."""
 
     model: str
     source: str
@@ -40,20 +40,20 @@ def resolve(
     weights_from: str | None = None,
     offline: bool = False,
     accepts: TrustCheck | None = None,
-) -> PrefetchRequest:
-    """Look up the model as `serve` does. Its source is `weights_from`, else its directory, else the hub.
+) -> Wanted:
+    """Look up the model as `serve` does; its source is `weights_from`, else its directory, else the hub.
 
     Raises:
         NoBundleError: Neither a bundle nor local files provide the plan.
-        UsageError: The model has no local weights and no hub repository.
+        UsageError: The model has no weights here and no hub repository.
         ColdstartError: `resolver.resolve` failed.
     """
     lookup = resolver.resolve(model, vllm_args, cache=cache, offline=offline, accepts=accepts)
-    source = weights_from or _choose_source(lookup)
-    return PrefetchRequest(lookup.model.name, source, _find_plan(lookup.drop_weights(), source), lookup.notes)
+    source = weights_from or _own_source(lookup)
+    return Wanted(lookup.model.name, source, _plan(lookup.drop_weights(), source), lookup.notes)
 
 
-def _choose_source(lookup: Lookup) -> str:
+def _own_source(lookup: Lookup) -> str:
     model = lookup.model
     if model.weight_files:
         return str(model.path)
@@ -65,7 +65,7 @@ def _choose_source(lookup: Lookup) -> str:
     )
 
 
-def _find_plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
+def _plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
     plan = (
         lookup.bundle.read_json("weights")
         if lookup.bundle is not None and lookup.bundle.has_section("weights")
@@ -76,15 +76,15 @@ def _find_plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
     local = [Path(source)] if is_local(source) else []
     for directory in (*local, *filter(None, [lookup.model.path])):
         if weight_files(directory):
-            return weights.build_plan(directory)
-    raise inspection.build_miss_error(lookup)
+            return weights.plan(directory)
+    raise inspection.miss(lookup)
 
 
-def fetch_all(wanted: PrefetchRequest) -> dict[str, Any]:
-    """Start a prefetcher if none runs, fetch all files, and return the statistics. Raises CommandFailedError."""
+def fetch_all(wanted: Wanted) -> dict[str, Any]:
+    """Start a prefetcher if none runs, fetch all files, and return the lease's statistics. Raises CommandFailedError."""
     try:
         with client.attach(wanted.source, wanted.plan) as attached:
-            attached.wait_for_tensors()
-            return attached.read_stats()
+            attached.complete()
+            return attached.stats()
     except client.PrefetchError as error:
         raise CommandFailedError(str(error), hint="coldstart prefetch status") from error

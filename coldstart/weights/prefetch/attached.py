@@ -1,4 +1,4 @@
-"""A client's lease on the weights of one plan: wait for bytes, map files, and read statistics.
+"""Lease on a model's weights: wait for bytes, map their files, and query their state.
 
 Files are slices of a private mapping of the shared region, or mapped local files.
 """
@@ -18,28 +18,24 @@ from coldstart.weights.prefetch.layout import RegionLayout
 from coldstart.weights.prefetch.sources import is_local
 
 # A prefetcher that is overloaded must not keep its clients from their next source.
-RESPONSE_TIMEOUT_S = 30.0
+ANSWER_S = 30.0
 # A private writable mapping reserves memory for copies, and no client makes any.
 _FLAGS = mmap.MAP_PRIVATE | 0x4000  # MAP_NORESERVE; mmap defines it from Python 3.13
 
 
-class WeightsLease:
-    """A client's lease on the weights of one plan. A context manager, for one thread."""
+class Attached:
+    """Lease on the weights of one plan: a context manager, for one thread."""
 
     def __init__(self, channel: Channel, layout: RegionLayout, wanted: Iterable[int], source: str) -> None:
         self._channel, self._layout, self._wanted = channel, layout, frozenset(wanted)
         self._ready, self._failed = set[int](), dict[int, str]()
-        channel.socket.settimeout(RESPONSE_TIMEOUT_S)
+        channel.socket.settimeout(ANSWER_S)
         self._receive()
         channel.socket.settimeout(None)  # a source may be slow, so bytes have no limit
         self._directory, self._views = Path(source), dict[str, memoryview]()
-        self._region = (
-            None
-            if is_local(source)
-            else memoryview(_map_descriptor(channel.take_descriptor(), layout.total_bytes))
-        )
+        self._region = None if is_local(source) else memoryview(_map(channel.take_descriptor(), layout.total))
 
-    def map_file(self, name: str) -> memoryview:
+    def file(self, name: str) -> memoryview:
         """Return all bytes of a file, writable and privately mapped.
 
         Raises:
@@ -50,11 +46,9 @@ class WeightsLease:
         file = self._layout.files[name]
         if name not in self._views:
             if self._region is not None:
-                self._views[name] = self._region[file.region_offset : file.region_offset + file.size]
+                self._views[name] = self._region[file.base : file.base + file.size]
             elif file.size:
-                self._views[name] = memoryview(
-                    _map_descriptor(files.open_descriptor(self._directory / name), file.size)
-                )
+                self._views[name] = memoryview(_map(files.open_descriptor(self._directory / name), file.size))
             else:
                 self._views[name] = memoryview(b"")
         return self._views[name]
@@ -63,47 +57,45 @@ class WeightsLease:
         """Block until bytes [offset, offset + size) of `file` are fetched and verified.
 
         Raises:
-            PrefetchLostError: The prefetcher exited first.
-            PrefetchFailedError: The prefetcher cannot fetch some of the bytes.
+            PrefetchLostError: The prefetcher ended first.
+            PrefetchFailedError: The prefetcher stopped trying to fetch some of the bytes.
             PrefetchRefusedError: This lease did not request all of the bytes.
         """
         end, fits = offset + size, 0 <= offset <= offset + size <= self._layout.files[file].size
-        if not fits or not self._wanted.issuperset(
-            numbers := self._layout.find_covering_checks(file, offset, size)
-        ):
+        if not fits or not self._wanted.issuperset(numbers := self._layout.cover(file, offset, size)):
             raise PrefetchRefusedError(f"this client did not request bytes {offset} to {end} of {file}")
-        self._wait_for_checks(numbers)
+        self._await(numbers)
 
-    def wait_for_tensors(self, names: Collection[str] | None = None) -> None:
-        """Block until all bytes of the tensors `names` (None: all files) are available. Raises the errors of `wait`."""
-        numbers = self._layout.select_checks(names)
+    def complete(self, names: Collection[str] | None = None) -> None:
+        """Block until all bytes of the tensors (None: of all files) are available. Raises the errors of `wait`."""
+        numbers = self._layout.select(names)
         if not self._wanted.issuperset(numbers):
             raise PrefetchRefusedError("this client did not request all of the tensors")
         for number in numbers:
-            self._wait_for_checks((number,))
+            self._await((number,))
 
-    def read_stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Return the prefetcher's entry in `coldstart prefetch status`.
 
-        Byte counts are totals of this model over all clients. `began` and `ended` are seconds on CLOCK_MONOTONIC or None.
-        Raises PrefetchLostError.
+        The counts are bytes of this model, summed over all clients. `began` and `ended` are seconds on
+        CLOCK_MONOTONIC or None. Raises PrefetchLostError.
         """
         return dict(self._ask("status")["status"])
 
     def close(self) -> None:
-        """Release the lease. Mapped files stay readable while a view of them exists."""
+        """Release the lease; mapped files stay readable while a view of them exists."""
         self._channel.close()
         self._views.clear()
         self._region = None
 
-    def __enter__(self) -> WeightsLease:
+    def __enter__(self) -> Attached:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wait_for_checks(self, numbers: Collection[int]) -> None:
-        """Block until the checks with these numbers are ready. Raises the errors of `wait`."""
+    def _await(self, numbers: Collection[int]) -> None:
+        """Block until the checks are ready. Raises the errors of `wait`."""
         while not self._ready.issuperset(numbers):
             if failed := self._failed.keys() & set(numbers) - self._ready:
                 raise PrefetchFailedError(self._failed[min(failed)])
@@ -113,17 +105,14 @@ class WeightsLease:
         try:
             self._channel.send({"op": operation})
         except OSError as error:
-            raise PrefetchLostError("the prefetcher has exited") from error
+            raise PrefetchLostError("the prefetcher has ended") from error
         return self._receive()
 
     def _receive(self) -> dict[str, Any]:
-        """Return the next response, after recording the check states in it.
-
-        Raises PrefetchLostError or PrefetchRefusedError.
-        """
+        """Return the next answer, after a look at the states of checks in it. Raises the error that ends the connection."""
         answer = next(self._channel.iterate_replies(), None)
         if answer is None:
-            raise PrefetchLostError("the prefetcher has exited or does not respond")
+            raise PrefetchLostError("the prefetcher has ended or does not answer")
         if "refused" in answer:
             raise PrefetchRefusedError(str(answer["refused"]))
         for first, stop in answer.get("ready", ()):
@@ -132,7 +121,7 @@ class WeightsLease:
         return answer
 
 
-def _map_descriptor(descriptor: int, size: int) -> mmap.mmap:
+def _map(descriptor: int, size: int) -> mmap.mmap:
     try:
         return mmap.mmap(descriptor, size, flags=_FLAGS)
     finally:

@@ -1,8 +1,8 @@
 """Client of the prefetcher: attach to weights, start a fetch early, query the status.
 
-An open socket is the lease, and its end reports the exit of the other process. Bytes of `WeightsLease.map_file` are valid
-after `wait` has returned for them. The mapping is private, so no other process sees writes to it, and it outlives the
-prefetcher. This module imports only the standard library and coldstart.
+An open socket is the lease, and its end reports the death of the other side. Bytes of `Attached.file` are
+valid after `wait` returned for them. The mapping is private, so no other process sees what is written to it,
+and it outlives the prefetcher. This module uses only the standard library.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from coldstart.weights.prefetch import (
     PrefetchRefusedError,
     layout,
 )
-from coldstart.weights.prefetch.attached import RESPONSE_TIMEOUT_S, WeightsLease
-from coldstart.weights.prefetch.sources import compute_weights_name, normalize_address
+from coldstart.weights.prefetch.attached import ANSWER_S, Attached
+from coldstart.weights.prefetch.sources import name_weights, normalise
 
 __all__ = [
+    "Attached",
     "PrefetchError",
     "PrefetchFailedError",
     "PrefetchLostError",
     "PrefetchRefusedError",
-    "WeightsLease",
     "attach",
     "list_sockets",
-    "send_operation",
-    "set_fetch_rate",
+    "request",
+    "set_pace",
     "start_early",
 ]
 
@@ -64,30 +64,30 @@ def attach(
     names: Collection[str] | None = None,
     pace: PacedFetch | None = None,
     directory: Path | None = None,
-) -> WeightsLease:
+) -> Attached:
     """Take a lease on the weights of `plan` and request the tensors `names`.
 
-    For a local directory, the prefetcher also reads and verifies the files, but clients map the files themselves: the
-    page cache is the shared copy.
+    The prefetcher also reads and verifies the files of a local directory, but clients map the files
+    themselves: the page cache is the shared copy.
 
     Args:
         source: Local directory, http(s)://..., s3://bucket/prefix or hf://repo@revision.
         plan: Weights plan with digests.
         names: Tensors to fetch; None means all bytes of all files, in order.
-        pace: Name and rate limit of the fetch, which `set_fetch_rate` can change.
+        pace: Name and rate of the fetch, which `set_pace` can change.
         directory: Directory of the prefetcher's socket (default: the user's runtime directory).
 
     Raises:
         PrefetchRefusedError: The plan is invalid or exceeds the memory budget.
-        PrefetchLostError: The prefetcher exited.
+        PrefetchLostError: The prefetcher ended.
     """
-    plan_layout = layout.parse_layout(plan)
-    wanted, began = plan_layout.select_checks(names), monotonic()
+    plan_layout = layout.read(plan)
+    wanted, began = plan_layout.select(names), monotonic()
 
-    def ask() -> WeightsLease:
-        channel = _request_weights(source, plan, names, directory, pace)
+    def ask() -> Attached:
+        channel = _ask(source, plan, names, directory, pace)
         try:
-            return WeightsLease(channel, plan_layout, wanted, normalize_address(source))
+            return Attached(channel, plan_layout, wanted, normalise(source))
         except BaseException:
             channel.close()
             raise
@@ -96,12 +96,12 @@ def attach(
         # A prefetcher that is being killed may still accept a connection but not answer on it.
         with suppress(PrefetchLostError):
             return ask()
-        if monotonic() - began > RESPONSE_TIMEOUT_S:
+        if monotonic() - began > ANSWER_S:
             break
     try:
         return ask()
     except PrefetchLostError as error:
-        raise PrefetchLostError(f"{error}{_read_log(_locate_socket(source, plan, directory))}") from error
+        raise PrefetchLostError(f"{error}{_read_log(_place(source, plan, directory))}") from error
 
 
 def start_early(
@@ -112,40 +112,39 @@ def start_early(
     pace: PacedFetch | None = None,
     directory: Path | None = None,
 ) -> Channel:
-    """Start a fetch without waiting for it. Start a prefetcher if none runs.
+    """Start a fetch without waiting for the prefetcher, which is started if none runs.
 
-    This function returns within milliseconds. The lease ends when its bytes are fetched and another client has attached,
-    on `Channel.close()`, or when this process exits. Raises PrefetchError if no process can be started.
+    This function returns within milliseconds. The request ends when its bytes are fetched and another client
+    has attached, on `Channel.close()`, or with this process. Raises PrefetchError if no process can be started.
     """
-    return _request_weights(source, plan, names, directory, pace, early=True)
+    return _ask(source, plan, names, directory, pace, early=True)
 
 
-def set_fetch_rate(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
-    """Set the rate limit of a named fetch. Return {"rate", "bytes", "seconds", "limited", "ended"}, or None before it starts.
+def set_pace(pace: PacedFetch, *, directory: Path | None = None) -> dict[str, Any] | None:
+    """Set the rate of a named fetch; return {"rate", "bytes", "seconds", "limited", "ended"}, or None before it has begun.
 
-    `seconds` is the time from the first to the last byte, and `limited` is whether any rate limit applied so far. If the
-    fetch tried several sources, the values are those of the source that delivered the most bytes.
+    `seconds` is the time from the first to the last byte, and `limited` is whether any rate applied so far. Of a fetch that
+    tried several sources, the values are those of the source with the most bytes.
 
     Raises:
         PrefetchRefusedError: The prefetcher rejected the rate.
     """
-    answers = send_operation("pace", directory=directory, **asdict(pace))
+    answers = request("pace", directory=directory, **asdict(pace))
     if refused := [answer["refused"] for answer in answers if "refused" in answer]:
         raise PrefetchRefusedError(str(refused[0]))
     known = [dict(answer["pace"]) for answer in answers if answer["pace"] is not None]
     return max(known, key=lambda one: (one["bytes"], one["ended"]), default=None)
 
 
-def send_operation(operation: str, *, directory: Path | None = None, **more: Any) -> list[dict[str, Any]]:
+def request(operation: str, *, directory: Path | None = None, **more: Any) -> list[dict[str, Any]]:
     """Send an operation ("status", "stop" or "pace") to each running prefetcher and return the responses.
 
-    "stop" returns after the prefetchers have exited. A prefetcher that does not respond within RESPONSE_TIMEOUT_S seconds
-    is skipped.
+    "stop" returns after the prefetchers have ended. One that does not answer within ANSWER_S seconds counts as ended.
     """
     answers = list[dict[str, Any]]()
     for path in list_sockets(directory):
         with suppress(peers.PeerError, OSError), Channel(peers.connect(path)) as channel:
-            channel.socket.settimeout(RESPONSE_TIMEOUT_S)
+            channel.socket.settimeout(ANSWER_S)
             channel.send({"op": operation, **more})
             # A prefetcher that stops ends the connection.
             replies = (
@@ -160,21 +159,21 @@ def list_sockets(directory: Path | None = None) -> list[Path]:
     return sorted((directory or paths.runtime_dir()).glob("prefetch-*.socket"))
 
 
-def _encode_plan(plan: Mapping[str, Any]) -> bytes:
+def _encode(plan: Mapping[str, Any]) -> bytes:
     return json.dumps(plan, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _locate_socket(source: str, plan: Mapping[str, Any], directory: Path | None) -> Path:
-    """Return the socket path of the prefetcher for these weights. Raises PrefetchError."""
+def _place(source: str, plan: Mapping[str, Any], directory: Path | None) -> Path:
+    """Return the path of the socket of the prefetcher of these weights. Raises PrefetchError."""
     try:
         return (
             directory or paths.runtime_dir()
-        ) / f"prefetch-{compute_weights_name(normalize_address(source), _encode_plan(plan))}.socket"
+        ) / f"prefetch-{name_weights(normalise(source), _encode(plan))}.socket"
     except (ColdstartError, OSError) as error:
         raise PrefetchError(f"cannot find a directory for the prefetcher's socket: {error}") from error
 
 
-def _request_weights(
+def _ask(
     source: str,
     plan: Mapping[str, Any],
     names: Collection[str] | None,
@@ -186,25 +185,23 @@ def _request_weights(
     environment = {key: value for key, value in os.environ.items() if key.startswith(_HANDED_ON)}
     message = {
         "op": "attach",
-        "source": normalize_address(source),
+        "source": normalise(source),
         "environment": environment,
         "pace": None if pace is None else asdict(pace),
         "early": early,
         "events": EVENTS_VARIABLE.read() or None,
     }
-    path = _locate_socket(source, plan, directory)
+    path = _place(source, plan, directory)
     try:
         channel = Channel(peers.connect(path))
     except peers.PeerError:
         channel = Channel(_spawn(path))  # which is not waited for
-    body = create_sealed_memfd(
-        json.dumps(None if names is None else list(names)).encode(), _encode_plan(plan)
-    )
+    body = create_sealed_memfd(json.dumps(None if names is None else list(names)).encode(), _encode(plan))
     try:
         channel.send(message, (body,))
     except OSError as error:
         channel.close()
-        raise PrefetchLostError("the prefetcher has exited") from error
+        raise PrefetchLostError("the prefetcher has ended") from error
     finally:
         os.close(body)
     return channel
@@ -236,7 +233,7 @@ def _spawn(path: Path) -> socket.socket:
 
 
 def _read_log(path: Path) -> str:
-    """Return the last line of an exited prefetcher's log, to append to an error; "" if the log is empty."""
+    """Return the last line of the ended prefetcher's log to append to an error; "" if the log is empty."""
     with suppress(OSError):
         if lines := path.with_suffix(".log").read_text(errors="replace").splitlines():
             return f"; its log ends: {lines[-1]}"

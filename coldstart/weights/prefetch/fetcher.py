@@ -1,10 +1,10 @@
-"""Fetch of the weights of one source and plan: the streams that serve all leases, and the shared memory that they fill.
+"""Fetch of the weights of one source and plan: the streams that serve all leases, and the memory that they fill.
 
-Each stream is a thread. It takes the next run of checks, reads and verifies its bytes, writes them to the shared memory
-and records the result. Unverified bytes stay in the thread's own buffer.
+Each stream is a thread: it takes the next run of checks, reads and verifies its bytes, writes them to the shared memory and
+records the result. Unverified bytes stay in the thread's own buffer.
 
-Invariant: leases never request more bytes than the memory budget. A request that does not fit is rejected before any of
-its bytes are fetched.
+Invariant: the bytes that leases requested are at most the memory budget. A request that does not fit is rejected before any of
+its bytes are planned.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import msgspec
 from coldstart.weights.prefetch import PrefetchRefusedError, layout
 from coldstart.weights.prefetch.http_source import open_http
 from coldstart.weights.prefetch.layout import Check, SharedRegion
-from coldstart.weights.prefetch.paces import FetchRateLimit
-from coldstart.weights.prefetch.schedule import CheckBoard, CheckState, Lease
+from coldstart.weights.prefetch.paces import FetchPace
+from coldstart.weights.prefetch.schedule import Board, CheckState, Lease
 from coldstart.weights.prefetch.sources import (
     LocalSource,
     ObjectSource,
@@ -32,12 +32,12 @@ from coldstart.weights.prefetch.sources import (
     SourceTooSlowError,
     SourceUnavailableError,
     SourceUnusableError,
-    compute_weights_name,
     is_local,
-    redact_address,
+    name_weights,
+    redact,
 )
 
-MAX_WRONG_FETCHES = 3
+MAX_WRONG = 3
 MAX_READS = 64
 """Maximum number of requests for one run of checks."""
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 2.0
@@ -45,7 +45,7 @@ _ERRORS_KEPT = 20
 
 
 class WrongBytesError(Exception):
-    """Fetched bytes of the check `number` do not match the plan. The message names the file, and the tensor or byte range."""
+    """Fetched bytes of the check `number` do not match the plan; the message names the file, and the tensor or the bytes."""
 
     def __init__(self, number: int, check: Check) -> None:
         what = f"there are wrong bytes in bytes {check.start} to {check.end}"
@@ -56,11 +56,11 @@ class WrongBytesError(Exception):
 
 
 class NoMemoryError(RuntimeError):
-    """The machine has too little memory for the fetched bytes."""
+    """The machine has too little memory for the fetched bytes; the source works."""
 
 
 def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
-    """Open a source for one stream. `environment` has the client's credentials. Raises SourceUnusableError."""
+    """Open a source for one stream; `environment` has the client's credentials. Raises SourceUnusableError."""
     if address.startswith("s3://"):
         return ObjectSource(address, environment)
     return LocalSource(Path(address)) if is_local(address) else open_http(address, environment)
@@ -68,55 +68,55 @@ def open_source(address: str, environment: Mapping[str, str]) -> RangeSource:
 
 @dataclass(eq=False)
 class _Job:
-    """Fetch of the consecutive checks `run` of one file. `request` is the number of client requests so far."""
+    """Fetch of the checks `run`, which follow each other in one file, after `request` requests of clients."""
 
     run: range
-    pace: FetchRateLimit
+    pace: FetchPace
     environment: Mapping[str, str]
     request: int
     received: int = 0
 
-    def count_received(self, size: int) -> None:
+    def count(self, size: int) -> None:
         """Count `size` received bytes, and wait for the rate limit."""
         self.received += size
-        self.pace.wait_for_tokens(size)
+        self.pace.take(size)
 
 
 class Fetcher:
-    """Fetch of the weights of a plan. `region` is None for a local directory, which uses the page cache.
+    """Fetch of the weights of a plan; `region` is None for a local directory, which has the page cache.
 
-    `changed` is the lock of all this state and is notified of each change. Callers of a method hold it.
+    `changed` is the lock of all this state, and is notified of each change. The caller of a method holds it.
     """
 
     def __init__(
         self, address: str, plan: bytes, changed: Condition, *, streams: int, budget: int, patience_s: float
     ) -> None:
-        """Parse the plan. No byte is fetched or allocated before the first lease.
+        """Read the plan. No byte is fetched or allocated before the first lease.
 
         Args:
-            address: Normalized source.
+            address: Normalised source.
             plan: Weights plan as JSON.
             changed: Lock of the state.
-            streams: Parallel streams per rate limit, so that a slow fetch does not delay others.
-            budget: Maximum number of bytes that leases may request.
-            patience_s: Time in seconds for which an unresponsive source is retried.
+            streams: Parallel streams of the fetches of one pace, so that a slow fetch delays no other.
+            budget: Most bytes that leases may request.
+            patience_s: Seconds for which a source is retried that does not answer.
 
         Raises:
             PrefetchRefusedError: The plan is invalid, or the kernel has no shared memory for it.
         """
         try:
-            self.layout = layout.parse_layout(msgspec.json.decode(plan, type=dict[str, Any]))
+            self.layout = layout.read(msgspec.json.decode(plan, type=dict[str, Any]))
         except (msgspec.MsgspecError, RecursionError) as error:
             raise PrefetchRefusedError(f"the weights plan is malformed: {error}") from error
-        self.address, self.key, self.changed = address, compute_weights_name(address, plan), changed
+        self.address, self.key, self.changed = address, name_weights(address, plan), changed
         try:
-            self.region = None if is_local(address) else SharedRegion(self.layout.total_bytes)
+            self.region = None if is_local(address) else SharedRegion(self.layout.total)
         except OSError as error:
             raise PrefetchRefusedError(
-                f"cannot create shared memory of {self.layout.total_bytes} bytes: {error.strerror}"
+                f"cannot create shared memory of {self.layout.total} bytes: {error.strerror}"
             ) from error
         self.streams, self.budget, self._patience_s = streams, budget, patience_s
-        self.board, self.leases = CheckBoard(self.layout), dict[Lease, FetchRateLimit]()
+        self.board, self.leases = Board(self.layout), dict[Lease, FetchPace]()
         self._early, self._is_taken = set[Lease](), False
         self._environment: Mapping[str, str] = {}
         self._requests, self._wrong = 0, Counter[int]()
@@ -124,12 +124,12 @@ class Fetcher:
         self._ended: float | None = None
         self._errors: deque[str] = deque(maxlen=_ERRORS_KEPT)
         self._fetched = self._refetched = 0
-        self._reset_outage()
+        self._expect_answer()
 
-    def add_lease(
+    def lease(
         self,
         names: Sequence[str] | None,
-        pace: FetchRateLimit,
+        pace: FetchPace,
         environment: Mapping[str, str],
         *,
         background: bool = False,
@@ -142,54 +142,54 @@ class Fetcher:
         Raises:
             PrefetchRefusedError: The plan lacks a tensor, or all leases would need more than the memory budget.
         """
-        wanted = self.layout.select_checks(names)
+        wanted = self.layout.select(names)
         new = self.board.list_new(wanted)
-        needed = self.board.wanted_bytes + self.layout.count_bytes(new)
+        needed = self.board.wanted_bytes + self.layout.size(new)
         if self.region is not None and new and needed > self.budget:
             raise PrefetchRefusedError(
                 f"the request needs {needed} bytes, but the prefetcher may hold {self.budget} "
                 "(coldstart prefetch stop, then set COLDSTART_PREFETCH_MEMORY_BYTES)"
             )
         self._environment, self._requests = environment, self._requests + 1
-        self._reset_outage()
-        self._wrong -= Counter(dict.fromkeys(wanted, MAX_WRONG_FETCHES))
-        self.board.request_checks(wanted)
+        self._expect_answer()
+        self._wrong -= Counter(dict.fromkeys(wanted, MAX_WRONG))
+        self.board.request(wanted)
         if self.region is not None and new:
             self.region.allocate(self.layout.checks[number] for number in new)
         lease = Lease(wanted, background=background)
         self.leases[lease] = pace
         self._early |= {lease} if early else set()
         self._is_taken |= not early
-        self._end_early_leases()
+        self._end_early()
         while pace.streams < self.streams and self.board.is_unfinished(lease):
             pace.streams += 1
-            Thread(target=self._run_stream, args=(pace,), name="stream", daemon=True).start()
+            Thread(target=self._stream, args=(pace,), name="stream", daemon=True).start()
         self.changed.notify_all()
         return lease
 
-    def release_lease(self, lease: Lease) -> None:
-        """End a lease. Its bytes remain in memory."""
+    def release(self, lease: Lease) -> None:
+        """End a lease; its bytes remain."""
         if (pace := self.leases.pop(lease, None)) is not None:
-            pace.has_served_lease |= not self.board.is_unfinished(lease)
+            pace.served |= not self.board.is_unfinished(lease)
         self._early.discard(lease)
         self.changed.notify_all()
 
-    def has_ended(self, pace: FetchRateLimit) -> bool:
-        """Return whether a lease with this rate limit received all its bytes, and no lease with it waits for any."""
+    def has_ended(self, pace: FetchPace) -> bool:
+        """Return whether a lease of this pace has received all the bytes that it requested, and none waits for any."""
         waits = [self.board.is_unfinished(lease) for lease, own in self.leases.items() if own is pace]
-        return not any(waits) and (bool(waits) or pace.has_served_lease)
+        return not any(waits) and (bool(waits) or pace.served)
 
-    def describe(self) -> dict[str, Any]:
-        """Return the source, byte counts, errors, and the times of the first and last byte in seconds on CLOCK_MONOTONIC."""
+    def document(self) -> dict[str, Any]:
+        """Return the source, the bytes, the errors, and the times of the first and last byte in seconds on CLOCK_MONOTONIC."""
         seconds, wanted = (self._ended or 0.0) - (self._began or 0.0), self.board.wanted_bytes
         return {
-            "source": redact_address(self.address),
+            "source": redact(self.address),
             "key": self.key,
             "streams": self.streams,
             "leases": len(self.leases),
             "budget_bytes": self.budget,
             "total_bytes": sum(file.size for file in self.layout.files.values()),
-            "memory_bytes": 0 if self.region is None else max(wanted, self.region.allocated_bytes),
+            "memory_bytes": 0 if self.region is None else max(wanted, self.region.allocated),
             "bytes_per_s": round(self._fetched / seconds) if seconds > 0 else None,
             "wanted_bytes": wanted,
             "ready_bytes": self.board.ready_bytes,
@@ -200,24 +200,24 @@ class Fetcher:
             "errors": list(self._errors),
         }
 
-    def record_error(self, error: str) -> None:
-        """Append an error for `describe`, unless it repeats the previous one."""
+    def note(self, error: str) -> None:
+        """Append an error for `document`, unless it repeats the previous one."""
         if not self._errors or self._errors[-1] != error:
             self._errors.append(error)
 
-    def _end_early_leases(self) -> None:
+    def _end_early(self) -> None:
         for lease in [*self._early] if self._is_taken else ():
             if not self.board.is_unfinished(lease):
-                self.release_lease(lease)
+                self.release(lease)
 
     # Streams. These three are called without the lock.
 
-    def _run_stream(self, pace: FetchRateLimit) -> None:
-        """Fetch until no lease with this rate limit waits for bytes."""
-        space = memoryview(bytearray(min(self.layout.chunk, self.layout.total_bytes)))
+    def _stream(self, pace: FetchPace) -> None:
+        """Fetch until no lease of this pace waits for bytes."""
+        space = memoryview(bytearray(min(self.layout.chunk, self.layout.total)))
         source: RangeSource | None = None
         opened: Mapping[str, str] | None = None
-        while (job := self._wait_for_job(pace)) is not None:
+        while (job := self._take(pace)) is not None:
             failure: Exception | None = None
             try:
                 if source is not None and opened != job.environment:
@@ -229,24 +229,24 @@ class Fetcher:
             except Exception as error:  # noqa: BLE001 - `_settle` decides about every error
                 failure = error
             with self.changed:
-                self._record_result(job, failure)
-                self._end_early_leases()
+                self._settle(job, failure)
+                self._end_early()
                 self.changed.notify_all()
         if source is not None:
             source.close()
 
-    def _wait_for_job(self, pace: FetchRateLimit) -> _Job | None:
-        """Wait for a run of checks to fetch. Return None if no lease with this rate limit waits for bytes."""
+    def _take(self, pace: FetchPace) -> _Job | None:
+        """Wait for a run of checks to fetch; return None if no lease of this pace waits for bytes."""
         with self.changed:
             while any(own is pace and self.board.is_unfinished(one) for one, own in self.leases.items()):
                 delay_s = self._retry_at - monotonic()
                 run = (
-                    self.board.pick_run(self.leases, lambda one: self.leases[one] is pace)
+                    self.board.pick(self.leases, lambda one: self.leases[one] is pace)
                     if delay_s <= 0
                     else None
                 )
                 if run is not None:
-                    self.board.set_state(run, CheckState.BUSY)
+                    self.board.mark(run, CheckState.BUSY)
                     self._began = self._began or monotonic()
                     return _Job(run, pace, self._environment, self._requests)
                 self.changed.wait(delay_s if delay_s > 0 else None)
@@ -263,10 +263,10 @@ class Fetcher:
             # Each connection may end after a byte, which its own limit of time does not notice.
             if (reads := reads + 1) > MAX_READS:
                 raise SourceTooSlowError(
-                    f"{file.name} arrives too slowly: {filled} bytes within {MAX_READS} requests"
+                    f"{file.name} arrives too slowly: {filled} bytes in {MAX_READS} requests"
                 )
             try:
-                filled += source.read(file.name, file.size, start + filled, data[filled:], job.count_received)
+                filled += source.read(file.name, file.size, start + filled, data[filled:], job.count)
                 idle = 0
             except SourceUnavailableError as error:
                 # Retry once at once: the server may have closed a reused connection.
@@ -278,33 +278,31 @@ class Fetcher:
                 raise WrongBytesError(number, check)
         if self.region is not None:
             try:
-                self.region.write(file.region_offset + start, data)
+                self.region.write(file.base + start, data)
             except OSError as error:
                 raise NoMemoryError(f"no memory for {file.name} at {start}: {error.strerror}") from error
 
     # Results of jobs.
 
-    def _record_result(self, job: _Job, error: Exception | None) -> None:
+    def _settle(self, job: _Job, error: Exception | None) -> None:
         self._fetched += job.received
         if error is None:
-            self.board.set_state(job.run, CheckState.READY)
+            self.board.mark(job.run, CheckState.READY)
             self._ended = monotonic()
-            self._reset_outage()
+            self._expect_answer()
             return
-        self.board.set_state(job.run, CheckState.IDLE)
+        self.board.mark(job.run, CheckState.IDLE)
         self._refetched += job.received
         if job.request != self._requests:
             return  # a client has attached since, perhaps with other credentials
         if isinstance(error, SourceUnavailableError) and self._delay_retry():
-            self.record_error(str(error))
+            self.note(str(error))
         elif isinstance(error, WrongBytesError):
             self._wrong[error.number] += 1
-            if self._wrong[error.number] < MAX_WRONG_FETCHES:
-                self.record_error(f"{error}; fetched again")
+            if self._wrong[error.number] < MAX_WRONG:
+                self.note(f"{error}; fetched again")
             else:
-                self._fail(
-                    [error.number], f"{error}, {MAX_WRONG_FETCHES} times, from {redact_address(self.address)}"
-                )
+                self._fail([error.number], f"{error}, {MAX_WRONG} times, from {redact(self.address)}")
         elif isinstance(error, NoMemoryError):
             self._fail(self.board.list_idle(), str(error))
         else:
@@ -313,19 +311,19 @@ class Fetcher:
                 numbers = self.board.list_idle()
             elif isinstance(error, SourceUnusableError | OSError):
                 numbers = self.board.list_idle(self.layout.checks[job.run.start].file.checks)
-            self._fail(numbers, f"{redact_address(self.address)}: {error}")
+            self._fail(numbers, f"{redact(self.address)}: {error}")
 
     def _fail(self, numbers: Iterable[int], reason: str) -> None:
-        self.record_error(reason)
-        self.board.set_state(numbers, CheckState.FAILED, reason)
+        self.note(reason)
+        self.board.mark(numbers, CheckState.FAILED, reason)
 
-    def _reset_outage(self) -> None:
-        """Reset the retry state: the source works, or has new credentials."""
+    def _expect_answer(self) -> None:
+        """Forget an outage of the source: it works, or has new credentials."""
         self._down_since: float | None = None
         self._retry_at, self._delay_s = 0.0, _FIRST_DELAY_S
 
     def _delay_retry(self) -> bool:
-        """Delay the next attempt after a failure. Return False if the source has failed for `patience_s`."""
+        """Delay the next attempt after a failed one; return False if the source failed for the time of patience."""
         now = monotonic()
         self._down_since = now if self._down_since is None else self._down_since
         if now >= self._retry_at:  # count one outage once, although each stream reports it

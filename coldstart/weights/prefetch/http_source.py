@@ -1,6 +1,6 @@
-"""Read byte ranges over HTTP(S) into the caller's buffer (RFC 9110, section 14): HTTP servers and the Hugging Face Hub.
+"""Byte ranges over HTTP(S), read into the caller's buffer (RFC 9110, section 14): HTTP servers and the Hugging Face Hub.
 
-Credentials go only to the origin that they belong to, never to the target of a redirect and never in clear text.
+Credentials go only to the origin that they belong to: never to the target of a redirect, and never in clear text.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from coldstart.artifacts.net.http_client import ForbiddenError, RemoteUnreachabl
 from coldstart.artifacts.net.origin import parse_origin
 from coldstart.contract.environment import HF_ENDPOINT, HF_TOKEN, PREFETCH_TOKEN
 from coldstart.weights.prefetch.sources import (
-    ReceivedCallback,
+    Count,
     SourceTooSlowError,
     SourceUnavailableError,
     SourceUnusableError,
-    redact_address,
+    redact,
 )
 
 _HUB = "https://huggingface.co"
@@ -26,9 +26,9 @@ _PASSING = {408, 425, 429, 500, 502, 503, 504}
 
 
 def open_http(address: str, environment: Mapping[str, str]) -> HttpSource:
-    """Open http(s)://... or hf://owner/name@revision. `environment` has the credentials. Raises SourceUnusableError."""
+    """Open http(s)://... or hf://owner/name@revision; `environment` has the credentials. Raises SourceUnusableError."""
     if not address.startswith("hf://"):
-        return HttpSource(address, build_auth_headers(address, environment))
+        return HttpSource(address, headers(address, environment))
     from huggingface_hub import get_token, hf_hub_url
 
     repository, _, revision = address.partition("://")[2].partition("@")
@@ -41,11 +41,11 @@ def open_http(address: str, environment: Mapping[str, str]) -> HttpSource:
     )
 
 
-def build_auth_headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
+def headers(address: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the Authorization header: user:password@ of the address, else the bearer token of the environment.
 
-    The token is not bound to one source, so it is omitted if it would be sent over plain HTTP. A password in the address
-    is meant for this source.
+    The token is not bound to one source, so it is omitted where it would be sent over plain HTTP. A password
+    in the address is meant for this source.
 
     Raises:
         SourceUnusableError: A password would be sent over plain HTTP.
@@ -55,7 +55,7 @@ def build_auth_headers(address: str, environment: Mapping[str, str]) -> dict[str
     if parts.username:
         if not safe:
             raise SourceUnusableError(
-                f"cannot send a password to {redact_address(address)} without TLS: use https://"
+                f"cannot send a password to {redact(address)} without TLS: use https://"
             )
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         return {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
@@ -64,9 +64,9 @@ def build_auth_headers(address: str, environment: Mapping[str, str]) -> dict[str
 
 
 class HttpSource:
-    """Files below a base address, or at the address that `locate` returns.
+    """Files below a base address, or at the address that `locate` returns (RFC 9110, section 14).
 
-    A server must answer a range request with status 206 and the requested Content-Range.
+    A server that supports ranges answers 206 with the requested Content-Range; any other response is not accepted as weights.
     """
 
     def __init__(
@@ -79,33 +79,33 @@ class HttpSource:
         self._moved: dict[str, str] = {}
         self._client = http_client.HttpClient()
 
-    def read(self, name: str, size: int, start: int, buffer: memoryview, count: ReceivedCallback) -> int:
-        """Read bytes of a file, as specified by RangeSource."""
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
+        """Implement RangeSource."""
         first, filled = self._locate(name), 0
         try:
-            with self._request_range(name, first, start, start + len(buffer)) as answer:
-                if wrong := _find_header_error(answer.headers, size, start, start + len(buffer)):
-                    raise SourceUnusableError(f"{redact_address(answer.url)} {wrong}")
+            with self._ask(name, first, start, start + len(buffer)) as answer:
+                if wrong := _find_fault(answer.headers, size, start, start + len(buffer)):
+                    raise SourceUnusableError(f"{redact(answer.url)} {wrong}")
                 while filled < len(buffer) and (got := answer.readinto(buffer[filled:])):
                     filled += got
                     count(got)
         except http_client.SlowServerError as error:
-            raise SourceTooSlowError(f"{redact_address(first)}: {error.message}") from error
+            raise SourceTooSlowError(f"{redact(first)}: {error.message}") from error
         except RemoteUnreachableError as error:
             if not filled:
-                raise SourceUnavailableError(f"{redact_address(first)}: {error.message}") from error
+                raise SourceUnavailableError(f"{redact(first)}: {error.message}") from error
         except ForbiddenError as error:
             raise SourceUnusableError(error.message) from error
         if not filled:
-            raise SourceUnavailableError(f"{redact_address(first)}: the response is empty")
+            raise SourceUnavailableError(f"{redact(first)}: the response is empty")
         return filled
 
     def close(self) -> None:
-        """Close the connections."""
+        """Implement RangeSource."""
         self._client.close()
 
-    def _request_range(self, name: str, first: str, start: int, end: int) -> http_client.HttpResponse:
-        """Request bytes [start, end) and return the response with status 206. Later requests skip its redirects."""
+    def _ask(self, name: str, first: str, start: int, end: int) -> http_client.HttpResponse:
+        """Request bytes [start, end) and return the response with status 206; later requests skip its redirects."""
         secret = http_client.Secret(parse_origin(first), self._headers) if self._headers else None
         wanted = {"Range": f"bytes={start}-{end - 1}"}
         answer = self._client.request("GET", self._moved.get(name, first), headers=wanted, secret=secret)
@@ -116,20 +116,18 @@ class HttpSource:
         known, status = self._moved.pop(name, first), answer.status
         # A signed address expires: ask its origin for a new one.
         if known != first or status in _PASSING:
-            raise SourceUnavailableError(f"{redact_address(first)} returned HTTP status {status}")
+            raise SourceUnavailableError(f"{redact(first)} answers {status}")
         if status == 200:
             raise SourceUnusableError(
-                f"{redact_address(first)} does not support byte ranges (it returned 200 for a range request)"
+                f"{redact(first)} does not serve byte ranges (it answers 200 to a range request)"
             )
         unsent = not self._headers and not parse_origin(first).can_receive_secrets and status in (401, 403)
         hint = f"; over plain HTTP no {PREFETCH_TOKEN} is sent" if unsent else ""
-        raise SourceUnusableError(
-            f"{redact_address(first)} returned HTTP status {status} {answer.reason}{hint}"
-        )
+        raise SourceUnusableError(f"{redact(first)} answers {status} {answer.reason}{hint}")
 
 
-def _find_header_error(given: Mapping[str, str], size: int, start: int, end: int) -> str:
-    """Return why the headers of a 206 response do not match bytes [start, end) of the file; "" if they match."""
+def _find_fault(given: Mapping[str, str], size: int, start: int, end: int) -> str:
+    """Return why the headers of a response with status 206 are not those of bytes [start, end) of a file; "" if they are."""
     unit, _, rest = given.get("Content-Range", "").partition(" ")
     span, _, total = rest.partition("/")
     if unit != "bytes" or span != f"{start}-{end - 1}":

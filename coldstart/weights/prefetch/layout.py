@@ -1,7 +1,7 @@
-"""Layout of a checkpoint in shared memory: the offset of each file, and all checks.
+"""Shared region of a checkpoint: its memory, the offset of each file in it, and all checks.
 
-A check is a byte range of one file with a digest. Checks are numbered in the order of files and bytes, and client and
-prefetcher refer to bytes by these numbers. Every byte belongs to one check, and each tensor consists of complete checks.
+A check is a range of bytes of one file with a digest. Checks are numbered in the order of files and bytes, and client and
+prefetcher name bytes by these numbers. Invariant: every byte belongs to one check, and each tensor consists of complete checks.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 @dataclass(frozen=True, slots=True)
 class RegionFile:
-    """File of `size` bytes at `region_offset`, with the numbers of its checks and the names of its tensors."""
+    """One file of `size` bytes: its offset `base` in the region, the numbers of its checks, and its tensors' names."""
 
     name: str
     size: int
-    region_offset: int
+    base: int
     checks: range
     tensors: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Bytes [start, end) of a file with their SHA-256, and the tensor that they belong to, if any."""
+    """Bytes [start, end) of a file with their SHA-256; `tensor` is their tensor, if they have one."""
 
     file: RegionFile
     start: int
@@ -49,19 +49,19 @@ class Check:
 
 @dataclass(frozen=True)
 class RegionLayout:
-    """Layout of a valid plan. `total_bytes` is the size of the region, and `tensors` has the check numbers of each tensor."""
+    """Layout of a valid plan; `total` is the size of the region in bytes, `tensors` has the numbers of a tensor's checks."""
 
     chunk: int
     files: Mapping[str, RegionFile]
     checks: tuple[Check, ...]
     tensors: Mapping[str, range]
-    total_bytes: int
+    total: int
 
-    def select_checks(self, names: Collection[str] | None) -> list[int]:
-        """Return the sorted check numbers of the tensors `names`; None means all.
+    def select(self, names: Collection[str] | None) -> list[int]:
+        """Return the numbers of the checks of the tensors `names`, in order; None means all.
 
-        If all tensors of a file are requested, its header is included. Raises PrefetchRefusedError if the plan lacks a
-        tensor.
+        A file whose tensors are all requested is included with its header. Raises PrefetchRefusedError if the
+        plan lacks a tensor.
         """
         if names is None:
             return list(range(len(self.checks)))
@@ -73,31 +73,31 @@ class RegionLayout:
                 chosen.update(file.checks)
         return sorted(chosen)
 
-    def find_covering_checks(self, file: str, offset: int, size: int) -> range:
+    def cover(self, file: str, offset: int, size: int) -> range:
         """Return the numbers of the checks with any of the bytes [offset, offset + size) of a file."""
         numbers, end = self.files[file].checks, offset + size
         if size == 0:
             return range(0)
-        first = bisect_right(self.checks, offset, numbers.start, numbers.stop, key=_get_start) - 1
-        return range(first, bisect_left(self.checks, end, numbers.start, numbers.stop, key=_get_start))
+        first = bisect_right(self.checks, offset, numbers.start, numbers.stop, key=_start) - 1
+        return range(first, bisect_left(self.checks, end, numbers.start, numbers.stop, key=_start))
 
-    def count_bytes(self, numbers: Iterable[int]) -> int:
-        """Return the total bytes of the checks with these numbers."""
+    def size(self, numbers: Iterable[int]) -> int:
+        """Return the number of bytes of these checks."""
         return sum(self.checks[number].end - self.checks[number].start for number in numbers)
 
 
-def _get_start(check: Check) -> int:
+def _start(check: Check) -> int:
     return check.start
 
 
-def parse_layout(document: Mapping[str, Any]) -> RegionLayout:
-    """Return the layout of a weights plan.
+def read(document: Mapping[str, Any]) -> RegionLayout:
+    """Return the layout of a plan that `coldstart.weights.weights_plan.plan` built.
 
     Raises:
         PrefetchRefusedError: The plan is malformed, empty or without digests.
     """
     try:
-        plan = checkpoint.parse_checkpoint(document)
+        plan = checkpoint.parse(document)
     except checkpoint.InvalidWeightsPlanError as error:
         raise PrefetchRefusedError(f"the weights plan is malformed: {error}") from error
     total, checks, files, tensors = 0, list[Check](), dict[str, RegionFile](), dict[str, range]()
@@ -108,7 +108,7 @@ def parse_layout(document: Mapping[str, Any]) -> RegionLayout:
         names = frozenset(tensor.name for tensor in file.tensors)
         files[file.name] = placed = RegionFile(file.name, file.size, total, numbers, names)
         tensors |= dict.fromkeys(names, range(0))
-        for (start, end, tensor), digest in zip(file.iterate_spans(plan.chunk), file.chunks, strict=True):
+        for (start, end, tensor), digest in zip(file.spans(plan.chunk), file.chunks, strict=True):
             if tensor is not None:
                 before = tensors[tensor.name] or range(len(checks), 0)
                 tensors[tensor.name] = range(before.start, len(checks) + 1)
@@ -122,11 +122,11 @@ def parse_layout(document: Mapping[str, Any]) -> RegionLayout:
 
 
 class SharedRegion:
-    """Shared memory (a memfd), which the kernel frees when the last process that uses it closes it or exits.
+    """Shared memory of `total` bytes: a memfd, which the kernel frees when its last holder closes it or dies.
 
-    Writers use pwrite and do not map the region: a page is allocated without a fault and contains only verified bytes. A
-    thread allocates pages before they are written (the benchmarks' RESULTS has the cost of the first access). Raises
-    OSError if the kernel cannot create a memfd.
+    Writers use pwrite and do not map the region: a page is allocated without a fault and holds only verified bytes.
+    A thread allocates pages before they are written (the benchmarks' RESULTS has the cost of the first touch).
+    Raises OSError if the kernel cannot create a memfd.
     """
 
     def __init__(self, total: int) -> None:
@@ -136,12 +136,12 @@ class SharedRegion:
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, _SEALS)
 
     @property
-    def allocated_bytes(self) -> int:
+    def allocated(self) -> int:
         """Return the number of allocated bytes."""
         return os.fstat(self._descriptor).st_blocks * 512
 
-    def open_reader(self) -> int:
-        """Open a read-only descriptor of the region. The caller closes it."""
+    def reader(self) -> int:
+        """Return a read-only descriptor of the region; the caller closes it."""
         return os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -152,7 +152,7 @@ class SharedRegion:
 
     def allocate(self, checks: Iterable[Check]) -> None:
         """Allocate the pages of these checks in the background."""
-        spans = [(check.file.region_offset + check.start, check.end - check.start) for check in checks]
+        spans = [(check.file.base + check.start, check.end - check.start) for check in checks]
         threading.Thread(target=self._allocate, args=(spans,), name="allocator", daemon=True).start()
 
     def _allocate(self, spans: Iterable[tuple[int, int]]) -> None:

@@ -1,8 +1,8 @@
 """Rate limit of a fetch: a token bucket that several streams share and whose rate can change while they read.
 
-A reader takes tokens for bytes that it has received, and then waits. Meanwhile its connection's buffer fills, and TCP
-slows the source down. In any t seconds, at most rate * (t + BURST_S) bytes pass, plus the chunk that each stream has just
-received.
+A reader takes tokens after it received bytes, and then waits. While it waits, its connection's buffer fills
+and TCP slows the source down. Invariant: in any t seconds at most rate * (t + BURST_S) bytes pass, plus the
+chunk that each stream has just received.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ BURST_S = 0.1
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Token bucket. `rate` is in bytes/s, None for no limit.
+    """Token bucket; `rate` is in bytes/s, None for no limit.
 
-    `level` is the number of bytes that may pass at time `now` (seconds). It is negative after too many bytes.
+    `level` is the number of bytes that may pass at time `now`; it is negative after too many bytes.
     """
 
     rate: float | None
     now: float = 0.0
     level: float = 0.0
 
-    def take_tokens(self, size: int, now: float) -> None:
+    def take(self, size: int, now: float) -> None:
         """Take tokens for `size` received bytes."""
-        self._refill(now)
+        self._fill(now)
         if self.rate is not None:
             self.level -= size
 
-    def set_rate(self, rate: float | None, now: float) -> None:
-        """Set the rate in bytes/s. A negative level is refilled at the new rate."""
-        self._refill(now)
+    def change(self, rate: float | None, now: float) -> None:
+        """Set the rate; a negative level is refilled at the new rate."""
+        self._fill(now)
         self.rate = rate
-        self._refill(now)
+        self._fill(now)
 
-    def compute_wait_s(self, now: float) -> float:
+    def wait_s(self, now: float) -> float:
         """Return the time in seconds until the level is at least 0."""
-        self._refill(now)
+        self._fill(now)
         return 0.0 if self.rate is None or self.level >= 0 else -self.level / self.rate
 
-    def _refill(self, now: float) -> None:
+    def _fill(self, now: float) -> None:
         if self.rate is None:
             self.level = 0.0
         else:
@@ -52,37 +52,37 @@ class TokenBucket:
         self.now = now
 
 
-class FetchRateLimit:
-    """Rate limit of one fetch, shared by all its leases.
+class FetchPace:
+    """Rate limit of one fetch, shared by all leases of the fetch.
 
-    `limited` is whether a rate applied to any byte so far. `has_served_lease` is whether a lease that ended had received
-    all its bytes. `streams` is the number of streams that use this limit.
+    `limited` is whether a rate applied to any byte so far. `served` is whether a lease that has ended received all the bytes
+    that it requested. `streams` is the number of streams that fetch with this pace.
     """
 
     def __init__(self, rate: float | None) -> None:
         self._bucket, self._changed = TokenBucket(rate, monotonic()), Condition()
-        self._bytes, self.streams, self.limited, self.has_served_lease = 0, 0, False, False
+        self._bytes, self.streams, self.limited, self.served = 0, 0, False, False
         self._first = self._last = 0.0
 
-    def set_rate(self, rate: float | None) -> None:
-        """Set the rate in bytes/s, also for streams that are waiting."""
+    def change(self, rate: float | None) -> None:
+        """Set the rate, also for streams that wait now."""
         with self._changed:
-            self._bucket.set_rate(rate, monotonic())
+            self._bucket.change(rate, monotonic())
             self._changed.notify_all()
 
-    def wait_for_tokens(self, size: int) -> None:
+    def take(self, size: int) -> None:
         """Take tokens for `size` received bytes and wait for the rate limit."""
         now = monotonic()
         with self._changed:
             self._first = self._first or now
             self._bytes, self._last = self._bytes + size, now
             self.limited = self.limited or self._bucket.rate is not None
-            self._bucket.take_tokens(size, now)
-            while wait_s := self._bucket.compute_wait_s(now):
+            self._bucket.take(size, now)
+            while wait_s := self._bucket.wait_s(now):
                 self._changed.wait(wait_s)
                 now = monotonic()
 
-    def describe(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Return the rate, the bytes, and the time in seconds from the first to the last byte."""
         with self._changed:
             return {

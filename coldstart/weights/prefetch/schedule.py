@@ -1,7 +1,7 @@
-"""Fetch schedule: the state of each check, the checks that each lease requests, and the next run of checks to fetch.
+"""Fetch schedule: the state of each check, the checks that each lease requests, and the run of checks to fetch next.
 
-Leases are served in order of arrival, and the checks of a lease in order. Background leases are served only while no
-other lease is unfinished. This module uses no sockets, threads or clock.
+Leases are served in order of arrival, and the checks of a lease in order. Background leases are served only while no other
+lease is unfinished. This module is pure: no sockets, threads or clock.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from coldstart.weights.prefetch.layout import RegionLayout
 
 
 class CheckState(IntEnum):
-    """State of a check. FAILED returns to IDLE when a lease requests the check again."""
+    """State of a check; FAILED returns to IDLE when a lease requests the check again."""
 
     UNWANTED, IDLE, BUSY, READY, FAILED = range(5)
 
 
 class Lease:
-    """Check numbers that one client requested, in order."""
+    """Numbers of the checks that one client requested, in order."""
 
     def __init__(self, wanted: Sequence[int], *, background: bool = False) -> None:
         self.wanted, self.background = wanted, background
@@ -27,10 +27,10 @@ class Lease:
         """Number of checks at the beginning of `wanted` that are ready or failed."""
 
 
-class CheckBoard:
-    """States of all checks of one model, and the bytes that leases have requested so far.
+class Board:
+    """States of the checks of one model, and the bytes that any lease requested so far.
 
-    `settled` lists the checks that became ready or failed, in this order. `reasons` has the reason of each failed check.
+    `settled` has each check that became ready or failed, in this order, and `reasons` why a check has failed.
     """
 
     def __init__(self, layout: RegionLayout) -> None:
@@ -39,11 +39,11 @@ class CheckBoard:
         self.settled, self.reasons = list[int](), dict[int, str]()
         self.wanted_bytes = self.ready_bytes = 0
 
-    def request_checks(self, numbers: Iterable[int]) -> None:
-        """Schedule the checks that were not requested before, and failed ones again."""
+    def request(self, numbers: Iterable[int]) -> None:
+        """Plan the checks that were not requested before, and failed ones once more."""
         for number in numbers:
             if self.states[number] == CheckState.UNWANTED:
-                self.wanted_bytes += self.layout.count_bytes([number])
+                self.wanted_bytes += self.layout.size([number])
             if self.states[number] in (CheckState.UNWANTED, CheckState.FAILED):
                 self.states[number] = CheckState.IDLE
                 self.reasons.pop(number, None)
@@ -52,24 +52,24 @@ class CheckBoard:
         """Return those of `numbers` that no lease has requested so far."""
         return [number for number in numbers if self.states[number] == CheckState.UNWANTED]
 
-    def set_state(self, numbers: Iterable[int], state: CheckState, reason: str = "") -> None:
+    def mark(self, numbers: Iterable[int], state: CheckState, reason: str = "") -> None:
         """Set the state of checks; `reason` explains a failure."""
         for number in numbers:
             self.states[number] = state
-            self.ready_bytes += self.layout.count_bytes([number]) if state == CheckState.READY else 0
+            self.ready_bytes += self.layout.size([number]) if state == CheckState.READY else 0
             self.settled += [number] if state >= CheckState.READY else []
             if state == CheckState.FAILED:
                 self.reasons[number] = reason
 
     def list_ready(self, numbers: Iterable[int] | None = None) -> list[int]:
         """Return those of `numbers` (None: of all) whose bytes are verified and readable."""
-        return self._list_in_state(numbers, CheckState.READY)
+        return self._list(numbers, CheckState.READY)
 
     def list_idle(self, numbers: Iterable[int] | None = None) -> list[int]:
         """Return those of `numbers` (None: of all) that wait to be fetched."""
-        return self._list_in_state(numbers, CheckState.IDLE)
+        return self._list(numbers, CheckState.IDLE)
 
-    def _list_in_state(self, numbers: Iterable[int] | None, state: CheckState) -> list[int]:
+    def _list(self, numbers: Iterable[int] | None, state: CheckState) -> list[int]:
         chosen = range(len(self.states)) if numbers is None else numbers
         return [number for number in chosen if self.states[number] == state]
 
@@ -79,8 +79,8 @@ class CheckBoard:
             lease.done += 1
         return lease.done < len(lease.wanted)
 
-    def pick_run(self, leases: Iterable[Lease], available: Callable[[Lease], bool]) -> range | None:
-        """Return the next consecutive checks of a file to fetch, or None.
+    def pick(self, leases: Iterable[Lease], available: Callable[[Lease], bool]) -> range | None:
+        """Return the next checks to fetch, which follow each other in a file; None if there are none.
 
         Args:
             leases: All leases, in order of arrival.
@@ -93,7 +93,7 @@ class CheckBoard:
         return None
 
     def _find_run(self, lease: Lease) -> range:
-        """Return the first consecutive idle checks of a lease, up to one chunk of bytes; empty if there are none."""
+        """Return the first idle checks of a lease that follow each other, of one chunk or fewer bytes; empty without one."""
         checks, run = self.layout.checks, range(0)
         for at in range(lease.done, len(lease.wanted)):
             number = lease.wanted[at]
@@ -112,8 +112,8 @@ class CheckBoard:
         return run
 
 
-def join_ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Return ascending numbers as a list of ranges [first, end)."""
+def join(numbers: Iterable[int]) -> list[list[int]]:
+    """Return ascending numbers as pairs [first, end) of numbers that follow each other."""
     pairs: list[list[int]] = []
     for number in numbers:
         if pairs and pairs[-1][1] == number:

@@ -40,9 +40,9 @@ from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.proc import processes
 from coldstart.weights.prefetch import PrefetchRefusedError
 from coldstart.weights.prefetch.fetcher import Fetcher
-from coldstart.weights.prefetch.paces import FetchRateLimit
-from coldstart.weights.prefetch.schedule import CheckBoard, Lease, join_ranges
-from coldstart.weights.prefetch.sources import compute_weights_name, normalize_address
+from coldstart.weights.prefetch.paces import FetchPace
+from coldstart.weights.prefetch.schedule import Board, Lease, join
+from coldstart.weights.prefetch.sources import name_weights, normalise
 
 _STARTING_S = 10.0
 # Seconds after which the end of a client is noticed that waits for bytes, and that of the last client.
@@ -70,7 +70,7 @@ class Service:
         self.fetcher: Fetcher | None = None
         self.clients = 0
         self._quiet_since = time.monotonic()
-        self._paces = dict[str, FetchRateLimit]()  # by the name of the fetch, "" for those without a limit
+        self._paces = dict[str, FetchPace]()  # by the name of the fetch, "" for those without a limit
 
     def run(self, listener: peers.Listener) -> None:
         """Accept clients until none has been here for `idle_s` seconds."""
@@ -95,16 +95,16 @@ class Service:
     def _serve(self, client: _Client) -> None:
         try:
             with client.channel, suppress(OSError):
-                client.serve_requests()
+                client.answer_all()
         finally:
             with self.changed:
                 if self.fetcher is not None and client.lease is not None:
-                    self.fetcher.release_lease(client.lease)
+                    self.fetcher.release(client.lease)
                 self.clients, self._quiet_since = self.clients - 1, time.monotonic()
 
-    def find_fetcher(self, source: str, plan: bytes) -> Fetcher:
-        """Return the fetcher of this source and plan. Raises PrefetchRefusedError if this process has another one."""
-        address = normalize_address(source)
+    def find(self, source: str, plan: bytes) -> Fetcher:
+        """Return the fetch of this source and plan. Raises PrefetchRefusedError if this process has another one."""
+        address = normalise(source)
         if self.fetcher is None:
             self.fetcher = Fetcher(
                 address,
@@ -114,46 +114,46 @@ class Service:
                 budget=self.budget,
                 patience_s=self.patience_s,
             )
-        if self.fetcher.key != compute_weights_name(address, plan):
+        if self.fetcher.key != name_weights(address, plan):
             raise PrefetchRefusedError("this prefetcher fetches the weights of another source or plan")
         return self.fetcher
 
-    def share_rate_limit(self, pace: PacedFetch | None) -> FetchRateLimit:
-        """Return the rate limit that all leases of a named fetch share."""
+    def share_pace(self, pace: PacedFetch | None) -> FetchPace:
+        """Return the limit that all leases of a named fetch share."""
         name, rate = ("", None) if pace is None else (pace.name, pace.rate)
-        return self._paces.setdefault(name, FetchRateLimit(rate))
+        return self._paces.setdefault(name, FetchPace(rate))
 
-    def set_fetch_rate(self, asked: PacedFetch) -> dict[str, Any] | None:
-        """Set the rate of a fetch. Return its progress and whether it has ended, or None if it has not started."""
+    def set_pace(self, asked: PacedFetch) -> dict[str, Any] | None:
+        """Set the rate of a fetch; return its progress and whether it has ended, or None if it has not begun."""
         if self.fetcher is None or (pace := self._paces.get(asked.name)) is None:
             return None
-        pace.set_rate(asked.rate)
-        return {**pace.describe(), "ended": self.fetcher.has_ended(pace)}
+        pace.change(asked.rate)
+        return {**pace.document(), "ended": self.fetcher.has_ended(pace)}
 
-    def describe(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """Return this prefetcher's entry in `coldstart prefetch status`."""
         own = {"pid": os.getpid(), "idle_s": self.idle_s, "clients": self.clients}
-        return own | (self.fetcher.describe() if self.fetcher is not None else {})
+        return own | (self.fetcher.document() if self.fetcher is not None else {})
 
 
 class _Client:
-    """Connection with its lease. `known_settled` is the number of settled checks that the client knows of."""
+    """One connection, with its lease; `known` is the number of settled checks that the client knows of."""
 
     def __init__(self, service: Service, channel: Channel) -> None:
         self.service, self.channel = service, channel
         self.lease: Lease | None = None
-        self.known_settled = 0
+        self.known = 0
 
-    def serve_requests(self) -> None:
-        """Handle messages until the connection ends or one is rejected. Raises OSError."""
+    def answer_all(self) -> None:
+        """Answer requests until the connection ends, or one is refused. Raises OSError."""
         try:
             while (messages := self.channel.receive()) is not None:
                 for message in messages:
-                    self._handle_message(message)
+                    self._answer(message)
         except (json_lines.MalformedMessageError, msgspec.MsgspecError, PrefetchRefusedError) as error:
             self.channel.send({"refused": str(error)})
 
-    def _handle_message(self, message: dict[str, Any]) -> None:
+    def _answer(self, message: dict[str, Any]) -> None:
         operation, service = message.get("op"), self.service
         if operation == "attach":
             self._attach(msgspec.convert(message, _Attach))
@@ -162,9 +162,9 @@ class _Client:
         elif operation in ("pace", "status"):
             with service.changed:
                 found = (
-                    service.set_fetch_rate(msgspec.convert(message, PacedFetch))
+                    service.set_pace(msgspec.convert(message, PacedFetch))
                     if operation == "pace"
-                    else service.describe()
+                    else service.status()
                 )
             self.channel.send({operation: found})
         elif operation == "stop":
@@ -179,36 +179,33 @@ class _Client:
             raise json_lines.MalformedMessageError("a second attach message")
         began, wanted = timeline.now(), msgspec.json.decode(names, type=list[str] | None)
         with self.service.changed:
-            fetcher, pace = (
-                self.service.find_fetcher(asked.source, plan),
-                self.service.share_rate_limit(asked.pace),
-            )
+            fetcher, pace = self.service.find(asked.source, plan), self.service.share_pace(asked.pace)
             background = asked.pace is not None and asked.pace.background
-            self.lease = fetcher.add_lease(
+            self.lease = fetcher.lease(
                 wanted, pace, asked.environment, background=background, early=asked.early
             )
-            self.known_settled, ready = len(fetcher.board.settled), join_ranges(fetcher.board.list_ready())
+            self.known, ready = len(fetcher.board.settled), join(fetcher.board.list_ready())
         if asked.early:
-            self._hold_early_lease(fetcher, self.lease, began, asked.events)
+            self._outlast(fetcher, self.lease, began, asked.events)
             return
-        region = () if fetcher.region is None else (fetcher.region.open_reader(),)
+        region = () if fetcher.region is None else (fetcher.region.reader(),)
         try:
             self.channel.send({"attached": fetcher.key, "ready": ready}, region)
         finally:
             for descriptor in region:
                 os.close(descriptor)
 
-    def _wait(self, board: CheckBoard) -> None:
-        """Respond when a check has settled that the client does not know of."""
+    def _wait(self, board: Board) -> None:
+        """Answer when the client does not know the state of some checks."""
         with self.service.changed:
-            self._wait_while(lambda: self.known_settled == len(board.settled))
-            news, self.known_settled = sorted(set(board.settled[self.known_settled :])), len(board.settled)
-            ready = join_ranges(board.list_ready(news))
+            self._wait_while(lambda: self.known == len(board.settled))
+            news, self.known = sorted(set(board.settled[self.known :])), len(board.settled)
+            ready = join(board.list_ready(news))
             failed = [(number, board.reasons[number]) for number in news if number in board.reasons]
         self.channel.send({"ready": ready, "failed": failed})
 
-    def _hold_early_lease(self, fetcher: Fetcher, lease: Lease, began: float, events: str | None) -> None:
-        """Hold an early lease until it ends, and write the span of its fetch. Its client waits for no response."""
+    def _outlast(self, fetcher: Fetcher, lease: Lease, began: float, events: str | None) -> None:
+        """Hold an early lease until it ends, and write the span of its fetch. Its client waits for no answer."""
         with self.service.changed:
             fetches = fetcher.board.is_unfinished(lease)
             self._wait_while(lambda: fetcher.board.is_unfinished(lease))
@@ -219,37 +216,37 @@ class _Client:
             self.channel.socket.shutdown(socket.SHUT_RDWR)
 
     def _wait_while(self, waits: Callable[[], bool]) -> None:
-        # A client sends nothing while it waits for a response, so a readable socket means that it has disconnected.
+        # A client sends nothing while it waits for an answer: its socket is readable when it has left.
         while waits() and not select.select([self.channel], [], [], 0)[0]:
             self.service.changed.wait(_LOOK_S)
 
 
 def _write_span(fetcher: Fetcher, path: str, began: float) -> None:
-    figures = fetcher.describe()
+    figures = fetcher.document()
     brief = {name: figures[name] for name in ("source", "fetched_bytes", "ready_bytes")}
     try:
         timeline.append_span(path, timeline.Span("fetch weights", began, timeline.now(), "prefetch", brief))
     except OSError as error:
-        fetcher.record_error(f"timeline events: {error}")
+        fetcher.note(f"timeline events: {error}")
 
 
 def main(path: Path, descriptor: int) -> None:
     """Serve until stopped or idle.
 
     Args:
-        path: Socket to listen on.
+        path: The socket to listen on.
         descriptor: Connection of the client that started this process.
     """
     client = socket.socket(fileno=descriptor)
     deadline = time.monotonic() + _STARTING_S
-    while not _lock_until_exit(path.with_suffix(".lock")):
+    while not _locked(path.with_suffix(".lock")):
         if _is_served(path) or time.monotonic() > deadline:
             return
         time.sleep(0.01)
     failed = True
     try:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-        threading.excepthook = _exit_on_thread_error
+        threading.excepthook = _fail
         service, listener = Service(), peers.Listener(path)
         service.adopt(client)
         service.run(listener)
@@ -266,14 +263,14 @@ def main(path: Path, descriptor: int) -> None:
         os._exit(failed)
 
 
-def _exit_on_thread_error(failed: threading.ExceptHookArgs) -> None:
-    """Exit after an error in a thread, so that clients load from files instead of waiting."""
+def _fail(failed: threading.ExceptHookArgs) -> None:
+    """End the process after an error in a thread: its clients load from files instead of waiting."""
     traceback.print_exception(failed.exc_value)
     os._exit(1)
 
 
-def _lock_until_exit(path: Path) -> bool:
-    """Lock the file until this process exits. Return False if another process has the lock or has just removed the file."""
+def _locked(path: Path) -> bool:
+    """Lock the file until this process exits, unless another process has the lock or has just removed the file."""
     handle = files.try_lock(path)
     if handle is None:
         return False

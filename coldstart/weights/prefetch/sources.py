@@ -1,7 +1,7 @@
-"""Sources of weights, which read byte ranges of files: directory, HTTP server, Hugging Face Hub, S3-compatible store.
+"""Sources of weights, which read byte ranges of named files: directory, HTTP server, Hugging Face Hub, S3-compatible store.
 
-Each stream opens its own source, so a source need not be thread-safe. SourceUnavailableError is temporary, and the read
-is retried. SourceUnusableError is permanent.
+Each stream opens its own source, so a source need not be thread-safe. SourceUnavailableError is temporary and the read is
+retried; SourceUnusableError is permanent.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from coldstart.contract.environment import AWS_ENDPOINT, AWS_ENDPOINT_URL
 from coldstart.system import paths
 
 SCHEMES = ("http", "https", "s3", "hf")
-ReceivedCallback = Callable[[int], None]
+Count = Callable[[int], None]
 
 
 class SourceUnavailableError(Exception):
-    """The source did not respond or closed the connection. A retry may succeed."""
+    """The source did not answer or closed the connection; a retry may succeed."""
 
 
 class SourceTooSlowError(SourceUnavailableError):
-    """The source is slower than the minimum rate. It is not retried at once."""
+    """The source sends fewer bytes per second than the minimum; it is not retried at once."""
 
 
 class SourceUnusableError(Exception):
-    """The source has a permanent error: a missing file, no byte ranges, another size or no permission."""
+    """The source answers with a permanent error: no such file, no byte ranges, another size or no permission."""
 
 
 class RangeSource(Protocol):
     """Source of byte ranges of files."""
 
-    def read(self, name: str, size: int, start: int, buffer: memoryview, count: ReceivedCallback) -> int:
-        """Fill `buffer` from byte `start` of file `name`. Return how many bytes arrived before the connection ended.
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
+        """Fill `buffer` from byte `start` of file `name`; return how many bytes arrived before the connection ended.
 
         Args:
             name: File name.
@@ -56,21 +56,21 @@ class RangeSource(Protocol):
 
 
 def is_local(address: str) -> bool:
-    """Return whether the address is a local directory."""
+    """Return whether the address is a directory of this machine."""
     return address.partition("://")[0] not in SCHEMES
 
 
-def normalize_address(address: str) -> str:
-    """Return the address as an absolute path for a directory, otherwise without a trailing slash."""
+def normalise(address: str) -> str:
+    """Return the address in the prefetcher's form: absolute for a directory, otherwise without a trailing slash."""
     return str(paths.expand_user(address).absolute()) if is_local(address) else address.rstrip("/")
 
 
-def compute_weights_name(address: str, plan: bytes) -> str:
-    """Return a name for the weights of a normalized source and a plan (as JSON): 32 hexadecimal digits."""
+def name_weights(address: str, plan: bytes) -> str:
+    """Return the name of the weights of a normalised source and a plan (as JSON): 32 hexadecimal digits."""
     return hashlib.sha256(address.encode() + b"\n" + plan).hexdigest()[:32]
 
 
-def redact_address(address: str) -> str:
+def redact(address: str) -> str:
     """Return the address for messages: without a login, and without the query, which may be a signature."""
     return address if is_local(address) else redact_url(address)
 
@@ -82,8 +82,8 @@ class LocalSource:
         self.directory = directory
         self._open: dict[str, int] = {}
 
-    def read(self, name: str, size: int, start: int, buffer: memoryview, count: ReceivedCallback) -> int:
-        """Read bytes of a file, as specified by RangeSource."""
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
+        """Implement RangeSource."""
         path = self.directory / name
         try:
             if name not in self._open:
@@ -102,13 +102,13 @@ class LocalSource:
         return got
 
     def close(self) -> None:
-        """Close all open files."""
+        """Implement RangeSource."""
         while self._open:
             os.close(self._open.popitem()[1])
 
 
 class ObjectSource:
-    """Objects below s3://bucket/prefix. The client's AWS variables set endpoint, region and credentials."""
+    """Objects below s3://bucket/prefix; the client's AWS variables set endpoint, region and credentials."""
 
     def __init__(self, address: str, environment: Mapping[str, str]) -> None:
         try:
@@ -129,8 +129,8 @@ class ObjectSource:
             bucket, config=config, client_options={"allow_http": plain}, retry_config={"max_retries": 0}
         )
 
-    def read(self, name: str, size: int, start: int, buffer: memoryview, count: ReceivedCallback) -> int:
-        """Read bytes of an object, as specified by RangeSource."""
+    def read(self, name: str, size: int, start: int, buffer: memoryview, count: Count) -> int:
+        """Implement RangeSource."""
         import obstore
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
@@ -148,4 +148,4 @@ class ObjectSource:
         return len(data)
 
     def close(self) -> None:
-        """Do nothing: the store closes its connections itself."""
+        """Implement RangeSource; the store closes its connections itself."""

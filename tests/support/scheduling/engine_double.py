@@ -25,8 +25,8 @@ from coldstart.scheduling.settings import KEY, SchedulerSettings
 from coldstart.vllm.scheduling import virtual_engine
 from coldstart.vllm.scheduling.virtual_engine import (
     EngineResources,
-    Unreplicated,
-    configure,
+    UnreplicatedLayout,
+    create_config,
     create_scheduler,
 )
 
@@ -69,7 +69,7 @@ def build(shape: Shape, cls: type[AsyncScheduler]) -> AsyncScheduler:
         host_blocks=shape.host_blocks or 0,
     )
     settings = {"batch": shape.batch, **shape.settings}
-    config = configure(machine, SchedulerSettings.read({KEY: settings}))
+    config = create_config(machine, SchedulerSettings.read({KEY: settings}))
     config.scheduler_config.async_scheduling = shape.asynchronous
     parallel = config.parallel_config
     parallel.tensor_parallel_size, parallel.pipeline_parallel_size = shape.tensor, shape.stages
@@ -177,7 +177,7 @@ class Rank:
         self.worker: OffloadingConnectorWorker | None = None
         if scheduler.connector is not None:
             self.worker = OffloadingConnectorWorker(
-                Unreplicated(), scheduler.vllm_config, scheduler.kv_cache_config
+                UnreplicatedLayout(), scheduler.vllm_config, scheduler.kv_cache_config
             )
             self.symbolic = SymbolicWorker(self.cells, random, slowest=6)
             self.worker.worker = self.symbolic

@@ -32,10 +32,10 @@ class Rules:
         self._left: set[Request] = set()
         self._making: tuple[set[Request], Enst] | None = None
         self._loading: tuple[Request, set[Request], Enst] | None = None
-        self._make, self._loads = scheduler.room.make, scheduler.loads.choose
-        self._way, self._preempt = scheduler.loads._make_way, scheduler._preempt_request
+        self._make, self._loads = scheduler.room.allocate, scheduler.loads.choose
+        self._way, self._preempt = scheduler.loads._evict_for, scheduler._preempt_request
         room, loads = scheduler.room, scheduler.loads
-        room.make, loads.choose, loads._make_way = self.make, self.loads, self.make_way
+        room.allocate, loads.choose, loads._evict_for = self.make, self.loads, self.make_way
         scheduler._preempt_request = self.preempt
 
     def make(self, picked: list[Request], enst: Enst) -> list[Request]:

@@ -97,7 +97,7 @@ def test_the_template_of_another_model_with_this_key_is_retained(
     other = template_pool.start("engine", plan, "other", 20)
     prepared = prepare(lookup, plan)
     assert prepared.mode == "template-runtime"
-    assert prepared.failures[0].reason == "a template of other runs, which has the same key as tiny"
+    assert prepared.failures[0].reason == "a template of other with the same key as tiny is running"
     assert template_pool.find("engine", plan.key) == other
 
 

@@ -67,7 +67,7 @@ def test_tritons_kernels_are_found_in_a_bundle_that_has_moved(
     assert not manager(plain).get_group(
         "kernel.json"
     )  # None or {}, depending on the version of Triton: its paths do not exist
-    laid = caches.lay(tmp_path / "section", tmp_path / "user")
+    laid = caches.copy_section(tmp_path / "section", tmp_path / "user")
     found = manager(laid / "triton").get_group("kernel.json")
     assert {name: Path(path).read_bytes() for name, path in found.items()} == {n: n.encode() for n in MEMBERS}
     assert all(Path(path).is_relative_to(laid) for path in found.values())
@@ -77,7 +77,7 @@ def test_tritons_kernels_are_found_in_a_bundle_that_has_moved(
 def test_a_damaged_group_stops_no_start(tmp_path: Path, text: str) -> None:
     (tmp_path / "section" / "triton" / "abc").mkdir(parents=True)
     (tmp_path / "section" / "triton" / "abc" / "__grp__kernel.json").write_text(text)
-    laid = caches.lay(tmp_path / "section", tmp_path / "root")
+    laid = caches.copy_section(tmp_path / "section", tmp_path / "root")
     assert (laid / "triton" / "abc" / "__grp__kernel.json").read_text() == text
 
 
@@ -133,7 +133,7 @@ def _bundle(tmp_path: Path, data: bytes, rank: str = "rank_0_0") -> Path:
     (made / "inductor_cache" / "xy").mkdir(parents=True)
     (made / "inductor_cache" / "xy" / "kernel.py").write_text("k")
     caches.collect(tmp_path / "none", vllm_root, tmp_path / "section")
-    return caches.lay(tmp_path / "section", tmp_path / "laid") / caches.AOT
+    return caches.copy_section(tmp_path / "section", tmp_path / "laid") / caches.AOT
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_vllm_finds_the_choices_of_the_autotuner_in_a_moved_bundle(
     collected = caches.collect(tmp_path / "offline", tmp_path / "no-vllm", tmp_path / "section")
     assert collected == ["flashinfer_autotune"]
     shutil.rmtree(tmp_path / "offline")
-    assert choices(caches.lay(tmp_path / "section", tmp_path / "user")).read_bytes() == b"{}"
+    assert choices(caches.copy_section(tmp_path / "section", tmp_path / "user")).read_bytes() == b"{}"
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_every_miss_has_its_reason(
 def test_caches_of_an_untrusted_bundle_are_not_used() -> None:
     env = caches.environment(Path("/x")) | {"VLLM_CACHE_ROOT": "/y"}
     task = EngineTask(compiled=Path("/x/aot"), restore=Path("/x/graphs"), kv_plan=[{"rank": 0}])
-    plan = prepare.distrusting(LaunchPlan([], env=env, engine=task))
+    plan = prepare.drop_restored_state(LaunchPlan([], env=env, engine=task))
     assert plan.env == {"VLLM_CACHE_ROOT": "/y"} and plan.engine == EngineTask(kv_plan=[{"rank": 0}])
 
 
@@ -216,9 +216,7 @@ def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     lookup = Lookup(
         ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
     )
-    return lambda: prepare.prepare(
-        lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.check_trust
-    )
+    return lambda: prepare.prepare(lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust)
 
 
 def _of_compile(plan: LaunchPlan) -> list[str]:

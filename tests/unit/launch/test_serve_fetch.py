@@ -89,8 +89,8 @@ def chosen(
     plan: object, model: ResolvedModel, root: Path, given: Arguments = NONE, source: str = SOURCE
 ) -> fetch.Weights:
     """Return the weights of a start from a bundle with this `weights` section and the cache `root`."""
-    donor = cast(Any, SimpleNamespace(ref="tiny:v1", read_json=lambda name: plan))
-    return fetch.choose(Lookup(model, given, Cache(root), key(seed=1), donor), source)
+    donor = cast(Any, SimpleNamespace(ref="tiny:v1", json=lambda name: plan))
+    return fetch.choose_weights_source(Lookup(model, given, Cache(root), key(seed=1), donor), source)
 
 
 def requested(source: str, plan: dict[str, Any], root: Path) -> WeightsRequest:
@@ -136,9 +136,9 @@ def test_a_gpu_loads_with_instanttensor_where_vllm_can(
     monkeypatch.setattr(runtime, "read_torch_build", lambda: {"__version__": "2.13.0", build: "13.0"})
     monkeypatch.setattr(fetch, "find_spec", lambda name: object() if is_installed else None)
     sound = replace(model, path=local)
-    assert fetch.loading(NONE, sound) == expected
-    assert fetch.loading(Arguments(["--load-format", "auto"]), sound) == []
-    assert fetch.loading(NONE, model) == []  # the fixture's file is not in the safetensors format
+    assert fetch.select_loader(NONE, sound) == expected
+    assert fetch.select_loader(Arguments(["--load-format", "auto"]), sound) == []
+    assert fetch.select_loader(NONE, model) == []  # the fixture's file is not in the safetensors format
 
 
 def _missed(model: ResolvedModel, nearest: Bundle | None, *mismatches: Mismatch) -> Lookup:
@@ -193,7 +193,7 @@ class Reader:
         self.paths, self.names, self.ended = paths, {tensor.name for tensor in tensors}, False
         made.append(self)
 
-    def stop(self) -> None:
+    def end(self) -> None:
         self.ended = True
 
 
@@ -233,11 +233,7 @@ def test_a_start_without_a_bundle_streams_by_another_bundles_plan(
     bundle = publish(weights=planned())
     made = _planned(_missed(model, bundle, FLAG, ABSENT))
     asked = made.weights_from
-    assert (
-        asked is not None
-        and asked.source == SOURCE
-        and made.weights == weights.compute_plan_digest(planned())
-    )
+    assert asked is not None and asked.source == SOURCE and made.weights == weights.digest(planned())
     assert made.vllm_args[:2] == OURS and [step.stage for step in made.fallbacks] == ["bundle"]
 
 

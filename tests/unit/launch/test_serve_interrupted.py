@@ -39,18 +39,18 @@ def test_every_unloadable_file_is_found(shared_object: Path, tmp_path: Path) -> 
     cut = tmp_path / "cut.so"
     for length in range(0, len(content), len(content) // 9):
         cut.write_bytes(content[:length])
-        assert _loads(cut) or list(caches.unfinished(tmp_path)) == [cut]
+        assert _loads(cut) or list(caches.find_truncated_libraries(tmp_path)) == [cut]
 
 
 def test_file_in_use_by_a_linker_is_retained(shared_object: Path, tmp_path: Path) -> None:
     with shared_object.open("wb"):
         writer = subprocess.Popen(["sleep", "60"], stdout=shared_object.open("ab"))
     try:
-        assert caches.remove_unfinished(tmp_path / "cache") == []
+        assert caches.remove_truncated_libraries(tmp_path / "cache") == []
     finally:
         writer.kill()
         writer.wait()
-    assert len(caches.remove_unfinished(tmp_path / "cache")) == 1
+    assert len(caches.remove_truncated_libraries(tmp_path / "cache")) == 1
 
 
 def test_start_removes_truncated_files_first(

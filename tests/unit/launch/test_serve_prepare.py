@@ -35,7 +35,7 @@ def plenty(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 def prepare_plan(bundle: Bundle, model: ResolvedModel, *vllm_args: str) -> LaunchPlan:
     given = Arguments(vllm_args)
     lookup = Lookup(model, given, Cache.at(), bundle.key, bundle)
-    return prepare.prepare(lookup, bundle, fetch.choose(lookup), trust=inspection.check_trust)
+    return prepare.prepare(lookup, bundle, fetch.choose_weights_source(lookup), trust=inspection.trust)
 
 
 def reasons(plan: LaunchPlan) -> dict[str, str]:
@@ -43,7 +43,7 @@ def reasons(plan: LaunchPlan) -> dict[str, str]:
 
 
 def test_complete_bundle_is_used(publish: Publish, model: ResolvedModel) -> None:
-    identity = weights.compute_plan_digest(weights.build_plan(model.path or Path()))
+    identity = weights.digest(weights.plan(model.path or Path()))
     infos = {"some.module.Model.json": '{"a": 1}'}
     bundle = publish(kv=KV, modelinfo={"canary": CANARY, "weights": identity, "vllm_modelinfos": infos})
     plan = prepare_plan(bundle, model, "--max-model-len", "9")

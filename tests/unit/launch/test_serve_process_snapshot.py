@@ -91,7 +91,7 @@ def keep(store: Store, tree: Path, signer: sign.HostKey | None = None) -> Bundle
 
 
 def thaw(bundle: Bundle) -> process_snapshot.Thawed:
-    return process_snapshot.thaw(bundle, PLAN, Cache.at(), inspection.check_trust)
+    return process_snapshot.thaw(bundle, PLAN, Cache.at(), inspection.trust)
 
 
 @pytest.mark.usefixtures("home")

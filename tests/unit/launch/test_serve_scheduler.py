@@ -145,7 +145,7 @@ def test_vllm_scheduler_runs_when_ours_cannot_be_imported(
 def test_evicted_requests_are_recomputed_without_host_copies(
     lacking: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settle, "_obstacle", lambda config: None)
+    monkeypatch.setattr(settle, "_find_incompatibility", lambda config: None)
     plan, args = LaunchPlan([]), ours()
     assert not settle.settle(args, None, plan) and args.kv_transfer_config is not None
     lacking.add("offload")

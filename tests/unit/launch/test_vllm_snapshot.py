@@ -216,7 +216,7 @@ def test_preloaded_weights_are_those_with_the_digest_of_the_model(
     places = {}
     for digest in ("sha256:" + "1" * 64, "sha256:" + "2" * 64):
         monkeypatch.setattr(fetch.weights, "identity", lambda *_, digest=digest: digest)
-        found = fetch.choose(hub, fetch.PRELOADED)
+        found = fetch.choose_weights_source(hub, fetch.PRELOADED)
         assert not found.arguments.gives("load_format")
         (one,) = found.fallbacks
         assert "no vllm preload daemon has these weights" in one.reason
@@ -225,9 +225,9 @@ def test_preloaded_weights_are_those_with_the_digest_of_the_model(
     assert base != tuned and base.parent == paths.runtime_dir()
     tuned.mkdir()
     (tuned / "vllm_weight_cache_0.sock").touch()
-    found = fetch.choose(hub, fetch.PRELOADED)
+    found = fetch.choose_weights_source(hub, fetch.PRELOADED)
     assert found.fallbacks == [] and found.arguments.value("load_format") == "ipc_cache"
     assert found.arguments.value("model_loader_extra_config") == {"socket_dir": str(tuned)}
     asleep = replace(hub, vllm_args=Arguments(("--enable-sleep-mode",)))
-    (one,) = fetch.choose(asleep, fetch.PRELOADED).fallbacks
+    (one,) = fetch.choose_weights_source(asleep, fetch.PRELOADED).fallbacks
     assert "an engine that sleeps" in one.reason

@@ -104,7 +104,7 @@ def test_the_first_start_does_not_hash_the_weights_that_materialize_has_hashed(
     lookup: Lookup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MaterializationPlan(lookup, Options()).run()
-    monkeypatch.setattr(weights, "build_plan", lambda *_: pytest.fail("hashed again"))
+    monkeypatch.setattr(weights, "plan", lambda *_: pytest.fail("hashed again"))
     assert lookup.model.path is not None
-    found = weights.identify_weights(lookup.model.path, lookup.cache.weights)
+    found = weights.identity(lookup.model.path, lookup.cache.weights)
     assert found == made.read_json("modelinfo")["weights"]

@@ -5,7 +5,7 @@ import heapq
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coldstart.scheduling.deadline import MOST_PRIORITY, Deadlines
+from coldstart.scheduling.deadline import MAX_CLIENT_PRIORITY, Deadlines
 from coldstart.scheduling.profile import IterationProfile
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01)])
@@ -22,9 +22,9 @@ def test_slo_limits_the_slack_to_what_leaves_time_for_the_prefill() -> None:
 def test_a_clients_own_priority_wins_over_any_deadline(one: int, other: int, tokens: int) -> None:
     deadlines = Deadlines(PROFILE, 1e9)
     late, early = deadlines.priority(NOW, range(tokens), one), deadlines.priority(0.0, (), other)
-    assert -(1 << 63) <= early <= late or one < other or abs(one) > MOST_PRIORITY < abs(other)
+    assert -(1 << 63) <= early <= late or one < other or abs(one) > MAX_CLIENT_PRIORITY < abs(other)
     assert late < 1 << 63
-    if max(abs(one), abs(other)) <= MOST_PRIORITY and one != other:
+    if max(abs(one), abs(other)) <= MAX_CLIENT_PRIORITY and one != other:
         assert (late < early) == (one < other)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coldstart.scheduling.job import Job
-from coldstart.scheduling.mlfq import SkipJoinMlfq, Turns
+from coldstart.scheduling.mlfq import OrderAlternation, SkipJoinMlfq
 from coldstart.scheduling.profile import IterationProfile
 from coldstart.scheduling.settings import SchedulerSettings
 
@@ -109,9 +109,9 @@ def test_a_negative_priority_stays_on_top_and_a_positive_one_joins_lower() -> No
 
 @given(st.floats(0.01, 1), st.lists(st.floats(0.001, 2), min_size=1, max_size=200))
 def test_the_oldest_have_their_share_of_the_time(share: float, iterations: list[float]) -> None:
-    turns, oldest_s, all_s = Turns(share), 0.0, 0.0
+    turns, oldest_s, all_s = OrderAlternation(share), 0.0, 0.0
     for seconds in iterations:
-        oldest = turns.use_arrival_order()
+        oldest = turns.choose_arrival_order()
         turns.add_time(seconds)
         oldest_s, all_s = oldest_s + oldest * seconds, all_s + seconds
         assert abs(oldest_s - share * all_s) <= max(iterations) + 1e-9

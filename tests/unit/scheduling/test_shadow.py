@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coldstart.scheduling.profile import IterationProfile
-from coldstart.scheduling.shadow import LEAST, MOST, Answered, QueueModel, Shadow
+from coldstart.scheduling.shadow import MAX_REQUESTS, MIN_REQUESTS, FinishedRequest, QueueModel, Shadow
 
 PROFILE = IterationProfile.create([(1, 0.01), (100, 0.02), (1000, 0.2)], [(1, 0.01), (64, 0.03)])
 REQUESTS = st.lists(
@@ -16,11 +16,11 @@ REQUESTS = st.lists(
 )
 
 
-def arrive(rows: list[tuple[float, int, float, int]]) -> list[Answered]:
+def arrive(rows: list[tuple[float, int, float, int]]) -> list[FinishedRequest]:
     now, found = 0.0, []
     for gap, prompt, cached, output in rows:
         now += gap
-        found.append(Answered(now, prompt, int(cached * prompt), output))
+        found.append(FinishedRequest(now, prompt, int(cached * prompt), output))
     return found
 
 
@@ -38,14 +38,16 @@ def test_every_request_is_served_when_memory_and_budget_are_small(
 
 def test_a_prompt_is_served_alone_by_hand() -> None:
     model = QueueModel(PROFILE, 1, 2048, 9999, context_s=0.0)
-    done = model.replay([Answered(1.0, 1000, 0, 3), Answered(1.0, 1000, 900, 1)], lambda one: one.arrival_s)
+    done = model.replay(
+        [FinishedRequest(1.0, 1000, 0, 3), FinishedRequest(1.0, 1000, 900, 1)], lambda one: one.arrival_s
+    )
     assert done.ttft_s == pytest.approx([0.2, 0.24]) and done.latency_s == pytest.approx([0.22, 0.24])
 
 
-def traffic(count: int) -> list[Answered]:
+def traffic(count: int) -> list[FinishedRequest]:
     random = Random(1)
     return [
-        Answered(number * 0.05, random.choice([10, 900]), 0, random.randrange(1, 30), 0.5)
+        FinishedRequest(number * 0.05, random.choice([10, 900]), 0, random.randrange(1, 30), 0.5)
         for number in range(count)
     ]
 
@@ -56,14 +58,16 @@ def test_the_other_order_is_predicted_from_the_latest_requests() -> None:
         Shadow(model, lambda tokens: 64 * PROFILE.prefill(tokens), serves_deadlines=own)
         for own in (False, True)
     )
-    for one in traffic(LEAST - 1):
+    for one in traffic(MIN_REQUESTS - 1):
         fcfs.add(one)
     assert fcfs.predict() is None
-    for one in traffic(2 * MOST):
+    for one in traffic(2 * MAX_REQUESTS):
         fcfs.add(one)
         deadline.add(one)
     found, reverse = fcfs.predict(), deadline.predict()
-    assert found is not None and reverse is not None and found.requests == MOST
+    assert found is not None and reverse is not None and found.requests == MAX_REQUESTS
     assert found.ttft_gain > 1.1 and reverse.ttft_gain == pytest.approx(1 / found.ttft_gain)
-    model_ttft_s = fmean(model.replay(traffic(2 * MOST)[-MOST:], lambda one: one.arrival_s).ttft_s)
+    model_ttft_s = fmean(
+        model.replay(traffic(2 * MAX_REQUESTS)[-MAX_REQUESTS:], lambda one: one.arrival_s).ttft_s
+    )
     assert found.model_ratio == pytest.approx(model_ttft_s / 0.5)

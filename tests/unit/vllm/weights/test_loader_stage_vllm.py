@@ -38,7 +38,7 @@ def test_layers_are_divided_as_vllm_divides_them(count: int) -> None:
     theirs = _vllms(None)
     for size in range(1, 17):
         for rank in range(size):
-            held = stage.assign_layers(count, rank, size)
+            held = stage.layers(count, rank, size)
             assert (held.start, held.stop) == theirs(count, rank, size), (rank, size)
 
 
@@ -48,5 +48,5 @@ def test_layers_are_divided_as_vllm_divides_them(count: int) -> None:
 def test_a_partition_is_read_as_vllm_reads_it(count: int, partition: str) -> None:
     theirs, size = _vllms(partition), partition.count(",") + 1
     for rank in range(size):
-        held = stage.assign_layers(count, rank, size, partition)
+        held = stage.layers(count, rank, size, partition)
         assert (held.start, held.stop) == theirs(count, rank, size)

@@ -17,7 +17,7 @@ from coldstart.weights import checkpoint
 from coldstart.weights import weights_plan as weights
 from coldstart.weights.checkpoint import Tensor, UnreadableWeightsError
 from coldstart.weights.load import ladder
-from coldstart.weights.load.ladder import AllSourcesFailedError, LoadReport, load_tensors
+from coldstart.weights.load.ladder import LoadReport, NoLoaderLeftError, load_tensors
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource, SourceLostError, TensorSource
 from coldstart.weights.prefetch import PrefetchError, PrefetchFailedError, PrefetchLostError
 
@@ -34,10 +34,10 @@ class FakeAttached:
             raise self.error
         self.left -= 1
 
-    def map_file(self, name: str) -> memoryview:
+    def file(self, name: str) -> memoryview:
         return self.data
 
-    def read_stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         return {"fetched_bytes": 9}
 
     def close(self) -> None:
@@ -64,14 +64,14 @@ def _refused(left: Sequence[Tensor]) -> TensorSource:
 
 
 def _climb(path: Path, *rungs: ladder.Rung) -> tuple[dict[str, bytes], LoadReport]:
-    wanted, report = checkpoint.list_tensors(weights.build_plan(path.parent)), LoadReport()
+    wanted, report = checkpoint.list_tensors(weights.plan(path.parent)), LoadReport()
     found = [(tensor.name, bytes(view)) for tensor, view in load_tensors(wanted, rungs, report)]
     assert [name for name, _ in found] == [tensor.name for tensor in wanted]
     return dict(found), report
 
 
 def _true(path: Path) -> dict[str, bytes]:
-    plan = checkpoint.list_tensors(weights.build_plan(path.parent))
+    plan = checkpoint.list_tensors(weights.plan(path.parent))
     data = path.read_bytes()
     return {t.name: data[t.offset : t.offset + t.size] for t in plan}
 
@@ -101,27 +101,27 @@ def test_a_refusal_is_named(path: Path) -> None:
 
 def test_load_fails_with_the_reasons_without_any_source(path: Path) -> None:
     rungs = [_region(FakeAttached(path, 2, PrefetchLostError("killed"))) for _ in range(2)]
-    with pytest.raises(AllSourcesFailedError, match="after 4 of 7 tensors: killed") as raised:
+    with pytest.raises(NoLoaderLeftError, match="after 4 of 7 tensors: killed") as raised:
         _climb(path, *rungs)
-    assert [tensor.name for tensor in raised.value.unloaded_tensors] == ["t5", "t6", "t7"]
+    assert [tensor.name for tensor in raised.value.left] == ["t5", "t6", "t7"]
 
 
 def test_files_with_other_bytes_than_the_plan_says_are_not_used(path: Path) -> None:
-    wanted = checkpoint.list_tensors(weights.build_plan(path.parent))
+    wanted = checkpoint.list_tensors(weights.plan(path.parent))
     changed = bytearray(path.read_bytes())
     changed[wanted[2].offset] ^= 1
     path.write_bytes(changed)
-    with pytest.raises(AllSourcesFailedError, match=r"tensor t3 at offset .* does not match its digest"):
+    with pytest.raises(NoLoaderLeftError, match=r"tensor t3 at offset .* does not match its digest"):
         list(load_tensors(wanted, [_files(path)], LoadReport()))
 
 
 def test_truncated_or_missing_file_causes_a_fallback(path: Path) -> None:
-    wanted = checkpoint.list_tensors(weights.build_plan(path.parent))
+    wanted = checkpoint.list_tensors(weights.plan(path.parent))
     os.truncate(path, wanted[-1].offset + 1)
-    with pytest.raises(AllSourcesFailedError, match="truncated: it ends before tensor"):
+    with pytest.raises(NoLoaderLeftError, match="truncated: it ends before tensor"):
         list(load_tensors(wanted, [_files(path)], LoadReport()))
     path.unlink()
-    with pytest.raises(AllSourcesFailedError, match="cannot be mapped"):
+    with pytest.raises(NoLoaderLeftError, match="cannot be mapped"):
         list(load_tensors(wanted, [_files(path)], LoadReport()))
 
 
@@ -133,9 +133,7 @@ def _leaks(path: Path) -> tuple[int, int, int]:
 @pytest.mark.parametrize("take", [7, 2])
 def test_load_leaves_no_descriptor_and_no_thread(path: Path, take: int) -> None:
     before = _leaks(path)
-    climbing = load_tensors(
-        checkpoint.list_tensors(weights.build_plan(path.parent)), [_files(path)], LoadReport()
-    )
+    climbing = load_tensors(checkpoint.list_tensors(weights.plan(path.parent)), [_files(path)], LoadReport())
     for _ in range(take):
         _, view = next(climbing)
         assert len(view)
@@ -159,7 +157,7 @@ def test_load_leaves_no_descriptor_and_no_thread(path: Path, take: int) -> None:
 def test_unusable_plan_is_refused_with_the_reason(
     path: Path, change: Callable[[list[dict[str, Any]]], object], said: str
 ) -> None:
-    plan = weights.build_plan(path.parent)
+    plan = weights.plan(path.parent)
     change(plan["files"])
     with pytest.raises(UnreadableWeightsError, match=said):
         checkpoint.list_tensors(plan)

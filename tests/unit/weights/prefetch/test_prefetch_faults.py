@@ -12,7 +12,7 @@ from support.prefetching import CHUNK, Weights, check_tensors, check_whole
 from support.range_server import FOREVER, RangeServer
 
 from coldstart.weights.checkpoint import list_tensors
-from coldstart.weights.load.ladder import LoadReport, NamedSource, load_tensors
+from coldstart.weights.load.ladder import LoadReport, Rung, load_tensors
 from coldstart.weights.load.tensor_sources import FileSource, PrefetchSource
 from coldstart.weights.prefetch import client
 
@@ -25,7 +25,7 @@ def _total(weights: Weights) -> int:
 
 
 def _pid(runtime: Path) -> int:
-    (one,) = client.send_operation("status", directory=runtime)
+    (one,) = client.request("status", directory=runtime)
     return int(one["pid"])
 
 
@@ -40,7 +40,7 @@ def test_a_server_that_dies_and_returns(weights: Weights, server: RangeServer, r
         check_whole(attached, weights)
         back.join()
         assert server.total() - _total(weights) <= STREAMS * CHUNK
-        assert attached.read_stats()["errors"]
+        assert attached.stats()["errors"]
 
 
 def test_a_wrong_byte_is_fetched_again_and_reported(
@@ -50,9 +50,9 @@ def test_a_wrong_byte_is_fetched_again_and_reported(
     server.settings.flips = [(FILE, offset + 5, 1)]
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
         check_whole(attached, weights)
-        (error,) = attached.read_stats()["errors"]
+        (error,) = attached.stats()["errors"]
         assert f"{FILE}: tensor 'a.20' at offset {offset} has wrong bytes" in error
-        assert CHUNK >= attached.read_stats()["refetched"] > 0
+        assert CHUNK >= attached.stats()["refetched"] > 0
 
 
 @pytest.mark.parametrize("names", [None, ["a.20", "a.21"]])
@@ -65,7 +65,7 @@ def test_a_byte_that_stays_wrong_is_never_served(
         with pytest.raises(client.PrefetchFailedError, match=f"{FILE}: tensor 'a.20' at ") as caught:
             attached.wait(FILE, offset, size)
         assert "3 times" in str(caught.value)
-        assert attached.map_file(FILE)[offset + size // 2] == 0
+        assert attached.file(FILE)[offset + size // 2] == 0
         check_tensors(attached, weights, ["a.40", "b.3"] if names is None else [])
 
 
@@ -79,8 +79,8 @@ def test_a_killed_prefetcher_is_noticed_at_once_and_replaced(
         with pytest.raises(client.PrefetchLostError):
             attached.wait("model-00002.safetensors", 0, 1)
         with pytest.raises(client.PrefetchLostError):
-            attached.read_stats()
-        assert attached.map_file(FILE)[:CHUNK] == weights.data[FILE][:CHUNK]
+            attached.stats()
+        assert attached.file(FILE)[:CHUNK] == weights.data[FILE][:CHUNK]
     server.settings.rate = None
     with client.attach(server.url, weights.plan, directory=runtime) as again:
         check_whole(again, weights)
@@ -117,7 +117,7 @@ def test_load_continues_from_files_when_the_prefetcher_is_killed(
     server.settings.rate = 1e6
     tensors, report = list_tensors(weights.plan), LoadReport()
     paths = {name: weights.directory / name for name in weights.data}
-    rungs: list[NamedSource] = [
+    rungs: list[Rung] = [
         ("prefetcher", lambda _: PrefetchSource(client.attach(server.url, weights.plan, directory=runtime))),
         ("files", lambda left: FileSource(paths, left)),
     ]
@@ -129,4 +129,4 @@ def test_load_continues_from_files_when_the_prefetcher_is_killed(
         assert view == weights.data[tensor.file][tensor.offset : tensor.end]
     assert [tensor for tensor, _ in found] == tensors and report.way == "files"
     (fallback,) = report.fallbacks
-    assert "the prefetcher has exited" in fallback.reason
+    assert "the prefetcher has ended" in fallback.reason

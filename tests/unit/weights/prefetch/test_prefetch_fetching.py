@@ -21,7 +21,7 @@ def test_every_byte_arrives_once(weights: Weights, server: RangeServer, runtime:
     with client.attach(server.url, weights.plan, directory=runtime) as attached:
         check_whole(attached, weights)
         total = sum(map(len, weights.data.values()))
-        stats = attached.read_stats()
+        stats = attached.stats()
         assert stats["fetched_bytes"] == stats["ready_bytes"] == stats["wanted_bytes"] == total
         assert stats["refetched"] == 0 and server.total() == total
 
@@ -29,7 +29,7 @@ def test_every_byte_arrives_once(weights: Weights, server: RangeServer, runtime:
 def test_a_local_directory_is_mapped_itself(weights: Weights, runtime: Path) -> None:
     with client.attach(str(weights.directory), weights.plan, directory=runtime) as attached:
         check_whole(attached, weights)
-        (one,) = client.send_operation("status", directory=runtime)
+        (one,) = client.request("status", directory=runtime)
         assert one["memory_bytes"] == 0
 
 
@@ -40,7 +40,7 @@ def test_a_rank_fetches_its_own_tensors_bytes_and_no_others(
     own = sum(weights.tensor(name)[2] for name in names)
     with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
         check_tensors(attached, weights, names)
-        assert server.total() == attached.read_stats()["fetched_bytes"]
+        assert server.total() == attached.stats()["fetched_bytes"]
         assert own <= server.total() <= 1.02 * own
         with pytest.raises(client.PrefetchRefusedError, match="did not request bytes"):
             attached.wait("model-00001.safetensors", 0, 8)
@@ -58,7 +58,7 @@ def test_the_foreground_of_one_comes_before_the_background_of_another(
     ):
         begun = len(server.sent)
         check_tensors(ahead, weights, now)
-        assert behind.read_stats()["ready_bytes"] < behind.read_stats()["wanted_bytes"]
+        assert behind.stats()["ready_bytes"] < behind.stats()["wanted_bytes"]
         check_tensors(behind, weights, later)
     files = [entry.file for entry in server.sent]
     last = len(files) - 1 - files[::-1].index("model-00002.safetensors")
@@ -74,7 +74,7 @@ def test_early_fetch_continues_until_a_client_attaches(
         client.attach(server.url, weights.plan, directory=runtime) as attached,
     ):
         check_whole(attached, weights)
-        (model,) = client.send_operation("status", directory=runtime)
+        (model,) = client.request("status", directory=runtime)
         assert model["leases"] == 1
     assert server.total() == sum(map(len, weights.data.values()))
 
@@ -86,7 +86,7 @@ def test_twenty_workers_share_one_copy(weights: Weights, server: RangeServer, ru
         runs = [pool.submit(_worker, server.url, weights, runtime) for _ in range(20)]
         assert [run.result() for run in runs] == [0] * 20
     assert server.total() == sum(map(len, weights.data.values()))
-    (model,) = client.send_operation("status", directory=runtime)
+    (model,) = client.request("status", directory=runtime)
     assert model["ready_bytes"] == server.total()
 
 

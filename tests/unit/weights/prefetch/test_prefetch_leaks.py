@@ -34,7 +34,7 @@ def _regions(pid: int | str = "[0-9]*") -> dict[int, set[str]]:
 
 
 def _status(runtime: Path) -> dict[str, Any]:
-    (one,) = client.send_operation("status", directory=runtime)
+    (one,) = client.request("status", directory=runtime)
     return one
 
 
@@ -54,7 +54,7 @@ def test_a_hundred_starts_and_stops(weights: Weights, server: RangeServer, runti
         with client.attach(server.url, weights.plan, names=names, directory=runtime) as attached:
             check_tensors(attached, weights, names)
             held = _regions(_status(runtime)["pid"])
-        client.send_operation("stop", directory=runtime)
+        client.request("stop", directory=runtime)
         return set(held)
 
     cycle()

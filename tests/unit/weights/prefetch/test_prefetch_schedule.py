@@ -19,7 +19,7 @@ from coldstart.contract.weights import PacedFetch
 from coldstart.weights.prefetch import client, layout
 from coldstart.weights.prefetch.layout import RegionLayout
 from coldstart.weights.prefetch.paces import BURST_S, TokenBucket
-from coldstart.weights.prefetch.schedule import CheckBoard, CheckState, Lease
+from coldstart.weights.prefetch.schedule import Board, CheckState, Lease
 
 CHUNK = 100
 # Cheap, and each finds what others do not: all of them, in one case.
@@ -48,31 +48,31 @@ def _made(chance: random.Random) -> tuple[RegionLayout, dict[str, tuple[int, int
     chunks = [hashlib.sha256(data[a:b]).hexdigest() for a, b in pairwise([*starts, len(data)])]
     file = {"name": "f", "size": len(data), "chunks": chunks, "tensors": tensors}
     places = {tensor["name"]: (tensor["offset"], tensor["size"]) for tensor in tensors}
-    return layout.parse_layout({"chunk": CHUNK, "files": [file]}), places, data
+    return layout.read({"chunk": CHUNK, "files": [file]}), places, data
 
 
-def _fetch_all(board: CheckBoard, lease: Lease, data: bytes) -> int:
+def _fetch_all(board: Board, lease: Lease, data: bytes) -> int:
     """Run a lease like the service, check all verified bytes, and return the number of fetched bytes."""
     fetched = 0
-    while run := board.pick_run([lease], lambda _: True):
+    while run := board.pick([lease], lambda _: True):
         checks = board.layout.checks[run.start : run.stop]
-        assert checks[-1].end - checks[0].start == board.layout.count_bytes(run) <= CHUNK
+        assert checks[-1].end - checks[0].start == board.layout.size(run) <= CHUNK
         for check in checks:
             assert hashlib.sha256(data[check.start : check.end]).hexdigest() == check.digest
-        fetched += board.layout.count_bytes(run)
-        board.set_state(run, CheckState.READY)
+        fetched += board.layout.size(run)
+        board.mark(run, CheckState.READY)
     assert not board.is_unfinished(lease)
     return fetched
 
 
-def _want(board: CheckBoard, names: list[str] | None, *, background: bool = False) -> Lease:
-    wanted = board.layout.select_checks(names)
-    board.request_checks(wanted)
+def _want(board: Board, names: list[str] | None, *, background: bool = False) -> Lease:
+    wanted = board.layout.select(names)
+    board.request(wanted)
     return Lease(wanted, background=background)
 
 
-def _has(board: CheckBoard, offset: int, size: int) -> bool:
-    return set(board.layout.find_covering_checks("f", offset, size)) <= set(board.list_ready())
+def _has(board: Board, offset: int, size: int) -> bool:
+    return set(board.layout.cover("f", offset, size)) <= set(board.list_ready())
 
 
 def test_wants_are_met_exactly_and_everything_is_checked() -> None:
@@ -83,7 +83,7 @@ def test_wants_are_met_exactly_and_everything_is_checked() -> None:
 def _meets_wants(seed: int) -> None:
     chance = random.Random(seed)
     made, places, data = _made(chance)
-    board = CheckBoard(made)
+    board = Board(made)
     first = [name for name in places if chance.random() < 0.5]
     rest = [name for name in places if name not in first]
     lease = _want(board, first)
@@ -107,21 +107,21 @@ def test_bytes_are_covered_by_the_checks_that_contain_any_of_them() -> None:
         numbers = [
             n for n, check in enumerate(made.checks) if check.start < offset + size and offset < check.end
         ]
-        assert list(made.find_covering_checks("f", offset, size)) == (numbers if size else [])
+        assert list(made.cover("f", offset, size)) == (numbers if size else [])
 
 
 def test_checks_of_a_released_lease_are_fetched_for_a_later_one() -> None:
     for seed in SEEDS:
         chance = random.Random(seed)
         made, places, data = _made(chance)
-        board = CheckBoard(made)
+        board = Board(made)
         gone = _want(board, None)
         kept = _want(board, [name for name in places if chance.random() < 0.4])
-        if run := board.pick_run([gone], lambda _: True):
-            board.set_state(run, CheckState.IDLE if chance.random() < 0.5 else CheckState.FAILED)
+        if run := board.pick([gone], lambda _: True):
+            board.mark(run, CheckState.IDLE if chance.random() < 0.5 else CheckState.FAILED)
         kept = _want(board, [made.checks[n].tensor.name for n in kept.wanted if made.checks[n].tensor])
         fetched = _fetch_all(board, kept, data)
-        assert fetched == made.count_bytes(kept.wanted) == board.ready_bytes
+        assert fetched == made.size(kept.wanted) == board.ready_bytes
         assert _fetch_all(board, _want(board, None), data) == len(data) - fetched
 
 
@@ -132,15 +132,15 @@ def test_a_bucket_never_lets_more_through_than_its_rate_and_never_less() -> None
         rate = 100.0
         for _ in range(50):
             size = chance.randrange(1, 60)
-            bucket.take_tokens(size, now)
+            bucket.take(size, now)
             spent += size
-            waited = bucket.compute_wait_s(now)
+            waited = bucket.wait_s(now)
             allowed, now = allowed + rate * waited, now + waited
             # A busy reader passes exactly at the rate.
             assert spent == pytest.approx(allowed)
             if chance.random() < 0.2:
                 rate = chance.choice([20.0, 100.0, 900.0])
-                bucket.set_rate(rate, now)
+                bucket.change(rate, now)
 
 
 def test_prefetcher_follows_a_changed_rate(weights: Weights, server: RangeServer, runtime: Path) -> None:
@@ -150,15 +150,15 @@ def test_prefetcher_follows_a_changed_rate(weights: Weights, server: RangeServer
         said: dict[str, Any] = {"bytes": 0}
         while said["bytes"] < 300e3:
             with suppress(client.PrefetchLostError):  # the prefetcher has not started yet
-                said = client.set_fetch_rate(pace, directory=runtime) or said
+                said = client.set_pace(pace, directory=runtime) or said
             time.sleep(0.02)
         # Each stream holds at most one more piece.
         assert said["bytes"] <= rate * (time.monotonic() - began + BURST_S) + 4 * 256e3
         assert said["limited"] and not said["ended"]
         with client.attach(server.url, weights.plan, pace=pace, directory=runtime) as attached:
-            client.set_fetch_rate(PacedFetch("worker", None), directory=runtime)
+            client.set_pace(PacedFetch("worker", None), directory=runtime)
             check_whole(attached, weights)
-        said = client.set_fetch_rate(PacedFetch("worker", None), directory=runtime) or {}
+        said = client.set_pace(PacedFetch("worker", None), directory=runtime) or {}
         assert said["ended"] and said["bytes"] == sum(map(len, weights.data.values()))
 
 
@@ -168,4 +168,4 @@ def test_invalid_rate_is_refused(weights: Weights, runtime: Path, rate: object) 
         client.attach(str(weights.directory), weights.plan, directory=runtime),
         pytest.raises(client.PrefetchError),
     ):
-        client.set_fetch_rate(PacedFetch("worker", rate), directory=runtime)  # type: ignore[arg-type]
+        client.set_pace(PacedFetch("worker", rate), directory=runtime)  # type: ignore[arg-type]
