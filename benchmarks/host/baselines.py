@@ -64,11 +64,11 @@ class GDSF:
         self._uses: dict[str, int] = {}
         self._value: dict[str, float] = {}
 
-    def requested(self, model: str, now: float, resident: bool) -> None:
+    def record_request(self, model: str, now: float, resident: bool) -> None:
         if resident:
             self._touch(model)
 
-    def loaded(self, model: str, now: float) -> None:
+    def record_load(self, model: str, now: float) -> None:
         self._touch(model)
 
     def _touch(self, model: str) -> None:
@@ -77,11 +77,11 @@ class GDSF:
         self._value.pop(model, None)
         self._value[model] = self._clock + self._uses[model] * self.costs[model].density
 
-    def evicted(self, model: str, now: float) -> None:
+    def record_eviction(self, model: str, now: float) -> None:
         self._clock = max(self._clock, self._value.pop(model, 0.0))
         self._uses.pop(model, None)
 
-    def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
+    def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         members = set(free)
         order = sorted((m for m in self._value if m in members), key=self._value.__getitem__)
         return take_first(order, need, self.costs)
@@ -97,21 +97,21 @@ class SRRIP:
         self.costs, self._last = costs, 3
         self._prediction: dict[str, int] = {}
 
-    def requested(self, model: str, now: float, resident: bool) -> None:
+    def record_request(self, model: str, now: float, resident: bool) -> None:
         if resident:
             self._prediction[model] = 0
 
-    def loaded(self, model: str, now: float) -> None:
+    def record_load(self, model: str, now: float) -> None:
         self._prediction[model] = self._last - 1
 
-    def evicted(self, model: str, now: float) -> None:
+    def record_eviction(self, model: str, now: float) -> None:
         """Age all other models as far as the victim had to age to be evicted."""
         aged = self._last - self._prediction.pop(model, self._last)
         if aged:
             for other, value in self._prediction.items():
                 self._prediction[other] = min(self._last, value + aged)
 
-    def victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
+    def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
         members = set(free)
         order = sorted((m for m in self._prediction if m in members), key=lambda m: -self._prediction[m])
         return take_first(order, need, self.costs)
