@@ -1,4 +1,4 @@
-"""Values that the CUDA driver and the framework exchange with this package; handles and addresses are integers."""
+"""Interfaces and values exchanged with the CUDA driver and the framework; handles and addresses are integers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Edge = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class AllocationEvent:
-    """Event of the allocation trace: `kind` is alloc or free, `pool` is whether the memory is in the pool of the graphs."""
+    """Event of the allocation trace: `kind` is alloc or free; `pool` is True if the memory is in the graphs' pool."""
 
     kind: str
     address: int
@@ -59,7 +59,7 @@ class AllocationEvent:
 
 @dataclass
 class Captured:
-    """Result of an ordinary capture: the raw graph and its executable; `keep` holds the objects that own them."""
+    """Captured graph and its executable; `keep` holds the objects that own them."""
 
     graph: int
     executable: int

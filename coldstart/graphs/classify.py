@@ -1,7 +1,7 @@
-"""Tell pointers from constants by two captures in two processes whose memory lies elsewhere (MEDUSA, section 4.1).
+"""Distinguish pointers from constants by captures of two processes with different memory layouts (MEDUSA, section 4.1).
 
-Memory that both processes have (a name, or an allocation with the same size and number) lies `b - a` bytes further in the
-second process. Let a, b be one parameter word in both:
+Memory common to both processes (same name, or same size and number of the allocation) is displaced by some distance in the
+second process. Let a, b be the same parameter word in both:
   a == b                                          -> constant: a pointer would have moved with its memory;
   common memory at a was moved by exactly b - a   -> pointer, also through the address in a tensor map;
   otherwise, no live memory at either             -> noise: padding that the kernel never reads; the proof decides;
@@ -38,7 +38,7 @@ COMMON = np.dtype([("a", "<u8"), ("b", "<u8"), ("size", "<u8")])
 
 
 class Memory:
-    """Memory of two processes; `regions` are those of the second one, to which relocations refer."""
+    """Memory of two processes; `regions` are those of the second process, to which relocations refer."""
 
     def __init__(self, a: Snapshot, b: Snapshot) -> None:
         self._a, self._b = a, b
@@ -55,7 +55,7 @@ class Memory:
         self._refresh()
 
     def _refresh(self) -> None:
-        """Index the regions by address, and the common memory by distance as disjoint intervals [start, end) of `a`."""
+        """Index regions by address, and common memory by displacement as disjoint intervals [start, end) in process `a`."""
         self._where = Intervals(self.regions)
         self._moved: dict[int, tuple[Array, Array, Array]] = {}
         distance = self._common["b"] - self._common["a"]
@@ -69,7 +69,7 @@ class Memory:
             self._moved[moved] = (rows["a"][first], reach[last], np.unique(ends))
 
     def explain(self, a: Array, b: Array) -> tuple[Array, Array]:
-        """Return for each pair of words whether it is an address in common memory, or else one past its end."""
+        """Return, for each pair of words, whether it is an address in common memory, and whether it is one past its end."""
         inside, past = self._find_relocated(a, b)
         if self._pair_libraries(a[~inside], b[~inside]):
             inside, past = self._find_relocated(a, b)
@@ -89,7 +89,7 @@ class Memory:
         return inside, past
 
     def _pair_libraries(self, a: Array, b: Array) -> bool:
-        """Pair allocations of libraries, which have no order, one to one by words at an equal offset; return if any is new."""
+        """Pair unordered library allocations one to one by words at equal offsets; return whether any pair is new."""
         (mine, one), (theirs, other) = self._libraries
         left, right = one.find(a), other.find(b)
         before = len(self.pairs)
@@ -107,25 +107,25 @@ class Memory:
         return found
 
     def locate(self, addresses: Array) -> tuple[Array, Array]:
-        """Return the region of each address of the second process, or NONE, and the offset in it."""
+        """Return the region (or NONE) and the offset within it of each address of the second process."""
         region = self._where.find(addresses)
         base = np.array([r.base for r in self.regions] + [0], np.uint64)[region]
         return region, np.where(region != NONE, addresses - base, 0).astype(np.int64)
 
     def pair_contents(self) -> dict[int, int]:
-        """Return the address in the first process of memory that outlives the capture, by its address in the second."""
+        """Map the address in the second process of memory that outlives the capture to its address in the first."""
         (mine, _), (theirs, _) = self._libraries
         libraries = {theirs[y].base: mine[x].base for x, y in self.pairs.items()}
         return {b: a for a, b, _ in find_common(self._a, self._b, "live").tolist()} | libraries
 
     def are_live(self, a: Array, b: Array) -> Array:
-        """Return whether any known live memory is at either word of each pair."""
+        """Return, for each pair, whether either word is an address in live memory."""
         hits = [where.find(word) != NONE for word, where in zip((a, a, b, b), self._live, strict=True)]
         live: Array = np.logical_or.reduce(hits)
         return live
 
     def describe(self, a: int, b: int) -> str:
-        """Return both addresses, each with the region that contains it or else the nearest region below."""
+        """Describe both addresses, each by the region that contains it, or else the nearest region below."""
         return f"{_describe(a, self._first)} and {_describe(b, self.regions)}"
 
     def check_moved(self, graphs: Iterable[tuple[Array, Array]]) -> None:
@@ -152,7 +152,7 @@ def _describe(address: int, regions: list[SymbolRegion]) -> str:
 
 
 def find_common(a: Snapshot, b: Snapshot, of_pool: str = "pool") -> Array:
-    """Return rows of COMMON for the memory that both processes have; with `of_pool` live, without what the pool has freed."""
+    """Return rows of COMMON for memory common to both processes; if `of_pool` is live, omit freed pool memory."""
     theirs = {(r.symbol, r.size): r.base for r in [*b.regions, *b.unnamed()]}
     pairs = [(r.base, theirs.get((r.symbol, r.size)), r.size) for r in [*a.regions, *a.unnamed()]]
     one, other = (s.allocations[s.allocations["pool"] & s.allocations[of_pool]] for s in (a, b))
@@ -166,7 +166,7 @@ def find_common(a: Snapshot, b: Snapshot, of_pool: str = "pool") -> Array:
 
 @dataclass
 class Classifier:
-    """Words of one graph in two captures; `open` are the payload bytes that differ and are not explained yet.
+    """Classifier of the words of one graph in two captures; `open` are the differing bytes not yet explained.
 
     `run` sets `relocations` to `Memory.regions`, and the payload bytes that are `noise` or in `conflict`.
     """
@@ -183,7 +183,7 @@ class Classifier:
     def run(self, aligned: Array, everywhere: Array) -> Classifier:
         """Classify the words of the parameters.
 
-        `aligned` has the windows at each fourth byte, `everywhere` those at each byte, for packed structs.
+        `aligned` are windows at every fourth byte; `everywhere` are windows at every byte, for packed structs.
         """
         a, b = self._words(aligned)
         self._find_pointers(aligned[a != b])
@@ -216,7 +216,7 @@ class Classifier:
         self.open[(place[:, None] + np.arange(size)).ravel()] = False
 
     def _find_maps(self) -> None:
-        """Add the tensor maps whose addresses have moved with common memory, if all their other bytes are explained.
+        """Add tensor maps whose addresses moved with common memory, if all their other bytes are explained.
 
         Any aligned 128 bytes can be decoded. The other bytes of a map encode shape and stride, which do not
         depend on the layout.
@@ -231,7 +231,7 @@ class Classifier:
         self._add(place[good], b[good], np.zeros(len(place), bool)[good], TENSOR_MAP, TENSOR_MAP_BYTES)
 
     def _split_rest(self, place: Array) -> tuple[Array, Array]:
-        """Split the unexplained bytes into noise and conflict."""
+        """Split the unexplained bytes into noise and conflicts."""
         live = self.memory.are_live(*self._words(place))
         suspect = np.zeros(len(self.open), bool)
         suspect[(place[live][:, None] + np.arange(8)).ravel()] = True
@@ -239,7 +239,7 @@ class Classifier:
 
 
 def choose(place: Array, proven: Array) -> Array:
-    """Return non-overlapping windows among the `proven` ones, preferring alignment to 8 bytes, then to 4.
+    """Select non-overlapping windows among the `proven` ones, preferring 8-byte, then 4-byte alignment.
 
     Compilers align pointers, so an aligned window is more likely the pointer.
     """

@@ -1,4 +1,4 @@
-"""Reasons for which a graph is not restored; the caller then captures the graph."""
+"""Errors that prevent the restore of a graph; the caller then captures the graph."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class GraphError(Exception):
 
 
 class GraphRefusedError(GraphError):
-    """A graph cannot be recorded or restored: its kernels or its memory are missing, or it cannot be relocated safely."""
+    """A graph cannot be recorded or restored: kernels or memory are missing, or relocation would be unsafe."""
 
 
 class AlteredTableError(GraphError):
-    """The bytes or types of a table differ from the sealed ones."""
+    """The files of the graphs are corrupt: bytes or types differ from the sealed ones."""
 
     code = "CS-GRAPH-ALTERED"
 
 
 class NotProvenError(GraphError):
-    """The bundle has no proof of these tables."""
+    """The graphs of the bundle have not been verified."""
 
     code = "CS-GRAPH-UNPROVEN"
 
@@ -36,7 +36,7 @@ class DriverError(GraphError):
 
 
 def format_reasons(failed: Mapping[str, str]) -> str:
-    """Return the reasons in one line, each with the first graph that it concerns and the number of others."""
+    """Format the reasons in one line, each with its first graph and the number of other graphs."""
     groups: dict[str, list[str]] = {}
     for key, reason in failed.items():
         groups.setdefault(reason, []).append(key)

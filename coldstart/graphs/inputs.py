@@ -1,4 +1,4 @@
-"""Inputs and outputs of a graph in the proof: the engine's own inputs, with seeded tokens and KV cache.
+"""Inputs and outputs of a graph during verification: the engine's own inputs, with seeded tokens and KV cache.
 
 The engine writes the inputs of a graph as before a capture, so every index in them is valid. Buffers of tokens then get seeded
 ids. Two windows of each KV region (its start and its middle: keys and values) get bytes that are finite and of moderate size in
@@ -29,9 +29,9 @@ Span = tuple[int, int]
 
 @dataclass
 class Workload:
-    """Memory of one process. `write` makes the engine write the inputs of a graph, and `outputs` are by graph.
+    """Inputs and outputs in one process. `write` makes the engine write a graph's inputs; `outputs` are by graph.
 
-    `tokens` are buffers with the bytes of one id; ids are below `vocabulary`. `kv` are the regions of the KV cache.
+    `tokens` are the token buffers and the bytes per id; ids are below `vocabulary`. `kv` are the KV cache regions.
     """
 
     driver: CudaDriver
@@ -57,7 +57,7 @@ class Workload:
         self.driver.synchronize()  # the graph runs on another stream, which does not wait for these copies
 
     def observe(self, key: str) -> bytes:
-        """Return the outputs and the KV windows."""
+        """Read the outputs and the KV windows."""
         return b"".join(self.driver.read(*span) for span in [self.outputs[key], *self._windows()])
 
     def _windows(self) -> list[Span]:
@@ -66,7 +66,7 @@ class Workload:
 
 @functools.lru_cache(maxsize=4)
 def _noise(seed: int) -> bytes:
-    """Return finite numbers for any window.
+    """Return seeded bytes that are finite numbers in every float format, for any window.
 
     The bytes are drawn once for each seed: a model has hundreds of windows and is prepared thousands of
     times.

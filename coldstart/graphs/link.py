@@ -1,4 +1,4 @@
-"""Link captures: two snapshots to one relocatable bundle, and a bundle to the addresses of one process.
+"""Combine two captures into relocatable graphs, and relocate the graphs of a bundle to the addresses of a process.
 
 A byte of a bundle's payload is 0 if it is relocated, 0xFF if it is noise, and the captured constant otherwise. The value 0xFF
 makes the proof show that no kernel reads noise. In a process, a relocated word is the base of its region plus an offset.
@@ -38,7 +38,7 @@ NOISE = 0xFF
 
 
 def combine(a: Snapshot, b: Snapshot) -> Tables:
-    """Return the bundle of two captures, whose regions have their addresses in `b`.
+    """Combine two captures into relocatable tables; regions have their addresses in `b`.
 
     Raises:
         GraphRefusedError: The two layouts do not differ.
@@ -73,7 +73,7 @@ def combine(a: Snapshot, b: Snapshot) -> Tables:
 
 
 def find_disagreements(a: Tables, b: Tables) -> dict[str, str]:
-    """Return the graphs that either capture refused or whose structure differs, with the reasons."""
+    """Return the graphs that a capture refused or whose structure differs, with reasons."""
     reasons = {**a.refused, **b.refused}
     for key in {**a.graphs, **b.graphs}:
         if key in reasons:
@@ -102,13 +102,13 @@ def _same_structure(a: Tables, one: Graph, b: Tables, other: Graph) -> bool:
 
 
 def _is_same_kernel(one: Kernel, other: Kernel) -> bool:
-    """Return whether two kernels are equal. A binary that one process does not know is decided by the proof."""
+    """Return whether two kernels are equal. If a process does not know a binary, verification decides."""
     known = one.binary is not None and other.binary is not None
     return one == other if known else replace(one, binary=None) == replace(other, binary=None)
 
 
 def _describe_conflict(memory: Memory, one: Graph, other: Graph, kernels: list[Kernel], byte: int) -> str:
-    """Return the reason for a graph with a word in live memory that differs: kernel, byte, and both addresses."""
+    """Describe a conflicting word in live memory: kernel, byte, and both addresses."""
     place = byte // 8 * 8  # payloads and pointers are aligned
     node = other.nodes[int(np.searchsorted(other.nodes["payload"], place, side="right")) - 1]
     kernel = kernels[node["kernel"]].name if node["kind"] == 0 else "a memset or copy"
@@ -120,7 +120,7 @@ def _describe_conflict(memory: Memory, one: Graph, other: Graph, kernels: list[K
 
 
 def _apply(graph: Graph, classified: Classifier) -> Graph:
-    """Return the graph with relocations in place of its addresses."""
+    """Return the graph with its addresses replaced by relocations."""
     rows, payload = classified.relocations, graph.payload.copy()
     # The address of a tensor map is at its start.
     payload[(rows["place"].astype(np.int64)[:, None] + np.arange(8)).ravel()] = 0
@@ -134,7 +134,7 @@ def _apply(graph: Graph, classified: Classifier) -> Graph:
 def _add_contents(
     tables: Tables, b: Snapshot, theirs: Mapping[int, bytes], memory: Memory
 ) -> tuple[Tables, set[int]]:
-    """Add what outlives the capture in memory that graphs reach; return the numbers of all regions that they reach.
+    """Add contents that outlive the capture in memory reachable from graphs; return the indices of reachable regions.
 
     `theirs` are the contents in the first process.
     """
@@ -176,7 +176,7 @@ def _link_content(one: bytes | None, other: bytes, memory: Memory) -> tuple[Arra
 
 
 def _keep_regions(tables: Tables, used: set[int], regions: list[SymbolRegion]) -> Tables:
-    """Return the tables with the regions that their rows name."""
+    """Return the tables with only the regions that their rows reference."""
     number = np.zeros(len(regions) + 1, np.int64)
     number[sorted(used)] = np.arange(len(used))
 
@@ -196,7 +196,7 @@ def _keep_regions(tables: Tables, used: set[int], regions: list[SymbolRegion]) -
 
 
 def relocate(payload: Array, relocations: Array, base: Array, driver: CudaDriver) -> Array:
-    """Return a copy of the payload with all relocations applied; `base` has the address of each region."""
+    """Return a copy of the payload with all relocations applied; `base` is the address of each region."""
     out = np.array(payload)
     plain = relocations[relocations["kind"] == ABSOLUTE]
     addresses = base[plain["region"]] + plain["offset"].astype(np.uint64)

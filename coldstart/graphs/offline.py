@@ -1,9 +1,9 @@
-"""Offline phase: two processes record, and a third one proves the bundle; the processes share a work directory.
+"""Offline phase: two processes record graphs and a third one verifies them; they share a work directory.
 
 <work>/layout-1/    the snapshot of the first process
 <work>/bundle/      the bundle of both, written by the second process
-<work>/live.json    what changed in its contents while the second process took a few steps
-<work>/reason       why a process did nothing
+<work>/live.json    blocks of its contents that changed while the second process ran a few steps
+<work>/reason       why a process wrote no result
 Invariant: bundle/ appears in one step. Its proof.json is of a process that did not record it.
 
 `make` calls no driver: the caller provides the function that starts a process of the engine.
@@ -36,7 +36,7 @@ Launch = Callable[[str, EngineTask], None]
 
 
 def make(work: Path, launch: Launch) -> Path:
-    """Return the directory of a proven bundle below `work`.
+    """Run the offline phase; return the directory of the verified graphs below `work`.
 
     Args:
         work: Directory of the offline phase.
@@ -67,7 +67,7 @@ def _expect(work: Path, written: Path) -> None:
 
 
 def keep_proven(bundle: Path, proof: prove.Proof) -> None:
-    """Drop the graphs that failed from the bundle and its proof. Raises NotProvenError if no graph remains."""
+    """Drop the graphs that failed verification. Raises NotProvenError if no graph remains."""
     if not proof.proven:
         raise NotProvenError(f"no graph could be verified: {format_reasons(proof.failed)}")
     if proof.failed:
@@ -76,7 +76,7 @@ def keep_proven(bundle: Path, proof: prove.Proof) -> None:
 
 
 def fail(work: Path, reason: str) -> None:
-    """Write the reason for the process that runs the offline phase."""
+    """Report to the process that runs the offline phase why this process failed."""
     (work / REASON).write_text(reason)
 
 
@@ -87,7 +87,7 @@ def record(
     work: Path, driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured],
     report: Mapping[str, Any],
 ) -> ContentWatch:  # fmt: skip
-    """Write this process's layout, or as the second one the bundle, whose sealed report includes `report`.
+    """Write this process's layout or, in the second process, the combined graphs; their sealed report includes `report`.
 
     The caller then runs live steps and calls `look` of the returned watch after each.
 
@@ -113,7 +113,7 @@ def record(
 
 @dataclass
 class ContentWatch:
-    """Watch over the contents of a bundle, (address, bytes) of each block, while the engine takes live steps.
+    """Detector of changes in the stored contents, (address, bytes) per block, while the engine runs live steps.
 
     A restored graph has its own copy of this memory. Both sides of the proof replay without the engine, so the proof cannot
     tell a constant from a buffer that the engine rewrites before each step. A block that changes is therefore not stored:
@@ -133,7 +133,7 @@ class ContentWatch:
         return [self.driver.read(address, size) for address, size in self.blocks]
 
     def look(self) -> None:
-        """Compare the blocks with the recorded ones, and write which have ever changed. Raises DriverError."""
+        """Compare the blocks with their recorded contents; save which have ever changed. Raises DriverError."""
         pairs = zip(self._before, self._read(), strict=True)
         self._changed |= {number for number, (before, now) in enumerate(pairs) if before != now}
         self.steps += 1

@@ -1,4 +1,4 @@
-"""Proof of a bundle before it is published.
+"""Verify the restored graphs of a bundle before it is published.
 
 The proof runs in a third process. All restored graphs run first, because a restore needs no forward pass, and only then is
 anything captured. For every graph and seed, two captured replays must be equal, because a graph that is not deterministic
@@ -34,7 +34,7 @@ PROOF = "proof.json"
 
 @dataclass
 class Proof:
-    """Result of the proof; graphs are in order of size."""
+    """Result of the verification; graphs are in order of size."""
 
     seal: str
     seeds: list[int]
@@ -43,15 +43,15 @@ class Proof:
 
 
 def prove(restorer: Restorer, workload: Workload, seeds: Sequence[int] = (1, 2)) -> Proof:
-    """Run every restored graph, then capture each and compare; nothing is written.
+    """Replay every restored graph, then capture each and compare the outputs. Writes no file.
 
     Raises:
-        NotProvenError: The bundle cannot be linked.
+        NotProvenError: The graphs cannot be relocated in this process.
     """
     proof = Proof(read_manifest(restorer.directory).seal, list(seeds))
     restored, found = restorer.restore_all(), dict[str, list[str]]()
     if reason := restorer.fallbacks.pop("*", None):
-        raise NotProvenError(f"cannot link the bundle: {reason}")
+        raise NotProvenError(f"cannot relocate the graphs of this bundle: {reason}")
     proof.failed |= {key: f"not restored: {why}" for key, why in restorer.fallbacks.items()}
     for key, graph in restored.items():
         try:
@@ -81,7 +81,7 @@ def prove(restorer: Restorer, workload: Workload, seeds: Sequence[int] = (1, 2))
 def _hash_outputs(
     form: str, workload: Workload, key: str, seeds: Sequence[int], graph: Replayable
 ) -> list[str]:
-    """Return the SHA-256 of the outputs of a run for each seed. Raises NotProvenError."""
+    """Return the SHA-256 of the outputs of a replay for each seed. Raises NotProvenError."""
     found = list[str]()
     for seed in seeds:
         try:
@@ -95,12 +95,12 @@ def _hash_outputs(
 
 
 def write(proof: Proof, directory: Path) -> None:
-    """Write the proof to the bundle's directory, where it is valid only if every graph passed."""
+    """Write the proof into the bundle's directory. It is valid only if every graph passed."""
     (directory / PROOF).write_text(json.dumps(asdict(proof), sort_keys=True))
 
 
 def parse_proof(directory: Path) -> Proof:
-    """Return the written proof, valid or not. Raises NotProvenError if there is none."""
+    """Parse the stored proof without validating it. Raises NotProvenError if there is none."""
     try:
         return msgspec.json.decode(read_file(directory / PROOF), type=Proof)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
@@ -108,7 +108,7 @@ def parse_proof(directory: Path) -> Proof:
 
 
 def read_proof(directory: Path) -> Proof:
-    """Return the proof of exactly these tables, of which every graph passed. Raises NotProvenError."""
+    """Return the stored proof if it matches these tables and every graph passed. Raises NotProvenError otherwise."""
     proof, manifest = parse_proof(directory), read_manifest(directory)
     if proof.failed or proof.seal != manifest.seal or sorted(proof.proven) != sorted(manifest.keys):
         reason = format_reasons(proof.failed) or "it is for other graphs than those of this bundle"
@@ -129,9 +129,9 @@ def extract(bundle: Bundle) -> Iterator[Path]:
 
 
 def summarize(bundle: Bundle) -> dict[str, Any]:
-    """Return counts of nodes, edges, relocations and proven graphs, the refused graphs and the bytes of a section as JSON data.
+    """Return the JSON summary of a `graphs` section: counts of nodes, edges, relocations and graphs, and the size in bytes.
 
-    The result has an "error" if the section cannot be read: it is untrusted and can have any numbers.
+    The section is untrusted; if it cannot be read, the result contains an "error".
     """
     try:
         with extract(bundle) as directory:

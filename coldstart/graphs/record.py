@@ -1,4 +1,4 @@
-"""Read the captured CUDA graphs of one process into a `Snapshot`, and refuse each graph that cannot be relocated.
+"""Read the captured CUDA graphs of a process into a `Snapshot`; refuse graphs that cannot be relocated.
 
 A snapshot has the raw payloads of the graphs, the memory that they may point to, and the contents that outlive the capture
 (MEDUSA, section 4.3): an allocation that was freed before the end of the capture is written before it is read.
@@ -68,7 +68,7 @@ class Snapshot:
     binaries: dict[str, bytes]
 
     def unnamed(self) -> list[SymbolRegion]:
-        """Return the live allocations outside of the pool that have no name."""
+        """Return the live allocations outside the pool that have no name."""
         rows = self.allocations[self.allocations["live"] & ~self.allocations["pool"]]
         named = Intervals([*self.regions, *self.pool])
         ends = rows["address"] + np.maximum(rows["size"], 1) - 1
@@ -109,7 +109,7 @@ def load_snapshot(directory: Path) -> Snapshot:
 
 
 def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured]) -> Snapshot:
-    """Return a snapshot of these captures with all the data that another process needs."""
+    """Create a snapshot of these captures with all data that another process needs."""
     pool = framework.pool()
     inside = Intervals(pool).find(np.array([r.base for r in framework.regions()], np.uint64))
     named = drop_aliases(r for r, at in zip(framework.regions(), inside.tolist(), strict=True) if at == NONE)
@@ -130,7 +130,7 @@ def take(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, C
 
 
 def number_allocations(events: Iterable[AllocationEvent]) -> Array:
-    """Return a row for each allocation of the trace, in order."""
+    """Return one row per allocation of the trace, in order."""
     counts, live = Counter[tuple[int, bool]](), dict[int, int]()
     rows = list[tuple[int, int, int, bool, bool]]()
     for event in events:
@@ -147,7 +147,7 @@ def number_allocations(events: Iterable[AllocationEvent]) -> Array:
 
 
 def drop_aliases(regions: Iterable[SymbolRegion]) -> list[SymbolRegion]:
-    """Drop empty regions, and regions that alias memory of an earlier one (views of one storage)."""
+    """Drop empty regions, and regions that alias an earlier one (views of the same storage)."""
     kept: list[SymbolRegion] = []
     end = 0
     for region in sorted((r for r in regions if r.size), key=lambda r: (r.base, -r.size, r.symbol)):
@@ -186,7 +186,7 @@ class GraphBuilder:
         self._payload += payload.ljust(-(-len(payload) // ALIGN) * ALIGN, b"\0")
 
     def finish(self, key: str, size: int, handles: Sequence[int], edges: Iterable[Edge]) -> None:
-        """Close the graph; `handles` are its nodes in the order in which they were appended."""
+        """Finish the graph; `handles` are its nodes in the order of appending."""
         number = {handle: i for i, handle in enumerate(handles)}
         rows = [(number[source], number[target], *data, 0) for source, target, *data in edges]
         payload = np.frombuffer(bytes(self._payload), np.uint8)
@@ -195,7 +195,7 @@ class GraphBuilder:
         )
 
     def begin(self) -> None:
-        """Start the next graph; a graph that is not finished leaves nothing."""
+        """Start the next graph and discard an unfinished one."""
         self._nodes, self._payload = [], bytearray()
 
     def build_tables(self, refused: dict[str, str]) -> Tables:
@@ -204,7 +204,7 @@ class GraphBuilder:
 
 
 def read_graphs(driver: CudaDriver, framework: TorchFramework, captured: Mapping[str, Captured]) -> Tables:
-    """Return tables with one row for each node of every supported graph."""
+    """Return tables with one row per node of every supported graph."""
     builder, sizes, refused = GraphBuilder(), framework.sizes, dict[str, str]()
     for key, capture in captured.items():
         builder.begin()
@@ -239,13 +239,13 @@ def _read_node(driver: CudaDriver, builder: GraphBuilder, handle: int) -> None:
 
 
 def _candidates(graph: Graph, kernels: Sequence[Kernel]) -> Array:
-    """Return the words of a graph that may be addresses."""
+    """Return the words of a graph that could be addresses."""
     values = stored.values(graph.payload, stored.places(graph, kernels))
     return values[(values >= stored.LOWEST) & (values < stored.HIGHEST)]
 
 
 def _find_allocations(driver: CudaDriver, addresses: Array) -> list[SymbolRegion]:
-    """Return the driver allocations at these addresses, which are sorted."""
+    """Return the driver allocations that contain these sorted addresses."""
     ranges: dict[int, SymbolRegion] = {}
     end = 0
     for address in addresses.tolist():
@@ -257,7 +257,7 @@ def _find_allocations(driver: CudaDriver, addresses: Array) -> list[SymbolRegion
 
 
 def _read_contents(driver: CudaDriver, snapshot: Snapshot, used: Array) -> dict[int, bytes]:
-    """Return what outlives the capture: live memory of the pool, and other memory without a name that a word points into."""
+    """Read the contents that outlive the capture: live pool memory, and other unnamed memory that a word points into."""
     rows = snapshot.allocations[snapshot.allocations["live"] & snapshot.allocations["pool"]]
     spans = [(a, s) for a, s, _, _, _ in rows.tolist()]
     others = [*snapshot.unnamed(), *snapshot.libraries()]
@@ -270,7 +270,7 @@ def _read_contents(driver: CudaDriver, snapshot: Snapshot, used: Array) -> dict[
 
 
 def _decode_maps(driver: CudaDriver, graph: Graph, kernels: Sequence[Kernel]) -> Array:
-    """Return the addresses in tensor maps, found by asking the driver where it writes each address bit."""
+    """Return the addresses in tensor maps, located by the bits that the driver writes for each address."""
     rows: list[tuple[int, int, Array]] = []
     masks: list[int] = []
     for place in stored.maps(graph, kernels).tolist():

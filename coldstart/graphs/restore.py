@@ -1,6 +1,6 @@
-"""Restore graphs without a forward pass; the caller captures a graph that cannot be restored.
+"""Restore graphs without a forward pass; the caller captures graphs that cannot be restored.
 
-A bundle is linked once, and its graphs are built before the server is ready. Kernels come from the binaries in the bundle.
+A bundle is relocated once, and its graphs are built before the server is ready. Kernels come from the binaries in the bundle.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UNWRITTEN = 0xFF
 
 @dataclass
 class Replayable:
-    """Replacement of a captured graph: replay() launches on the framework's current stream."""
+    """Restored graph with the interface of a captured one: replay() launches it on the framework's current stream."""
 
     driver: CudaDriver
     framework: TorchFramework
@@ -53,7 +53,7 @@ class Replayable:
 
 
 class Restorer:
-    """Restore of one bundle in one process."""
+    """Restorer of one bundle's graphs in one process."""
 
     def __init__(self, directory: Path, driver: CudaDriver, framework: TorchFramework) -> None:
         self.directory, self.driver, self.framework = directory, driver, framework
@@ -62,7 +62,7 @@ class Restorer:
         self._functions, self._missing = list[int](), dict[int, str]()
 
     def restore_all(self) -> dict[str, Replayable]:
-        """Link the bundle and return its graphs by key, in order of size; the others have their reasons in `fallbacks`."""
+        """Restore all graphs; return them by key, in order of size. `fallbacks` has the reasons for graphs that failed."""
         if not self.link():
             return {}
         held, graphs = self._tables.graphs, dict[str, Replayable]()
@@ -75,7 +75,7 @@ class Restorer:
 
     # --- linking -------------------------------------------------------------------------------------
     def link(self) -> bool:
-        """Load and link the bundle; return False if it cannot be used, with the reason in `fallbacks['*']`."""
+        """Load and relocate the bundle; if it is unusable, return False and set `fallbacks['*']` to the reason."""
         with timeline.measure("graphs: link", track="graphs"):
             try:
                 tables = load(self.directory)
@@ -103,7 +103,7 @@ class Restorer:
         return np.array(bases, np.uint64)
 
     def _write_contents(self, tables: Tables) -> None:
-        """Write the contents into the memory that the bundle provides, and NaN into the rest of it."""
+        """Write the stored contents into the memory that the bundle provides, and NaN into the rest."""
         data = relocate(tables.contents, tables.content_relocations, self._base, self.driver)
         for base, region in zip(self._base.tolist(), tables.regions, strict=True):
             if region.is_provided and region.size:
@@ -112,7 +112,7 @@ class Restorer:
             self.driver.write(int(self._base[region]) + offset, data[start : start + length].tobytes())
 
     def _find_kernels(self, kernels: Sequence[Kernel]) -> tuple[list[int], dict[int, str]]:
-        """Return the function of each kernel, and the reasons for those that are missing."""
+        """Return the function of each kernel, and reasons for missing ones."""
         # Read each binary once, although many kernels share it: some binaries have 22 MB.
         library = functools.cache(self._load_library)
         functions, missing = [0] * len(kernels), dict[int, str]()
@@ -131,7 +131,7 @@ class Restorer:
 
     # --- building ------------------------------------------------------------------------------------
     def restore(self, key: str) -> Replayable | None:
-        """Return the restored graph, or None with the reason in `fallbacks`; the caller then captures it."""
+        """Restore a graph; on failure, return None and add the reason to `fallbacks`."""
         try:
             with timeline.measure(f"graphs: {key}", track="restore"):
                 return self._build(key)
@@ -163,7 +163,7 @@ class Restorer:
 
 
 def _add_nodes(driver: CudaDriver, raw: int, graph: Graph, rows: Array, payload: Array) -> list[Any]:
-    """Add the nodes; each sequence of kernels is one batch."""
+    """Add the nodes; consecutive kernels are added as one batch."""
     nodes, handles = graph.nodes, list[Any]()
     for other in [*np.flatnonzero(nodes["kind"] != NodeKind.KERNEL).tolist(), len(nodes)]:
         if other > len(handles):

@@ -1,6 +1,6 @@
-"""Graphs as tables: numpy arrays with one row for each node, edge and relocation, in memory and on disk.
+"""Graphs as numpy tables, in memory and on disk, with one row per node, edge and relocation.
 
-A word is 8 bytes of a graph's parameters that can be an address.
+A word is 8 bytes of a graph's parameters that could be an address.
 
 On disk, tables.npz has all arrays, and graphs.json has the rest with the SHA-256 of tables.npz and of itself (the seal).
 Invariant: load(save(t)) == t, and `load` raises AlteredTableError after any changed byte of any file.
@@ -64,7 +64,7 @@ MANIFEST, ARRAYS, KERNELS = "graphs.json", "tables.npz", "kernels"
 
 @dataclass(frozen=True)
 class Kernel:
-    """Kernel: its identity is (SHA-256 of the binary, mangled name); `layout` is ((offset, size), ...) in bytes."""
+    """Kernel, identified by (SHA-256 of the binary, mangled name); `layout` is ((offset, size), ...) in bytes."""
 
     name: str
     binary: str | None
@@ -111,14 +111,14 @@ class Graph:
     relocations: Array = field(default_factory=lambda: np.zeros(0, RELOCATION))
 
     def kernels(self) -> list[int]:
-        """Return the numbers of the kernels that this graph launches."""
+        """Return the indices of the kernels that this graph launches."""
         numbers: list[int] = np.unique(self.nodes["kernel"][self.nodes["kind"] == 0]).tolist()
         return numbers
 
 
 @dataclass
 class Tables:
-    """Graphs of one model by key, what they share, and the reasons for graphs that are captured instead.
+    """Graphs of one model by key, their shared data, and the reasons for graphs that must be captured instead.
 
     `blocks` are (region, length, offset in the region, start in `contents`); `content_relocations` are addresses in `contents`.
     """
@@ -134,7 +134,7 @@ class Tables:
     content_relocations: Array = field(default_factory=lambda: np.zeros(0, RELOCATION))
 
     def drop_graphs(self, reasons: Mapping[str, str]) -> Tables:
-        """Return the tables without these graphs, which are refused with the reasons."""
+        """Return the tables without these graphs, which are marked as refused with the given reasons."""
         kept = {key: graph for key, graph in self.graphs.items() if key not in reasons}
         return replace(self, graphs=kept, refused={**self.refused, **reasons})
 
@@ -191,7 +191,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Return the sealed JSON. Raises AlteredTableError if it is truncated, changed or of another format."""
+    """Read the sealed JSON. Raises AlteredTableError if it is truncated, changed, or has an unsupported format."""
     try:
         document = json.loads(read_file(directory / MANIFEST))
         unsealed = {name: value for name, value in document.items() if name != "seal"}
@@ -205,7 +205,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def load(directory: Path) -> Tables:
-    """Return the tables of a directory. Raises AlteredTableError."""
+    """Load the tables of a directory. Raises AlteredTableError."""
     manifest = read_manifest(directory)
     try:
         packed = read_file(directory / ARRAYS)
@@ -235,7 +235,7 @@ def _split(rows: Array, counts: Array, name: str) -> list[Array]:
 
 
 def read_by_digest(directory: Path, digest: str) -> bytes:
-    """Return a file that is named by its digest, verified. Raises AlteredTableError."""
+    """Read a file that is named by its digest, and verify it. Raises AlteredTableError."""
     try:
         data = read_file(directory / digest)
     except OSError as error:
@@ -255,7 +255,7 @@ def rewrite(tables: Tables, directory: Path) -> str:
 
 
 def places(graph: Graph, kernels: Sequence[Kernel], stride: int = STRIDE) -> Array:
-    """Return the sorted positions in the payload (int64) where 8 bytes within one parameter can be an address."""
+    """Return the sorted payload offsets (int64) at which 8 bytes within one parameter could be an address."""
     parts = _find_windows(graph, kernels, 8, stride)
     for kind, offsets in ((1, (0, 8)), (2, (0,))):
         starts = graph.nodes["payload"][graph.nodes["kind"] == kind].astype(np.int64)
@@ -264,7 +264,7 @@ def places(graph: Graph, kernels: Sequence[Kernel], stride: int = STRIDE) -> Arr
 
 
 def maps(graph: Graph, kernels: Sequence[Kernel]) -> Array:
-    """Return the positions where a tensor map can be: aligned within its parameter, alone or in a struct.
+    """Return the payload offsets at which a tensor map could be: aligned within its parameter, alone or in a struct.
 
     The alignment is relative to the start of the parameter. The compiler aligns the parameter in the constant
     bank but not in the packed buffer.
@@ -284,13 +284,13 @@ def _find_windows(graph: Graph, kernels: Sequence[Kernel], width: int, stride: i
 
 
 def values(payload: Array, at: Array) -> Array:
-    """Return the 8-byte little-endian words at those positions, of any alignment."""
+    """Return the 8-byte little-endian words at these offsets, which need not be aligned."""
     gathered = np.ascontiguousarray(payload[at[:, None] + np.arange(8)])
     return gathered.view("<u8").reshape(-1)
 
 
 class Intervals:
-    """Disjoint regions of one process, by address."""
+    """Index of disjoint regions by address."""
 
     def __init__(self, regions: Sequence[SymbolRegion]) -> None:
         self.order = np.argsort([r.base for r in regions], kind="stable").astype(np.int64)
@@ -302,7 +302,7 @@ class Intervals:
             raise GraphError(f"region {first.symbol} overlaps the next region; symbols must not alias")
 
     def find(self, addresses: Array) -> Array:
-        """Return the number of the region with base <= address < base + size for each address, or NONE."""
+        """Return, for each address, the index of the region that contains it, or NONE."""
         if not len(self.base):
             return np.full(len(addresses), NONE)
         at = np.searchsorted(self.base, addresses, side="right") - 1

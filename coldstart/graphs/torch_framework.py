@@ -1,4 +1,4 @@
-"""PyTorch as the framework that owns the tensors: names of memory, segments of the private pool, capture with CUDAGraph.
+"""PyTorch backend: names of tensor memory, segments of the private pool, and capture with CUDAGraph.
 
 Without a GPU, tests cover only the pure functions; benchmarks/gpu/plan.py runs this module on a GPU.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TorchFramework:
-    """Framework of one model.
+    """PyTorch backend for one model.
 
     `tensors` maps symbols (param:, buffer:, kv:, static:) to tensors. `capture` returns a CUDAGraph that
     retains its raw graph. `pool` is the id of the private memory pool (torch.cuda.graph_pool_handle()). A
@@ -46,7 +46,7 @@ class TorchFramework:
         return pool_segments(self.torch.cuda.memory._snapshot(), self._pool)
 
     def reserve(self, sizes: Sequence[int]) -> list[int]:
-        """Allocate one block for each size in bytes, keep them until `release`, and return their addresses."""
+        """Allocate a block per size in bytes and keep the blocks until `release`; return their addresses."""
         new = [self.torch.empty(size, dtype=self.torch.uint8, device="cuda") for size in sizes]
         self.reserved += new
         return [tensor.data_ptr() for tensor in new]
@@ -67,7 +67,7 @@ class TorchFramework:
         return Captured(raw, self.driver.instantiate(raw), [graph])
 
     def consumes_random(self, captured: Captured) -> bool:
-        """Return whether a replay advances the default generator: PyTorch's replay() rewrites the offsets in such a graph."""
+        """Return whether a replay advances the default random generator, whose offsets PyTorch's replay() would rewrite."""
         cuda, (graph,) = self.torch.cuda, captured.keep
         generator = cuda.default_generators[cuda.current_device()]
         before = generator.get_offset()
@@ -93,7 +93,7 @@ def define_kept_class(plain: Any) -> Any:
 
 
 def tensor_regions(tensors: Mapping[str, Any]) -> list[SymbolRegion]:
-    """Return one region for each storage (views and tied weights share one), named by its first symbol."""
+    """Return one region per storage (shared by views and tied weights), named by its first symbol."""
     regions = []
     for symbol, tensor in tensors.items():
         storage = tensor.untyped_storage()

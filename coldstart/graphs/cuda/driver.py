@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver that this package uses, over cuda-bindings.
+"""CUDA driver calls through cuda-bindings.
 
 One kernel-parameter struct is reused: each node's 72 bytes are copied into it from the launch table, so a
 node costs one memmove and one driver call.
@@ -35,7 +35,7 @@ EDGE_BYTES = 8
 
 @cache
 def bindings() -> Any:
-    """Return the module cuda.bindings.driver. Raises DriverError with the install command if it is missing or too old."""
+    """Import cuda.bindings.driver. Raises DriverError with the install command if it is missing or too old."""
     try:
         driver = import_module("cuda.bindings.driver")
         version = str(import_module("cuda.bindings").__version__)
@@ -47,7 +47,7 @@ def bindings() -> Any:
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the values after the error code: none, one, or a tuple. Raises DriverError."""
+    """Call a driver function; return its results without the error code. Raises DriverError."""
     try:
         error, *values = function(*arguments)
     except RuntimeError as missing:  # cuda-bindings found no driver library or no entry point
@@ -87,7 +87,7 @@ class CudaDriver:
         return [int(n) for n in call(self.d.cuGraphGetNodes, handle, count)[0]]
 
     def edges(self, graph: int) -> list[Edge]:
-        """Return the edges, read into own buffers: bindings 13.0 return edge data whose memory is already freed."""
+        """Return the edges, read into our own buffers, because cuda-bindings 13.0 returns freed edge data."""
         count = ctypes.c_size_t()
         self._get_edges(graph, None, None, None, count)
         sources, targets = ((ctypes.c_uint64 * count.value)() for _ in range(2))
@@ -191,14 +191,14 @@ class CudaDriver:
         return tuple((number, value) for number, value in pairs if value not in (0, -1))
 
     def _module(self, function: Any) -> Any:
-        """Return the module of a function, or None if the driver does not tell: no graph may depend on it."""
+        """Return the module of a function, or None if the driver does not report it."""
         try:
             return call(self.d.cuFuncGetModule, function)
         except DriverError:
             return None
 
     def _list_names(self, module: Any) -> set[str]:
-        """Return the names of the functions of a module, or none if the driver cannot list them."""
+        """Return the names of a module's functions; empty if the driver cannot list them."""
         try:
             count = call(self.d.cuModuleGetFunctionCount, module)
             functions = list(call(self.d.cuModuleEnumerateFunctions, count, module))

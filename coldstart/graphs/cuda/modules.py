@@ -1,4 +1,4 @@
-"""Find the binary of a function by the module that it was loaded from, observed with CUPTI: no preload, offline only.
+"""Find the binary of a function through its module, with CUPTI callbacks. Used offline only; needs no LD_PRELOAD.
 
 A callback of the domain RESOURCE has the binary of each module that the driver loads. If that happens inside a call of
 cuModuleLoad*, as Triton and Inductor load their kernels, the callback at the end of the call has the handle of the module,
@@ -33,7 +33,7 @@ _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint3
 
 @dataclass
 class ModuleLog:
-    """Binaries by digest, in order of loading."""
+    """Log of loaded binaries by digest, in order of loading."""
 
     images: dict[str, bytes] = field(default_factory=dict)
     cubins: dict[str, Cubin] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class ModuleLog:
     _by_module: dict[int, str] = field(default_factory=dict)
 
     def record(self, image: bytes) -> str | None:
-        """Record one binary and return its digest; images that are not cubins are dropped."""
+        """Record a binary and return its digest; ignore images that are not cubins."""
         digest = sha256(image)
         if digest in self.images:
             return digest
@@ -55,7 +55,7 @@ class ModuleLog:
         return digest
 
     def link_module(self, module: int, digest: str) -> None:
-        """Record which binary a module was loaded from; a later module may have the handle of one that was unloaded."""
+        """Record the binary of a module. Handles of unloaded modules may be reused."""
         self._by_module[module] = digest
 
     def digest(self, module: int, name: str, layout: Layout, siblings: Callable[[], set[str]]) -> str | None:
