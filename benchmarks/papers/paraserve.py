@@ -1,8 +1,8 @@
 """Figures of ParaServe on the simulated fleet: the live decisions with links and simulated time. Simulated.
 
 Start times come from `fleet/cold_ttft`. "ParaServe" grows a rank in place and moves a stream in 0.34 s, as the paper does;
-"this fleet" loads the full model in a second engine beside a rank, so that a device holds (1 + 1/s) times the weights until the
-switch, and moves a stream in 0.45 s, as was measured.
+"this fleet" loads the full model in a second engine beside a rank, which on a GPU holds (1 + 1/s) times the weights until the
+switch (its engines on the CPU share them), and moves a stream in 0.45 s, as was measured.
 
 Figures 10 to 12 have the servers, models, SLOs and request rates of the paper (testbed ii, table 2): 2 servers of 4 A10
 (64 Gbit/s), 4 of 4 V100 (16 Gbit/s), and 384 models, 64 each of Llama2-7B and 13B for chat, code and summaries, with 5 GB of
@@ -86,6 +86,7 @@ class System:
         self, requests: Sequence[ModelRequest], servers: Sequence[ServerSpec], models: Sequence[FleetModel]
     ) -> Replay:
         move_s = MOVE_S.get(self.name, 0.0)
+        models = [replace(model, held_twice=float(self.name == OWN)) for model in models]
         return simulate(requests, servers, models, self.roster.settings, move_s=move_s, roster=self.roster)
 
 
@@ -95,7 +96,7 @@ def system(name: str, **settings: Any) -> System:
         # The fit knows the sum only. How it is divided matters where loading is slower than the libraries, which it never is.
         part = FIT["runtime_s"] / 3
         costs = Costs(part, part, part, FIT["rank_s"], HOP_S, FIT["first_s"])
-        chosen = FleetSettings(beside=name == OWN, **common)
+        chosen = FleetSettings(**common)
         return System(
             name,
             costs,
@@ -154,7 +155,7 @@ def figure5() -> Found:
         rows.append((f"{ranks} ranks", "not printed; TTFT falls and TPOT rises",
                      f"TTFT {served.ttft_s:.1f} s, TPOT {1e3 * tpot_s(served):.0f} ms"))  # fmt: skip
     offers = [Offer(one.name, one.network, one.load, one.memory) for one in servers]
-    for scheme in considered(force(llama("7b", costs), 4), offers, replace(settings, beside=False)):
+    for scheme in considered(force(llama("7b", costs), 4), offers, settings):
         rows.append((f"4 ranks, {scheme.full} full", "not printed; with 4 negligible loss",
                      f"TPOT {1e3 * scheme.tpot_s:.0f} ms (equation 2)"))  # fmt: skip
     return rows, {}

@@ -161,6 +161,9 @@ READY_FD = _ours(
 HANDOVER_KEY = _ours(
     "HANDOVER_KEY", text, "", "Key of the messages that move the KV of a request to or from this server."
 )
+WEIGHTS_SOCKET = _ours(
+    "WEIGHTS_SOCKET", text, "", "Socket at which a rank shares its weights with the worker that replaces it."
+)
 SUPERVISOR_PID = _ours("SUPERVISOR_PID", text, "", "PID of the process whose exit ends the server.")
 TIMELINE_OFFSET_S = _ours(
     "TIMELINE_OFFSET_S", number(), 0.0, "Seconds to add to the clock of a thawed process."

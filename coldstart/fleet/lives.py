@@ -72,7 +72,7 @@ class GroupLives:
         """
         if len(group.workers) < 2 or group.phase is not GroupPhase.STARTING:
             return False
-        memory = spec.full_memory(len(group.workers), self.settings.beside)
+        memory = spec.full_memory(len(group.workers))
         full = [worker for worker in group.workers if worker.full]
         if len(full) <= group.keep and not any(
             self.roster.grow(worker, memory) for worker in group.workers if not worker.full

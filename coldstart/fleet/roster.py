@@ -117,7 +117,7 @@ class Roster:
         self._update_index()
         sizes, count = range(2, self.settings.most_ranks + 1), self.settings.most_ranks + len(avoided)
         needs = {model.memory}.union(map(model.part, sizes))
-        needs.update(model.full_memory(ranks, self.settings.beside) for ranks in sizes)
+        needs.update(map(model.full_memory, sizes))
         least, found = min(needs), list[Offer]()
         for (fetch, load), entries in self._idle.items():
             chosen: dict[tuple[int, str], None] = {}

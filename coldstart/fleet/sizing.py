@@ -238,7 +238,7 @@ def _scheme(
 ) -> Scheme | None:
     if len(ordered) < ranks:
         return None
-    memory = model.full_memory(ranks, settings.beside)
+    memory = model.full_memory(ranks)
     whole = list(islice((one for one in ordered if one[1] >= memory), full))
     if len(whole) < full:
         return None

@@ -92,7 +92,8 @@ class FleetModel:
     of each rank by number of ranks, if known; else ranks are equal. `recorded` are the seconds from loaded weights to
     ready, by number of ranks, of the starts that verified the bundles; `joins` those of the fleet's own starts, which
     replace them, and both replace `join_s` of the costs. `unavailable` are the numbers of ranks that cannot start, with
-    the reasons.
+    the reasons. `held_twice` is the part of a rank's weights, from 0 to 1, of which a device holds two copies while the full
+    worker replaces the rank: 0 in the paper and between engines that share their memory.
     """
 
     name: str
@@ -109,6 +110,7 @@ class FleetModel:
     joins: dict[int, float] = field(default_factory=dict)
     recorded: dict[int, float] = field(default_factory=dict)
     unavailable: dict[int, str] = field(default_factory=dict)
+    held_twice: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.size <= self.memory:
@@ -119,6 +121,8 @@ class FleetModel:
             raise UsageError(
                 f"model {self.name}: batch and most must be 1 or more, least from 0 to most, idle_s 0 or more"
             )
+        if not 0 <= self.held_twice <= 1:
+            raise UsageError(f"model {self.name}: held_twice must be from 0 to 1, found {self.held_twice}")
         for ranks, shares in self.shares.items():
             if len(shares) != ranks or min(shares) <= 0:
                 raise UsageError(f"model {self.name}: {len(shares)} shares for {ranks} ranks")
@@ -134,12 +138,9 @@ class FleetModel:
             return self.shares[count]
         return tuple(self.size * (r + 1) // count - self.size * r // count for r in range(count))
 
-    def full_memory(self, count: int, beside: bool) -> int:
-        """Return the device bytes of a full worker in a group of `count`.
-
-        With `beside`, the full model loads beside the worker's rank, and its device holds both until the switch.
-        """
-        return self.memory + (max(self.ranks(count)) if beside and count > 1 else 0)
+    def full_memory(self, count: int) -> int:
+        """Return the device bytes of a full worker in a group of `count`, with what its device holds twice until the switch."""
+        return self.memory + (ceil(self.held_twice * max(self.ranks(count))) if count > 1 else 0)
 
     def part(self, count: int) -> int:
         """Return the device bytes of any other worker: in proportion (section 4.1.2), at least its weights."""
@@ -152,8 +153,7 @@ class FleetSettings:
 
     A server that makes no progress for `hang_timeout_s` is killed (`host.live.servers.find_hang` has the rule).
 
-    `beside` counts the device memory of an engine that loads beside its rank (required by vLLM); without it the
-    worker grows in place, as in the paper. `reclaim` stops idle workers early when another model finds no room.
+    `reclaim` stops idle workers early when another model finds no room.
     """
 
     most_ranks: int = setting(
@@ -170,7 +170,6 @@ class FleetSettings:
         "Replace a pipeline by a single worker when it serves, and move its streams.",
         "--consolidate/--no-consolidate",
     )
-    beside: bool = True
     reclaim: bool = True
     retries: int = setting(2, "", least=0)
     hold_s: Seconds = setting(600.0, "", above=0)

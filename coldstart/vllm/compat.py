@@ -19,14 +19,16 @@ Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "deadline", "offload", "graphs",
     "deferred-capture", "kv-plan",
     "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby", "ending", "application",
-    "logging", "progress", "end-requests", "handover",
+    "logging", "progress", "end-requests", "handover", "sharing",
 ]  # fmt: skip
 Versions = tuple[tuple[int, int], tuple[int, int]]
 
 _NOT_0_33: tuple[Feature, ...] = ("compile", "scheduler", "offload", "standby", "headless")
 CHECKED: dict[Feature, Versions] = {
     **dict.fromkeys(_NOT_0_33, ((0, 31), (0, 33))),
-    **dict.fromkeys(("graphs", "deferred-capture", "late-interaction", "handover"), ((0, 32), (0, 33))),
+    **dict.fromkeys(
+        ("graphs", "deferred-capture", "late-interaction", "handover", "sharing"), ((0, 32), (0, 33))
+    ),
 }
 """Versions that a feature was checked with, where they are fewer than the supported ones."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations, pairwise
-from math import inf
+from math import ceil, inf
 from random import Random
 
 from coldstart.fleet.reservations import BandwidthReservations
@@ -32,8 +32,8 @@ def cluster(random: Random) -> tuple[FleetModel, list[Offer], FleetSettings, int
             cuts = sorted(random.sample(range(1, 1000), ranks - 1))
             edges = [0, *(size * cut // 1000 for cut in cuts), size]
             shares[ranks] = tuple(b - a for a, b in pairwise(edges))
-    model = FleetModel("m", size, memory, costs, limit, pace, shares=shares)
-    beside = random.random() < 0.5
+    twice = random.choice([0.0, 0.3, 1.0])
+    model = FleetModel("m", size, memory, costs, limit, pace, shares=shares, held_twice=twice)
     offers = [
         Offer(
             f"s{number}",
@@ -44,7 +44,7 @@ def cluster(random: Random) -> tuple[FleetModel, list[Offer], FleetSettings, int
         for number in range(random.randint(0, 7))
     ]
     required, consolidate = random.choice([1, 1, 1, 2, 3, 4, 6]), random.random() < 0.8
-    return model, offers, FleetSettings(beside=beside, consolidate=consolidate), required, waited
+    return model, offers, FleetSettings(consolidate=consolidate), required, waited
 
 
 def term(model: FleetModel, offer: Offer, size: int) -> float:
@@ -66,7 +66,7 @@ def exhaustive(
             model.size * (r + 1) // s - model.size * r // s for r in range(s)
         )
         largest = max(sizes)
-        whole = model.memory + (largest if settings.beside and s > 1 else 0)
+        whole = model.memory + (ceil(model.held_twice * largest) if s > 1 else 0)
         part = whole if s == 1 else max(-(-model.memory // s), largest)
         for w in range(s + 1):
             if w < (max(1, min(s, required)) if settings.consolidate or s == 1 else 0):

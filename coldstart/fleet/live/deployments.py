@@ -24,6 +24,7 @@ from coldstart.host.live import profiles
 from coldstart.models import inspection, keys
 from coldstart.models.inspection import Lookup
 from coldstart.scheduling.profile import IterationProfile, ProfileError
+from coldstart.system import runtime
 from coldstart.system.paths import Cache
 from coldstart.units import parse_size
 from coldstart.weights import checkpoint
@@ -115,6 +116,8 @@ def build_deployment(
         shares=shares,
         recorded=recorded | pipelines,
         unavailable=unavailable,
+        # vLLM's CPU engines share what a rank and its full worker have in common; engines on a GPU do not yet.
+        held_twice=0.0 if runtime.targets_cpu() else 1.0,
     )
     return ModelDeployment(launch, spec)
 

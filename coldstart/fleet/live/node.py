@@ -11,14 +11,17 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
 from statistics import median
 from uuid import uuid4
 
 from coldstart.contract import environment, fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.contract.weights import PacedFetch
+from coldstart.errors import UsageError
 from coldstart.fleet.events import FoundRank
 from coldstart.fleet.live.orders import (
     NodeReport,
@@ -35,6 +38,7 @@ from coldstart.host.live.servers import PATIENCE_S, ModelServer, Starter, StartF
 from coldstart.host.live.starter import StartOrder
 from coldstart.launch.scheduler import reserve_cores
 from coldstart.system.ipc.addresses import find_free_port
+from coldstart.system.proc.scratch import PREFIX, private_directory
 from coldstart.vllm.handover import handover_arguments
 from coldstart.weights.prefetch import client
 
@@ -73,6 +77,8 @@ class NodeServers:
         self._seq = 0
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._private = ExitStack()
+        self._sockets: Path | None = None
 
     async def rendezvous(self) -> tuple[str, int]:
         """Return the address of this machine and a free port, for the ranks of a pipeline."""
@@ -114,7 +120,7 @@ class NodeServers:
             else None
         )
         try:
-            env = {**self._device(order), str(environment.VLLM_API_KEY): key}
+            env = {**self._device(order), str(environment.VLLM_API_KEY): key, **self._shared_weights(order)}
             launch, handover_key = _build_launch(order), ""
             if self._can_hand_over(order, launch):
                 # One key for each server: no other server and no client knows it.
@@ -142,13 +148,23 @@ class NodeServers:
         """Return the environment that selects the server's GPU."""
         return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.shows_devices else {}
 
+    def _shared_weights(self, order: RankOrder) -> dict[str, str]:
+        """Return the environment with which a rank and the full worker that replaces it share weights, on the CPU only."""
+        if self.shows_devices or not _takes_part(order):
+            return {}
+        try:
+            self._sockets = self._sockets or self._private.enter_context(private_directory(PREFIX))
+        except UsageError:  # no private directory: each loads its own weights
+            return {}
+        owner = blake2b((order.rank.beside or order.rank.worker).encode(), digest_size=8).hexdigest()
+        return {str(environment.WEIGHTS_SOCKET): str(self._sockets / owner)}
+
     def _can_hand_over(self, order: RankOrder, launch: Launch) -> bool:
         """Return whether requests can move from or to the server with their KV.
 
         Only a pipeline and a worker that replaces one need it, and only a CPU engine without another KV connector can.
         """
-        moves = order.master is not None or bool(order.rank.beside)
-        return moves and not self.shows_devices and not launch.args.gives("kv_transfer_config")
+        return _takes_part(order) and not self.shows_devices and not launch.args.gives("kv_transfer_config")
 
     async def _live(self, worker: str, process: _Process) -> None:
         began = self.clock()
@@ -237,6 +253,11 @@ class NodeServers:
             except TimeoutError:
                 return []
         return [one for one in self._events if one[0] > after]
+
+
+def _takes_part(order: RankOrder) -> bool:
+    """Return whether the worker is a rank of a pipeline, or replaces one."""
+    return order.master is not None or bool(order.rank.beside)
 
 
 def _build_launch(order: RankOrder) -> Launch:

@@ -1,7 +1,7 @@
 """Worker processes of the fleet: carries out the core's orders, and reports the end of each process to the core.
 
-vLLM cannot extend a rank to a full model in place. So a pipeline is replaced by workers that load the full model beside
-its ranks (ParaServe, section 6).
+vLLM cannot extend a rank to a full model. So a pipeline is replaced by workers that load the full model beside its ranks
+(ParaServe, section 6). On the CPU both share the weights that they have in common.
 """
 
 from __future__ import annotations

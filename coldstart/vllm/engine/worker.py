@@ -19,10 +19,11 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from coldstart.contract import fallback
+from coldstart.contract import environment, fallback
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import timeline
+from coldstart.system.ipc.peers import PeerError
 from coldstart.vllm import compat
 from coldstart.vllm.engine import compiled
 from coldstart.vllm.sleep import NAME as SLEEP_BACKEND
@@ -85,12 +86,29 @@ class ColdWorker(CPUWorker):
     def load_model(self, **kwargs: Any) -> None:
         entry.register()  # in case VLLM_PLUGINS excludes our plug-in, or vLLM does not find it
         with timeline.measure("load weights", track="engine"):
-            super().load_model(**kwargs)
+            self._load(kwargs)
         if self.plan.compile_dir and (reason := compat.check("compile")):
             self._fall_back("compile", reason)
         elif self.plan.compile_dir:
             with timeline.measure("restore compiled forward", track="engine"):
                 self._restore(Path(self.plan.compile_dir))
+
+    def _load(self, kwargs: dict[str, Any]) -> None:
+        with ExitStack() as sharing:
+            if environment.WEIGHTS_SOCKET.read():
+                try:
+                    reason = compat.check("sharing", lambda: self._share(sharing))
+                except (PeerError, OSError) as error:
+                    reason = str(error)
+                if reason:
+                    self._fall_back("sharing", f"this worker has its own copy of the weights: {reason}")
+            super().load_model(**kwargs)
+
+    def _share(self, stack: ExitStack) -> None:
+        from coldstart.vllm.weights import sharing
+
+        is_rank = self.parallel_config.world_size > 1
+        stack.enter_context(sharing.share(self.model_runner, is_rank=is_rank))
 
     def _restore(self, directory: Path) -> None:
         kernels = compiled.kernels(directory)

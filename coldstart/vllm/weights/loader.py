@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -81,8 +82,13 @@ class ColdLoader(DefaultModelLoader):
             yield from self._vllms(model_config, model, None, str(error))
             return
         try:
+            # Only a worker that shares weights has imported this.
+            sharing = sys.modules.get("coldstart.vllm.weights.sharing")
+            sharer, names = sharing and sharing.loading_full_worker(), [one.name for one in wanted.tensors]
             for tensor, view in load_tensors(wanted.tensors, wanted.rungs, self.report):
                 yield tensor.name, _shaped(tensor, view)
+                if sharer is not None:
+                    sharer.has_loaded(model, tensor.name, names)
         except NoLoaderLeftError as error:
             if wanted.asked is not None:  # vLLM's own reader verifies no digest
                 raise RuntimeError(f"{LOST}{error}") from error

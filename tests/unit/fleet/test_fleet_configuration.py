@@ -14,7 +14,6 @@ from coldstart.fleet import specification
 from coldstart.fleet.specification import FleetSettings, Overlap
 
 GOOD: dict[str, Any] = {
-    "beside": False,
     "window_s": 2,
     "servers": {
         "a": {"count": 2, "devices": 4, "memory": "24GB", "network": "2GB", "load": "12GB"},
@@ -22,7 +21,14 @@ GOOD: dict[str, Any] = {
     },
     "models": {
         "small": {"size": "12GB", "memory": "16GB", "container_s": 2, "prefill_s": 1, "ttft_s": 10},
-        "many": {"count": 3, "size": "24GB", "memory": "30GB", "overlap": "sequential", "least": 1},
+        "many": {
+            "count": 3,
+            "size": "24GB",
+            "memory": "30GB",
+            "overlap": "sequential",
+            "least": 1,
+            "held_twice": 1,
+        },
     },
 }
 
@@ -35,13 +41,14 @@ def test_a_file_is_read() -> None:
     small, many = found.models[:2]
     assert (small.size, small.costs.container_s, small.ttft_s, small.tpot_s) == (12 * 10**9, 2.0, 10.0, inf)
     assert many.costs.overlap is Overlap.SEQUENTIAL and many.least == 1
-    assert (found.settings.window_s, found.settings.beside) == (2.0, False)
+    assert found.settings.window_s == 2.0 and (small.held_twice, many.held_twice) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
         (("placement",), "pipeline", "unknown key placement"),
+        (("models", "small", "held_twice"), 2, "held_twice must be from 0 to 1, found 2"),
         (("most_ranks",), 0, "most_ranks"),
         (("retries",), True, "retries"),
         (("colour",), 1, "unknown key colour"),

@@ -23,24 +23,26 @@ MODELS = [
     FleetModel("large", 40, 50, COSTS, ttft_s=9.0, tpot_s=0.2, batch=3, idle_s=40.0),
     FleetModel("kept", 20, 25, COSTS, batch=2, least=1, most=2),
 ]
+TWICE = [replace(model, held_twice=1.0) for model in MODELS[:2]]
 NAMES = [model.name for model in MODELS]
 
 
 def core(models: list[FleetModel] = MODELS, **given: object) -> FleetCore:
-    return FleetCore(FleetSettings(**{"beside": False, **given}), SERVERS, models)  # type: ignore[arg-type]
+    return FleetCore(FleetSettings(**given), SERVERS, models)  # type: ignore[arg-type]
 
 
 class Fleet(RuleBasedStateMachine):
     """State machine that executes actions in any order, loses servers and workers, and keeps its own counts."""
 
     @initialize(
-        beside=st.booleans(),
+        held_twice=st.sampled_from([0.0, 0.5, 1.0]),
         reclaim=st.booleans(),
         consolidate=st.booleans(),
         retries=st.integers(0, 3),
     )
-    def begin(self, **given: object) -> None:
-        self.core, self.now, self.count = core(**given), 0.0, 0
+    def begin(self, held_twice: float, **given: object) -> None:
+        models = [replace(model, held_twice=held_twice) for model in MODELS]
+        self.core, self.now, self.count = core(models, **given), 0.0, 0
         self.waiting: dict[str, str] = {}
         self.at: dict[str, str] = {}
         self.to: dict[str, str] = {}
@@ -262,7 +264,7 @@ def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
 
 def _consolidated() -> tuple[FleetCore, list[LaunchRank], LaunchRank]:
     """Return a pipeline of four with one stream, and the ready worker that replaces it."""
-    one = core(MODELS[:2], beside=True)
+    one = core(TWICE)
     ranks = launches(one.handle(events.RequestArrived("1", "large"), 0.0))
     (single,) = [
         launch for rank in ranks for launch in launches(one.handle(events.RankReady(rank.worker), 5.0))
@@ -294,7 +296,7 @@ def test_pipeline_ends_its_stream_when_the_worker_that_replaced_it_dies() -> Non
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_fleet_that_begins_again_does_not_consolidate_a_second_time(ready: bool) -> None:
     one, ranks, single = _consolidated()
-    again = FleetCore(FleetSettings(beside=True), [], MODELS[:2])
+    again = FleetCore(FleetSettings(), [], TWICE)
     found = [*(events.FoundRank(rank, True) for rank in ranks), events.FoundRank(single, ready)]
     servers = [server.spec for server in one.roster.servers.values()]
     actions = again.handle(events.Rebuilt(tuple(servers), tuple(found)), 0.0)
@@ -307,7 +309,7 @@ def test_a_fleet_that_begins_again_does_not_consolidate_a_second_time(ready: boo
 def test_start_evicts_elsewhere_before_it_retries_the_failed_server() -> None:
     full, other = SERVERS[0], replace(SERVERS[2], name="other")
     small, sitting = replace(MODELS[0], most=1, idle_s=100.0), replace(MODELS[0], name="sitting", memory=60)
-    one = FleetCore(FleetSettings(beside=False), [full, other], [small, sitting])
+    one = FleetCore(FleetSettings(), [full, other], [small, sitting])
     one.handle(events.Drained(full.name), 0.0)
     (sits,) = launches(one.handle(events.RequestArrived("1", "sitting"), 0.0))
     one.handle(events.RankReady(sits.worker), 1.0)
@@ -384,7 +386,7 @@ def test_a_least_number_of_workers_is_kept() -> None:
 
 def _grown(servers: list[ServerSpec]) -> tuple[FleetCore, list[LaunchRank], list[events.Action]]:
     """Send five requests to a model with three per worker: a pipeline of two, launched for the first, serves them."""
-    one, ranks = FleetCore(FleetSettings(), servers, MODELS[:2]), list[LaunchRank]()
+    one, ranks = FleetCore(FleetSettings(), servers, TWICE), list[LaunchRank]()
     for request in "12345":
         ranks += launches(one.handle(events.RequestArrived(request, "large"), 0.0))
     assert [(rank.ranks, rank.full) for rank in ranks] == [(2, 1), (2, 1)], (
@@ -426,7 +428,7 @@ def test_incomplete_group_stops_and_reserves_its_memory_until_stopped() -> None:
     ranks = launches(before.handle(events.RequestArrived("1", "large"), 0.0))
     pipeline = [rank for rank in ranks if rank.model == "large"]
     assert len(pipeline) > 1
-    after = FleetCore(FleetSettings(beside=False, consolidate=False), (), MODELS[:2])
+    after = FleetCore(FleetSettings(consolidate=False), (), MODELS[:2])
     actions = after.handle(
         events.Rebuilt(tuple(SERVERS), (events.FoundRank(pipeline[0], True),), ("s3",)), 0.0
     )

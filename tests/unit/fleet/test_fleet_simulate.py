@@ -30,7 +30,7 @@ def test_a_pipeline_by_hand() -> None:
 
     Tokens then take 0.5 * 1.5 s: six are out when the stream moves at 11.5; it goes on at 11.84 with 0.5 s each.
     """
-    done = simulate([one()], SERVERS, [MODEL], FleetSettings(beside=False))
+    done = simulate([one()], SERVERS, [MODEL], FleetSettings())
     (served,) = done.records
     assert (served.first_token_s, served.cold) == (7.0, True)
     assert served.finished_s == pytest.approx(11.84 + (100 - 4.5 / 0.75) * 0.5)
@@ -67,7 +67,7 @@ def test_weights_in_host_memory_are_not_fetched_again() -> None:
 
 def test_a_rank_that_dies_costs_time_and_no_request() -> None:
     fault = [(8.0, events.WorkerDied("m#1.1", "killed"))]
-    done = simulate([one()], SERVERS, [MODEL], FleetSettings(beside=False), faults=fault)
+    done = simulate([one()], SERVERS, [MODEL], FleetSettings(), faults=fault)
     (served,) = done.records
     assert (served.ok, served.first_token_s, done.counts["starts"]) == (True, 7.0, 2)
     assert 13.0 < (served.finished_s or 0.0) < inf

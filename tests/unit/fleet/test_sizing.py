@@ -41,7 +41,7 @@ def test_first_token_of_four_ranks_one_of_them_full() -> None:
 
 
 COSTS = Costs(container_s=2.0, context_s=1.0, library_s=3.0, prefill_s=1.0, decode_s=0.05)
-SETTINGS = FleetSettings(beside=False)
+SETTINGS = FleetSettings()
 FAST = [Offer(f"s{n}", 2.0, 10.0, 100) for n in range(4)]
 
 
@@ -98,10 +98,20 @@ def test_hop_of_a_pipeline_is_that_of_its_servers() -> None:
         assert found.tpot_s == pytest.approx(0.05 * 1.5 + hop_s * 2)
 
 
+@pytest.mark.parametrize(("held_twice", "ranks"), [(0.0, 2), (1.0, 1)])
+def test_a_pipeline_is_chosen_where_its_full_worker_fits(held_twice: float, ranks: int) -> None:
+    """Llama2-13B on 32 GB meets 12 s with two ranks only if the full worker shares the weights of its rank."""
+    gb, costs = 10**9, Costs(library_s=4.0, prefill_s=1.0)
+    model = FleetModel("13b", 26 * gb, 31 * gb, costs, ttft_s=12.0, held_twice=held_twice)
+    servers = [Offer(f"v100-{n}", 1.67 * gb, 12.0 * gb, 32 * gb) for n in range(4)]
+    found = choose(model, servers, SETTINGS)
+    assert found is not None and (len(found.places), found.meets) == (ranks, ranks == 2)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_offers_of_the_index_lead_to_the_choice_among_all_servers(seed: int) -> None:
     random = Random(seed)
-    roster = Roster(FleetSettings(beside=random.random() < 0.5))
+    twice, roster = random.choice([0.0, 1.0]), Roster(FleetSettings())
     for number in range(30):
         link = random.choice([2.0, 4.0]), random.choice([20.0, 30.0])
         roster.join(ServerSpec(f"s{number}", random.choice([60, 90]), *link, random.randint(1, 3)), 0.0)
@@ -110,7 +120,7 @@ def test_offers_of_the_index_lead_to_the_choice_among_all_servers(seed: int) -> 
         now += random.uniform(0, 3)
         size = random.randint(10, 50)
         limits = random.choice([8.0, 14.0, inf]), random.choice([0.08, 0.2, inf])
-        model = FleetModel(f"m{number}", size, size + 9, COSTS, *limits)
+        model = FleetModel(f"m{number}", size, size + 9, COSTS, *limits, held_twice=twice)
         avoided = frozenset(random.sample(list(roster.servers), random.randint(0, 3)))
         everything = [server.offer(now) for server in roster.open(avoided)]
         required = random.choice([1, 1, 2, 5])

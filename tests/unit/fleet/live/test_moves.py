@@ -56,6 +56,8 @@ async def _pipeline(stage: FleetStage) -> tuple[list[Any], Any]:
     for node in stage.rig.nodes.values():
         node.servers.hold = False
     assert "--nnodes" in ranks[0].launch.args and "--nnodes" not in beside.launch.args
+    sockets = [server.env["COLDSTART_WEIGHTS_SOCKET"] for server in (*ranks, beside)]
+    assert sockets[0] == sockets[2] != sockets[1], "the full worker shares the weights of the rank beside it"
     return ranks, beside
 
 

@@ -1,0 +1,150 @@
+"""Memory of this process that others share: regions of equal content are backed by one sealed memory file.
+
+The process that publishes copies its regions into the file and maps the file over them. Another process maps the file over
+each of its own regions with the same bytes. All maps are private, so a write changes only the copy of the writer, and the
+seals prevent every other change of the file. Callers pass only regions that no thread writes meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+PAGE = mmap.PAGESIZE
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+_PROT, _FIXED, _FAILED = mmap.PROT_READ | mmap.PROT_WRITE, 0x10, ctypes.c_void_p(-1).value
+SEPARATE = 1 << 16
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _USUAL = -1, -3, 32 << 20
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+class Region(NamedTuple):
+    """Whole pages of this process: the address of the first one, and their size in bytes."""
+
+    address: int
+    size: int
+
+    def fingerprint(self) -> str:
+        """Return a digest of the size and of three pages, by which equal regions find each other."""
+        digest = hashlib.blake2b(str(self.size).encode(), digest_size=16)
+        for page in (0, self.size // PAGE // 2, self.size // PAGE - 1):
+            digest.update(ctypes.string_at(self.address + page * PAGE, PAGE))
+        return digest.hexdigest()
+
+
+Places = dict[str, Region]
+"""Offset and size in the file, by fingerprint."""
+
+
+def within(address: int, size: int) -> Region:
+    """Return the pages that are completely in a range; none if it is shorter than two pages."""
+    start = -(-address // PAGE) * PAGE
+    return Region(start, max(0, (address + size) // PAGE * PAGE - start))
+
+
+@contextmanager
+def separate_allocations() -> Iterator[None]:
+    """Give each allocation of SEPARATE bytes or more that fits no hole of the heap pages of its own, with glibc.
+
+    Afterwards the thresholds are those that glibc reaches by itself when large allocations are freed.
+    """
+    change = getattr(_libc, "mallopt", lambda *_: 0)
+    change(_M_MMAP_THRESHOLD, SEPARATE)
+    try:
+        yield
+    finally:
+        change(_M_MMAP_THRESHOLD, _USUAL)
+        change(_M_TRIM_THRESHOLD, 2 * _USUAL)
+
+
+def list_anonymous() -> list[Region]:
+    """Return the private, writable memory of this process that no file backs, in order of address."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, access, _, _, inode, *name = line.split()
+        if access == "rw-p" and inode == "0" and not name:
+            start, end = (int(part, 16) for part in place.split("-"))
+            found.append(Region(start, end - start))
+    return found
+
+
+def subtract(regions: Iterable[Region], others: Iterable[Region]) -> list[Region]:
+    """Return the parts of `regions` outside `others`; both are in order of address."""
+    left, rest = list[Region](), list(others)
+    for region in regions:
+        start, end = region.address, region.address + region.size
+        for other in rest:
+            if other.address + other.size <= start or other.address >= end:
+                continue
+            if other.address > start:
+                left.append(Region(start, other.address - start))
+            start = other.address + other.size
+        if start < end:
+            left.append(Region(start, end - start))
+    return left
+
+
+def publish(regions: Iterable[Region]) -> tuple[int, Places]:
+    """Move regions into a new sealed file; return its descriptor and their places there. Raises OSError."""
+    descriptor, places, end = (
+        os.memfd_create("coldstart-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING),
+        {},
+        0,
+    )
+    try:
+        moved = list(regions)
+        for region in moved:
+            data = (ctypes.c_char * region.size).from_address(region.address)
+            written = 0
+            while written < region.size:
+                written += os.pwrite(descriptor, memoryview(data)[written:], end + written)
+            places[region.fingerprint()] = Region(end, region.size)
+            end += region.size
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        offset = 0
+        for region in moved:
+            _map_over(region, descriptor, offset)
+            offset += region.size
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, places
+
+
+def is_sealed(descriptor: int) -> bool:
+    """Return whether the content of a memory file can no longer change."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:  # no memory file
+        return False
+
+
+def adopt(region: Region, descriptor: int, places: Places) -> bool:
+    """Back a region by the file if that has the same bytes; return whether it does. Raises OSError, ValueError."""
+    place = places.get(region.fingerprint())
+    if place is None or place.size != region.size:
+        return False
+    with mmap.mmap(descriptor, place.size, mmap.MAP_PRIVATE, _PROT, offset=place.address) as other:
+        view = ctypes.c_char.from_buffer(other)
+        is_equal = not _libc.memcmp(region.address, ctypes.addressof(view), region.size)
+        del view
+    if is_equal:
+        _map_over(region, descriptor, place.address)
+    return is_equal
+
+
+def _map_over(region: Region, descriptor: int, offset: int) -> None:
+    """Replace the pages of a region by those of the file, for all threads at once."""
+    flags = mmap.MAP_PRIVATE | _FIXED
+    if _libc.mmap(region.address, region.size, _PROT, flags, descriptor, offset) == _FAILED:
+        raise OSError(ctypes.get_errno(), f"cannot map {region.size} bytes of shared weights")

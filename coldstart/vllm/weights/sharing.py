@@ -1,0 +1,164 @@
+"""Weights that a rank and the full worker that replaces it on the same machine share (ParaServe, section 6).
+
+The rank serves its loaded weights, as one sealed memory file, to the worker that connects to its socket. The worker maps
+them over each of its own tensors with the same bytes, packed ones included, so that both processes hold one copy. Only
+vLLM's CPU engines share: their weights do not change after they have been loaded and packed.
+
+To hold only one layer twice, the full worker packs each layer as soon as its tensors are loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from select import select
+from threading import Thread
+from typing import Any
+
+import torch
+from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+from coldstart.contract import environment
+from coldstart.system.ipc import peers
+from coldstart.system.ipc.json_lines import Channel
+from coldstart.system.ipc.peers import PeerError
+from coldstart.system.proc import shared_pages
+from coldstart.system.proc.shared_pages import PAGE, SEPARATE, Places, Region
+
+log = logging.getLogger("vllm.coldstart")
+
+PATIENCE_S = 120.0
+"""Limit for the copy of a rank's weights into shared memory."""
+_LAYER = re.compile(r"(.*?\blayers\.\d+)\.")
+
+
+class RankWeights:
+    """Weights of a rank, which a thread serves at a socket until the process ends. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._listener, self._regions = peers.Listener(path), list[Region]()
+
+    def add(self, regions: Iterable[Region]) -> None:
+        """Share regions that contain final weights and nothing else."""
+        self._regions += regions
+
+    def finish(self) -> None:
+        """Serve the regions."""
+        Thread(target=self._serve, name="shared weights", daemon=True).start()
+
+    def _serve(self) -> None:
+        published: tuple[int, Places] | None = None
+        while select([self._listener], [], []):
+            if (connection := self._listener.accept()) is None:
+                continue
+            with Channel(connection) as channel, suppress(OSError):
+                published = published or shared_pages.publish(self._regions)
+                channel.send({"places": published[1]}, published[:1])
+
+
+class FullWorker:
+    """Weights of the worker that replaces the rank at the socket `path`.
+
+    Raises:
+        PeerError, OSError: No rank serves its weights there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.found = self.shared = 0
+        self._left: Counter[str] | None = None
+        connection = peers.connect(path)
+        connection.settimeout(PATIENCE_S)
+        with Channel(connection) as channel:
+            message = next(channel.iterate_replies(), None)
+            if message is None:
+                raise PeerError(f"the rank at {path} does not share its weights")
+            self._file = channel.take_descriptor()
+        self._places: Places = {name: Region(*place) for name, place in message["places"].items()}
+        if not shared_pages.is_sealed(self._file):
+            raise PeerError(f"the weights of the rank at {path} can be changed")
+
+    def add(self, regions: Iterable[Region]) -> None:
+        """Map the rank's memory over those regions that it has, too."""
+        for region in regions:
+            self.found += region.size
+            with suppress(OSError, ValueError):  # this region keeps its own memory
+                self.shared += region.size * shared_pages.adopt(region, self._file, self._places)
+
+    def has_loaded(self, model: torch.nn.Module, name: str, names: Iterable[str]) -> None:
+        """Pack the layer of a loaded tensor if it was its last one of all `names`. vLLM skips packed layers later."""
+        if self._left is None:
+            self._left = Counter(match[1] for one in names if (match := _LAYER.match(one)))
+        if (match := _LAYER.match(name)) is None:
+            return
+        self._left[match[1]] -= 1
+        if self._left[match[1]]:
+            return
+        with suppress(AttributeError):  # the model names its layers in another way
+            for module in model.get_submodule(match[1]).modules():
+                if isinstance(method := getattr(module, "quant_method", None), UnquantizedLinearMethod):
+                    method.process_weights_after_loading(module)
+
+    def finish(self) -> None:
+        """Report what is shared."""
+        os.close(self._file)
+        log.info("coldstart: %d of %d bytes of weights are shared with a rank", self.shared, self.found)
+
+
+_active: list[RankWeights | FullWorker] = []
+
+
+def loading_full_worker() -> FullWorker | None:
+    """Return the full worker that this process loads, None if it loads none that shares."""
+    return next((one for one in _active if isinstance(one, FullWorker)), None)
+
+
+@contextmanager
+def share(runner: Any, *, is_rank: bool) -> Iterator[None]:
+    """Share the weights that `runner` loads in the block at the socket that the server's environment names.
+
+    Raises:
+        PeerError, OSError: No rank shares its weights there; nothing was loaded.
+    """
+    path = Path(environment.WEIGHTS_SOCKET.read())
+    sharer = RankWeights(path) if is_rank else FullWorker(path)
+    _active.append(sharer)
+    try:
+        with shared_pages.separate_allocations(), _watch_packing(sharer):
+            yield
+        tensors = {one.data_ptr(): one for one in (*runner.model.parameters(), *runner.model.buffers())}
+        within = (shared_pages.within(address, one.nbytes) for address, one in tensors.items())
+        sharer.add([region for region in within if region.size >= SEPARATE])
+        sharer.finish()
+    finally:
+        _active.clear()
+
+
+@contextmanager
+def _watch_packing(sharer: RankWeights | FullWorker) -> Iterator[None]:
+    """Give the sharer the memory into which vLLM packs the weights of each linear layer.
+
+    It belongs to oneDNN, which does not tell its address. So it is found as the new memory of the process.
+    """
+    original = utils.dispatch_cpu_unquantized_gemm
+
+    def dispatch(layer: Any, remove_weight: bool) -> None:
+        weight, before = layer.weight, shared_pages.list_anonymous()
+        size = weight.nbytes
+        original(layer, remove_weight)
+        found = shared_pages.subtract(shared_pages.list_anonymous(), before)
+        # An allocation of its own has this size, but for the allocator's header and alignment.
+        sharer.add([region for region in found if SEPARATE <= size <= region.size <= size + 2 * PAGE])
+        if layer.weight is not weight:
+            weight.data = torch.empty(0)  # the model's loader may still refer to it
+
+    utils.dispatch_cpu_unquantized_gemm = dispatch
+    try:
+        yield
+    finally:
+        utils.dispatch_cpu_unquantized_gemm = original

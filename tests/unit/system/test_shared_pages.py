@@ -1,0 +1,107 @@
+"""Two processes hold equal memory once, and neither can change what the other reads."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coldstart.system.proc import shared_pages
+from coldstart.system.proc.shared_pages import PAGE, Region
+
+
+class Memory:
+    """Anonymous private pages of this process."""
+
+    def __init__(self, content: bytes) -> None:
+        self.map = mmap.mmap(-1, len(content), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.map[:] = content
+        self.region = Region(ctypes.addressof(ctypes.c_char.from_buffer(self.map)), len(content))
+
+    def is_shared(self) -> bool:
+        """Return whether the published file is behind the first page."""
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            start, end = (int(part, 16) for part in line.split()[0].split("-"))
+            if start <= self.region.address < end:
+                return "coldstart-shared" in line
+        raise AssertionError("not mapped")
+
+
+CONTENT = os.urandom(5 * PAGE)
+Published = tuple[Memory, int, shared_pages.Places]
+
+
+@pytest.fixture
+def published() -> Iterator[Published]:
+    memory = Memory(CONTENT)
+    descriptor, places = shared_pages.publish([memory.region])
+    yield memory, descriptor, places
+    os.close(descriptor)
+
+
+def test_published_memory_keeps_its_content_in_the_file(published: Published) -> None:
+    memory, descriptor, _ = published
+    assert memory.map[:] == CONTENT == os.pread(descriptor, len(CONTENT), 0)
+    assert memory.is_shared()
+
+
+def test_equal_memory_is_adopted_and_other_memory_is_not(published: Published) -> None:
+    _, descriptor, places = published
+    # The fingerprint does not cover the second page.
+    almost = CONTENT[: 2 * PAGE - 1] + bytes([CONTENT[2 * PAGE - 1] ^ 1]) + CONTENT[2 * PAGE :]
+    tried = [Memory(one) for one in (CONTENT, almost, os.urandom(5 * PAGE), CONTENT + CONTENT[:PAGE])]
+    found = [shared_pages.adopt(one.region, descriptor, places) for one in tried]
+    assert found == [one.is_shared() for one in tried] == [True, False, False, False]
+    assert tried[0].map[:] == CONTENT and tried[1].map[:] == almost
+
+
+def test_a_write_changes_only_the_copy_of_the_writer(published: Published) -> None:
+    first, descriptor, places = published
+    second = Memory(CONTENT)
+    assert shared_pages.adopt(second.region, descriptor, places)
+    second.map[0:1] = bytes([CONTENT[0] ^ 1])
+    assert first.map[:] == CONTENT == os.pread(descriptor, len(CONTENT), 0)
+    with pytest.raises(PermissionError):
+        os.pwrite(descriptor, b"x", 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, PAGE)
+
+
+def test_only_a_file_that_cannot_change_is_sealed(published: Published) -> None:
+    plain, (reader, writer) = os.memfd_create("plain", os.MFD_ALLOW_SEALING), os.pipe()
+    assert [shared_pages.is_sealed(one) for one in (published[1], plain, reader)] == [True, False, False]
+    for one in (plain, reader, writer):
+        os.close(one)
+
+
+def test_subtract_returns_the_parts_outside_the_other_regions() -> None:
+    regions = [Region(0, 10), Region(20, 30), Region(100, 5)]
+    left = shared_pages.subtract(regions, [Region(0, 10), Region(25, 5), Region(40, 90)])
+    assert left == [Region(20, 5), Region(30, 10)]
+
+
+def test_a_large_allocation_has_pages_of_its_own() -> None:
+    libc, size = ctypes.CDLL(None), 16 << 20  # the heap has no such hole
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    with shared_pages.separate_allocations():
+        before = shared_pages.list_anonymous()
+        place = libc.malloc(ctypes.c_size_t(size))
+        added = shared_pages.subtract(shared_pages.list_anonymous(), before)
+    libc.free(place)
+    assert [one for one in added if one.address <= place and size <= one.size <= size + 2 * PAGE]
+
+
+@pytest.mark.parametrize(
+    ("address", "size", "expected"),
+    [
+        (PAGE, PAGE, Region(PAGE, PAGE)),
+        (PAGE + 64, 3 * PAGE, Region(2 * PAGE, 2 * PAGE)),
+        (PAGE + 64, 10, Region(2 * PAGE, 0)),
+    ],
+)
+def test_only_complete_pages_of_a_tensor_are_shared(address: int, size: int, expected: Region) -> None:
+    assert shared_pages.within(address, size) == expected
