@@ -51,7 +51,7 @@ class RigNode:
     place: tuple[str, int] | None = None
 
     def _reach(self) -> NodeServers:
-        if self.evicted:
+        if self.away:
             raise NodeLostError("away")
         return self.node
 
@@ -98,7 +98,7 @@ class FleetRig:
         self.control = control = FleetControl(
             self.settings, state, record=lambda *one: self.recording.append(one)
         )
-        reachable = [node for node in self.nodes.values() if not node.evicted]
+        reachable = [node for node in self.nodes.values() if not node.away]
         reports = [(node.spec, node, await node.node.report()) for node in reachable]
         control.rebuild(reports)
         for node, (_, _, report) in zip(reachable, reports, strict=True):
