@@ -40,7 +40,7 @@ SLEEP = ["--enable-sleep-mode"]
 PROFILE = ["--profile-seconds", "120"]
 PROMPT, TOKENS = "Once upon a time there was a server that waited for its first request", 16
 REHEARSED = "rehearsal of a tiny model on vLLM's CPU build: it shows that the steps run, and its times say nothing about a GPU"
-TAIL, END_S, LEAST_S, START_S = 4000, 10.0, 15.0, 120.0
+TAIL, END_S, LEAST_S, START_S = 4000, 10.0, 15.0, 180.0
 REPORTED = ("mode", "fallbacks", "canary", "ready_s")
 
 
