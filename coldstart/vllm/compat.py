@@ -19,7 +19,7 @@ Feature = Literal[
     "start", "worker", "compile", "lazy-kv", "template", "weights", "scheduler", "deadline", "offload", "graphs",
     "deferred-capture", "kv-plan",
     "aot", "offline", "headless", "late-interaction", "stock", "ahead", "standby", "ending", "application",
-    "logging", "progress", "end-requests", "handover", "sharing",
+    "logging", "progress", "end-requests", "handover", "sharing", "sleep",
 ]  # fmt: skip
 Versions = tuple[tuple[int, int], tuple[int, int]]
 
@@ -27,7 +27,7 @@ _NOT_0_33: tuple[Feature, ...] = ("compile", "scheduler", "offload", "standby", 
 CHECKED: dict[Feature, Versions] = {
     **dict.fromkeys(_NOT_0_33, ((0, 31), (0, 33))),
     **dict.fromkeys(
-        ("graphs", "deferred-capture", "late-interaction", "handover", "sharing"), ((0, 32), (0, 33))
+        ("graphs", "deferred-capture", "late-interaction", "handover", "sharing", "sleep"), ((0, 32), (0, 33))
     ),
 }
 """Versions that a feature was checked with, where they are fewer than the supported ones."""

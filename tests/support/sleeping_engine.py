@@ -1,21 +1,21 @@
-"""Template that sleeps on vLLM's CPU build: the platform reports sleep mode, and the worker's memory is simulated.
+"""Template that sleeps on vLLM's CPU build: the platform reports sleep mode, and memory files take the device's place.
 
     python -P tests/support/sleeping_engine.py SOCKET LEVEL PLAN_FD READY_FD
 
-Its worker loses every weight when it sleeps, as on a device: at level 1 a copy restores them, at level 2 they are loaded again.
-Its calls are written beside the socket. For the double of the driver, if one is used, the worker's process uses a device. The
-engine, the scheduler's pause and the reload of weights are vLLM's.
+Its worker unmaps every weight when it sleeps, as on a device. At level 1 a copy restores them, at level 2 they are loaded
+again. Its calls are written beside the socket. For the double of the driver, if one is used, the worker's process uses a
+device. The engine, the scheduler's pause and the reload of weights are vLLM's.
 """
 
 import os
 import sys
 from pathlib import Path
 
-import torch
 from vllm.platforms.cpu import CpuPlatform
 
 from coldstart.vllm.engine import template, worker
 
+SLEEP, WAKE_UP = worker.ColdWorker.sleep, worker.ColdWorker.wake_up
 ASKED = Path(sys.argv[1]).with_name("asked")
 
 
@@ -25,25 +25,16 @@ def _note(text: str) -> None:
 
 
 def sleep(self: worker.ColdWorker, level: int = 1) -> None:
-    """Keep a copy at level 1; the weights are zero from here on."""
-    held = dict(self.model_runner.get_model().named_parameters())
-    self.copies = {name: one.detach().clone() for name, one in held.items()} if level == 1 else {}
-    with torch.no_grad():
-        for one in held.values():
-            one.zero_()
+    """Sleep as the backend does on a CPU, and note the call."""
+    SLEEP(self, level)
     _note(f"sleep {level}")
-    if (place := os.environ.get("CUDA_FAKE_CHECKPOINTS")) and not (
-        own := Path(place) / str(os.getpid())
-    ).exists():
+    if (place := os.environ.get("FAKE_CHECKPOINTS")) and not (own := Path(place) / str(os.getpid())).exists():
         own.write_text("0")
 
 
 def wake_up(self: worker.ColdWorker, tags: list[str] | None = None) -> None:
-    """The copy of level 1, where the weights are woken."""
-    held = dict(self.model_runner.get_model().named_parameters())
-    with torch.no_grad():
-        for name, copy in self.copies.items() if tags is None or "weights" in tags else ():
-            held[name].copy_(copy)
+    """Wake up as the backend does on a CPU, and note the call."""
+    WAKE_UP(self, tags)
     _note(f"wake {tags}")
 
 

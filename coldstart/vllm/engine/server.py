@@ -34,7 +34,7 @@ from coldstart.contract.plan import LaunchPlan
 from coldstart.system import start_progress, timeline
 from coldstart.system.proc.lifeline import die_with_parent, die_with_supervisor
 from coldstart.system.proc.scratch import use_scratch_directory
-from coldstart.vllm import compat, stock
+from coldstart.vllm import compat, sleep, stock
 from coldstart.vllm.engine import collection, readiness, stepdowns
 from coldstart.vllm.engine.application import EarlyApplication
 from coldstart.vllm.engine.readiness import Readiness, answer, refuse, take_pipe
@@ -153,7 +153,10 @@ def configure(args: Namespace) -> Any:
     # vLLM's own server passes this flag to the engine; vLLM 0.31 does not have it.
     if not getattr(args, "enable_flash_late_interaction", True) and compat.check("late-interaction") is None:
         import_cli_args().propagate_flash_late_interaction(args, given)
-    return given.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    config = given.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    if sleep.is_chosen(args):
+        config.model_config.sleep_mode_backend = sleep.NAME  # vLLM has no argument for it
+    return config
 
 
 @asynccontextmanager

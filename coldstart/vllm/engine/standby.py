@@ -1,6 +1,7 @@
 """Resident engine that sleeps in vLLM's sleep mode, level 1 or 2, and wakes for one server at a time.
 
-Level 1 keeps the weights in host memory, level 2 reads them again; both free the device. A parked engine sleeps at level 1 and
+Level 1 keeps the weights in host memory, level 2 reads them again; both free the device. Our sleep backend does that where it
+can be used, and otherwise vLLM's own, which is a fallback. A parked engine sleeps at level 1 and
 leaves nothing on the device. A request for a server gets this
 process itself: it wakes the engine, generates one token as proof, listens at the requested address, and sleeps again when its
 lease ends. The request's engine arguments must equal those of the sleeping engine; its server arguments are free.
@@ -28,7 +29,7 @@ from coldstart.system.ipc import json_lines
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import Listener, PeerError
 from coldstart.system.proc.scratch import use_scratch_directory
-from coldstart.vllm import compat
+from coldstart.vllm import compat, sleep
 from coldstart.vllm.engine import server, stepdowns
 from coldstart.vllm.engine.adoption import describe
 from coldstart.vllm.engine.application import EarlyApplication
@@ -69,9 +70,10 @@ class Standby:
         listener: Listener,
         place: Path,
         parked: ParkedEngine | None,
+        backend: Fallback | None,
     ) -> None:
         self.engine, self.level, self.held, self.listener = engine, level, held, listener
-        self.parked = parked
+        self.parked, self.backend = parked, backend
         self.mark = place / SERVING
         self.ended = asyncio.Event()
         self.lease: asyncio.Task[None] | None = None
@@ -150,6 +152,8 @@ class Standby:
             plan.install()
             args, fallbacks = server.parse_args(plan.vllm_args)
             plan.fallbacks.extend(fallbacks)
+            if self.backend is not None:
+                plan.fallbacks.append(self.backend)
             if self.parked is not None and self.parked.reason is not None:
                 plan.fallbacks.append(Fallback("parked", f"the engine only slept: {self.parked.reason}"))
             if reason := describe_difference(self.held, describe(args)):
@@ -186,6 +190,8 @@ class Standby:
             self.awake = True
             app.begin(args, self.engine.vllm_config)
             await wake(self.engine, self.level)
+            if self.backend is None:
+                plan.fallbacks.extend(await sleep.take_fallbacks(self.engine))
             readiness = Readiness(plan, self.engine, worker_reports=stepdowns.reports(args))
             if not await readiness.proven():
                 return 1
@@ -269,10 +275,11 @@ def _in_the_place_of(request: dict[str, Any], descriptors: list[int]) -> Iterato
 
 async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: int) -> int:
     args, _ = server.parse_args(plan.vllm_args)
-    held = describe(args)
+    held, backend = describe(args), sleep.choose(args)
     # Each server builds its own application; here it only needs the imported modules.
     async with server.engine_client(args, plan, EarlyApplication()) as engine:
         gc.enable()
+        backend = backend or await sleep.bind(engine, str(args.model))
         await engine.sleep(SLEEP_LEVELS[level])
         parked = await ParkedEngine.create(engine) if level == PARKED else None
         listening.with_name(fingerprint.MODULES).write_text(json.dumps(fingerprint.list_imported_files()))
@@ -281,7 +288,7 @@ async def _reside(plan: LaunchPlan, level: str, listening: Path, acknowledge: in
             os.close(acknowledge)
             sleep_level = SLEEP_LEVELS[level]
             try:
-                await Standby(engine, sleep_level, held, listener, listening.parent, parked).reside()
+                await Standby(engine, sleep_level, held, listener, listening.parent, parked, backend).reside()
             finally:
                 if parked is not None:
                     parked.close()

@@ -21,7 +21,7 @@ from vllm.platforms import current_platform
 from coldstart.contract.fallback import Fallback
 from coldstart.graphs.cuda.driver import bindings
 from coldstart.graphs.errors import DriverError
-from coldstart.vllm.sleep import NAME
+from coldstart.vllm.sleep import NAME, STAGE
 from coldstart.vllm.sleep.device import (
     WEIGHTS,
     CudaWeights,
@@ -33,7 +33,6 @@ from coldstart.vllm.sleep.device import (
 )
 from coldstart.vllm.sleep.memory import Arena, Arenas, NoRoomError
 
-STAGE = "sleep"
 MEMORY_FILES = MemoryFileDevice()
 """Memory that takes the place of a device in a process without one."""
 
@@ -204,7 +203,8 @@ class SleepExtension:
         device: Device
         if current_platform.is_cpu():
             device = MemoryFileWeights(MEMORY_FILES)
-            device.adopt([*model.parameters(), *model.buffers()])
+            # Not the buffers: vLLM shares those of rotary embeddings among the models of a process.
+            device.adopt(model.parameters())
         else:
             device = CudaWeights(get_mem_allocator_instance().pointer_to_data, torch.cuda.current_device())
         backend.bind(model, name, device, worker.reload_weights, lambda: worker.model_runner.kv_caches)
@@ -215,9 +215,6 @@ class SleepExtension:
         worker: Any = self
         taken, worker.sleep_mode_backend.fallbacks = worker.sleep_mode_backend.fallbacks, []
         return [one.reason for one in taken]
-
-
-EXTENSION = f"{__name__}.{SleepExtension.__name__}"
 
 
 def register() -> None:

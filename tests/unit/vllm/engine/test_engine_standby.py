@@ -20,7 +20,7 @@ from tools import tiny_models
 
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import server_process
-from coldstart.system import timeline
+from coldstart.system import paths, timeline
 from coldstart.system.devices import parker, parking
 from coldstart.system.ipc import addresses, peers
 from tests.support import waiting
@@ -123,6 +123,9 @@ def test_engine_wakes_for_one_server_at_a_time_and_sleeps_again(
     first = resident.serve()
     assert resident.worker_calls() == [slept, *WOKEN[level]]
     assert resident.stages == STAGES[level]
+    # The backend has kept one copy of the weights at level 1, and none at level 2.
+    assert len(list((paths.runtime_dir() / "sleep").glob("*.json"))) == (level == "asleep-1")
+    assert first.report["fallbacks"] == []
     tokens, text, port = first.report["tokens"], resident.ask(), resident.port
     assert tokens != [0], "weights that are zero find every token alike, and take the first"
     with pytest.raises(peers.PeerError, match="already runs another server"):

@@ -1,0 +1,137 @@
+"""Four engines of real vLLM in one process, with device memory for the weights of one: each wakes, answers and sleeps in turn.
+
+    python -P tests/support/sleep_cycles.py BASE DIRECTORY CYCLES [ARENAS]
+
+The other three models are fine-tunes with the base's shapes, built below DIRECTORY. ARENAS is the number of models that host
+memory can hold (default 4). It prints one JSON document with the answers and the resources before and after.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+import torch
+from safetensors.torch import load_file, save_file
+from vllm import LLM, SamplingParams
+from vllm.platforms.cpu import CpuPlatform
+
+from coldstart.contract.plan import LaunchPlan
+from coldstart.vllm import sleep
+from coldstart.vllm.engine.stepdowns import WORKER
+from coldstart.vllm.sleep import backend, device, memory
+
+PROMPTS = ["Once upon a time", "The"]
+
+
+def tune(base: Path, directory: Path, seed: int) -> Path:
+    """Build a fine-tune of `base`: the same names and shapes, other weights."""
+    tuned = directory / f"tuned-{seed}"
+    shutil.copytree(base, tuned)
+    for path in tuned.glob("*.safetensors"):
+        random = torch.Generator().manual_seed(seed)
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            noise = torch.rand(tensor.shape, generator=random).to(tensor.dtype)
+            tensors[name] = tensor + noise * tensor.abs().mean()
+        save_file(tensors, path, {"format": "pt"})
+    return tuned
+
+
+def engine(model: Path) -> LLM:
+    """Start an engine that sleeps with our backend."""
+    llm = LLM(
+        str(model), max_model_len=128, max_num_seqs=4, enforce_eager=True, kv_cache_memory_bytes=1 << 24,
+        enable_sleep_mode=True, worker_cls=WORKER, worker_extension_cls=sleep.EXTENSION,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    llm.llm_engine.vllm_config.model_config.sleep_mode_backend = sleep.NAME
+    assert llm.collective_rpc("coldstart_keep_weights", args=(model.name,)) == [None]
+    return llm
+
+
+def answer(llm: LLM) -> list[list[int]]:
+    """Return the tokens that follow fixed prompts."""
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    return [list(one.outputs[0].token_ids) for one in llm.generate(PROMPTS, params, use_tqdm=False)]
+
+
+def managed(llm: LLM) -> Any:
+    """Return the backend of an engine."""
+    return llm.llm_engine.model_executor.driver_worker.worker.sleep_mode_backend
+
+
+def resources() -> dict[str, int]:
+    """Return the descriptors, memory files and resident KiB of this process."""
+    gc.collect()
+    status = Path("/proc/self/status").read_text()
+    links = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return {
+        "descriptors": len(links),
+        "memory_files": sum("memfd:coldstart" in link for link in links),
+        "mappings": Path("/proc/self/maps").read_text().count("memfd:coldstart"),
+        "resident_kib": int(status.partition("VmRSS:")[2].split()[0]),
+    }
+
+
+def main(base: str, directory: str, cycles: str, arenas: str = "4") -> None:
+    """Run the cycles, then give a fine-tune the base's copy."""
+    models = [Path(base), *(tune(Path(base), Path(directory), seed) for seed in (1, 2, 3))]
+    LaunchPlan([], key="k").install()
+    CpuPlatform.is_sleep_mode_available = lambda self: True
+    engines: list[LLM] = []
+    for model in models:
+        engines.append(engine(model))
+        backend.MEMORY_FILES.capacity = backend.MEMORY_FILES.used  # the memory of one
+        if not os.environ.get("COLDSTART_SLEEP_MEMORY_BYTES"):
+            limit = int(arenas) * backend.MEMORY_FILES.used
+            os.environ["COLDSTART_SLEEP_MEMORY_BYTES"] = str(limit)
+        engines[-1].sleep(1)
+    expected: list[list[list[int]]] = []
+    differences, began = 0, time.monotonic()
+    before: dict[str, int] = {}
+    for number in range(int(cycles) + len(engines)):
+        llm = engines[number % len(engines)]
+        llm.wake_up()
+        tokens = answer(llm)
+        llm.sleep(1)
+        if number < len(engines):
+            expected.append(tokens)
+            before = resources()
+            began = time.monotonic()
+        else:
+            differences += tokens != expected[number % len(engines)]
+    seconds, after = time.monotonic() - began, resources()
+    reasons = [
+        reason for llm in engines for reason in llm.collective_rpc("coldstart_take_sleep_fallbacks")[0]
+    ]
+    refused: dict[str, Any] = {}
+    if int(arenas) >= len(engines):
+        one, other = managed(engines[0]), managed(engines[1])
+        one._arena, other._arena = other._arena, one._arena
+        engines[1].wake_up()
+        refused = {
+            "tokens_are_its_own": answer(engines[1]) == expected[1],
+            "reasons": engines[1].collective_rpc("coldstart_take_sleep_fallbacks")[0],
+        }
+        engines[1].sleep(1)
+    records = len(list(memory.Arenas.shared().directory.glob("*.json")))
+    print(json.dumps({
+        "cycles": int(cycles), "seconds": round(seconds, 2), "differences": differences,
+        "answers": expected, "before": before, "after": after, "fallbacks": reasons, "refused": refused,
+        "records": records, "page": device.PAGE, "device_bytes": backend.MEMORY_FILES.capacity,
+    }))  # fmt: skip
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
