@@ -26,6 +26,7 @@ LONGEST = (
     "elsewhere",
     "fleet",
     "models",
+    "consolidation",
     "kv_handover",
     "scheduler",
     "many",
