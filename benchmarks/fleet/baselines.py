@@ -47,13 +47,13 @@ class Cached(FirstFit):
         cached[model] = cached.pop(model)
         return 0
 
-    def fetched(self, worker: FleetWorker, now: float) -> None:
-        super().fetched(worker, now)
+    def record_fetched(self, worker: FleetWorker, now: float) -> None:
+        super().record_fetched(worker, now)
         if worker.launch.ranks == 1 and not worker.launch.beside:
             self._remember(worker)
 
-    def ready(self, worker: FleetWorker, now: float) -> None:
-        super().ready(worker, now)
+    def record_loaded(self, worker: FleetWorker, now: float) -> None:
+        super().record_loaded(worker, now)
         if worker.launch.beside:
             self._remember(worker)
 
@@ -93,10 +93,10 @@ def shared(server: FleetServer) -> Offer:
 
 def single(model: FleetModel, waited_s: float, offers: Iterable[Offer]) -> Scheme | None:
     """Return one worker where it is loaded first. It reserves no bandwidth: its fetch has no deadline."""
-    timed = [(sizing.loaded_s(model.costs, model.size, o.fetch, o.load), o) for o in offers]
+    timed = [(sizing.predict_loaded_s(model.costs, model.size, o.fetch, o.load), o) for o in offers]
     if not timed:
         return None
     term, offer = min(timed, key=lambda one: (one[0], one[1].free, one[1].server))
-    ttft = sizing.ttft_s(model.group_costs(1), term, 1, 1, waited_s)
+    ttft = sizing.predict_ttft_s(model.group_costs(1), term, 1, 1, waited_s)
     place = Place(offer.server, model.size, model.memory, True)
-    return Scheme((place,), term, ttft, sizing.tpot_s(model.costs, 1, 1), meets=False)
+    return Scheme((place,), term, ttft, sizing.predict_tpot_s(model.costs, 1, 1), meets=False)

@@ -88,11 +88,15 @@ def requests(end_s: float) -> Iterator[ModelRequest]:
 def faults(servers: list[ServerSpec], end_s: float) -> list[tuple[float, Event]]:
     random = np.random.default_rng(1)
     found: list[tuple[float, Event]] = [
-        (0.0, events.Rate(server.name, server.network * random.uniform(0.8, 1.2))) for server in servers
+        (0.0, events.LinkMeasured(server.name, server.network * random.uniform(0.8, 1.2)))
+        for server in servers
     ]
     for hour, lost in enumerate(random.choice(SERVERS, int(end_s / HOUR_S), replace=False)):
         at = (hour + 0.5) * HOUR_S
-        found += [(at, events.ServerLost(servers[lost].name)), (at + LOST_S, events.Joined(servers[lost]))]
+        found += [
+            (at, events.ServerLost(servers[lost].name)),
+            (at + LOST_S, events.ServerJoined(servers[lost])),
+        ]
     return found
 
 

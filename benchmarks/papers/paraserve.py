@@ -35,7 +35,7 @@ from benchmarks.fleet.published import ATTAINMENT, COLD_TTFT_S, RPS, SIZES_GB
 from benchmarks.papers import Experiment, Rows, run
 from benchmarks.traces import azure_functions
 from coldstart.fleet.roster import Roster
-from coldstart.fleet.sizing import Offer, considered
+from coldstart.fleet.sizing import Offer, list_schemes
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Overlap, ServerSpec
 from coldstart.lab.fleet import simulate
 from coldstart.lab.records import ModelRequest, Replay, RequestRecord
@@ -155,7 +155,7 @@ def figure5() -> Found:
         rows.append((f"{ranks} ranks", "not printed; TTFT falls and TPOT rises",
                      f"TTFT {served.ttft_s:.1f} s, TPOT {1e3 * tpot_s(served):.0f} ms"))  # fmt: skip
     offers = [Offer(one.name, one.network, one.load, one.memory) for one in servers]
-    for scheme in considered(force(llama("7b", costs), 4), offers, settings):
+    for scheme in list_schemes(force(llama("7b", costs), 4), offers, settings):
         rows.append((f"4 ranks, {scheme.full} full", "not printed; with 4 negligible loss",
                      f"TPOT {1e3 * scheme.tpot_s:.0f} ms (equation 2)"))  # fmt: skip
     return rows, {}

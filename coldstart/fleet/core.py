@@ -1,9 +1,9 @@
-"""Decisions of the fleet, without I/O: `handle(event, now)` returns the actions that follow.
+"""Scheduling decisions of the fleet, without I/O.
 
-Invariants, after each event: a request goes only to a group whose workers are all ready, in order of arrival by
-model; a worker is stopped only while no group uses it; reservations on a device or a link never exceed its capacity;
-the requests of a group that died are back in the queue in their old positions. Events of unknown workers are ignored,
-so a restarted fleet may receive events twice.
+Invariants after each event: requests are dispatched only to groups whose workers are all ready, per model in order of arrival.
+A worker is stopped only if no group uses it. Reservations on a device or a link do not exceed its capacity. Requests of a lost
+group are in the queue again, in their old positions. Events of unknown workers are ignored, so a restarted fleet can receive
+events twice.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Collection, Iterable, Iterator
 from coldstart.fleet import events
 from coldstart.fleet.events import Action, DispatchRequest, Event, RejectRequest
 from coldstart.fleet.groups import HOLD, Agenda, Deployment, FleetWorker
-from coldstart.fleet.lives import IDLE, RETRY, GroupLives
+from coldstart.fleet.lives import IDLE, RETRY, GroupLifecycle
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings, ServerSpec
 
 SUSPECT_S = 1.0
-NONE = frozenset[str]()
-AT_ONCE = 16
-"""Models that one decision places: so its time does not depend on how many models wait for memory."""
+NO_SERVERS = frozenset[str]()
+MAX_MODELS_PER_EVENT = 16
+"""Maximum number of models that one event places, so that its duration does not depend on the number of waiting models."""
 
 
 class FleetCore:
-    """Decisions of one fleet. `now` is in seconds on one monotonic clock; `starts` counts launched groups.
+    """Decides which groups of workers a fleet runs. Times are in seconds on one monotonic clock; `starts` counts groups.
 
-    A model that fits on no server waits until memory becomes free, or until an idle group of another model has stopped.
+    A model that fits on no server waits until memory is free, or until an idle group of another model has stopped.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class FleetCore:
         self.settings, self.roster = settings, roster or Roster(settings)
         self.models: dict[str, Deployment] = {}
         self._agenda = Agenda(self.models, settings.hold_s)
-        self._lives = GroupLives(settings, self.models, self.roster, self._agenda)
+        self._lifecycle = GroupLifecycle(settings, self.models, self.roster, self._agenda)
         self.starts = 0
         self._reclaimed: dict[str, str] = {}
-        self.groups = self._lives.groups
+        self.groups = self._lifecycle.groups
         for server in servers:
             self.roster.join(server, 0.0)
         for model in models:
-            self._deployed(model)
+            self._deploy_model(model)
 
     @property
     def waiting_count(self) -> int:
@@ -54,74 +54,79 @@ class FleetCore:
         return self._agenda.held
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """Process an event and return the actions to carry out."""
-        return [*self._note(event, now), *self._timed(now), *self._advance(now), *self.roster.shares()]
+        """Process an event at the time `now`, and return the actions that the caller must carry out."""
+        return [
+            *self._process_event(event, now),
+            *self._process_timers(now),
+            *self._advance_models(now),
+            *self.roster.list_changed_rates(),
+        ]
 
     def deadline(self) -> float:
-        """Return when `Tick` is due at the latest; infinity if nothing depends on time."""
+        """Return the latest time at which the core must receive a `Tick`; infinity if nothing depends on time."""
         return self._agenda.deadline()
 
-    def _note(self, event: Event, now: float) -> Iterator[Action]:
+    def _process_event(self, event: Event, now: float) -> Iterator[Action]:
         match event:
             case events.RequestArrived(request, name):
-                yield from self._arrived(request, name, now)
-            case events.Suspected(name):
+                yield from self._admit_request(request, name, now)
+            case events.GroupSuspected(name):
                 if (group := self.groups.get(name)) is not None:
                     group.suspect_until = now + SUSPECT_S
                     self._agenda.plan(group.suspect_until, RETRY, group.model)
-            case events.Rebuilt(servers, ranks, drained):
+            case events.FleetRecovered(servers, ranks, drained):
                 for server in servers:
                     self.roster.join(server, now)
                     if server.name in drained:
                         self.roster.drain(server.name)
-                yield from self._lives.rebuild(ranks, now)
+                yield from self._lifecycle.rebuild(ranks, now)
             case events.RequestEnded(request):
                 if request in self._agenda.open:
-                    yield from self._lives.end_request(request, now)
-            case events.Moved(request, done):
-                yield from self._lives.end_move(request, done, now)
-            case events.Joined(server):
-                yield from self._lives.lose_server(server.name, now)
+                    yield from self._lifecycle.end_request(request, now)
+            case events.StreamMoved(request, done):
+                yield from self._lifecycle.end_move(request, done, now)
+            case events.ServerJoined(server):
+                yield from self._lifecycle.lose_server(server.name, now)
                 self.roster.join(server, now)
                 self._agenda.free()
             case events.ServerLost(server):
-                yield from self._lives.lose_server(server, now)
-            case events.Drained(server):
-                yield from self._lives.drain_server(server, now)
-            case events.Rate(server, bandwidth):
-                self.roster.measured(server, bandwidth, now)
-            case events.HopsTimed(server, seconds):
+                yield from self._lifecycle.lose_server(server, now)
+            case events.ServerDrained(server):
+                yield from self._lifecycle.drain_server(server, now)
+            case events.LinkMeasured(server, bandwidth):
+                self.roster.record_bandwidth(server, bandwidth, now)
+            case events.HopsMeasured(server, seconds):
                 self.roster.time_hops(server, seconds)
-            case events.Deployed(model):
-                self._deployed(model)
-            case events.Removed(name):
-                yield from self._removed(name, now)
+            case events.ModelDeployed(model):
+                self._deploy_model(model)
+            case events.ModelRemoved(name):
+                yield from self._remove_model(name, now)
             case events.Tick():
                 pass
             case _ if (worker := self.roster.workers.get(event.worker)) is not None:
-                yield from self._of_worker(event, worker, now)
+                yield from self._process_worker_event(event, worker, now)
 
-    def _of_worker(
+    def _process_worker_event(
         self,
-        event: events.Fetched | events.RankReady | events.WorkerDied | events.Stopped,
+        event: events.WeightsFetched | events.RankReady | events.WorkerDied | events.WorkerStopped,
         worker: FleetWorker,
         now: float,
     ) -> Iterator[Action]:
         match event:
-            case events.Fetched():
-                self.roster.fetched(worker, now)
+            case events.WeightsFetched():
+                self.roster.record_fetched(worker, now)
                 self._agenda.free()
             case events.RankReady():
-                self.roster.ready(worker, now)
+                self.roster.record_loaded(worker, now)
                 if (group := self.groups.get(worker.launch.group)) is not None:
-                    yield from self._lives.begin_serving(group, now)
+                    yield from self._lifecycle.begin_serving(group, now)
             case events.WorkerDied(_, reason, own):
-                yield from self._lives.end_worker(worker, reason, now, own=own)
-            case events.Stopped():
+                yield from self._lifecycle.end_worker(worker, reason, now, own=own)
+            case events.WorkerStopped():
                 self.roster.remove_worker(worker, now)
                 self._agenda.free()
 
-    def _arrived(self, request: str, name: str, now: float) -> Iterator[Action]:
+    def _admit_request(self, request: str, name: str, now: float) -> Iterator[Action]:
         model = self.models.get(name)
         if request in self._agenda.open:
             return
@@ -133,17 +138,17 @@ class FleetCore:
             model.arrivals.append(now)
             self._agenda.wait(request, name, now)
 
-    def _timed(self, now: float) -> Iterator[Action]:
+    def _process_timers(self, now: float) -> Iterator[Action]:
         for kind, name in self._agenda.due(now):
             if kind == HOLD and self._agenda.waits(name):
                 waited = now - self._agenda.forget(name).since
                 yield RejectRequest(name, 504, f"its model did not become ready in {waited:.0f} s")
             elif kind == IDLE and name in self.groups:
-                yield from self._lives.stop_idle(self.groups[name], now)
+                yield from self._lifecycle.stop_idle(self.groups[name], now)
             elif kind == RETRY:
                 self._agenda.touch(name)
 
-    def _deployed(self, spec: FleetModel) -> None:
+    def _deploy_model(self, spec: FleetModel) -> None:
         known = self.models.get(spec.name)
         if known is None:
             self.models[spec.name] = Deployment(spec, self.settings.window_s)
@@ -151,7 +156,7 @@ class FleetCore:
             known.spec, known.retired = spec, False
         self._agenda.touch(spec.name)
 
-    def _removed(self, name: str, now: float) -> Iterator[Action]:
+    def _remove_model(self, name: str, now: float) -> Iterator[Action]:
         model = self.models.get(name)
         if model is None:
             return
@@ -162,32 +167,32 @@ class FleetCore:
             self._agenda.forget(request)
             yield RejectRequest(request, 404, f"model {name} is not deployed")
         for group in list(model.groups.values()):
-            yield from self._lives.stop(group, now)
+            yield from self._lifecycle.stop(group, now)
 
-    def _advance(self, now: float) -> Iterator[Action]:
-        """Process the models that have changed: at most AT_ONCE, and the others with the next event, which is due at once."""
-        left = AT_ONCE
+    def _advance_models(self, now: float) -> Iterator[Action]:
+        """Start workers for at most MAX_MODELS_PER_EVENT models; process the others with the next event."""
+        left = MAX_MODELS_PER_EVENT
         while left > 0 and (names := self._agenda.take(left)):
             left -= len(names)
             room = self.roster.find_most_free() if len(names) > 1 else None
             for name in names:
                 if name in self.models:
                     yield from self._send_waiting(self.models[name], now)
-                    yield from self._grow(self.models[name], room, now)
+                    yield from self._start_group(self.models[name], room, now)
 
     def _send_waiting(self, model: Deployment, now: float) -> Iterator[Action]:
-        while (found := model.next_to_send(now)) is not None:
+        while (found := model.find_next_dispatch(now)) is not None:
             request, group = found
             self._agenda.send(request, group.name)
-            self._lives.assign(request, group)
+            self._lifecycle.assign(request, group)
             yield DispatchRequest(request, group.name)
 
-    def _grow(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
+    def _start_group(self, model: Deployment, room: int | None, now: float) -> Iterator[Action]:
         spec, name = model.spec, model.spec.name
-        while need := model.wanted(now):
+        while need := model.count_workers_to_start(now):
             # One more worker of a starting pipeline serves sooner than a new start.
             if self.settings.consolidate and any(
-                self._lives.keeps_more(one, spec) for one in model.groups.values()
+                self._lifecycle.keeps_more(one, spec) for one in model.groups.values()
             ):
                 continue
             waited_s = now - next(iter(model.waiting.values()), now)
@@ -195,43 +200,45 @@ class FleetCore:
             scheme = None
             # A server where a start failed is tried again only if no other server has memory, or can free
             # some; a pipeline that failed only if nothing else fits.
-            startable, failed_on = model.startable(now), model.avoided(now)
+            startable, failed_on = model.get_startable_spec(now), model.list_avoided_servers(now)
             tries = [(startable, failed_on)]
-            tries += [(startable, NONE)] if failed_on else []
-            tries += [(spec, NONE)] if startable is not spec else []
+            tries += [(startable, NO_SERVERS)] if failed_on else []
+            tries += [(spec, NO_SERVERS)] if startable is not spec else []
             for one, avoided in tries:
                 if fits:
                     scheme = self.roster.place(one, need, now, waited_s, avoided)
                 if scheme is None:
-                    yield from self._reclaim(model, now, avoided)
-                if scheme is not None or self._leaving_for(name):
+                    yield from self._stop_idle_group_for(model, now, avoided)
+                if scheme is not None or self._is_group_leaving_for(name):
                     break
             if scheme is None:
                 self._agenda.block(name)
                 return
             self.starts += 1
             group, orders = self.roster.launch(model, scheme, need, now)
-            self._lives.add(group)
+            self._lifecycle.add(group)
             yield from orders
         self._agenda.unblock(name)
         self._reclaimed.pop(name, None)
 
-    def _reclaim(self, model: Deployment, now: float, avoided: Collection[str]) -> Iterator[Action]:
+    def _stop_idle_group_for(
+        self, model: Deployment, now: float, avoided: Collection[str]
+    ) -> Iterator[Action]:
         """Stop the longest idle group whose device then fits the model; at most one at a time per model."""
         name, memory = model.spec.name, model.spec.memory
-        if not self.settings.reclaim or self._leaving_for(name):
+        if not self.settings.reclaim or self._is_group_leaving_for(name):
             return
-        for group in self._lives.idle.values():
+        for group in self._lifecycle.idle.values():
             if not group.idle:
                 continue
             worker = group.workers[0]
             if worker.server in avoided:
                 continue
             free = self.roster.servers[worker.server].free[worker.launch.device]
-            if free + worker.memory >= memory and self.models[group.model].spares(group):
+            if free + worker.memory >= memory and self.models[group.model].has_minimum_without(group):
                 self._reclaimed[name] = worker.name
-                yield from self._lives.stop(group, now)
+                yield from self._lifecycle.stop(group, now)
                 return
 
-    def _leaving_for(self, name: str) -> bool:
+    def _is_group_leaving_for(self, name: str) -> bool:
         return self._reclaimed.get(name, "") in self.roster.workers

@@ -1,7 +1,7 @@
-"""Events that the fleet's core receives and actions that it returns.
+"""Events that the core of a fleet receives, and actions that it returns.
 
-A live controller and the simulator use no other interface to the core. Events and actions for the arrival, end,
-dispatch and rejection of requests are those of the host.
+They are the only interface between the core and its two users, the live control and the simulator. The events and actions of
+requests are the same as for a host.
 """
 
 from __future__ import annotations
@@ -17,69 +17,69 @@ from coldstart.host.events import Tick as Tick
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """A server joined, or joined again, without workers."""
+class ServerJoined:
+    """A server without workers joined or rejoined the fleet."""
 
     server: ServerSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLost:
-    """A server and all its workers were lost."""
+    """A server was lost with all its workers."""
 
     server: str
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
-    """A server accepts no new worker."""
+class ServerDrained:
+    """An operator drained a server: it accepts no new workers."""
 
     server: str
 
 
 @dataclass(frozen=True, slots=True)
-class Deployed:
+class ModelDeployed:
     model: FleetModel
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class ModelRemoved:
     model: str
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """Measured bandwidth of a server's link, in bytes/s."""
+class LinkMeasured:
+    """The bandwidth of a server's network link was measured, in bytes per second."""
 
     server: str
     bandwidth: float
 
 
 @dataclass(frozen=True, slots=True)
-class HopsTimed:
-    """Measured seconds of one transfer between a server and others, by their names."""
+class HopsMeasured:
+    """The transfer times between a server and other servers were measured, in seconds by server name."""
 
     server: str
     seconds: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """A worker's own part of the weights is in host memory."""
+class WeightsFetched:
+    """The weights of a worker's rank are in CPU memory."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """A worker has loaded its part and its runtime is ready."""
+    """A worker has loaded the weights of its rank and is ready."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """A worker's process died or did not start; `own` is False if the cause is that its server could not be reached."""
+    """The process of a worker exited or did not start; `own` is False if its server could not be reached."""
 
     worker: str
     reason: str
@@ -87,34 +87,35 @@ class WorkerDied:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """A stop order was carried out: the worker's memory is free."""
+class WorkerStopped:
+    """A worker that was ordered to stop has exited, and its memory is free."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """A stream's move ended: at its target, or rolled back to the pipeline."""
+class StreamMoved:
+    """The migration of a stream ended: `done` is true at its target, false if it was rolled back."""
 
     request: str
     done: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Suspected:
-    """A request to the group failed. The group gets no requests for a moment, until it is known whether it is lost."""
+class GroupSuspected:
+    """A request to the group failed. The group receives no requests for a moment, because it may be lost."""
 
     group: str
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRank:
-    """Start a rank: fetch `fetch` of its `size` bytes (those not in host memory), and load all onto the device.
+    """Start the worker of one rank: fetch the missing weights, and load all weights of the rank onto the device.
 
-    `deadline` is the time at which the fetch must have ended; infinity without a reservation. `Share` follows if it
-    fetches. `number` is that of its group among the groups of the model. A worker `beside` a rank of a pipeline, on the
-    same device, loads the full model to replace the pipeline; its fetch gives way to all others.
+    `size` are the bytes of weights of the rank, of which `fetch` are not in CPU memory. The fetch must end before `deadline`;
+    infinity without a bandwidth reservation. A `SetFetchRate` action follows if the worker fetches. `number` is the number of
+    its group for this model. A worker with `beside`, the name of a pipeline worker on the same device, loads the full model to
+    replace the pipeline, with the lowest fetch priority.
     """
 
     worker: str
@@ -135,9 +136,9 @@ class LaunchRank:
 
 @dataclass(frozen=True, slots=True)
 class FoundRank:
-    """A worker that outlived an earlier process of the fleet: its launch, whether it is ready, and whether it is stopping.
+    """Worker that still runs after a restart of the fleet gateway: its launch, and whether it is ready or stopping.
 
-    A group is ready if its first rank is.
+    A group is ready if its first rank is ready.
     """
 
     launch: LaunchRank
@@ -146,8 +147,8 @@ class FoundRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
-    """All servers and their workers, sent once when the fleet's process begins; servers in `drained` accept no new worker."""
+class FleetRecovered:
+    """All servers and workers that exist when the gateway starts; servers in `drained` accept no new workers."""
 
     servers: tuple[ServerSpec, ...]
     ranks: tuple[FoundRank, ...] = ()
@@ -158,45 +159,45 @@ Event = (
     RequestArrived
     | RequestEnded
     | Tick
-    | Suspected
-    | Rebuilt
-    | Joined
+    | GroupSuspected
+    | FleetRecovered
+    | ServerJoined
     | ServerLost
-    | Drained
-    | Deployed
-    | Removed
-    | Rate
-    | HopsTimed
-    | Fetched
+    | ServerDrained
+    | ModelDeployed
+    | ModelRemoved
+    | LinkMeasured
+    | HopsMeasured
+    | WeightsFetched
     | RankReady
     | WorkerDied
-    | Stopped
-    | Moved
+    | WorkerStopped
+    | StreamMoved
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Rate of a worker's fetch on its server's link from now on, in bytes/s; None: no limit."""
+class SetFetchRate:
+    """Set the rate of a worker's weight fetch, in bytes per second; None removes the limit."""
 
     worker: str
     rate: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """End the worker, which no group uses. `Stopped` follows."""
+class StopWorker:
+    """Stop a worker that no group uses. `WorkerStopped` follows."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """Move the stream from one group to another. `Moved` follows, unless the stream ends first."""
+class MoveStream:
+    """Migrate a stream from one group to another. `StreamMoved` follows, unless the stream ends first."""
 
     request: str
     source: str
     target: str
 
 
-Action = LaunchRank | Share | Stop | DispatchRequest | Move | RejectRequest
+Action = LaunchRank | SetFetchRate | StopWorker | DispatchRequest | MoveStream | RejectRequest

@@ -36,7 +36,7 @@ class GroupPhase(StrEnum):
 
 @dataclass(slots=True)
 class FleetWorker:
-    """A worker process. `memory` is the device memory that it has now, in bytes. `full`: that suffices for the full model."""
+    """Worker process. `memory` is its reserved device memory in bytes; `full` is true if it suffices for the full model."""
 
     launch: LaunchRank
     memory: int
@@ -55,12 +55,12 @@ class FleetWorker:
 
 @dataclass(slots=True)
 class Group:
-    """A group of workers.
+    """Group of workers that serve one copy of a model.
 
-    `keep` workers remain after consolidation, each with `batch` concurrent requests; `since` is the time at which it
-    became idle or began. `replaces` is the pipeline that it replaces. `predicted_s` is the predicted time to its
-    first token at launch, including the wait of its oldest request; None for a group that was found when the fleet's
-    process began. `choice` is the reason for its number of ranks. It gets no request before `suspect_until`.
+    `keep` workers remain after consolidation, each with `batch` concurrent requests. `since` is the time at which the group
+    started or became idle. `replaces` is the name of the pipeline that it replaces. `predicted_s` is the time to first token
+    predicted at launch, including the wait of its oldest request; None if the group existed before the gateway started.
+    `choice` explains its number of ranks. The group receives no requests before `suspect_until`.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Group:
 
     @property
     def capacity(self) -> int:
-        """Return its limit of concurrent requests."""
+        """Return the maximum number of concurrent requests."""
         return self.batch * self.keep
 
     @property
@@ -96,11 +96,11 @@ class Group:
 
 @dataclass(slots=True)
 class Deployment:
-    """State of one deployed model. `number` is that of its latest group.
+    """State of one deployed model. `number` is the number of its latest group.
 
-    `failures` counts failures in a row. No group starts before `retry_at`, and none on a server of `failed_on` unless
-    no other server is suitable. `failed_ranks` are the sizes of pipelines that did not start, with the reason and until
-    when other sizes are used.
+    `failures` counts consecutive failures. No group starts before `retry_at`, or on a server in `failed_on` while another
+    server is suitable. `failed_ranks` maps each pipeline size that failed to start to the time until which it is avoided and
+    the reason.
     """
 
     spec: FleetModel
@@ -117,24 +117,24 @@ class Deployment:
     number: int = 0
 
     def name_next_group(self) -> str:
-        """Return a new name of a group."""
+        """Return the name of the next group."""
         self.number += 1
         return f"{self.spec.name}#{self.number}"
 
-    def list_replacing(self, pipeline: Group) -> list[Group]:
-        """Return the groups that replace the pipeline."""
+    def list_replacements(self, pipeline: Group) -> list[Group]:
+        """Return the groups that will replace the pipeline."""
         return [group for group in self.groups.values() if group.replaces == pipeline.name]
 
     def live(self) -> int:
-        """Return the number of workers that serve or will serve after consolidation."""
+        """Return the number of workers that serve, or will serve after consolidation."""
         return sum(group.keep for group in self.groups.values() if group.phase is not GroupPhase.LEAVING)
 
-    def spares(self, group: Group) -> bool:
-        """Return whether the model has its minimum number of workers without the group."""
+    def has_minimum_without(self, group: Group) -> bool:
+        """Return whether the model would still have its minimum number of workers without this group."""
         return self.live() - group.keep >= self.spec.least
 
-    def wanted(self, now: float) -> int:
-        """Return the number of workers to start now; arrivals of the last `window_s` seconds estimate the next ones."""
+    def count_workers_to_start(self, now: float) -> int:
+        """Return the number of workers to start now; the arrivals of the last `window_s` seconds predict the next arrivals."""
         if self.retired or now < self.retry_at:
             return 0
         room = sum(group.spare for group in self.groups.values())
@@ -145,8 +145,8 @@ class Deployment:
         live = self.live()
         return max(0, min(max(need, self.spec.least - live), self.spec.most - live))
 
-    def next_to_send(self, now: float) -> tuple[str, Group] | None:
-        """Return the request that waits longest and the first group with room for it, or None."""
+    def find_next_dispatch(self, now: float) -> tuple[str, Group] | None:
+        """Return the oldest waiting request and the first group that can accept it; None if no request can be sent."""
         request = next(iter(self.waiting), None)
         if request is None:
             return None
@@ -155,13 +155,13 @@ class Deployment:
                 return request, group
         return None
 
-    def avoided(self, now: float) -> frozenset[str]:
-        """Return the servers where a start failed recently: the cause may be the server (a full disk), not the model."""
+    def list_avoided_servers(self, now: float) -> frozenset[str]:
+        """Return the servers on which a start failed recently, because the server may have caused the failure (a full disk)."""
         self.failed_on = {server: until for server, until in self.failed_on.items() if now < until}
         return frozenset(self.failed_on)
 
-    def startable(self, now: float) -> FleetModel:
-        """Return the specification without the sizes of pipelines that failed to start recently."""
+    def get_startable_spec(self, now: float) -> FleetModel:
+        """Return the specification without pipeline sizes that failed to start recently."""
         self.failed_ranks = {ranks: one for ranks, one in self.failed_ranks.items() if now < one[0]}
         if not self.failed_ranks:
             return self.spec
@@ -211,13 +211,13 @@ class Agenda:
         self._blocked: dict[str, None] = {}
 
     def wait(self, request: str, model: str, now: float) -> None:
-        """Put a new request at the end of its model's queue."""
+        """Append a new request to the queue of its model."""
         self.open[request] = TrackedRequest(model, now)
         self._models[model].waiting[request] = now
         self._hold(request, model, now)
 
     def requeue(self, request: str, now: float) -> None:
-        """Put a request whose group failed back in the queue, in its old position."""
+        """Return a request to the queue, in its old position, after its group failed."""
         known = self.open[request]
         known.group = None
         model = self._models[known.model]
@@ -255,13 +255,13 @@ class Agenda:
         heappush(self._timers, (time, self._number, kind, name))
 
     def deadline(self) -> float:
-        """Return when the next timer is due, minus infinity if models are left to process; infinity: none."""
+        """Return the time of the next timer; minus infinity if models remain to be processed, infinity without a timer."""
         if self._touched:
             return -inf
         return self._timers[0][0] if self._timers else inf
 
     def due(self, now: float) -> Iterator[tuple[str, str]]:
-        """Yield the timers that are due, in order; timers added meanwhile are left for the next call."""
+        """Yield the timers that are due, in order; timers added during the iteration are left for the next call."""
         last = self._number
         while self._timers and self._timers[0][0] <= now and self._timers[0][1] <= last:
             _, _, kind, name = heappop(self._timers)
@@ -271,7 +271,7 @@ class Agenda:
         self._touched[model] = None
 
     def free(self) -> None:
-        """Process the blocked models again: a device or a link may have more room than before."""
+        """Mark the blocked models to be processed again, because memory or bandwidth may be free now."""
         self._touched |= self._blocked
 
     def block(self, model: str) -> None:
@@ -281,7 +281,7 @@ class Agenda:
         self._blocked.pop(model, None)
 
     def take(self, most: int) -> list[str]:
-        """Return up to `most` models to process now; they count as processed."""
+        """Remove and return up to `most` models that must be processed now."""
         names = list(islice(self._touched, most))
         for name in names:
             del self._touched[name]

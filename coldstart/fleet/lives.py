@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from coldstart.fleet import events
-from coldstart.fleet.events import Action, LaunchRank, Move, RejectRequest
+from coldstart.fleet.events import Action, LaunchRank, MoveStream, RejectRequest
 from coldstart.fleet.groups import Agenda, Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.specification import FleetModel, FleetSettings
@@ -19,8 +19,8 @@ from coldstart.fleet.specification import FleetModel, FleetSettings
 IDLE, RETRY = "idle", "retry"
 
 
-class GroupLives:
-    """All groups by name."""
+class GroupLifecycle:
+    """Life cycle of all groups, from launch to end."""
 
     def __init__(
         self, settings: FleetSettings, models: dict[str, Deployment], roster: Roster, agenda: Agenda
@@ -28,19 +28,19 @@ class GroupLives:
         self.settings, self.models, self.roster, self.agenda = settings, models, roster, agenda
         self.groups: dict[str, Group] = {}
         self.idle: dict[str, Group] = {}
-        """Idle groups, the longest idle one first."""
+        """Idle groups, longest idle first."""
 
     def add(self, group: Group) -> None:
-        """Add a group that was launched or found."""
+        """Add a group that was launched or adopted."""
         self.groups[group.name] = self.models[group.model].groups[group.name] = group
 
     def assign(self, request: str, group: Group) -> None:
-        """Add a request to a group."""
+        """Assign a request to a group."""
         group.in_flight[request] = None
         self.idle.pop(group.name, None)
 
     def drop_request(self, group: Group, request: str, now: float) -> Iterator[Action]:
-        """Remove a request from the group; an empty group becomes idle, or stops if it accepts no new requests."""
+        """Remove a request from the group. A group without requests becomes idle, or stops if it accepts no new requests."""
         group.in_flight.pop(request, None)
         self.agenda.touch(group.model)
         if group.in_flight:
@@ -66,7 +66,7 @@ class GroupLives:
         yield from self.roster.stop(group, now)
 
     def keeps_more(self, group: Group, spec: FleetModel) -> bool:
-        """Let one more worker of a starting pipeline remain after consolidation; return whether there was one.
+        """Keep one more worker of a starting pipeline after consolidation; return whether the pipeline had another worker.
 
         A worker that does not hold the full model is enlarged if its device has the memory for it.
         """
@@ -75,14 +75,14 @@ class GroupLives:
         memory = spec.full_memory(len(group.workers))
         full = [worker for worker in group.workers if worker.full]
         if len(full) <= group.keep and not any(
-            self.roster.grow(worker, memory) for worker in group.workers if not worker.full
+            self.roster.grow_worker(worker, memory) for worker in group.workers if not worker.full
         ):
             return False
         group.keep += 1
         return True
 
     def begin_serving(self, group: Group, now: float) -> Iterator[Action]:
-        """Let a group serve that is ready; for one that replaces a pipeline, see `_switch`."""
+        """Start serving with a ready group. A group that replaces a pipeline starts serving in `_switch`."""
         if group.phase is not GroupPhase.STARTING or not group.ready:
             return
         if group.replaces:
@@ -94,24 +94,24 @@ class GroupLives:
             model.failed_on.pop(worker.server, None)
         self.agenda.touch(group.model)
         self._await_idle_end(group, now)
-        if model.list_replacing(group):
+        if model.list_replacements(group):
             yield from self._switch(group, now)
         elif self.settings.consolidate and len(group.workers) > 1:
             yield from self._launch_full_workers(group, model, now)
 
     def _launch_full_workers(self, group: Group, model: Deployment, now: float) -> Iterator[LaunchRank]:
-        """Launch workers for the full model beside the ranks of a ready pipeline: as many as the load requires."""
+        """Launch workers with the full model on the devices of a ready pipeline, as many as the load requires."""
         full = [worker for worker in group.workers if worker.full]
-        group.keep = max(1, min(len(full), group.keep + model.wanted(now)))
+        group.keep = max(1, min(len(full), group.keep + model.count_workers_to_start(now)))
         for rank in full[: group.keep]:
             single, order = self.roster.launch_beside(rank, model, now)
             self.add(single)
             yield order
 
     def _switch(self, pipeline: Group, now: float) -> Iterator[Action]:
-        """Replace a pipeline once all workers for it hold the full model, and move its streams to the least busy ones."""
+        """Replace a pipeline when all its replacements are ready, and migrate its streams to the least busy of them."""
         model = self.models[pipeline.model]
-        singles = model.list_replacing(pipeline)
+        singles = model.list_replacements(pipeline)
         if pipeline.phase is not GroupPhase.SERVING or not all(single.ready for single in singles):
             return
         pipeline.phase = GroupPhase.LEAVING
@@ -121,7 +121,7 @@ class GroupLives:
             target = min(singles, key=lambda single: len(single.in_flight))
             self.assign(request, target)
             self.agenda.open[request].target = target.name
-            yield Move(request, pipeline.name, target.name)
+            yield MoveStream(request, pipeline.name, target.name)
         for single in singles:
             self._await_idle_end(single, now)
         if not pipeline.in_flight:
@@ -178,20 +178,20 @@ class GroupLives:
         self.agenda.touch(group.model)
 
     def _keep_fewer(self, pipeline: str, now: float) -> Iterator[Action]:
-        """Let the other workers for a pipeline replace it, after one of them ended; without any it serves on."""
+        """Continue without a replacement of a pipeline that exited; without any replacement the pipeline keeps serving."""
         group = self.groups.get(pipeline)
         if group is None or group.phase is GroupPhase.LEAVING:
             return
         model = self.models[group.model]
-        left = len(model.list_replacing(group))
+        left = len(model.list_replacements(group))
         group.keep = max(1, left)
         self.agenda.touch(group.model)
         if left:
             yield from self._switch(group, now)
 
     def _stop_replacing(self, pipeline: Group, now: float) -> Iterator[Action]:
-        """Stop the workers that would have replaced a pipeline which ends before the switch."""
-        for single in self.models[pipeline.model].list_replacing(pipeline):
+        """Stop the replacements of a pipeline that ended before the switch."""
+        for single in self.models[pipeline.model].list_replacements(pipeline):
             if single.phase is GroupPhase.STARTING:
                 yield from self._remove_group(single, now)
 
@@ -215,7 +215,7 @@ class GroupLives:
             self.agenda.requeue(request, now)
 
     def end_request(self, request: str, now: float) -> Iterator[Action]:
-        """Remove a request that has ended from its group."""
+        """Remove a finished request from its group."""
         known = self.agenda.forget(request)
         self.agenda.touch(known.model)
         for group in (known.group, known.target):
@@ -223,7 +223,7 @@ class GroupLives:
                 yield from self.drop_request(self.groups[group], request, now)
 
     def rebuild(self, ranks: tuple[events.FoundRank, ...], now: float) -> Iterator[Action]:
-        """Adopt the groups of found ranks; stop ranks of unknown models and of incomplete groups."""
+        """Adopt the groups of existing ranks; stop ranks of unknown models and of incomplete groups."""
         by_group: dict[str, list[events.FoundRank]] = {}
         for found in ranks:
             by_group.setdefault(found.launch.group, []).append(found)
@@ -238,7 +238,7 @@ class GroupLives:
                 model.number = max(model.number, first.number)
                 group = self.roster.adopt(parts, model.spec, replaced, now)
             if group is None:
-                yield from (events.Stop(part.launch.worker) for part in parts if not part.stopping)
+                yield from (events.StopWorker(part.launch.worker) for part in parts if not part.stopping)
                 continue
             rank = self.roster.workers.get(first.beside)
             if rank is not None and rank.launch.group in self.groups:
@@ -268,7 +268,7 @@ class GroupLives:
                 yield from self.stop(group, now)
 
     def stop(self, group: Group, now: float) -> Iterator[Action]:
-        """Give the group no new requests, and stop it once its last request has ended."""
+        """Send no new requests to the group, and stop it when its last request has ended."""
         yield from self._stop_replacing(group, now)
         group.phase = GroupPhase.LEAVING
         if not group.in_flight:
@@ -279,7 +279,7 @@ class GroupLives:
         model = self.models[group.model]
         if not group.idle or now < group.since + model.spec.idle_s:
             return
-        if model.spares(group):
+        if model.has_minimum_without(group):
             yield from self.stop(group, now)
         else:
             self.agenda.plan(now + max(1.0, model.spec.idle_s), IDLE, group.name)

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from math import inf
 
 CRUMB = 1e-3
-"""Bytes that count as none, because of rounding."""
+"""Remainders up to this many bytes are rounding errors and count as 0."""
 
 
 @dataclass(slots=True)
 class NetworkLink:
-    """One link. `moved` counts bytes; `pending` and `background` are the remaining bytes of each fetch."""
+    """Simulated network link. `moved` counts transferred bytes; `pending` and `background` map fetches to remaining bytes."""
 
     rate: float
     now: float = 0.0
@@ -30,7 +30,7 @@ class NetworkLink:
     background: dict[str, float] = field(default_factory=dict)
 
     def advance(self, now: float) -> list[tuple[str, float]]:
-        """Move bytes until `now`; return the fetches that ended, with their times."""
+        """Transfer bytes until the time `now`; return the fetches that ended, with their end times."""
         ended: list[tuple[str, float]] = []
         while self.now < now and self.rate > 0 and (active := self.pending or self.background):
             each = self.rate / len(active)
@@ -50,7 +50,7 @@ class NetworkLink:
         return ended
 
     def add(self, name: str, size: float, *, background: bool = False) -> None:
-        """Add a fetch at the time `self.now`. Raises ValueError for a name that is already in use."""
+        """Add a fetch at the time `self.now`. Raises ValueError if the name is in use."""
         if name in self.pending or name in self.background:
             raise ValueError(f"{name} fetches already")
         (self.background if background else self.pending)[name] = float(size)
@@ -67,7 +67,7 @@ class NetworkLink:
 
 
 class BandwidthReservations:
-    """Bandwidth reservations on one server's link; `bandwidth` in bytes/s."""
+    """Bandwidth reservations on the network link of one server; `bandwidth` is in bytes per second."""
 
     def __init__(self, bandwidth: float, now: float = 0.0) -> None:
         self.link, self.deadlines = NetworkLink(bandwidth, now), dict[str, float]()
@@ -78,7 +78,7 @@ class BandwidthReservations:
             self.deadlines.pop(name, None)
 
     def offer(self, now: float) -> float:
-        """Return the bytes/s for a new fetch; 0 if it would make another fetch late."""
+        """Return the rate for a new fetch in bytes per second; 0 if it would delay another fetch beyond its deadline."""
         self._age(now)
         share = self.link.rate / (len(self.link.pending) + 1)
         safe = all(size <= share * (self.deadlines[name] - now) for name, size in self.link.pending.items())
@@ -100,7 +100,7 @@ class BandwidthReservations:
         self.deadlines[name] = deadline
 
     def trail(self, name: str, size: float, now: float) -> None:
-        """Admit a background fetch."""
+        """Admit a background fetch, which uses only bandwidth that foreground fetches leave."""
         self._age(now)
         self.link.add(name, size, background=True)
 
@@ -121,6 +121,6 @@ class BandwidthReservations:
         return [(name, each) for name in self._reported if name not in before or before[name] != each]
 
     def measured(self, bandwidth: float, now: float) -> None:
-        """Set the measured rate of the link in bytes/s."""
+        """Set the bandwidth of the link to a measured value, in bytes per second."""
         self._age(now)
         self.link.rate = bandwidth

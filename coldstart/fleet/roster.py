@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from math import floor, inf, log
 
 from coldstart.fleet import sizing
-from coldstart.fleet.events import FoundRank, LaunchRank, Share, Stop
+from coldstart.fleet.events import FoundRank, LaunchRank, SetFetchRate, StopWorker
 from coldstart.fleet.groups import Deployment, FleetWorker, Group, GroupPhase
 from coldstart.fleet.reservations import BandwidthReservations
 from coldstart.fleet.sizing import Offer, Place, Scheme, choose
@@ -22,7 +22,7 @@ STEP = 1.05
 
 
 class FleetServer:
-    """State of one server."""
+    """Free device memory and CPU memory of one server, and the reservations on its link."""
 
     def __init__(self, spec: ServerSpec, now: float) -> None:
         self.spec, self.draining = spec, False
@@ -34,7 +34,7 @@ class FleetServer:
         return Offer(self.spec.name, fetch, self.spec.load, max(self.free))
 
     def take(self, memory: int) -> int:
-        """Allocate `memory` bytes on the device with the least sufficient free memory, which must exist; return its number."""
+        """Allocate `memory` bytes on the fullest device that has them (best fit), and return the number of the device."""
         device = min((free, number) for number, free in enumerate(self.free) if free >= memory)[1]
         self.free[device] -= memory
         return device
@@ -60,7 +60,7 @@ class Roster:
         self._stale: dict[str, None] = {}
 
     def time_hops(self, server: str, seconds: Mapping[str, float]) -> None:
-        """Record the measured seconds of one transfer between a server and each of others."""
+        """Record the measured transfer times between a server and other servers, in seconds by server name."""
         for other, took_s in seconds.items():
             first, second = sorted((server, other))
             if first in self.servers and second in self.servers:
@@ -71,7 +71,7 @@ class Roster:
         self._stale[spec.name] = None
 
     def drain(self, server: str) -> None:
-        """Let the server accept no new worker."""
+        """Stop placing workers on the server."""
         self.servers[server].draining = True
         self._stale[server] = None
 
@@ -103,12 +103,12 @@ class Roster:
         self._stale.clear()
 
     def find_most_free(self) -> int:
-        """Return the most bytes free on a device of a server that accepts workers."""
+        """Return the free bytes of the emptiest device of all servers that accept workers."""
         self._update_index()
         fetching = (max(self.servers[name].free) for name in self._fetching)
         return max((*(entries[-1][0] for entries in self._idle.values()), *fetching), default=0)
 
-    def offers(self, model: FleetModel, now: float, avoided: Collection[str] = ()) -> list[Offer]:
+    def list_offers(self, model: FleetModel, now: float, avoided: Collection[str] = ()) -> list[Offer]:
         """Return the offers among which Algorithm 1 chooses for the model, without servers in `avoided`.
 
         Among idle servers with equal links the algorithm prefers those with the least memory that is enough. Therefore only a
@@ -131,15 +131,17 @@ class Roster:
                 found.append(server.offer(now))
         return found
 
-    def shares(self) -> Iterator[Share]:
-        """Yield the rates of fetches that changed since the last call."""
+    def list_changed_rates(self) -> Iterator[SetFetchRate]:
+        """Yield the new rates of fetches whose rate changed since the last call."""
         stirred, self._stirred = self._stirred, {}
         for server in stirred:
             if server in self.servers:
-                yield from itertools.starmap(Share, self.servers[server].reservations.list_changed_rates())
+                yield from itertools.starmap(
+                    SetFetchRate, self.servers[server].reservations.list_changed_rates()
+                )
 
     def _reservations(self, server: FleetServer) -> BandwidthReservations:
-        """Return the server's reservations for a change."""
+        """Return the reservations of a server, and mark them as changed."""
         self._stirred[server.spec.name] = self._stale[server.spec.name] = None
         return server.reservations
 
@@ -150,17 +152,17 @@ class Roster:
 
         None: the model must wait. Servers in `avoided` are not used.
         """
-        offers = self.offers(model, now, avoided)
+        offers = self.list_offers(model, now, avoided)
         return choose(model, offers, self.settings, required=required, waited_s=waited_s, hops=self.hops)
 
     def count_missing(self, server: FleetServer, model: str, size: int) -> int:
-        """Return how many of `size` bytes of the model's weights the server must fetch."""
+        """Return how many of the `size` bytes of a model's weights the server must fetch."""
         return size
 
     def launch(
         self, deployment: Deployment, scheme: Scheme, keep: int, now: float
     ) -> tuple[Group, list[LaunchRank]]:
-        """Allocate memory and links for a scheme; return its group and the launch orders."""
+        """Reserve memory and bandwidth for a scheme; return its group and the launch actions."""
         keep, model = min(keep, max(1, scheme.full)), deployment.spec
         name = deployment.name_next_group()
         group = Group(
@@ -178,7 +180,7 @@ class Roster:
             server, name = self.servers[place.server], f"{group.name}.{rank}"
             device, fetch = server.take(place.memory), self.count_missing(server, model.name, place.size)
             self._stale[place.server] = None
-            deadline = now + _budget_s(model, scheme, place, server.spec.load)
+            deadline = now + _find_fetch_budget_s(model, scheme, place, server.spec.load)
             if fetch:
                 self._reservations(server).claim(name, fetch, deadline, now)
             where = place.server, device, place.size, fetch, place.memory, deadline, deployment.number
@@ -246,7 +248,7 @@ class Roster:
             self._stale[launch.server] = None
         return group if whole else None
 
-    def measured(self, server: str, bandwidth: float, now: float) -> None:
+    def record_bandwidth(self, server: str, bandwidth: float, now: float) -> None:
         """Record the measured speed of a server's link, in bytes/s, rounded down by up to 5 %.
 
         So servers behind equal links stay equal, whatever the noise: among them the fullest one is chosen.
@@ -256,15 +258,15 @@ class Roster:
             # At once, so that no later decision has to for all servers.
             self._update_index()
 
-    def fetched(self, worker: FleetWorker, now: float) -> None:
+    def record_fetched(self, worker: FleetWorker, now: float) -> None:
         self._reservations(self.servers[worker.server]).finished(worker.name, now)
 
-    def ready(self, worker: FleetWorker, now: float) -> None:
-        """Record that a worker has loaded its weights."""
+    def record_loaded(self, worker: FleetWorker, now: float) -> None:
+        """Record that a worker has loaded its weights and is ready."""
         worker.ready = True
 
-    def grow(self, worker: FleetWorker, memory: int) -> bool:
-        """Enlarge the worker to `memory` bytes for the full model. Return False if its device has too little free memory."""
+    def grow_worker(self, worker: FleetWorker, memory: int) -> bool:
+        """Increase the reservation of a worker to `memory` bytes; return False if its device has too little free memory."""
         free, more = self.servers[worker.server].free, memory - worker.memory
         if free[worker.launch.device] < more:
             return False
@@ -273,17 +275,17 @@ class Roster:
         self._stale[worker.server] = None
         return True
 
-    def stop(self, group: Group, now: float) -> Iterator[Stop]:
+    def stop(self, group: Group, now: float) -> Iterator[StopWorker]:
         """Order the workers of a group to stop."""
         group.phase = GroupPhase.LEAVING
         for worker in group.workers:
             if not worker.stopping and worker.name in self.workers:
                 worker.stopping = True
                 self._release_link(worker, now)
-                yield Stop(worker.name)
+                yield StopWorker(worker.name)
 
     def remove_worker(self, worker: FleetWorker, now: float) -> None:
-        """Free the memory and link of a worker whose process has ended."""
+        """Release the memory and bandwidth of a worker whose process has exited."""
         if self.workers.pop(worker.name, None) is None or worker.server not in self.servers:
             return
         self._release_link(worker, now)
@@ -308,7 +310,7 @@ class Roster:
             self._reservations(server).finished(worker.name, now)
 
 
-def _budget_s(model: FleetModel, scheme: Scheme, place: Place, load: float) -> float:
+def _find_fetch_budget_s(model: FleetModel, scheme: Scheme, place: Place, load: float) -> float:
     """Return the seconds in which the rank must be fetched: the paper's D minus the current time.
 
     The load time is subtracted unless the load overlaps the fetch.

@@ -39,50 +39,56 @@ def fetch_s(size: float, rate: float) -> float:
     return size / rate if rate > 0 else (inf if size else 0.0)
 
 
-def loaded_s(costs: Costs, size: float, fetch: float, load: float) -> float:
-    """Return term_x: seconds from the decision until a rank of `size` bytes is loaded."""
-    return loaded_after(costs, size, load, fetched_s=fetch_begin_s(costs) + fetch_s(size, fetch))
+def predict_loaded_s(costs: Costs, size: float, fetch: float, load: float) -> float:
+    """Return the seconds from the decision until a rank of `size` bytes is loaded (term_x)."""
+    return predict_loaded_after_s(
+        costs, size, load, fetched_s=predict_fetch_begin_s(costs) + fetch_s(size, fetch)
+    )
 
 
-def loaded_after(costs: Costs, size: float, load: float, fetched_s: float) -> float:
-    """Return term_x if the last byte arrives `fetched_s` after the decision."""
+def predict_loaded_after_s(costs: Costs, size: float, load: float, fetched_s: float) -> float:
+    """Return the seconds until a rank is loaded (term_x) if its last byte arrives `fetched_s` after the decision."""
     copy = fetch_s(size, load)
     if costs.overlap is Overlap.SEQUENTIAL:
         return fetched_s + copy
     return max(costs.container_s + costs.context_s + max(copy, costs.library_s), fetched_s)
 
 
-def fetch_begin_s(costs: Costs) -> float:
-    """Return when the fetch begins: at the decision, or after the runtime in a sequential start, where the worker fetches."""
+def predict_fetch_begin_s(costs: Costs) -> float:
+    """Return the seconds until the fetch begins: 0, or in a sequential start the seconds until the runtime is ready."""
     return costs.runtime_s if costs.overlap is Overlap.SEQUENTIAL else 0.0
 
 
-def slowdown(ranks: int, full: int) -> float:
-    """Return s - w + w/s: a full rank computes its 1/s of the layers at full speed, another one at 1/s of it."""
+def compute_slowdown(ranks: int, full: int) -> float:
+    """Return the slowdown s - w + w/s of a group with s `ranks`, of which w (`full`) compute at full speed."""
     return ranks - full + full / ranks
 
 
-def first_token_s(costs: Costs, ranks: int, full: int) -> float:
-    """Return the seconds from the ready group to the first token; `full` ranks have memory for a full model."""
-    return costs.prefill_s * slowdown(ranks, full) + costs.hop_s * ranks
+def predict_first_token_s(costs: Costs, ranks: int, full: int) -> float:
+    """Return the seconds from a ready group to the first token; `full` ranks have the memory of a full model."""
+    return costs.prefill_s * compute_slowdown(ranks, full) + costs.hop_s * ranks
 
 
-def tpot_s(costs: Costs, ranks: int, full: int) -> float:
+def predict_tpot_s(costs: Costs, ranks: int, full: int) -> float:
     """Return the time per output token (equation 2)."""
-    return costs.decode_s * slowdown(ranks, full) + costs.hop_s * ranks
+    return costs.decode_s * compute_slowdown(ranks, full) + costs.hop_s * ranks
 
 
-def ttft_s(costs: Costs, slowest_s: float, ranks: int, full: int, waited_s: float = 0.0) -> float:
+def predict_ttft_s(costs: Costs, slowest_s: float, ranks: int, full: int, waited_s: float = 0.0) -> float:
     """Return the time to first token (ParaServe, equations 1 and 5).
 
     `slowest_s` is the largest term of the start, `full` the number of ranks with the memory of a full model.
     """
-    return waited_s + slowest_s + costs.join_s * ranks + first_token_s(costs, ranks, full)
+    return waited_s + slowest_s + costs.join_s * ranks + predict_first_token_s(costs, ranks, full)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Resources of a server: bytes/s for a fetch (0: none accepted) and for a load; bytes free on its emptiest device."""
+    """Resources that a server offers for a rank.
+
+    `fetch` and `load` are in bytes per second; a server with `fetch` 0 accepts no fetch. `free` are the free bytes of its
+    emptiest device.
+    """
 
     server: str
     fetch: float
@@ -92,7 +98,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Placement of one rank: server, bytes of weights, device bytes, and whether it may hold the full model later."""
+    """Placement of one rank: server, bytes of weights, device bytes, and whether it can hold the full model later."""
 
     server: str
     size: int
@@ -102,7 +108,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """Placements in pipeline order, the prediction by the largest rank, whether it meets the SLO, and why it was chosen."""
+    """Placement of a group: its ranks in pipeline order, predicted times, whether it meets the SLO, and why it was chosen."""
 
     places: tuple[Place, ...]
     term_s: float
@@ -116,20 +122,20 @@ class Scheme:
         return sum(place.full for place in self.places)
 
 
-def sizes(required: int, most: int = MOST_RANKS) -> Iterator[int]:
-    """Yield group sizes in order of preference: from `required` (section 6.1) upwards, then smaller ones downwards."""
+def list_group_sizes(required: int, most: int = MOST_RANKS) -> Iterator[int]:
+    """Yield group sizes in order of preference: from `required` (section 6.1) up to `most`, then smaller sizes descending."""
     least = min(max(1, required), most)
     yield from range(least, most + 1)
     yield from range(least - 1, 0, -1)
 
 
-def fewest_full(ranks: int, required: int, consolidate: bool) -> int:
+def count_min_full_workers(ranks: int, required: int, consolidate: bool) -> int:
     """Return the minimum number of full workers of a group: those that remain after consolidation."""
     return max(1, min(ranks, required)) if consolidate or ranks == 1 else 0
 
 
 Hops = Mapping[str, Mapping[str, float]]
-"""Measured seconds of one transfer between two servers, in either order of their names."""
+"""Measured transfer times between two servers in seconds, by their names in either order."""
 
 
 def choose(
@@ -149,9 +155,9 @@ def choose(
     # It is the first that is considered, unless more workers are required.
     single = None
     if required > 1:
-        single = _scheme(model, _ordered(model, open_, 1), settings, 1, 1, waited_s, None)
+        single = _build_scheme(model, _order_offers(model, open_, 1), settings, 1, 1, waited_s, None)
     tried: list[Scheme] = []
-    for scheme in considered(model, open_, settings, required=required, waited_s=waited_s, hops=hops):
+    for scheme in list_schemes(model, open_, settings, required=required, waited_s=waited_s, hops=hops):
         tried.append(scheme)
         if len(scheme.places) == 1:
             single = scheme
@@ -179,7 +185,7 @@ def _explain(model: FleetModel, scheme: Scheme, single: Scheme | None, required:
 
 
 def _explain_failure(model: FleetModel, tried: Sequence[Scheme], settings: FleetSettings) -> str:
-    """Return why the single worker was chosen although it does not meet the limits."""
+    """Return why a single worker was chosen although it does not meet the SLO."""
     limits = (("first token", model.ttft_s, "ttft_s"), ("token", model.tpot_s, "tpot_s"))
     best = [
         f"{name} {min(getattr(one, member) for one in tried):.3g} s at best, limit {limit:g} s"
@@ -192,7 +198,7 @@ def _explain_failure(model: FleetModel, tried: Sequence[Scheme], settings: Fleet
     return "; ".join(["one worker, because nothing meets the limits", *best, *missing])
 
 
-def considered(
+def list_schemes(
     model: FleetModel,
     offers: Sequence[Offer],
     settings: FleetSettings,
@@ -202,12 +208,12 @@ def considered(
     hops: Hops | None = None,
 ) -> Iterator[Scheme]:
     """Yield the best scheme of each size and number of full workers that fits, in order of preference."""
-    for ranks in sizes(required, settings.most_ranks):
+    for ranks in list_group_sizes(required, settings.most_ranks):
         if ranks in model.unavailable:
             continue
-        ordered = _ordered(model, offers, ranks)
-        for full in range(fewest_full(ranks, required, settings.consolidate), ranks + 1):
-            if (found := _scheme(model, ordered, settings, ranks, full, waited_s, hops)) is not None:
+        ordered = _order_offers(model, offers, ranks)
+        for full in range(count_min_full_workers(ranks, required, settings.consolidate), ranks + 1):
+            if (found := _build_scheme(model, ordered, settings, ranks, full, waited_s, hops)) is not None:
                 yield found
 
 
@@ -215,19 +221,25 @@ Timed = tuple[float, int, float, str, Offer]
 """Offer after its term and what decides among equal terms: free memory, bandwidth (negative) and name."""
 
 
-def _ordered(model: FleetModel, offers: Sequence[Offer], ranks: int) -> list[Timed]:
+def _order_offers(model: FleetModel, offers: Sequence[Offer], ranks: int) -> list[Timed]:
     """Return the servers that fit a part, by term; among equals the fullest first, so that empty devices stay free."""
     size = max(model.ranks(ranks))
     least = model.part(ranks) if ranks > 1 else model.memory
     costs = model.costs
     return sorted(
-        (loaded_s(costs, size, offer.fetch, offer.load), offer.free, -offer.fetch, offer.server, offer)
+        (
+            predict_loaded_s(costs, size, offer.fetch, offer.load),
+            offer.free,
+            -offer.fetch,
+            offer.server,
+            offer,
+        )
         for offer in offers
         if offer.free >= least
     )
 
 
-def _scheme(
+def _build_scheme(
     model: FleetModel,
     ordered: list[Timed],
     settings: FleetSettings,
@@ -246,23 +258,23 @@ def _scheme(
     term = max(one[0] for one in (*whole, *parts))
     memories = {True: memory, False: model.part(ranks)}
     chosen = [(one[-1], True) for one in whole] + [(one[-1], False) for one in parts]
-    places = _dealt(model.ranks(ranks), memories, chosen)
+    places = _assign_ranks(model.ranks(ranks), memories, chosen)
     costs = model.group_costs(ranks)
     if hops and ranks > 1:
-        costs = replace(costs, hop_s=_mean_hop_s(places, hops, costs.hop_s))
-    ttft = ttft_s(costs, term, ranks, full, waited_s)
-    tpot = tpot_s(costs, ranks, full)
+        costs = replace(costs, hop_s=_compute_mean_hop_s(places, hops, costs.hop_s))
+    ttft = predict_ttft_s(costs, term, ranks, full, waited_s)
+    tpot = predict_tpot_s(costs, ranks, full)
     return Scheme(places, term, ttft, tpot, ttft <= model.ttft_s and tpot <= model.tpot_s)
 
 
-def _mean_hop_s(places: Sequence[Place], hops: Hops, assumed_s: float) -> float:
+def _compute_mean_hop_s(places: Sequence[Place], hops: Hops, assumed_s: float) -> float:
     """Return t_n of a pipeline: the mean over its hops, of which the last returns the token to the first rank."""
     servers = [place.server for place in places]
     pairs = (sorted(pair) for pair in zip(servers, servers[1:] + servers[:1], strict=True))
     return sum(hops.get(a, {}).get(b, assumed_s) for a, b in pairs) / len(servers)
 
 
-def _dealt(
+def _assign_ranks(
     parts: Sequence[int], memory: dict[bool, int], chosen: list[tuple[Offer, bool]]
 ) -> tuple[Place, ...]:
     """Assign the largest rank to the fastest link. Of equals full workers come first, because rank 0 remains."""

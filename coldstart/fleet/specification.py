@@ -41,7 +41,7 @@ MOST_RANKS = 4
 
 
 class Overlap(StrEnum):
-    """Whether all of a cold start runs concurrently with the fetch, or nothing."""
+    """Whether the other phases of a cold start run concurrently with the weight fetch (FULL) or not (SEQUENTIAL)."""
 
     SEQUENTIAL = "sequential"
     FULL = "full"
@@ -66,13 +66,13 @@ class Costs:
 
     @property
     def runtime_s(self) -> float:
-        """Return the time for everything except the weights."""
+        """Return the seconds of a start without the weights."""
         return self.container_s + self.context_s + self.library_s
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """`devices` of `memory` bytes each behind one link."""
+    """Server of a fleet: `devices` GPUs with `memory` bytes each, and its bandwidths in bytes per second."""
 
     name: str
     memory: Size = setting(MISSING, "", above=0)
@@ -133,7 +133,7 @@ class FleetModel:
         return self.costs if seen is None else replace(self.costs, join_s=seen / count)
 
     def ranks(self, count: int) -> tuple[int, ...]:
-        """Return the bytes of each rank."""
+        """Return the bytes of weights of each rank in a group of `count`."""
         if count in self.shares:
             return self.shares[count]
         return tuple(self.size * (r + 1) // count - self.size * r // count for r in range(count))
@@ -143,13 +143,13 @@ class FleetModel:
         return self.memory + (ceil(self.held_twice * max(self.ranks(count))) if count > 1 else 0)
 
     def part(self, count: int) -> int:
-        """Return the device bytes of any other worker: in proportion (section 4.1.2), at least its weights."""
+        """Return the device bytes of a worker without the full model: its proportion (section 4.1.2), at least its weights."""
         return max(ceil(self.memory / count), *self.ranks(count))
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """Settings of the fleet's decisions.
+    """Settings of the scheduling decisions of a fleet.
 
     A server that makes no progress for `hang_timeout_s` is killed (`host.live.servers.find_hang` has the rule).
 

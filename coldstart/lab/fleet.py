@@ -127,7 +127,7 @@ class _Fleet:
 
     def _on_worker_stop(self, worker: str) -> None:
         if self.processes.pop(worker, None) is not None:
-            self._handle_event(events.Stopped(worker))
+            self._handle_event(events.WorkerStopped(worker))
 
     def _call_if_running(self, worker: str, call: Call) -> None:
         if self._is_running(worker):
@@ -170,14 +170,14 @@ class _Fleet:
         match action:
             case events.LaunchRank():
                 self._launch(action)
-            case events.Stop(worker):
+            case events.StopWorker(worker):
                 process = self.processes[worker]
                 process.is_stopping = True
                 self._release(process)
                 self._loop.call_at(now + self.stop_s, partial(self._on_worker_stop, worker))
             case events.DispatchRequest(request, group):
                 self._dispatch(request, group)
-            case events.Move(request, _, target):
+            case events.MoveStream(request, _, target):
                 self._move(request, target)
             case events.RejectRequest(request, status, reason):
                 stream = self.streams[int(request)]
@@ -196,7 +196,7 @@ class _Fleet:
         self._worker_count += 1
         self._groups_by_ranks[launch.ranks] += launch.rank == 0
         fetch = partial(self._fetch, launch.worker, launch.server, launch.fetch)
-        begin = sizing.fetch_begin_s(self._get_costs(launch.model)) if launch.fetch else 0.0
+        begin = sizing.predict_fetch_begin_s(self._get_costs(launch.model)) if launch.fetch else 0.0
         if begin:
             self._loop.call_at(now + begin, partial(self._call_if_running, launch.worker, fetch))
         else:
@@ -244,12 +244,12 @@ class _Fleet:
             return
         costs = self._get_costs(launch.model)
         # Weights in host memory are available at once, but the runtime is not.
-        begin = sizing.fetch_begin_s(costs) if not launch.fetch else 0.0
-        after = sizing.loaded_after(costs, launch.size, load, max(begin, now - process.started_s))
+        begin = sizing.predict_fetch_begin_s(costs) if not launch.fetch else 0.0
+        after = sizing.predict_loaded_after_s(costs, launch.size, load, max(begin, now - process.started_s))
         after += costs.join_s * launch.ranks
         self._loop.call_at(process.started_s + after, ready)
         if launch.fetch:
-            self._handle_event(events.Fetched(worker))
+            self._handle_event(events.WeightsFetched(worker))
 
     def _get_group_ranks(self, group: str) -> tuple[int, int]:
         return self.group_ranks.get(group, (1, 1))
@@ -260,7 +260,7 @@ class _Fleet:
         own = replace(self._get_costs(asked.model), prefill_s=asked.prefill_s, decode_s=asked.decode_s)
         if record.sent_s is None:
             record.sent_s = now
-        self._generate(request, group, now + sizing.first_token_s(own, ranks, full))
+        self._generate(request, group, now + sizing.predict_first_token_s(own, ranks, full))
         if record.first_token_s is None or record.first_token_s > now:
             record.first_token_s = stream.first_token_s
 
@@ -270,7 +270,7 @@ class _Fleet:
         asked = stream.request
         costs = replace(self._get_costs(asked.model), decode_s=asked.decode_s)
         self._group_of_request[request] = group
-        stream.first_token_s, stream.tpot_s = first, sizing.tpot_s(costs, ranks, full)
+        stream.first_token_s, stream.tpot_s = first, sizing.predict_tpot_s(costs, ranks, full)
         self._cancel_timer(stream)
         end = first + (asked.tokens - 1 - stream.tokens_done) * stream.tpot_s
         stream.timer = self._loop.call_at(end, partial(self._on_request_end, request))
@@ -298,4 +298,4 @@ class _Fleet:
     def _on_move_end(self, request: str, target: str) -> None:
         self._move_target.pop(request, None)
         self._generate(request, target, self._loop.now)
-        self._handle_event(events.Moved(request, True))
+        self._handle_event(events.StreamMoved(request, True))

@@ -89,7 +89,7 @@ class FleetControl(Front[FleetTicket]):
         assert isinstance(ticket, FleetTicket) and isinstance(replica, FleetReplica)
         if self.moves.rolled_back(ticket, str(error)):
             return ticket
-        self.emit(events.Suspected(replica.group))
+        self.emit(events.GroupSuspected(replica.group))
         # A request that was never sent is harmless to other servers; one that was sent may have killed its
         # server.
         unsent = ticket.unsent + isinstance(error, NothingSentError)
@@ -109,7 +109,7 @@ class FleetControl(Front[FleetTicket]):
         return Progress(model, "starting")
 
     def _move_ended(self, request: str, moved: bool) -> None:
-        self.emit(events.Moved(request, moved))
+        self.emit(events.StreamMoved(request, moved))
 
     # Decisions
 
@@ -146,13 +146,13 @@ class FleetControl(Front[FleetTicket]):
 
     def _do(self, action: Action) -> None:
         match action:
-            case events.DispatchRequest(request, group) | events.Move(request, _, group):
-                self._route(request, group, moves=isinstance(action, events.Move))
+            case events.DispatchRequest(request, group) | events.MoveStream(request, _, group):
+                self._route(request, group, moves=isinstance(action, events.MoveStream))
             case events.RejectRequest(request, status, reason, retry_after_s):
                 self._refuse(request, AdmissionRefusedError(status, reason, retry_after_s))
-            case events.Stop(worker):
+            case events.StopWorker(worker):
                 self.workers.stop(worker)
-            case events.Share(worker, rate):
+            case events.SetFetchRate(worker, rate):
                 self.workers.share(worker, rate)
 
     def _route(self, request: str, group: str, *, moves: bool) -> None:
@@ -177,9 +177,9 @@ class FleetControl(Front[FleetTicket]):
         self.unusable.pop(spec.name, None)
         self.log.write("server joined", server=spec.name)
         self.workers.nodes[spec.name] = node
-        self.emit(events.Joined(spec))
+        self.emit(events.ServerJoined(spec))
         if spec.name in self.state.drained:
-            self.emit(events.Drained(spec.name))
+            self.emit(events.ServerDrained(spec.name))
         self._measure(spec.name)
 
     async def _time_hops(self, server: str) -> None:
@@ -193,7 +193,7 @@ class FleetControl(Front[FleetTicket]):
         with suppress(NodeLostError, KeyError):  # its end is reported separately
             found = await nodes[server].call("time_hops", list(places.values()))
             seconds = {other: took for other, took in zip(places, found, strict=True) if took is not None}
-            self.emit(events.HopsTimed(server, seconds))
+            self.emit(events.HopsMeasured(server, seconds))
 
     def unreached(self, server: str, reason: str) -> None:
         """Record that a server cannot be used though its node is alive: it is lost, and the status shows the reason."""
@@ -219,14 +219,14 @@ class FleetControl(Front[FleetTicket]):
             servers.append(spec)
             ranks += (rank for rank, _ in report.workers)
         self.log.write("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
-        self.emit(events.Rebuilt(tuple(servers), tuple(ranks), tuple(sorted(self.state.drained))))
+        self.emit(events.FleetRecovered(tuple(servers), tuple(ranks), tuple(sorted(self.state.drained))))
         for spec in servers:
             self._measure(spec.name)
 
     def _measure(self, server: str) -> None:
         """Tell the core the speed of the server's link that an earlier process has measured, and measure its hops."""
         if (known := self.state.links.get(server)) is not None:
-            self.emit(events.Rate(server, known))
+            self.emit(events.LinkMeasured(server, known))
         self.tasks.spawn(self._time_hops(server))
 
     # Operators
@@ -248,8 +248,8 @@ class FleetControl(Front[FleetTicket]):
         self.state.deploy(deployment)
         self.catalogue = catalogue
         if before is not None and not same:
-            self.emit(events.Removed(name))
-        self.emit(events.Deployed(deployment.spec))
+            self.emit(events.ModelRemoved(name))
+        self.emit(events.ModelDeployed(deployment.spec))
 
     def scale(self, name: str, least: int, most: int) -> None:
         """Set the minimum and maximum number of workers. Raises UsageError for an unknown model or invalid limits."""
@@ -261,14 +261,14 @@ class FleetControl(Front[FleetTicket]):
         self._known(name)
         self.state.remove(name)
         self.catalogue = _list_launches(self.state.models)
-        self.emit(events.Removed(name))
+        self.emit(events.ModelRemoved(name))
 
     def drain(self, server: str) -> None:
         """Drain a server: it accepts no new worker. Raises UsageError for an unknown server, and OSError."""
         if server not in self.workers.nodes:
             raise UsageError(f"the fleet has no server {server}", hint="coldstart fleet status")
         self.state.drain(server)
-        self.emit(events.Drained(server))
+        self.emit(events.ServerDrained(server))
 
     def _known(self, name: str) -> ModelDeployment:
         if name not in self.state.models:

@@ -167,11 +167,11 @@ class Workers:
         process.fetched, rank = fetched, process.rank
         took = {"bytes": fetched.size, "seconds": round(fetched.seconds, 3), "limited": fetched.limited}
         self._log.write("fetched", worker=rank.worker, server=rank.server, **took)
-        self._emit(events.Fetched(rank.worker))
+        self._emit(events.WeightsFetched(rank.worker))
         if not fetched.limited and not rank.beside:
             speed = self._state.observe_fetch(rank.server, fetched.size, fetched.seconds)
             if speed is not None:
-                self._emit(events.Rate(rank.server, speed))
+                self._emit(events.LinkMeasured(rank.server, speed))
 
     def _came_up(self, up: RankUp, first: EngineProcess) -> None:
         """Record that a group is ready: its first rank answers only when all ranks do."""
@@ -182,7 +182,7 @@ class Workers:
             log.write("fallback", worker=up.worker, **fallback.encode())
         ranks = [one for one in self.processes.values() if one.rank.group == first.rank.group]
         for one in ranks:
-            self._emit(events.Fetched(one.rank.worker))
+            self._emit(events.WeightsFetched(one.rank.worker))
             self._emit(events.RankReady(one.rank.worker))
         if not first.rank.beside:
             self._has_joined(up, first.rank, ranks)
@@ -199,11 +199,13 @@ class Workers:
         ].launch.weights_from:
             known = self._state.observe_runtime(first.model, up.start_s - model.group_costs(1).join_s)
             if known is not None:
-                self._emit(events.Deployed(known))
+                self._emit(events.ModelDeployed(known))
             return
         servers = self._core.roster.servers
         terms = [
-            sizing.loaded_after(costs, one.rank.size, servers[one.rank.server].spec.load, one.fetched.seconds)
+            sizing.predict_loaded_after_s(
+                costs, one.rank.size, servers[one.rank.server].spec.load, one.fetched.seconds
+            )
             for one in ranks
             if one.fetched is not None
         ]
@@ -212,7 +214,7 @@ class Workers:
         seconds = up.start_s - max(terms)
         self._log.write("joined", group=first.group, seconds=round(seconds, 3))
         if (spec := self._state.observe_start(first.model, len(terms), seconds)) is not None:
-            self._emit(events.Deployed(spec))
+            self._emit(events.ModelDeployed(spec))
 
     def _ended(self, ended: RankEnded, *, was_reached: bool = True) -> None:
         process = self.processes.pop(ended.worker, None)
@@ -222,7 +224,7 @@ class Workers:
         if ended.hung:
             self.hung[rank.model] += 1
         if process.is_stopping:
-            self._emit(events.Stopped(rank.worker))
+            self._emit(events.WorkerStopped(rank.worker))
             return
         self._log.write("worker ended", worker=rank.worker, reason=ended.reason, beside=rank.beside or None)
         own = was_reached and not ended.hung

@@ -12,7 +12,7 @@ from tools.examples import examples
 
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
-from coldstart.fleet.events import DispatchRequest, Event, LaunchRank, Move, RejectRequest, Stop
+from coldstart.fleet.events import DispatchRequest, Event, LaunchRank, MoveStream, RejectRequest, StopWorker
 from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 
@@ -60,7 +60,7 @@ class Fleet(RuleBasedStateMachine):
                 case LaunchRank(worker):
                     assert worker not in self.workers
                     self.workers[worker] = action
-                case Stop(worker):
+                case StopWorker(worker):
                     assert worker in self.workers and worker not in self.stopping
                     used = {*self.at.values(), *self.to.values()}
                     assert self.workers[worker].group not in used, "a request uses it"
@@ -70,7 +70,7 @@ class Fleet(RuleBasedStateMachine):
                     members = [w for w in self.workers.values() if group == w.group]
                     assert members and all(w.worker in self.ready - self.stopping for w in members)
                     self.at[request] = group
-                case Move(request, source, target):
+                case MoveStream(request, source, target):
                     assert self.at[request] == source
                     self.to[request] = target
                 case RejectRequest(request, status):
@@ -115,7 +115,7 @@ class Fleet(RuleBasedStateMachine):
     def rank_becomes_ready(self, data: st.DataObject, fetched: bool) -> None:
         worker = data.draw(st.sampled_from(sorted(self.workers)))
         if fetched:
-            self.handle(events.Fetched(worker))
+            self.handle(events.WeightsFetched(worker))
         if worker not in self.stopping:
             self.ready.add(worker)
         self.handle(events.RankReady(worker))
@@ -127,14 +127,14 @@ class Fleet(RuleBasedStateMachine):
         target = self.to.pop(request)
         if done:
             self.at[request] = target
-        self.handle(events.Moved(request, done))
+        self.handle(events.StreamMoved(request, done))
 
     @precondition(lambda self: self.stopping)
     @rule(data=st.data())
     def worker_stops(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(sorted(self.stopping)))
         self.drop(worker)
-        self.handle(events.Stopped(worker))
+        self.handle(events.WorkerStopped(worker))
 
     @precondition(lambda self: self.workers)
     @rule(data=st.data())
@@ -147,13 +147,13 @@ class Fleet(RuleBasedStateMachine):
     def server_leaves_or_joins(self, name: str, back: bool) -> None:
         if name not in self.servers:
             self.servers[name] = next(server for server in SERVERS if server.name == name)
-            self.handle(events.Joined(self.servers[name]))
+            self.handle(events.ServerJoined(self.servers[name]))
             return
         lost = [worker for worker, launch in self.workers.items() if launch.server == name]
         for worker in lost:
             self.drop(worker)
         if back:
-            self.handle(events.Joined(self.servers[name]))
+            self.handle(events.ServerJoined(self.servers[name]))
         else:
             del self.servers[name]
             self.handle(events.ServerLost(name))
@@ -168,8 +168,8 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def model_is_removed_and_deployed(self, name: str) -> None:
-        self.handle(events.Removed(name))
-        self.handle(events.Deployed(next(model for model in MODELS if model.name == name)))
+        self.handle(events.ModelRemoved(name))
+        self.handle(events.ModelDeployed(next(model for model in MODELS if model.name == name)))
 
     @invariant()
     def memory_adds_up(self) -> None:
@@ -207,7 +207,7 @@ class Fleet(RuleBasedStateMachine):
         for server in SERVERS:
             if server.name not in self.servers:
                 self.servers[server.name] = server
-                self.handle(events.Joined(server))
+                self.handle(events.ServerJoined(server))
         for _ in range(5000):
             if not self.waiting:
                 return
@@ -217,7 +217,7 @@ class Fleet(RuleBasedStateMachine):
             elif self.stopping:
                 worker = self.stopping.pop()
                 self.drop(worker)
-                self.handle(events.Stopped(worker))
+                self.handle(events.WorkerStopped(worker))
             elif self.at:
                 request = next(iter(self.at))
                 self.at.pop(request)
@@ -253,13 +253,13 @@ def test_a_pipeline_becomes_one_worker_without_losing_its_stream() -> None:
     single, sent = one.handle(events.RankReady(second), 6.0)
     assert isinstance(single, LaunchRank) and sent == DispatchRequest("1", group)
     assert (single.beside, single.server, single.fetch, single.memory) == (first, ranks[0].server, 20, 50)
-    assert one.handle(events.RankReady(single.worker), 12.0) == [Move("1", group, single.group)]
-    assert one.handle(events.Moved("1", True), 12.3) == [Stop(first), Stop(second)]
+    assert one.handle(events.RankReady(single.worker), 12.0) == [MoveStream("1", group, single.group)]
+    assert one.handle(events.StreamMoved("1", True), 12.3) == [StopWorker(first), StopWorker(second)]
     assert one.handle(events.RequestArrived("2", "large"), 13.0) == [DispatchRequest("2", single.group)]
     assert (
         one.handle(events.RequestEnded("2"), 14.0) == [] and one.handle(events.RequestEnded("1"), 15.0) == []
     )
-    assert one.handle(events.Tick(), 15.0 + MODELS[1].idle_s) == [Stop(single.worker)]
+    assert one.handle(events.Tick(), 15.0 + MODELS[1].idle_s) == [StopWorker(single.worker)]
 
 
 def _consolidated() -> tuple[FleetCore, list[LaunchRank], LaunchRank]:
@@ -276,21 +276,21 @@ def _consolidated() -> tuple[FleetCore, list[LaunchRank], LaunchRank]:
 def test_pipeline_stops_after_its_last_stream() -> None:
     one, ranks, single = _consolidated()
     device = one.roster.servers[single.server].free
-    assert one.handle(events.Moved("1", False), 12.5) == []
+    assert one.handle(events.StreamMoved("1", False), 12.5) == []
     assert one.handle(events.Tick(), 13.0) == [] and device == [0]
-    assert one.handle(events.RequestEnded("1"), 50.0) == [Stop(rank.worker) for rank in ranks]
-    assert one.handle(events.Stopped(ranks[0].worker), 51.0) == []
+    assert one.handle(events.RequestEnded("1"), 50.0) == [StopWorker(rank.worker) for rank in ranks]
+    assert one.handle(events.WorkerStopped(ranks[0].worker), 51.0) == []
     assert device == [ranks[0].memory - MODELS[1].memory]
-    assert one.handle(events.Tick(), 50.0 + MODELS[1].idle_s) == [Stop(single.worker)]
+    assert one.handle(events.Tick(), 50.0 + MODELS[1].idle_s) == [StopWorker(single.worker)]
 
 
 def test_pipeline_ends_its_stream_when_the_worker_that_replaced_it_dies() -> None:
     one, ranks, single = _consolidated()
-    one.handle(events.Moved("1", False), 13.0)
+    one.handle(events.StreamMoved("1", False), 13.0)
     one.handle(events.WorkerDied(single.worker, "killed"), 15.0)
     assert ranks[0].group in one.groups and single.group not in one.groups
     actions = one.handle(events.RequestEnded("1"), 16.0)
-    assert [Stop(rank.worker) for rank in ranks] == [a for a in actions if isinstance(a, Stop)]
+    assert [StopWorker(rank.worker) for rank in ranks] == [a for a in actions if isinstance(a, StopWorker)]
 
 
 @pytest.mark.parametrize("ready", [False, True])
@@ -299,10 +299,10 @@ def test_a_fleet_that_begins_again_does_not_consolidate_a_second_time(ready: boo
     again = FleetCore(FleetSettings(), [], TWICE)
     found = [*(events.FoundRank(rank, True) for rank in ranks), events.FoundRank(single, ready)]
     servers = [server.spec for server in one.roster.servers.values()]
-    actions = again.handle(events.Rebuilt(tuple(servers), tuple(found)), 0.0)
+    actions = again.handle(events.FleetRecovered(tuple(servers), tuple(found)), 0.0)
     # Both together have the memory that the rank was launched with.
     assert again.roster.servers[ranks[0].server].free == [0]
-    assert actions == ([Stop(rank.worker) for rank in ranks] if ready else [])
+    assert actions == ([StopWorker(rank.worker) for rank in ranks] if ready else [])
     assert again.models["large"].number == 2
 
 
@@ -310,19 +310,19 @@ def test_start_evicts_elsewhere_before_it_retries_the_failed_server() -> None:
     full, other = SERVERS[0], replace(SERVERS[2], name="other")
     small, sitting = replace(MODELS[0], most=1, idle_s=100.0), replace(MODELS[0], name="sitting", memory=60)
     one = FleetCore(FleetSettings(), [full, other], [small, sitting])
-    one.handle(events.Drained(full.name), 0.0)
+    one.handle(events.ServerDrained(full.name), 0.0)
     (sits,) = launches(one.handle(events.RequestArrived("1", "sitting"), 0.0))
     one.handle(events.RankReady(sits.worker), 1.0)
     one.handle(events.RequestEnded("1"), 1.0)
     assert sits.server == other.name
-    one.handle(events.Joined(full), 2.0)
+    one.handle(events.ServerJoined(full), 2.0)
     (first,) = launches(one.handle(events.RequestArrived("2", "small"), 3.0))
     assert first.server == full.name
     one.handle(events.WorkerDied(first.worker, "no space left on device"), 3.0)
-    assert Stop(sits.worker) in (actions := one.handle(events.Tick(), one.deadline())) and not launches(
+    assert StopWorker(sits.worker) in (actions := one.handle(events.Tick(), one.deadline())) and not launches(
         actions
     )
-    (second,) = launches(one.handle(events.Stopped(sits.worker), 5.0))
+    (second,) = launches(one.handle(events.WorkerStopped(sits.worker), 5.0))
     assert second.server == other.name
     # Without another server the start is retried there.
     one.handle(events.ServerLost(other.name), 6.0)
@@ -336,13 +336,13 @@ def test_single_worker_starts_when_the_pipeline_did_not() -> None:
     assert "the limit is 9 s" in one.groups[first.group].choice
     one.handle(events.WorkerDied(first.worker, "no bundle for 2 ranks"), 1.0)
     for rank in ranks:
-        one.handle(events.Stopped(rank.worker), 1.0)
+        one.handle(events.WorkerStopped(rank.worker), 1.0)
     # Three ranks of an other bundle may start: only this size failed.
     again = launches(one.handle(events.Tick(), one.deadline()))
     assert len(again) == 3
     one.handle(events.WorkerDied(again[0].worker, "no bundle for 3 ranks"), 3.0)
     for rank in again:
-        one.handle(events.Stopped(rank.worker), 3.0)
+        one.handle(events.WorkerStopped(rank.worker), 3.0)
     while not (last := launches(one.handle(events.Tick(), one.deadline()))):
         pass
     assert len(last) not in (2, 3)
@@ -368,7 +368,7 @@ def test_models_that_wait_for_memory_are_placed_a_few_at_a_time() -> None:
         one.handle(events.Tick(), 0.0)
     for number in range(40):
         assert one.handle(events.RequestArrived(str(number), f"m{number}"), 1.0) == []
-    started = launches(one.handle(events.Joined(replace(SERVERS[0], devices=40)), 2.0))
+    started = launches(one.handle(events.ServerJoined(replace(SERVERS[0], devices=40)), 2.0))
     assert 0 < len(started) < 40
     while one.deadline() == -inf:
         started += launches(one.handle(events.Tick(), 2.0))
@@ -406,14 +406,16 @@ def test_a_pipeline_scales_up_to_what_came_while_it_started() -> None:
     assert sorted(min(devices) for devices in free.values()) == [10, 10]
     assert one.handle(events.RankReady(singles[1].worker), 12.0) == [], "one by itself would be too few"
     moved = [
-        action for action in one.handle(events.RankReady(singles[0].worker), 13.0) if isinstance(action, Move)
+        action
+        for action in one.handle(events.RankReady(singles[0].worker), 13.0)
+        if isinstance(action, MoveStream)
     ]
     assert sorted(action.target for action in moved) == [singles[0].group] * 3 + [singles[1].group] * 2
     for action in moved:
-        last = one.handle(events.Moved(action.request, True), 14.0)
-    assert last == [Stop(rank.worker) for rank in ranks]
+        last = one.handle(events.StreamMoved(action.request, True), 14.0)
+    assert last == [StopWorker(rank.worker) for rank in ranks]
     for rank in ranks:
-        one.handle(events.Stopped(rank.worker), 15.0)
+        one.handle(events.WorkerStopped(rank.worker), 15.0)
     assert sorted(min(devices) for devices in free.values()) == [30, 30]
 
 
@@ -430,25 +432,25 @@ def test_incomplete_group_stops_and_reserves_its_memory_until_stopped() -> None:
     assert len(pipeline) > 1
     after = FleetCore(FleetSettings(consolidate=False), (), MODELS[:2])
     actions = after.handle(
-        events.Rebuilt(tuple(SERVERS), (events.FoundRank(pipeline[0], True),), ("s3",)), 0.0
+        events.FleetRecovered(tuple(SERVERS), (events.FoundRank(pipeline[0], True),), ("s3",)), 0.0
     )
-    assert actions == [Stop(pipeline[0].worker)] and not after.groups
+    assert actions == [StopWorker(pipeline[0].worker)] and not after.groups
     server = after.roster.servers[pipeline[0].server]
     assert min(server.free) == server.spec.memory - pipeline[0].memory
-    after.handle(events.Stopped(pipeline[0].worker), 1.0)
+    after.handle(events.WorkerStopped(pipeline[0].worker), 1.0)
     assert min(server.free) == server.spec.memory
     assert after.roster.servers["s3"].draining
     unknown = FleetCore(FleetSettings(), (), ())
-    assert unknown.handle(events.Rebuilt(tuple(SERVERS), (events.FoundRank(pipeline[0], True),)), 0.0) == [
-        Stop(pipeline[0].worker)
-    ]
+    assert unknown.handle(
+        events.FleetRecovered(tuple(SERVERS), (events.FoundRank(pipeline[0], True),)), 0.0
+    ) == [StopWorker(pipeline[0].worker)]
 
 
 def test_suspected_group_gets_no_request_for_a_moment() -> None:
     one = core(MODELS[:1], consolidate=False)
     (rank,) = launches(one.handle(events.RequestArrived("1", "small"), 0.0))
     one.handle(events.RankReady(rank.worker), 5.0)
-    assert one.handle(events.Suspected(rank.group), 6.0) == []
+    assert one.handle(events.GroupSuspected(rank.group), 6.0) == []
     assert (
         one.handle(events.RequestEnded("1"), 6.0) == []
         and one.handle(events.RequestArrived("2", "small"), 6.0) == []
@@ -456,13 +458,13 @@ def test_suspected_group_gets_no_request_for_a_moment() -> None:
     # It may be alive: its room still counts, and no other group is started.
     assert one.deadline() == 7.0 and one.handle(events.Tick(), 6.9) == []
     assert one.handle(events.Tick(), 7.0) == [DispatchRequest("2", rank.group)]
-    assert one.handle(events.Suspected("small#9"), 8.0) == []
+    assert one.handle(events.GroupSuspected("small#9"), 8.0) == []
 
 
 def test_servers_whose_links_differ_by_noise_are_filled_one_after_the_other() -> None:
     servers = [ServerSpec("roomy", 200, 4.0, 20.0), ServerSpec("full", 60, 4.0, 20.0)]
     one, link = FleetCore(FleetSettings(), servers, MODELS[:1]), 1.05**-30
     for server, speed in (("roomy", 1.04 * link), ("full", 1.01 * link)):
-        one.handle(events.Rate(server, speed), 0.0)
+        one.handle(events.LinkMeasured(server, speed), 0.0)
     (rank,) = launches(one.handle(events.RequestArrived("1", "small"), 0.0))
     assert rank.server == "full"

@@ -106,7 +106,7 @@ def test_every_request_ends_and_every_reservation_is_met(seed: int, placement: s
     promised = {
         a.worker: a.deadline for _, _, actions in record for a in actions if isinstance(a, events.LaunchRank)
     }
-    ended = {event.worker: time for time, event, _ in record if isinstance(event, events.Fetched)}
+    ended = {event.worker: time for time, event, _ in record if isinstance(event, events.WeightsFetched)}
     assert [worker for worker, time in ended.items() if time > promised[worker] + 1e-6] == []
     if placement in ("pipeline", "cached"):
         assert sum(deadline < inf for deadline in promised.values()) > 10 and done.counts["streams_moved"]

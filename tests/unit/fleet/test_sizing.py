@@ -30,13 +30,13 @@ TERMS = Costs(
     ],
 )
 def test_a_rank_of_100_bytes(overlap: Overlap, fetch: float, load: float, seconds: float) -> None:
-    assert sizing.loaded_s(replace(TERMS, overlap=overlap), 100, fetch, load) == seconds
+    assert sizing.predict_loaded_s(replace(TERMS, overlap=overlap), 100, fetch, load) == seconds
 
 
 def test_first_token_of_four_ranks_one_of_them_full() -> None:
     """s - w + w/s = 3.25."""
-    assert sizing.ttft_s(TERMS, 7.0, 4, 1, 1.5) == 1.5 + 7.0 + 0.25 * 4 + 4.0 * 3.25 + 0.5 * 4
-    assert sizing.tpot_s(TERMS, 4, 1) == pytest.approx(0.1 * 3.25 + 0.5 * 4)
+    assert sizing.predict_ttft_s(TERMS, 7.0, 4, 1, 1.5) == 1.5 + 7.0 + 0.25 * 4 + 4.0 * 3.25 + 0.5 * 4
+    assert sizing.predict_tpot_s(TERMS, 4, 1) == pytest.approx(0.1 * 3.25 + 0.5 * 4)
     assert sizing.slowdown(4, 4) == sizing.slowdown(1, 1) == 1.0
 
 
@@ -131,7 +131,7 @@ def test_offers_of_the_index_lead_to_the_choice_among_all_servers(seed: int) -> 
             group, _ = roster.launch(Deployment(model, 1.0), expected, required, now)
             for worker in group.workers:
                 if random.random() < 0.7:
-                    roster.fetched(worker, now)
+                    roster.record_fetched(worker, now)
         if random.random() < 0.3 and roster.workers:
             roster.remove_worker(roster.workers[random.choice(list(roster.workers))], now)
         if random.random() < 0.1:

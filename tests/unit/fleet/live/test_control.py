@@ -35,7 +35,7 @@ class Silent:
         if method == "launch":
             self.orders.append(args[0].rank)
         elif method == "stop":
-            self.orders.append(events.Stop(*args))
+            self.orders.append(events.StopWorker(*args))
         return ("127.0.0.1", 29500)
 
 
@@ -50,7 +50,7 @@ def test_the_live_control_orders_what_the_simulation_ordered(tmp_path: Path) -> 
     ]
     requests = [ModelRequest(2.0 * n, models[n % 2].name, 0.5, 0.05, 40) for n in range(40)]
     recording: list[tuple[float, Event, list[Action]]] = []
-    faults = [(30.0, events.ServerLost("s1")), (45.0, events.Joined(servers[1]))]
+    faults = [(30.0, events.ServerLost("s1")), (45.0, events.ServerJoined(servers[1]))]
     simulate(requests, servers, models, settings, faults=faults, record=recording)
     assert any(
         isinstance(action, events.LaunchRank) and action.ranks > 1
@@ -68,13 +68,13 @@ def test_the_live_control_orders_what_the_simulation_ordered(tmp_path: Path) -> 
         control.rebuild((spec, nodes[spec.name], NodeReport(0)) for spec in servers)
         for model in models:
             control.deploy(deployment(model.name))
-            control.emit(events.Deployed(model))
+            control.emit(events.ModelDeployed(model))
         again.clear()
         for now, event, _ in recording:
             clock[0] = now
             if isinstance(event, events.ServerLost):
                 control.lose_server(event.server)
-            elif isinstance(event, events.Joined):
+            elif isinstance(event, events.ServerJoined):
                 control.joined(event.server, nodes[event.server.name])
             else:
                 control.emit(event)
