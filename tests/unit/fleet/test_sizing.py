@@ -37,7 +37,7 @@ def test_first_token_of_four_ranks_one_of_them_full() -> None:
     """s - w + w/s = 3.25."""
     assert sizing.predict_ttft_s(TERMS, 7.0, 4, 1, 1.5) == 1.5 + 7.0 + 0.25 * 4 + 4.0 * 3.25 + 0.5 * 4
     assert sizing.predict_tpot_s(TERMS, 4, 1) == pytest.approx(0.1 * 3.25 + 0.5 * 4)
-    assert sizing.slowdown(4, 4) == sizing.slowdown(1, 1) == 1.0
+    assert sizing.compute_slowdown(4, 4) == sizing.compute_slowdown(1, 1) == 1.0
 
 
 COSTS = Costs(container_s=2.0, context_s=1.0, library_s=3.0, prefill_s=1.0, decode_s=0.05)
