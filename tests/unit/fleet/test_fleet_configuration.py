@@ -81,7 +81,7 @@ def test_a_bad_member_is_named(path: tuple[str, ...], value: object, said: str) 
     [
         ("batch", 1.5, "use a value such as 4"),
         ("count", 0, "write count = 2"),
-        ("size", "apples", "write bytes, or a size such as 14GiB"),
+        ("size", "apples", "use a number of bytes, or a size such as 14GiB"),
         ("overlap", "most", "use a value such as sequential or full"),
     ],
 )

@@ -166,7 +166,7 @@ def test_rank_bytes_are_those_of_its_tensors() -> None:
     config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3}
 
     def lookup(donor: Any, config: Any) -> Any:
-        bundle = None if donor is None else SimpleNamespace(json=lambda name: donor)
+        bundle = None if donor is None else SimpleNamespace(read_json=lambda name: donor)
         return SimpleNamespace(weights_donor=bundle, model=SimpleNamespace(config=config))
 
     # At most one rank per layer; an odd layer goes to the rank before the last.

@@ -91,7 +91,7 @@ def bundle(**sections: Any) -> SimpleNamespace:
             raise BundleError(f"the {section} section is missing")
         return sections[section]
 
-    return SimpleNamespace(json=read)
+    return SimpleNamespace(read_json=read)
 
 
 @pytest.fixture
