@@ -1,4 +1,4 @@
-"""Build, find and check bundles, and the bundles of one cache directory."""
+"""Build, find, validate and copy bundles in one cache directory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def materialize(
         model: Alias, repository id, or directory.
         vllm_args: Command-line arguments of vLLM.
         snapshot: Add a snapshot of a built engine (CRIU).
-        force: Build a new version although a bundle exists.
+        force: Build a new version even if a bundle exists.
         profile_s: Time limit for measuring step latency, in seconds.
         graphs: Also record CUDA graphs.
         revision: Commit, branch or tag of a hub model.
@@ -58,7 +58,7 @@ def materialize(
     Raises:
         UsageError: An option is invalid, or the model does not exist.
         AuthRequiredError: The hub requires authentication, or `offline` forbids a download.
-        CommandFailedError: The engine or the verification run failed, or this machine takes no snapshot.
+        CommandFailedError: The engine or the verification run failed, or this machine cannot create a snapshot.
         NoSpaceError: The disk is full.
         ReadOnlyStoreError: The store is not writable.
     """
@@ -78,7 +78,10 @@ def plan_materialization(
     offline: bool = False,
     cache_dir: PathLike | None = None,
 ) -> MaterializationPlan:
-    """Look up what `materialize` would do, without doing it. Arguments and errors are those of `materialize`."""
+    """Resolve the model and its bundle key for `materialize` without building.
+
+    Takes the same arguments, raises the same errors.
+    """
     lookup = look_up(model, vllm_args, revision=revision, offline=offline, cache_dir=cache_dir)
     return MaterializationPlan(lookup, options or Options())
 
@@ -92,7 +95,7 @@ def find_bundle(
     untrusted: bool = False,
     cache_dir: PathLike | None = None,
 ) -> Bundle | None:
-    """Return the bundle from which `serve` would start this model on this machine, None if there is none.
+    """Return the bundle from which `serve` would start the model on this machine; None if there is none.
 
     Args:
         model: Alias, repository id, or directory.
@@ -122,21 +125,21 @@ def validate(
     offline: bool = False,
     cache_dir: PathLike | None = None,
 ) -> ValidationReport:
-    """Check one bundle. A fault of the bundle is a finding in the report and raises nothing.
+    """Check one bundle. Faults of the bundle are findings in the report, not exceptions.
 
     Args:
         model_or_reference: Reference of a bundle, or a model that is looked up with `vllm_args`.
-        level: "manifest", "checksum", "load" (a server starts) or "replay" (it answers as vLLM without a bundle does).
+        level: "manifest", "checksum", "load" (a server starts) or "replay" (its output equals that of vLLM without a bundle).
         vllm_args: Command-line arguments of vLLM; empty: those of the bundle.
         model: Directory of the model, for a bundle of a model directory at levels "load" and "replay".
-        replay: Prompts, answer length and numbers of concurrent requests for level "replay".
+        replay: Prompts, output length and numbers of concurrent requests for level "replay".
         revision: Commit, branch or tag of a hub model.
         offline: Download nothing.
         cache_dir: As for `materialize`.
 
     Raises:
         UsageError: An option is invalid, contradicts the level, or the model does not exist.
-        BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError: A reference does not name one bundle.
+        BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError: The reference does not identify one bundle.
         NoBundleError: The model has no bundle with these arguments.
         AuthRequiredError: The hub requires authentication, or `offline` forbids a download.
     """
@@ -148,7 +151,7 @@ def validate(
 
 
 def validate_all(request: ValidationRequest) -> list[ValidationReport]:
-    """Check several bundles, and return one report for each in this order. All are found before the first is checked.
+    """Resolve several bundles, check each, and return their reports in the order of the request.
 
     Raises:
         ColdstartError: The errors of `validate`, raised before any server is started.
@@ -157,7 +160,7 @@ def validate_all(request: ValidationRequest) -> list[ValidationReport]:
 
 
 class Store:
-    """The bundles of one cache directory. Reading one needs no write permission."""
+    """Bundle store in one cache directory. Reading requires no write permission."""
 
     def __init__(self, cache_dir: PathLike | None = None) -> None:
         self._cache = open_cache(cache_dir)
@@ -165,7 +168,7 @@ class Store:
 
     @property
     def root(self) -> Path:
-        """Directory of the store, an OCI image layout."""
+        """Root directory of the store, an OCI image layout."""
         return self._bundles.root
 
     def list(self) -> Sequence[Bundle]:
@@ -173,49 +176,49 @@ class Store:
         return self._bundles.list_bundles()
 
     def get(self, ref: str) -> Bundle:
-        """Return the bundle named by NAME, NAME:vN, NAME@sha256:... or a digest; a trusted version before others.
+        """Return the bundle for NAME, NAME:vN, NAME@sha256:... or a digest; trusted versions take precedence.
 
         Raises:
-            BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError: `ref` does not name one bundle.
+            BundleNotFoundError, AmbiguousReferenceError, InvalidReferenceError: `ref` does not identify one bundle.
         """
         return self._bundles.find_by_reference(ref, trust=inspection.trust)
 
     def prune(self, refs: Sequence[str] = (), *, keep: int = 1, dry_run: bool = False) -> PruneReport:
-        """Remove `refs`, or without them all but the `keep` newest versions of each key. See `pruning.prune`."""
+        """Remove the bundles `refs`, or without `refs` all but the `keep` newest versions of each key."""
         return pruning.prune(self._cache, refs, keep=keep, dry_run=dry_run)
 
     def import_archive(self, path: PathLike) -> Sequence[Bundle]:
-        """Copy every bundle of an OCI archive into the store.
+        """Import all bundles of an OCI archive into the store.
 
         Raises:
-            NotALayoutError: The file is not an archive of bundles.
-            DigestMismatchError: A blob is damaged.
+            NotALayoutError: The file is not a bundle archive.
+            DigestMismatchError: A blob does not match its digest.
         """
         return archive.import_archive(self._bundles, Path(path))
 
     def export_archive(self, refs: Sequence[str], path: PathLike, *, replace: bool = False) -> int:
-        """Write bundles with their signatures to one OCI archive and return its size in bytes.
+        """Export bundles and their signatures to one OCI archive. Return its size in bytes.
 
         Raises:
-            DestinationExistsError: `path` exists and `replace` is not set.
+            DestinationExistsError: `path` exists and `replace` is false.
         """
         bundles = [self.get(ref) for ref in refs]
         return archive.export_archive(bundles, Path(path), replace=replace)
 
     def push(self, ref: str, address: str) -> str:
-        """Send a bundle to a directory, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG], and return its address by digest.
+        """Push a bundle to a directory, oci://HOST/NAME[:TAG] or hf://ORG/REPO[:TAG]. Return its address by digest.
 
         Raises:
-            RemoteDeniedError, RemoteFailedError: The registry refused the request or failed.
+            RemoteDeniedError, RemoteFailedError: The remote denied the request or failed.
         """
         return remote.push(self.get(ref), address)
 
     def pull(self, address: str) -> Bundle:
-        """Copy a bundle from a directory, a registry or the hub into the store, every byte verified.
+        """Pull a bundle from a directory, a registry or the hub into the store, and verify all its digests.
 
         Raises:
-            RemoteDeniedError, RemoteFailedError: The registry refused the request or failed.
-            NotALayoutError: The directory is not a store.
+            RemoteDeniedError, RemoteFailedError: The remote denied the request or failed.
+            NotALayoutError: The directory is not a bundle store.
         """
         return remote.pull(self._bundles, address)
 
@@ -229,7 +232,7 @@ def look_up(
     cache_dir: PathLike | None,
     untrusted: bool = False,
 ) -> Lookup:
-    """Resolve the model and look up its bundle. Raises the errors of `resolver.resolve` and `check_arguments`."""
+    """Resolve the model and look up its bundle. Raises the same errors as `resolver.resolve` and `check_arguments`."""
     accepts = accept_any if untrusted else None
     return resolver.resolve(
         model,
@@ -242,7 +245,7 @@ def look_up(
 
 
 def check_arguments(vllm_args: Sequence[str]) -> Arguments:
-    """Return the arguments. Raises UsageError for one string, which is a sequence of characters."""
+    """Convert vLLM arguments to `Arguments`. Raises UsageError if they are one string instead of a sequence."""
     if isinstance(vllm_args, str):
         raise UsageError(
             f"invalid vllm_args {vllm_args!r}: expected a sequence of strings",
@@ -252,11 +255,11 @@ def check_arguments(vllm_args: Sequence[str]) -> Arguments:
 
 
 def open_cache(cache_dir: PathLike | None) -> Cache:
-    """Return the cache at `cache_dir`, or the default one."""
+    """Open the cache in `cache_dir`, or the default cache if None."""
     return Cache.at(None if cache_dir is None else Path(cache_dir))
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise UsageError where `value` is not one of `choices`."""
+    """Raise UsageError if `value` is not in `choices`."""
     if value not in choices:
         raise UsageError(f"invalid {name} {value!r}", hint=f"choose one of: {', '.join(choices)}")

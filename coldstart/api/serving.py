@@ -36,19 +36,19 @@ def serve(
     cache_dir: PathLike | None = None,
     on_progress: Phase | None = None,
 ) -> Server:
-    """Start a vLLM server from its bundle and return it once it has answered one token.
+    """Start a vLLM server from its bundle, and return when it has generated its first token.
 
-    The server ends with this process. Use the result as a context manager, or call `Server.stop`.
+    The server stops when this process exits. Use the result as a context manager, or call `Server.stop`.
 
     Args:
         model: Alias, repository id, or directory.
         vllm_args: Command-line arguments of vLLM.
-        host: Address to listen at.
-        port: Port to listen at; 0 chooses a free one.
+        host: Address to listen on.
+        port: Port to listen on; 0 selects a free port.
         api_key: Key that the server requires from every client; None: no key.
-        mode: Name of a start mode, or "auto" for the fastest that works.
+        mode: Name of a start mode, or "auto" for the fastest available mode.
         on_miss: Without a bundle, raise NoBundleError ("fail"), start without one ("warn"), or build it ("materialize").
-        ready_timeout_s: Longest time until the first token, in seconds; None: no limit.
+        ready_timeout_s: Maximum time to the first token, in seconds; None: no limit.
         scheduler: Order of requests.
         weights_from: Address to fetch the weights from; None: the directory of the model.
         require_signature: Refuse a bundle that no trusted key has signed.
@@ -62,7 +62,7 @@ def serve(
         UsageError: An option is invalid, or the model does not exist.
         NoBundleError: No bundle fits and `on_miss` is "fail".
         AuthRequiredError: The hub requires authentication, or `offline` forbids a download.
-        CommandFailedError: The server died or was not ready in time, or its bundle is not signed as required.
+        CommandFailedError: The server exited or exceeded `ready_timeout_s`, or its bundle lacks a required signature.
     """
     check_choice("mode", mode, (modes.AUTO, *modes.names()))
     check_choice("on_miss", on_miss, get_args(OnMiss))

@@ -1,9 +1,8 @@
-"""Parse vLLM's command line without vLLM, into one normal form.
+"""Parse vLLM's command line into a normal form, without importing vLLM.
 
-``Arguments`` travels from the command line to the started server and caches its normal form.
-``parse(argv)`` returns a mapping that is equal for every spelling that vLLM treats as equal: the order of flags,
-dashes or underscores, ``--name value`` or ``--name=value``, short names, ``--no-name``, dotted names or JSON,
-1k or 1000. This module does not validate flags and keeps unknown ones as written.
+``parse(argv)`` returns equal mappings for command lines that vLLM treats as equal: it ignores the order of flags, dashes
+or underscores, ``--name value`` or ``--name=value``, short names, ``--no-name``, dotted names or JSON, and 1k or 1000.
+This module does not validate flags. It keeps unknown flags as written.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ _LEVEL = r"-O=?(\w+)"
 
 
 class Arguments(tuple[str, ...]):
-    """Arguments for vLLM as the user wrote them after ``--``, with their normal form.
+    """vLLM arguments as the user typed them after ``--``, with a cached normal form.
 
-    They are passed on unchanged. ``value`` and ``gives`` look up a flag by its name with underscores.
+    The arguments reach vLLM unchanged. Methods look up a flag by its long name with underscores.
     """
 
     @cached_property
     def normal(self) -> Mapping[str, object]:
-        """Return the parsed arguments."""
+        """Parse the arguments on first access and return the mapping."""
         return parse(self)
 
     def gives(self, name: str) -> bool:
@@ -68,7 +67,7 @@ class Arguments(tuple[str, ...]):
         return name in self.normal
 
     def value(self, name: str, default: Any = None) -> Any:
-        """Return the flag's value as ``parse`` reads it, ``default`` if the flag is missing."""
+        """Return the parsed value of a flag, or ``default`` if the flag is missing."""
         return self.normal.get(name, default)
 
     def number(self, name: str, default: int) -> int:
@@ -82,23 +81,23 @@ class Arguments(tuple[str, ...]):
         return max(1, ranks // max(1, self.number("nnodes", 1)))
 
     def prepend(self, *words: str) -> Arguments:
-        """Return these arguments with ``words`` in front: of equal flags the existing one wins."""
+        """Return a copy with ``words`` inserted at the start; a flag that is already set keeps its value."""
         return Arguments((*words, *self)) if words else self
 
     def append(self, *words: str) -> Arguments:
-        """Return these arguments with ``words`` at the end: of equal flags the new one wins."""
+        """Return a copy with ``words`` added at the end; they override flags that are already set."""
         return Arguments((*self, *words)) if words else self
 
     def prepend_model(self, directory: str, name: str) -> Arguments:
-        """Return these arguments with the model's directory in front, served as ``name`` unless they contain another name."""
+        """Return a copy that starts with ``--model directory``, and serves it as ``name`` unless a served name is set."""
         named = [] if self.gives("served_model_name") else ["--served-model-name", name]
         return self.prepend("--model", directory, *named)
 
 
 def parse(argv: Sequence[str]) -> dict[str, object]:
-    """Parse ``argv`` (the arguments after ``--``) into {name_with_underscores: value}; the last of equal names wins.
+    """Parse ``argv`` (the arguments after ``--``) into {name_with_underscores: value}; the last repeated flag wins.
 
-    Values are scalars, lists if several words follow a flag, and dicts for JSON or dotted names.
+    A value is a scalar, a list if a flag has several values, or a dict for JSON and dotted names.
     """
     plain: dict[str, object] = {}
     dotted: dict[str, object] = {}
@@ -118,7 +117,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
 
 
 def group_words(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each flag's name with underscores and the words that follow it; words before the first flag as "positional"."""
+    """Yield (flag name with underscores, its values); values before the first flag belong to "positional"."""
     flag: str | None = None
     words: list[str] = []
     for token in argv:

@@ -1,7 +1,7 @@
-"""All environment variables that this package reads: name, type, default and meaning. Standard library only.
+"""All environment variables that coldstart reads: name, type, default and meaning. Standard library only.
 
-A Variable is its own name, so it can be a key of any environment. Invariant: no other module spells a name that begins
-with COLDSTART_, and none reads a foreign variable that is not here. docs/_tools/environment.py
+A Variable is a string, its own name, so it can be a key of any environment mapping. Invariant: no other module contains a
+name that begins with COLDSTART_ or reads a third-party variable that is not listed here. docs/_tools/environment.py
 writes the reference page from this table.
 """
 
@@ -30,9 +30,9 @@ PREFIX = "COLDSTART"
 
 
 class Variable(_Name["T"]):
-    """Name of an environment variable, with its parser.
+    """Name of an environment variable, with its type, default and description.
 
-    `audience` is who sets it: the user, coldstart for its own processes, or other software.
+    `audience` states who sets it: the user, coldstart for its own processes ("internal"), or other software ("foreign").
     """
 
     audience: Audience
@@ -44,14 +44,14 @@ class Variable(_Name["T"]):
     def __new__(
         cls, name: str, parse: Callable[[str], T], default: T, audience: Audience, about: str
     ) -> Variable[T]:
-        """Create a variable that has the value `default` if it is unset or empty."""
-        made = super().__new__(cls, name)
-        made._parse, made.default, made.audience, made.about = parse, default, audience, about
-        made.kind = parse.__name__.lstrip("_")
-        return made
+        """Create a variable; `default` applies if it is unset or empty."""
+        variable = super().__new__(cls, name)
+        variable._parse, variable.default, variable.audience, variable.about = parse, default, audience, about
+        variable.kind = parse.__name__.lstrip("_")
+        return variable
 
     def read(self, environment: Mapping[str, str] | None = None) -> T:
-        """Return the value in `environment`, by default this process's. Raises ValueError that names an invalid variable."""
+        """Return the parsed value from `environment` (default: os.environ). Raises ValueError if it is invalid."""
         text = (os.environ if environment is None else environment).get(self, "")
         try:
             return self._parse(text) if text else self.default
@@ -63,12 +63,12 @@ class Variable(_Name["T"]):
 
 
 def text(value: str) -> str:
-    """Return the text unchanged."""
+    """Parse a string: return it unchanged."""
     return value
 
 
 def flag(value: str) -> bool:
-    """Return whether the value is 1."""
+    """Parse a boolean: only "1" is true."""
     return value == "1"
 
 
@@ -76,14 +76,14 @@ def number(least: float = float("-inf")) -> Callable[[str], float]:
     """Return a parser for finite numbers of at least `least`."""
 
     def number(value: str) -> float:
-        wanted = "a number" if least == float("-inf") else f"a number of at least {least:g}"
+        expected = "a number" if least == float("-inf") else f"a number of at least {least:g}"
         try:
-            found = float(value)
+            parsed = float(value)
         except ValueError:
-            raise ValueError(wanted) from None
-        if not least <= found < float("inf"):
-            raise ValueError(wanted)
-        return found
+            raise ValueError(expected) from None
+        if not least <= parsed < float("inf"):
+            raise ValueError(expected)
+        return parsed
 
     return number
 
@@ -127,7 +127,7 @@ PREFETCH_PATIENCE_S = _mine(
     "PREFETCH_PATIENCE_S",
     number(0),
     60.0,
-    "Seconds for which the prefetcher retries a source that does not answer.",
+    "Seconds for which the prefetcher retries a source that does not respond.",
 )
 PREFETCH_TOKEN = _mine("PREFETCH_TOKEN", text, "", "Bearer token for weights from an https source.")
 HOST_URL = _mine(
@@ -246,14 +246,14 @@ _FORMS = (
 
 
 def is_service_variable(name: str, value: str) -> bool:
-    """Return whether a variable of this name and value is one that Kubernetes injects for a service."""
+    """Return whether Kubernetes injects a variable of this name and value for a service."""
     import re  # slow to import, and every process of a start imports this module
 
     return any(re.fullmatch(names, name) and re.fullmatch(form, value) for names, form in _FORMS)
 
 
 def drop_service_variables(environment: MutableMapping[str, str], prefix: str) -> list[str]:
-    """Remove the injected variables whose names begin with `prefix`, and return their names."""
+    """Remove variables that Kubernetes injected and whose names begin with `prefix`; return the removed names."""
     dropped = [
         name
         for name, value in sorted(environment.items())

@@ -1,6 +1,6 @@
-"""Record of a part of a start that was done the ordinary way, with the reason.
+"""Fallback: an optimization that a server start did not use, with the reason.
 
-Ready files, launch plans and status documents contain its JSON form, in which the member for the stage is named `section`.
+Ready files, launch plans and status documents contain its JSON form, in which `stage` is named `section`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 class Fallback(msgspec.Struct, frozen=True, omit_defaults=True, rename={"stage": "section"}):
-    """A stage of a start that was done the ordinary way, the reason, and a hint that avoids this next time."""
+    """Start stage that ran without its optimization, the reason, and a hint that avoids the fallback next time."""
 
     stage: str
     reason: str
@@ -21,15 +21,15 @@ class Fallback(msgspec.Struct, frozen=True, omit_defaults=True, rename={"stage":
         return f"{self.stage}: {self.reason}" + (f" (hint: {self.hint})" if self.hint else "")
 
     def encode(self) -> dict[str, str]:
-        """Return the JSON object."""
+        """Return the fallback as a JSON object."""
         return dict(msgspec.to_builtins(self))
 
 
 def encode(fallbacks: Iterable[Fallback]) -> list[dict[str, str]]:
-    """Return the JSON array of a ready file's `fallbacks`."""
+    """Encode fallbacks as a JSON array, the `fallbacks` field of a ready file."""
     return [fallback.encode() for fallback in fallbacks]
 
 
 def decode(document: object) -> list[Fallback]:
-    """Parse a ready file's `fallbacks`, which may be missing. Raises ValueError for any other document."""
+    """Parse the `fallbacks` field of a ready file; None means no fallbacks. Raises ValueError if it is invalid."""
     return msgspec.convert(() if document is None else document, list[Fallback])

@@ -1,4 +1,4 @@
-"""Tasks of an engine process for CUDA graphs, KV cache and compiled code, and the worker methods that a server calls."""
+"""What an engine process does with CUDA graphs, the KV cache and compiled code, and the worker RPC methods for it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ CAPTURE_NEXT = "coldstart_capture_next"
 
 @dataclass(frozen=True)
 class EngineTask:
-    """Work of each engine process of a server besides serving; none by default.
+    """Extra work of each engine process of a server; none by default.
 
-    - `record`: directory of an offline round, where this process writes its layout.
-    - `prove`: directory of the last offline round, which restores the graphs and compares the results.
-    - `restore`: directory of proven graphs, which a start restores.
-    - `kv_note`: directory of an offline start to which each worker writes its profiling results.
-    - `kv_plan`: KV cache sizes by rank, set instead of profiling (a bundle's `plans`).
+    - `record`: output directory of a recording round, to which the process writes its memory layout.
+    - `prove`: directory of the last recording round; the process restores its graphs and compares their results.
+    - `restore`: directory of verified graphs to restore.
+    - `kv_note`: directory to which each worker writes its KV cache profiling results.
+    - `kv_plan`: KV cache sizes by rank, used instead of profiling (`plans` of a bundle).
     - `compiled`: directory of vLLM's compiled artifacts.
-    - `deferred`: capture most CUDA graphs after the server is ready. With `restore`, all that are left are captured before.
+    - `deferred`: capture most CUDA graphs after the server is ready. With `restore`, capture the missing graphs before.
     """
 
     record: Path | None = None

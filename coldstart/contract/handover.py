@@ -1,8 +1,8 @@
-"""Messages that move the KV of a running request from one server to another (ParaServe, section 6.2).
+"""Signed messages that migrate the KV cache of a running request between servers (ParaServe, section 6.2).
 
-The messages travel as the request parameter `kv_transfer_params` of vLLM. Invariant: a server obeys only messages that are
-signed with its own handover key, which no client knows. So a client can neither read the KV of another request nor
-put KV of its own choice into a server's prefix cache.
+vLLM's request parameter `kv_transfer_params` carries the messages. Invariant: a server accepts only messages that are
+signed with its own handover key, which clients do not have. A client can therefore neither read the KV cache of another
+request nor insert KV blocks into a server's prefix cache.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MOST_BYTES = 1 << 16
 
 
 class HandoverError(ValueError):
-    """A message is not signed with the server's key, or is not a message of this protocol."""
+    """Handover message with an invalid signature or form."""
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pin"):
-    """Hold the KV of the running request whose external id is `request`.
+    """Hold the KV cache of the running request with the external ID `request`.
 
-    Its first `tokens` token ids have the digest `digest`; the request is refused if they differ.
+    `digest` is the digest of its first `tokens` token IDs. The server rejects the message if they differ.
     """
 
     request: str
@@ -35,10 +35,10 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pin"):
 
 
 class Pull(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pull"):
-    """Fetch the KV of `tokens` tokens, which the source holds as `pin` until its lease ends.
+    """Fetch the KV cache of `tokens` tokens, which the source server holds under the ID `pin` until its lease ends.
 
-    `ranks` are the addresses of the source's data ports, one for each pipeline rank. `secret` authenticates the
-    connections to them in both directions. `shape` is equal for servers that can exchange KV.
+    `ranks` contains the (host, port) of the source's data port for each pipeline rank. `secret` authenticates both ends
+    of these connections. `shape` identifies the KV layout, which must be equal on both servers.
     """
 
     pin: str
@@ -52,16 +52,16 @@ Message = Pin | Pull
 
 
 def sign(key: str, message: Message) -> dict[str, str]:
-    """Return the value of `kv_transfer_params` that carries `message` to the server with the handover key `key`."""
+    """Return the `kv_transfer_params` that carry `message` to the server with the handover key `key`."""
     text = msgspec.json.encode(message).decode()
     return {_MESSAGE: text, _SIGNATURE: _signature(key, text)}
 
 
 def read(key: str, parameters: Mapping[str, Any] | None) -> Message | None:
-    """Return the message in a request's `kv_transfer_params`; None if they contain none.
+    """Verify and decode the message in a request's `kv_transfer_params`; return None if there is no message.
 
     Raises:
-        HandoverError: The message is not signed with `key`, is too long, or cannot be decoded.
+        HandoverError: The message is malformed, too long, or not signed with `key`.
     """
     text = (parameters or {}).get(_MESSAGE)
     if text is None:
@@ -79,7 +79,7 @@ def read(key: str, parameters: Mapping[str, Any] | None) -> Message | None:
 
 
 def digest_tokens(tokens: Iterable[int]) -> str:
-    """Return a SHA-256 of token ids, in hexadecimal digits."""
+    """Return the SHA-256 digest of token IDs as hexadecimal digits."""
     return hashlib.sha256(b"".join(token.to_bytes(8, "little") for token in tokens)).hexdigest()
 
 

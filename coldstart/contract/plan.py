@@ -1,7 +1,7 @@
-"""Launch plan: all data that one server start needs, as plain data that crosses process boundaries.
+"""Launch plan: the complete input of one server start, as plain data that crosses process boundaries.
 
-The launcher, the template and the executor read it, some of them before anything heavy is imported. A section that is
-missing or unusable is None here, with the reason in `fallbacks`.
+The launcher, the template and the server processes read the plan, some before they import torch. The field of a bundle
+section that is missing or unusable is None, and `fallbacks` contains the reason.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ READY_FD_ENV = environment.READY_FD
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Plan of one start of one server.
+    """Plan of one server start.
 
-    - `vllm_args`: vLLM's serve arguments, including the model.
-    - `key`, `weights`: digests of the configuration and the weights; a built worker is adopted only if both are equal.
-    - `compile_dir`: an unpacked `compile` section.
-    - `canary`: prompt token ids, the greedy tokens that must follow, and, if known, those that follow in a `batch` of requests.
-    - `env`: variables that are set before vLLM is imported.
-    - `weights_from`: source of the weights, None for the model's own directory.
-    - `engine`: work of the engine's processes besides serving.
-    - `must_adopt`: exit with a reason if the built worker cannot be adopted, instead of building another.
+    - `vllm_args`: arguments of `vllm serve`, including the model.
+    - `key`, `weights`: digests of the configuration and the weights; a prebuilt worker is used only if both match.
+    - `compile_dir`: directory of the unpacked `compile` section.
+    - `canary`: prompt token IDs, their reference output tokens, and optionally the output of a `batch` of such requests.
+    - `env`: environment variables to set before vLLM is imported.
+    - `weights_from`: source of the weights; None for the model's own directory.
+    - `engine`: extra work of the engine processes.
+    - `must_adopt`: exit with a reason if the prebuilt worker cannot be used, instead of building another.
     """
 
     vllm_args: Arguments
@@ -58,7 +58,7 @@ class LaunchPlan:
 
     @classmethod
     def parse_document(cls, document: object) -> LaunchPlan:
-        """Parse the result of `document`. Raises ValueError if members are missing or have other types."""
+        """Build a plan from a JSON object. Raises ValueError if a field is missing or has a wrong type."""
         try:
             return msgspec.convert(document, cls, dec_hook=lambda kind, value: kind(value))
         except msgspec.ValidationError as error:
@@ -66,24 +66,24 @@ class LaunchPlan:
 
     @classmethod
     def parse(cls, text: str) -> LaunchPlan:
-        """Parse the JSON text of `document`. Raises ValueError if `parse_document` does."""
+        """Build a plan from JSON text. Raises ValueError if the text is not a valid plan."""
         return cls.parse_document(json.loads(text))
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables of every process of the server: the plan's own, and the plan itself."""
+        """Return the environment variables for each process of the server, including the serialized plan."""
         return self.env | {PLAN_ENV: json.dumps(self.document(), sort_keys=True)}
 
     def install(self) -> None:
-        """Set the plan's variables in the environment of this process and of every process that it forks.
+        """Set the plan's variables in the environment of this process, which child processes inherit.
 
-        Variables that Kubernetes sets for a service named vllm are dropped: vLLM rejects an address in VLLM_PORT.
+        Variables that Kubernetes injects for a service named vllm are removed: vLLM rejects an address in VLLM_PORT.
         """
         environment.drop_service_variables(os.environ, "VLLM_")
         os.environ.update(self.variables())
 
     @classmethod
     def current(cls) -> LaunchPlan:
-        """Return the plan that this process was started with; an empty plan if plain vLLM started it."""
+        """Return the plan in this process's environment, or an empty plan if coldstart did not start the process."""
         text = PLAN_ENV.read()
         return cls.parse(text) if text else cls(Arguments())
 

@@ -1,7 +1,7 @@
-"""Source and plan of the weights, as part of the launch plan that every process of a server reads.
+"""Source and plan of the weights of a server, a part of its launch plan.
 
-The launch plan carries them because every process that vLLM starts can read it, and because vLLM rejects unknown keys in
-its loader's extra configuration. Without a request the server loads the files in the model's own directory.
+The launch plan carries the request because every vLLM process can read the plan, and vLLM rejects unknown keys in its
+loader's extra configuration. Without a request, the server loads the weights from the model's own directory.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import msgspec
 
 from coldstart.artifacts import canonical
 
-# With this the error of a server begins that could not load the weights of its request.
+# Prefix of the error of a server that cannot load its weights.
 LOST = "cannot load the weights: "
 
 
 @dataclass(frozen=True)
 class PacedFetch:
-    """A named fetch with a `rate` in bytes per second (None without limit), which the caller can change while it runs.
+    """Named weight fetch with a rate limit in bytes per second (None: no limit), which can change during the fetch.
 
     A `background` fetch runs only while no other fetch runs on this machine.
     """
@@ -32,7 +32,7 @@ class PacedFetch:
 
 @dataclass(frozen=True)
 class WeightsRequest:
-    """A source (http://, s3://, hf:// or a directory), the file of the weights plan, and the pace of the fetch, if limited."""
+    """Source of weights (http://, s3://, hf:// or a directory), path of the weights plan, and an optional rate limit."""
 
     source: str
     plan: Path
@@ -40,7 +40,7 @@ class WeightsRequest:
 
     def read(self) -> dict[str, Any]:
         """Read the weights plan. Raises OSError, and ValueError if the file does not contain a JSON object."""
-        found = canonical.read_json(self.plan)
-        if not isinstance(found, dict):
+        plan = canonical.read_json(self.plan)
+        if not isinstance(plan, dict):
             raise ValueError(f"invalid weights plan {self.plan.name}: expected a JSON object")
-        return found
+        return plan

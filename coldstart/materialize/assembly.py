@@ -1,4 +1,4 @@
-"""Assemble a bundle's sections: the offline run, the digests of the weights, and the proof by a start from the result."""
+"""Build the sections of a bundle: run the engine offline, hash the weights, and verify the result with a test start."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _RESTORED = ("graphs", "compile")
 
 
 class ProofFailedError(CommandFailedError):
-    """The verification run failed; `unused` are the sections for which it used a fallback."""
+    """The test start failed; `unused` contains the sections that it replaced with a fallback."""
 
     def __init__(self, message: str | Sequence[str], unused: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -52,21 +52,21 @@ class ProofFailedError(CommandFailedError):
 
 
 def require_fast_path(report: Any, sections: Sequence[str], *, canary: bool) -> None:
-    """Raise ProofFailedError if the start used a fallback instead of a section, or if its token differs from the reference."""
+    """Check that the test start used all `sections` and returned the reference token. Raises ProofFailedError if not."""
     if unused := [name for name in sections if not report["fast_path"].get(name)]:
-        reasons = "; ".join(str(one) for one in fallback.decode(report["fallbacks"]))
+        reasons = "; ".join(map(str, fallback.decode(report["fallbacks"])))
         raise ProofFailedError(
             f"the start that verifies the new bundle used fallbacks ({reasons or 'no reason'}), so nothing was published",
             unused,
         )
     if canary and not report.get("canary"):
         raise ProofFailedError(
-            "the start that verifies the new bundle returned another token than the reference, so nothing was published"
+            "the start that verifies the new bundle returned a token that differs from the reference, so nothing was published"
         )
 
 
 class Assembly:
-    """Stages of one run in its work directory; `out` collects the finished sections."""
+    """Build stages of one bundle in a work directory; `out` contains the finished sections."""
 
     def __init__(
         self, model: ResolvedModel, vllm_args: Arguments, key: str, work: Path, phase: Phase, *,
@@ -83,7 +83,7 @@ class Assembly:
         self._say: Steps = lambda step: None
 
     def run(self, *, with_graphs: bool = True) -> None:
-        """Run all stages in order. Raises CommandFailedError if the engine or the proof fails."""
+        """Run all stages in order. Raises CommandFailedError if the engine or the test start fails."""
         self.offline()
         self.weights()
         if with_graphs:
@@ -91,7 +91,7 @@ class Assembly:
         self.prove()
 
     def offline(self) -> None:
-        """Run the real engine in a child process, with empty caches, and collect its results in `out`."""
+        """Run the engine in a child process with empty caches, and write its results to `out`."""
         env = prepare.base_env(self.work / "vllm")
         env |= prepare.inductor_env(self.work / "unused")
         if not runtime.targets_cpu():
@@ -109,14 +109,14 @@ class Assembly:
         return self.vllm_args.prepend_model(str(self.model.path), self.model.name).prepend(*words)
 
     def _size_kv(self, plan: LaunchPlan) -> None:
-        """Run the engine on a GPU again in warm caches: the first run's profiling counted compilation as the model's memory."""
+        """Profile the KV cache again on a GPU with warm caches: the first profile includes the memory that compilation used."""
         notes = self.work / "kv"
         notes.mkdir()
         with self._stage("size the KV cache, warm"):
             self._engine("offline", replace(plan, engine=EngineTask(kv_note=notes)), str(self.out), "size")
 
     def graphs(self) -> None:
-        """Record CUDA graphs in separate processes and prove them in another, if this engine captures any."""
+        """Record CUDA graphs in child processes and verify them in another, if the engine captures graphs."""
         reason = graphs.make(self.out / "graphs", self.work / "graphs", self._graphs_round, self.vllm_args)
         if reason:
             self.not_made["graphs"] = reason
@@ -131,7 +131,7 @@ class Assembly:
             )
 
     def _engine(self, module: str, plan: LaunchPlan, *arguments: str) -> None:
-        """Run a child process of the engine package with `plan` until it exits. Raises CommandFailedError if it fails."""
+        """Run a module of the engine package with `plan` in a child process. Raises CommandFailedError if it fails."""
         log = self.work / f"{module}.log"
         # vLLM does not remove its files in the temporary directory.
         with log.open("wb") as sink, use_scratch_directory():
@@ -154,15 +154,15 @@ class Assembly:
             finally:
                 os.close(reader)
         if code != 0:
-            if found := rejection.find(log.read_text(errors="replace")):
-                raise found.build_error(CommandFailedError)
-            said = exits.find_last_error(log)
-            cause = [f"vLLM failed: {said}"] if said else []
+            if rejected := rejection.find(log.read_text(errors="replace")):
+                raise rejected.build_error(CommandFailedError)
+            last_error = exits.find_last_error(log)
+            cause = [f"vLLM failed: {last_error}"] if last_error else []
             end = f"the engine's offline run ended with exit code {code}; the end of its log:"
             raise CommandFailedError([*cause, end, *exits.read_log_tail(log).splitlines()])
 
     def weights(self) -> None:
-        """Hash every tensor and chunk of the weights, and record their digest for the starts on this machine."""
+        """Hash each tensor and chunk of the weights, and write the digest to `modelinfo`."""
         assert self.model.path is not None  # ensure_weights has set it
         with self._stage("hash the weights"):
             plan = weights.plan(self.model.path, self.records)
@@ -172,16 +172,16 @@ class Assembly:
         self._write("modelinfo", info)
 
     def prove(self) -> None:
-        """Start a server from the sections to be published; it must take the fast path and give the reference token.
+        """Verify the sections with a test start, which must use all of them and return the reference token.
 
-        Its phases, time to ready and memory are the bundle's section `stages`, the input of fleet and cache policies.
+        Its phases, time to ready and memory become the section `stages`, which fleet and eviction policies read.
         """
         with self._stage("verify with a test start"):
             phases = self._proven()
         self._write("stages", phases | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
     def _proven(self) -> dict[str, Any]:
-        """Run test starts. After a failure omit only one section: one that the start did not use, or the likeliest cause."""
+        """Repeat the test start until it succeeds; after a failure, drop an unused section or the likeliest cause."""
         while True:
             try:
                 return self._proof_start()
@@ -196,8 +196,8 @@ class Assembly:
     def _leave_out(self, section: str, reason: str) -> None:
         self.not_made[section] = reason
         leftover = ("moved-graphs", "moved", "proof-caches", "proof-vllm")
-        for gone in (self.out / section, *(self.work / name for name in leftover)):
-            shutil.rmtree(gone, ignore_errors=True)
+        for stale in (self.out / section, *(self.work / name for name in leftover)):
+            shutil.rmtree(stale, ignore_errors=True)
 
     def _proof_start(self) -> dict[str, Any]:
         info = self._read("modelinfo")
@@ -258,7 +258,7 @@ class Assembly:
         )
 
     def add(self, draft: BundleDraft, name: str) -> None:
-        """Add one section to the draft, if this model has it."""
+        """Add one section to the draft, if it was built."""
         path = self.out / name
         if path.is_dir():
             draft.add_tree(name, path)
@@ -266,7 +266,7 @@ class Assembly:
             draft.add_json(name, self._read(name))
 
     def provenance(self) -> Provenance:
-        """Return who built the bundle, with which tools and arguments, and the seconds of each stage."""
+        """Return the build record: tool versions, arguments, model name and the seconds of each stage."""
         distribution, version = runtime.find_vllm_distribution() or ("vllm", "unknown")
         tool = {
             "coldstart": coldstart.__version__,
@@ -289,7 +289,7 @@ class Assembly:
         self.seconds[name] = timeline.now() - start
 
     def events(self, name: str) -> Path:
-        """Return the path of a child process's timeline events."""
+        """Return the path to which a child process writes its timeline events."""
         return self.work / f"{name}.events"
 
     def _read(self, name: str) -> dict[str, Any]:

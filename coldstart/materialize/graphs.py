@@ -1,6 +1,6 @@
-"""The `graphs` section: whether this engine captures CUDA graphs, and the engine processes that record them.
+"""Build the `graphs` section: recorded CUDA graphs, if the engine captures any.
 
-If a model's graphs cannot be restored, the rest of the bundle is still valid, and the bundle records the reason.
+If the graphs cannot be restored, the rest of the bundle is still valid, and the bundle records the reason.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from coldstart.system import runtime
 
 
 def absent(vllm_args: Arguments) -> str | None:
-    """Return why an engine with these arguments captures no CUDA graphs; None if it captures some."""
+    """Return why an engine with these arguments has no CUDA graphs to record; None if it has some."""
     if runtime.targets_cpu():
         return "the installed vLLM runs on the CPU, which has no CUDA graphs to materialize"
     if vllm_args.value("enforce_eager") not in (None, False):
         return "with --enforce-eager the engine captures no CUDA graphs to materialize"
     if any(vllm_args.number(name, 1) > 1 for name in ("tensor_parallel_size", "pipeline_parallel_size")):
-        return "graphs of several ranks contain collectives, whose state cannot be restored: every start captures them"
+        return "graphs of several ranks contain collectives, whose state cannot be restored: every start captures them again"
     return None
 
 
 def make(target: Path, work: Path, launch: offline.Launch, vllm_args: Arguments) -> str | None:
-    """Write the section to the new directory `target`. Return None, or the reason for a missing section."""
+    """Write the `graphs` section to the new directory `target`. Return None, or the reason why there is no section."""
     if reason := absent(vllm_args):
         return reason
     work.mkdir()
@@ -39,7 +39,10 @@ def make(target: Path, work: Path, launch: offline.Launch, vllm_args: Arguments)
 
 
 def kv_args(sizing: Mapping[str, object], vllm_args: Arguments) -> list[str]:
-    """Return one KV size for all recording processes, because memory regions of different sizes do not match."""
+    """Return the vLLM argument that gives all recording processes the same KV cache size.
+
+    Memory regions of different sizes cannot be compared. The list is empty if the user set the size.
+    """
     if vllm_args.gives("kv_cache_memory_bytes"):
         return []
     plans = sizing.get("plans")

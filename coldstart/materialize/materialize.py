@@ -1,7 +1,7 @@
-"""Run the offline phase once, prove it with a start from its own result, and publish it in one step.
+"""Materialize a model: build its bundle offline, verify it with a test start, and publish it atomically.
 
-Nothing is visible before the last rename, so an interrupted run leaves at most a work directory, which the next run removes.
-A bundle whose verification run does not take its fast path, or does not give the reference tokens, is not published.
+Nothing is visible before the final rename, so an interrupted run leaves only a work directory, which the next run
+removes. A bundle is not published if the test start uses a fallback or returns a token that differs from the reference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def workspace(root: Path) -> AbstractContextManager[Path]:
-    """Create a directory of this run below `root`, and remove those of killed runs for any key. Raises OSError."""
+    """Create the work directory of this run below `root`, and remove those of killed runs. Raises OSError."""
     root.mkdir(parents=True, exist_ok=True)
     return create_owned_directory(root, patience_s=_PATIENCE_S)
 
@@ -38,8 +38,8 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
     """Build and publish the bundle, or return the existing one. `phase` is entered around each stage to show progress.
 
     Raises:
-        CommandFailedError: The engine or the proof fails, or no snapshot can be created (checked first).
-        UsageError: The weight files of a local model are incomplete or do not agree with their index (checked first).
+        CommandFailedError: The engine or the test start failed, or this machine cannot create a snapshot (checked first).
+        UsageError: The weight files of a local model are incomplete or do not match their index (checked first).
         NoSpaceError, ReadOnlyStoreError: The store cannot be written.
     """
     if options.snapshot and (why := SNAPSHOT.unavailable()):
@@ -79,7 +79,7 @@ def _make(lookup: Lookup, options: Options, phase: Phase) -> Bundle:
 
 
 def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:
-    """Return whether an engine of `bundle` was frozen on this machine."""
+    """Return whether this machine has a snapshot of an engine that was started from `bundle`."""
     if not runtime.targets_cpu():
         return bundle is not None and vllm_snapshot.exists(lookup, bundle)
     return (
@@ -89,10 +89,10 @@ def has_snapshot(lookup: Lookup, bundle: Bundle | None) -> bool:
 
 
 def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
-    """Freeze an engine template started from `bundle`; on a GPU vLLM freezes an engine of its own.
+    """Start an engine template from `bundle` and snapshot it; on a GPU, vLLM creates the snapshot.
 
     Raises:
-        CommandFailedError: No snapshot can be created here; the message has the reason.
+        CommandFailedError: No snapshot can be created on this machine.
     """
     if not runtime.targets_cpu():
         with phase("snapshot by vLLM"):
@@ -101,9 +101,9 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
     plan = prepare.prepare(
         lookup, bundle, fetch.choose_weights_source(lookup), trust=inspection.trust, root=paths.frozen_dir()
     )
-    place = runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest)
+    image_dir = runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest)
     with phase("freeze a built engine") as say:
-        with runtime_image.publish_image(place) as images:
+        with runtime_image.publish_image(image_dir) as images:
             unshared = process_snapshot.freeze(replace(plan, env=plan.env | _LOOPBACK), images, _FREEZE_S)
         if unshared is not None:
             say(unshared)
@@ -111,7 +111,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
 
 @dataclass(frozen=True)
 class MaterializationPlan:
-    """The lookup of a model and the options with which its bundle is built."""
+    """Model lookup and build options of one materialization."""
 
     lookup: Lookup
     options: Options
@@ -123,7 +123,7 @@ class MaterializationPlan:
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Sections to write, and the snapshot."""
+        """Names of the sections to build, followed by "snapshot" if requested."""
         return (*self.options.sections, *(["snapshot"] if self.options.snapshot else []))
 
     @property
@@ -132,11 +132,9 @@ class MaterializationPlan:
         return self.lookup.bundle
 
     def run(self, on_progress: Phase | None = None) -> Bundle:
-        """Build and publish the bundle, or return the existing one.
+        """Build and publish the bundle, or return the existing one. Raises the same errors as `materialize`.
 
         Args:
-            on_progress: Entered around each stage; None reports nothing.
-
-        Raises the errors of `materialize`.
+            on_progress: Entered around each stage; None reports no progress.
         """
         return materialize(self.lookup, self.options, on_progress or no_progress)

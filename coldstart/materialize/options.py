@@ -1,4 +1,4 @@
-"""Options of a materialization, and how its progress is shown."""
+"""Options of a materialization, and the interface that reports its progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Phase = Callable[[str], AbstractContextManager[Steps]]
 
 @contextmanager
 def no_progress(name: str) -> Iterator[Steps]:
-    """A `Phase` that reports nothing."""
+    """Ignore the progress of a stage; a `Phase`."""
     yield lambda step: None
 
 
@@ -27,9 +27,9 @@ class Options:
     """Options of a materialization.
 
     - `force`: build a new version even if a bundle for the key exists.
-    - `graphs`: also record CUDA graphs; no start became shorter by them when measured.
+    - `graphs`: also record CUDA graphs (experimental; no speed-up measured).
     - `snapshot`: add a process snapshot.
-    - `profile_s`: maximum duration of the iteration profile in seconds.
+    - `profile_s`: time limit for profiling step latency, in seconds.
     """
 
     force: bool = False
@@ -46,5 +46,5 @@ class Options:
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Return the sections to write."""
+        """Names of the bundle sections to build."""
         return tuple(name for name in SECTIONS if name != "graphs" or self.graphs)

@@ -1,7 +1,4 @@
-"""Look up bundles by reference, or by the key of a model on this machine. Needs neither torch nor vLLM.
-
-An argument that the user types is the reference of a bundle in the store, or else a model.
-"""
+"""Look up bundles by the key of a model on this machine, and explain why a lookup failed. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
@@ -28,19 +25,19 @@ from coldstart.system.trust import trusted_keys
 trust = trusted_keys.check_trust
 # Member of the section `stages`: sections that a materialization could not create, with reasons.
 NOT_MADE = "not_made"
-# With this the reason of a section begins that may be made by another attempt.
+# Prefix of the reason for a missing section that another attempt may build.
 PROOF_FAILED = "the verification run failed with it"
 _Section = TypeVar("_Section")
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """The model, vLLM's arguments, their key, and the bundle of that key, or the nearest bundle and its mismatches.
+    """Model, vLLM arguments, their bundle key, and the bundle of that key or the nearest bundle with its mismatches.
 
-    Every command creates one and passes it on; nothing below resolves the model, the arguments or the cache a second time.
-    ``lender`` is the bundle that records ``vllm_args``, None if the user typed them.
-    ``offline`` forbids downloads. A bundle is found only if ``accepts`` accepts it (None: `trust`; `bundle.accept_any`: every
-    signer); ``untrusted`` is a bundle of this key that was not accepted. ``notes`` are remarks on the choice for the user.
+    Each command creates one lookup and passes it on, so the model, the arguments and the cache are resolved once.
+    ``lender`` is the bundle that recorded ``vllm_args``, or None if the user typed them. ``offline`` forbids downloads.
+    ``accepts`` decides which bundles can be used (None: `trust`; `bundle.accept_any`: any). ``untrusted`` is a bundle of
+    this key that was not accepted. ``notes`` explain the choice to the user.
     """
 
     model: ResolvedModel
@@ -58,17 +55,17 @@ class Lookup:
 
     @property
     def store(self) -> Store:
-        """The store of the lookup."""
+        """Bundle store of the cache."""
         return Store(self.cache.bundles)
 
     def format_materialize(self, *options: str) -> str:
-        """Return the command line that builds the bundle of this key, with `options` of the command."""
+        """Return the command line that builds the bundle, with additional `options`."""
         return self.format_command("materialize", *options)
 
     def format_template(self, level: str) -> str:
-        """Return the command line that starts a template for starts of this lookup.
+        """Return the command line that starts a template of this `level` for the lookup.
 
-        It names the version of the bundle whose arguments the lookup has, since the newest bundle may have others.
+        It specifies the bundle version that recorded the arguments, because the newest bundle can have other arguments.
         """
         if self.lender is None or self.model.argument != self.lender.name:  # a directory has no versions
             return self.format_command("template start", "--level", level)
@@ -76,14 +73,14 @@ class Lookup:
         return shlex.join(["coldstart", "template", "start", reference, "--level", level])
 
     def format_command(self, name: str, *options: str) -> str:
-        """Return the command line of a command with this model and these arguments."""
+        """Return the command line of the subcommand `name` with this model and these arguments."""
         words = ["coldstart", *name.split(), self.model.argument, *options]
         return shlex.join(
             [*words, "--", *secrets.redact_arguments(self.vllm_args)] if self.vllm_args else words
         )
 
     def refresh(self) -> Lookup:
-        """Look the same key up once more: another process may have published the bundle meanwhile."""
+        """Repeat the lookup of the same key, for example after another process published the bundle."""
         try:
             bundle = self.store.find_by_key(self.key, name=self.model.name, trust=self.accepts or trust)
         except BundleNotFoundError as error:
@@ -101,7 +98,7 @@ class Lookup:
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def drop_weights(self) -> Lookup:
-        """Accept the bundle whose key differs only in the layout of the weights, for a model directory without weights."""
+        """Accept the nearest bundle if only the weight layout differs, for a model directory without weights."""
         if self.bundle is not None or self.nearest is None or self._differing != {"model.weights"}:
             return self
         if any(one.wanted is not None for one in self.mismatches):
@@ -110,7 +107,7 @@ class Lookup:
 
     @property
     def weights_donor(self) -> Bundle | None:
-        """The bundle whose weights plan fits this model: its own, else one of the same model with other arguments."""
+        """Bundle whose weights plan fits this model: its own, or one of the same model with other arguments."""
         if self.bundle is not None:
             return self.bundle
         other = {name for name in self._differing if name.startswith("model.")}
@@ -131,17 +128,18 @@ def look_up(
     revision: str | None = None,
     accepts: TrustCheck | None = None,
 ) -> Lookup:
-    """Compose the key of the model ``word`` on this machine and look it up among accepted bundles.
+    """Compose the bundle key of the model ``word`` on this machine, and look up an accepted bundle.
 
-    Raises the errors of `resolution.resolve`.
+    Raises the same errors as `resolution.resolve`.
     """
-    cache, given = cache or Cache.at(), Arguments(vllm_args)
+    cache, arguments = cache or Cache.at(), Arguments(vllm_args)
     model = resolution.resolve(word, revision=revision, offline=offline, cache=cache)
-    return Lookup(model, given, cache, keys.compose(model, given), offline=offline, accepts=accepts).refresh()
+    key = keys.compose(model, arguments)
+    return Lookup(model, arguments, cache, key, offline=offline, accepts=accepts).refresh()
 
 
 def describe_distrust(chosen: Bundle) -> Iterator[str]:
-    """Yield a note where no trusted key signed the bundle."""
+    """Yield a note if no trusted key signed the bundle."""
     judged = trust(chosen)
     if not judged.ok:
         yield (
@@ -151,7 +149,7 @@ def describe_distrust(chosen: Bundle) -> Iterator[str]:
 
 
 def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
-    """Yield a note for each later version of the same key, with the reason for which it was not chosen."""
+    """Yield a note for each later version of the same key, with the reason why it was not chosen."""
     for other in store.list_bundles():
         if other.version <= chosen.version or other.descriptor.annotations.get(oci.KEY) != chosen.key_digest:
             continue
@@ -166,9 +164,9 @@ def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
 
 
 def miss(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBundleError:
-    """Build the error of a lookup without a bundle: the nearest bundle, each difference, and the commands that help.
+    """Build the error for a lookup without a bundle: nearest bundle, differences, and commands that help.
 
-    `use` returns how to start the model with the arguments of the nearest bundle; by default with `serve`.
+    `use` formats the command that starts the model with the nearest bundle's arguments; the default is `coldstart serve`.
     """
     create = lookup.format_materialize()
     if lookup.untrusted is not None:
@@ -205,14 +203,16 @@ def _difference(one: Mismatch) -> str:
 
 
 def differ_in_arguments(mismatches: Iterable[Mismatch]) -> bool:
-    """Return whether no field but vLLM's arguments differs."""
+    """Return whether all mismatches are in vLLM's arguments."""
     return all(one.field.startswith(keys.ENGINE) for one in mismatches)
 
 
 def require(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None = None) -> str:
-    """Return why the lookup has no bundle, or "" if it has one.
+    """Return why the lookup has no bundle, or "" if it has a bundle.
 
-    Raises NoBundleError if it has none and `bundle` is set, and CommandFailedError if `signed_by` does not accept the bundle.
+    Raises:
+        NoBundleError: The lookup has no bundle, and `bundle` is true.
+        CommandFailedError: `signed_by` does not accept the bundle.
     """
     if lookup.bundle is None:
         missing = miss(lookup)
@@ -229,7 +229,7 @@ def require(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None = None
 
 
 def read_arguments(bundle: Bundle) -> Arguments | None:
-    """Return the arguments of the materialization, None for those of an untrusted bundle or with a hidden secret."""
+    """Return the recorded vLLM arguments; None if the bundle is untrusted or its arguments contain a redacted secret."""
     if not trust(bundle).ok:
         return None
     recorded = Arguments(bundle.manifest.provenance.arguments)
@@ -237,9 +237,9 @@ def read_arguments(bundle: Bundle) -> Arguments | None:
 
 
 class ProofStart(msgspec.Struct, frozen=True):
-    """What a bundle records of the start that verified it: seconds to ready, and bytes of memory.
+    """Measurements of the test start that verified a bundle: time to ready in seconds, and memory in bytes.
 
-    `device_bytes` is the peak on all devices, None for vLLM's CPU build or where no driver reported it.
+    `device_bytes` is the peak over all GPUs; None for vLLM's CPU build or if no driver reported it.
     """
 
     ready_s: Annotated[float, msgspec.Meta(ge=0)]
@@ -256,7 +256,7 @@ class _Iterations(msgspec.Struct):
 
 
 def _read_section(bundle: Bundle, section: str, kind: type[_Section]) -> _Section | None:
-    """Return a JSON section as a `kind`, None if the bundle has none or it has another form."""
+    """Decode a JSON section as `kind`; return None if it is missing or invalid."""
     try:
         return msgspec.convert(bundle.read_json(section), kind)
     except (BundleError, msgspec.ValidationError):
@@ -264,16 +264,16 @@ def _read_section(bundle: Bundle, section: str, kind: type[_Section]) -> _Sectio
 
 
 def list_missing_sections(bundle: Bundle) -> dict[str, str]:
-    """Return the sections that the materialization could not create, with the reasons."""
+    """Return {section: reason} for sections that the materialization could not build."""
     return (_read_section(bundle, "stages", _Stages) or _Stages()).not_made
 
 
 def read_proof(bundle: Bundle) -> ProofStart | None:
-    """Return the start that verified the bundle; None if the bundle does not contain it."""
+    """Return the measurements of the test start; None if the bundle does not contain them."""
     return _read_section(bundle, "stages", ProofStart)
 
 
 def list_unprofiled_sizes(bundle: Bundle) -> dict[str, list[int]]:
-    """Return the sizes that the iteration profile lacks because its time was over, by curve."""
+    """Return, for each latency curve, the batch sizes that were not profiled within the time limit."""
     left = (_read_section(bundle, "iterations", _Iterations) or _Iterations()).left_out
     return {curve: sizes for curve, sizes in left.items() if sizes}

@@ -1,12 +1,11 @@
-"""Bundle key: the key <GPU, model> of MEDUSA, extended by everything that changes the materialized state.
+"""Bundle key: MEDUSA's key <GPU, model>, extended with everything that changes the materialized state.
 
-key = hardware.* + model.* + runtime.* + engine.*. Two machines that would produce the same artifacts compose the same key; any
-difference that could make an artifact wrong composes another key. No path, host name or environment variable is a
-field. This module imports neither torch nor vllm.
+key = hardware.* + model.* + runtime.* + engine.*. Machines that would build equal artifacts have equal keys. Any
+difference that could make an artifact invalid changes the key. Paths, host names and environment variables are not key
+fields. This module imports neither torch nor vllm.
 
-The model is identified by its configuration, the layout of its weights, and its tokenizer. A hub commit determines all
-three. If the commit is known, it replaces the digests of layout and tokenizer, so the key is the same before and after the
-weights are downloaded.
+The configuration, the layout of the weights and the tokenizer identify a model. A hub commit determines all three. If the
+commit is known, it replaces the digests of layout and tokenizer, so downloading the weights does not change the key.
 """
 
 import hashlib
@@ -68,7 +67,7 @@ def compose(model: ResolvedModel, vllm_args: Arguments) -> Key:
 
 
 def machine_fields() -> dict[str, Scalar]:
-    """Return the fields of a key that depend on this machine. Raises ColdstartError if vLLM is not installed."""
+    """Return the key fields that depend on this machine. Raises ColdstartError if vLLM is not installed."""
     device = hardware_fields(on_cpu=runtime.targets_cpu())
     return _prefix("hardware", device) | _prefix("runtime", runtime.read_runtime_fields())
 
@@ -78,26 +77,26 @@ def _prefix(group: str, fields: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def replace_arguments(key: Key, vllm_args: Arguments) -> Key:
-    """Return `key` with the engine fields of other arguments: the model and the machine are not read again."""
+    """Return a copy of `key` with the engine fields of `vllm_args`, without reading the model or the machine again."""
     fields = {name: value for name, value in key.fields.items() if not name.startswith(ENGINE)}
     engine = relevance.engine_fields(vllm_args.normal)
     return Key(fields | _prefix("engine", engine))
 
 
 def hardware_fields(*, on_cpu: bool) -> dict[str, Scalar]:
-    """Return the hardware fields that matter to the engine's device.
+    """Return the hardware fields that affect artifacts for this device.
 
-    The key of a CPU engine contains the number of usable processors. Inductor chooses the depth of parallel loops by it
-    (decide_parallel_depth, even with vLLM's dynamic_threads), and iteration times depend on it. Artifacts of a GPU engine
-    depend only on the host's architecture and the driver's branch, because one fleet can have several minor releases of
-    a driver. CUDA graphs need the exact driver version and check it themselves.
+    The key of a CPU engine contains the number of usable CPUs: Inductor uses it to choose the depth of parallel loops
+    (decide_parallel_depth, even with vLLM's dynamic_threads), and step latency depends on it. Artifacts of a GPU engine
+    depend only on the CPU architecture and the driver branch, because one fleet can have several minor releases of a
+    driver. CUDA graphs need the exact driver version and check it themselves.
     """
     cpu = hardware.read_cpu_fields()
     return cpu if on_cpu else {"cpu.machine": cpu["cpu.machine"], **hardware.read_gpu_fields()}
 
 
 def model_fields(model: ResolvedModel) -> dict[str, Scalar]:
-    """Return the model.* fields without prefix: architecture, revision, digests of config, weights and tokenizer."""
+    """Return the model fields without the `model.` prefix: architecture, revision, digests of config, weights and tokenizer."""
     local = model.path if model.revision is None else None
     return {
         "architecture": ",".join(model.config.get("architectures") or []) or None,
@@ -110,22 +109,22 @@ def model_fields(model: ResolvedModel) -> dict[str, Scalar]:
 
 
 def _extra(directory: Path) -> dict[str, Scalar]:
-    """Return digests of a model's own code, and of its processor and quantization settings, if it has any."""
+    """Return digests of the model's custom code and of its processor and quantization settings, if present."""
     code = sorted(str(path.relative_to(directory)) for path in directory.rglob("*.py") if path.is_file())
     groups = {"code": _hash_files(directory, code), "processor": _hash_files(directory, _PROCESSOR_FILES)}
     return {name: _digest(hashes) for name, hashes in groups.items() if hashes}
 
 
 def _hash_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each file that exists. Raises the errors of `checkpoint_files.open_file`."""
-    found = {name: directory / name for name in names if os.path.lexists(directory / name)}
-    return {name: checkpoint_files.hash_file(path) for name, path in found.items()}
+    """Return the SHA-256 of each file that exists. Raises the same errors as `checkpoint_files.open_file`."""
+    paths = {name: directory / name for name in names if os.path.lexists(directory / name)}
+    return {name: checkpoint_files.hash_file(path) for name, path in paths.items()}
 
 
 def layout_digest(directory: Path) -> str | None:
-    """Return the digest of {tensor: (dtype, shape)} of all safetensors files, or of names and sizes for other formats.
+    """Return the digest of {tensor: (dtype, shape)} of all safetensors files, or of file names and sizes for other formats.
 
-    Return None for a directory without weights. The values are not read: they do not change the compiled code.
+    Return None for a directory without weights. Tensor values are not read, because they do not change compiled code.
     """
     files = weight_files(directory)
     if not files:

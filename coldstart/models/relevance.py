@@ -1,8 +1,8 @@
-"""Decide which of vLLM's arguments change the materialized state.
+"""Select the vLLM arguments that change the materialized state and therefore enter the bundle key.
 
-The rule is opt-out, as in vLLM's ``compute_hash`` of its configurations. An argument enters the key unless it is known to
-affect only the API server, logs, transport, or file locations. A flag of a newer vLLM is therefore in the key: at worst a
-bundle is built twice, but it is never used wrongly.
+The rule is opt-out, like ``compute_hash`` of vLLM's configurations. An argument enters the key unless it is known to
+affect only the API server, logging, transport or file locations. A new vLLM flag therefore changes the key: at worst a
+bundle is built twice, but no wrong bundle is used.
 """
 
 import hashlib
@@ -89,7 +89,7 @@ _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
 def engine_fields(arguments: Mapping[str, object]) -> dict[str, Scalar]:
-    """Return the relevant ``arguments`` (as parsed) as flat fields without the ``engine.`` prefix."""
+    """Flatten the relevant ``arguments`` (parsed) into key fields, without the ``engine.`` prefix."""
     relevant = {name.replace("-", "_"): value for name, value in arguments.items() if _counts(name, value)}
     named = {name: value for name, value in relevant.items() if _NAME.fullmatch(name)}
     odd = {name: value for name, value in relevant.items() if name not in named}
@@ -145,10 +145,10 @@ def _without_path(value: object) -> Scalar:
 
 
 def _content(path: str) -> str:
-    """Return a digest of a path's content: file bytes or a model's configuration, else of the path's text."""
-    place = Path(path)
-    config = place / "config.json"
-    file = config if config.is_file() else place
+    """Return the digest of the file at `path` or of a model's config.json; if there is no file, of the path string."""
+    location = Path(path)
+    config = location / "config.json"
+    file = config if config.is_file() else location
     if not file.is_file():
         return _digest(path.encode())
     with open_regular(file) as content:

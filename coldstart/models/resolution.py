@@ -28,12 +28,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """One model: its name, the location of its files, and its parsed config.json.
+    """Model name, location of its files, and parsed config.json.
 
-    ``name`` is an alias if there is one, else the repository, else the last part of the directory. It is never a
-    path, so a bundle can contain it.
-    ``path`` is the directory that contains config.json. ``repo_id`` and ``revision`` (a commit hash) are None
-    for a directory that is not a hub snapshot.
+    ``name`` is the alias if the model has one, else the repository ID, else the directory name. A bundle can record it
+    because it is never a path. ``path`` is the directory that contains config.json. ``repo_id`` and ``revision`` (a
+    commit hash) are None for a directory that is not a hub snapshot.
     """
 
     name: str
@@ -44,12 +43,12 @@ class ResolvedModel:
 
     @property
     def weight_files(self) -> list[Path]:
-        """Return the weight files in the model's directory by name, empty without a directory."""
+        """Weight files in the model's directory, sorted by name; empty if there is no directory."""
         return weight_files(self.path) if self.path is not None else []
 
     @property
     def argument(self) -> str:
-        """Return the command-line argument that names this model."""
+        """Command-line argument that selects this model."""
         known = self.name in NAMES or self.repo_id is not None
         return self.name if known or self.path is None else str(self.path)
 
@@ -61,7 +60,7 @@ def resolve(
     offline: bool = False,
     cache: Cache | None = None,
 ) -> ResolvedModel:
-    """Find ``model`` and read its configuration, without fetching weights.
+    """Resolve ``model`` and read its configuration, without downloading weights.
 
     Raises:
         UsageError: The model does not exist or its configuration is unreadable (exit code 2).
@@ -86,25 +85,25 @@ def resolve(
 
 
 def is_repo_id(word: str) -> bool:
-    """Return whether ``word`` has the form of a repository's name, OWNER/NAME."""
+    """Return whether ``word`` has the form of a hub repository ID, OWNER/NAME."""
     return bool(_REPO_ID.fullmatch(word)) and not word.startswith(("./", "../", "~", "/"))
 
 
 def names_model(word: str) -> bool:
-    """Return whether ``word`` is a model that is known without the hub: built in, an alias, or a directory."""
+    """Return whether ``word`` is a model that coldstart knows without the hub: built-in, alias or directory."""
     return word.lower() in NAMES or is_local(word)
 
 
 def is_local(word: str) -> bool:
-    """Return whether ``word`` is a model of this machine, without revisions: one that is built here, or a directory."""
+    """Return whether ``word`` is a local model without revisions: a built-in tiny model or a directory."""
     return word in tiny.NAMES or paths.expand_user(word).is_dir()
 
 
 def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedModel:
-    """Return ``model`` with a ``path`` that contains its weights and tokenizer. Download missing files, but in a dry run.
+    """Download missing files (not in a dry run), and return ``model`` with the directory of its weights and tokenizer.
 
     Raises:
-        AuthRequiredError: As in ``resolve``.
+        AuthRequiredError: Under the same conditions as in ``resolve``.
         UsageError: A directory contains no weights, or weights that cannot be loaded.
     """
     if model.repo_id is not None:
@@ -112,10 +111,10 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
         if is_dry_run():
             return model  # perhaps without files that a start downloads: `list_missing`
     if not model.weight_files:
-        left = next(model.path.rglob("*.incomplete"), None) if model.path is not None else None
+        partial = next(model.path.rglob("*.incomplete"), None) if model.path is not None else None
         raise UsageError(
             f"cannot load {model.name}: it has a configuration but no weights ({', '.join(hub.WEIGHT_PATTERNS)})"
-            f"{f'; the download of {left.name} was not finished' if left else ''}",
+            f"{f'; the download of {partial.name} is incomplete' if partial else ''}",
             hint="add weights to the directory, or use random ones: coldstart materialize "
             f"{model.argument} -- --load-format dummy",
         )
@@ -124,10 +123,10 @@ def ensure_weights(model: ResolvedModel, *, offline: bool = False) -> ResolvedMo
 
 
 def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> ResolvedModel:
-    """Return ``model`` with a ``path`` that contains everything but its weights. Download missing files.
+    """Download missing files except weights, and return ``model`` with their directory.
 
     Raises:
-        AuthRequiredError: As in ``resolve``.
+        AuthRequiredError: Under the same conditions as in ``resolve``.
     """
     if model.repo_id is not None:
         model = replace(model, path=hub.fetch(model.repo_id, model.revision, offline, "tokenizer"))
@@ -135,19 +134,19 @@ def ensure_tokenizer(model: ResolvedModel, *, offline: bool = False) -> Resolved
 
 
 def list_missing(model: ResolvedModel, *, weights: bool = True) -> list[str]:
-    """Return the names of files that a start of a hub model would download, as far as the cached files show."""
+    """Return the names of files that a start of a hub model would download, according to the cached files."""
     return (
         [] if model.repo_id is None or model.path is None else hub.list_missing(model.path, weights=weights)
     )
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files of a model directory by name, as vLLM selects them.
+    """Return the weight files of a model directory that vLLM would load, sorted by name.
 
-    These are only the safetensors files if there are any, and of these only the files that the index names.
+    If there are safetensors files, these are the safetensors files that the index lists.
 
     Raises:
-        UsageError: A file is not a regular file, such as a pipe, on which a read would block, or the index is invalid.
+        UsageError: A file is not a regular file (reading a pipe would block), or the index is invalid.
     """
     for pattern in hub.WEIGHT_PATTERNS:
         if files := sorted(directory.glob(pattern)):
@@ -158,10 +157,10 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def check_weights(model: ResolvedModel) -> None:
-    """Check that the weight files of a local model are complete and agree with their index; do nothing without files.
+    """Check that a local model's weight files are complete and match their index; accept a model without weights.
 
     Raises:
-        UsageError: The directory cannot be loaded.
+        UsageError: The weights cannot be loaded.
     """
     if model.path is not None:
         checkpoint_files.check(model.path, model.weight_files)

@@ -1,6 +1,6 @@
-"""Resolve the word MODEL or REF of a command, for all commands: to the start of a server, or to one bundle.
+"""Resolve the argument MODEL or REF of a command to a model lookup or to one bundle.
 
-A bundle records the arguments of its materialization. Arguments can name code to load, so only those of a trusted bundle are
+A bundle records the arguments of its materialization. Arguments can load code, so only those of a trusted bundle are
 used.
 """
 
@@ -33,12 +33,12 @@ def resolve(
     revision: str | None = None,
     accepts: TrustCheck | None = None,
 ) -> Lookup:
-    """Look up the model, or the one version of a bundle, that `word` names, for a server that is to start.
+    """Look up the model or bundle version `word` for a server start.
 
-    With None as `vllm_args`, the arguments are those that the bundle records.
+    If `vllm_args` is None, use the arguments that the bundle records.
 
-    Raises the errors of `inspection.look_up`, BundleNotFoundError and AmbiguousReferenceError, and UsageError for the bundle
-    of a directory, whose path it does not record.
+    Raises the errors of `inspection.look_up`, BundleNotFoundError and AmbiguousReferenceError, and UsageError for the
+    bundle of a model directory, because the bundle does not record its path.
     """
     is_version = not resolution.names_model(word) and _VERSION_OR_DIGEST.fullmatch(word)
     if bundle := Store(cache.bundles).find_by_reference(word) if is_version else None:
@@ -60,7 +60,7 @@ def resolve(
 
 
 def _take_version(asked: Lookup, bundle: Bundle, *, records_arguments: bool) -> Lookup:
-    """Return the lookup with this version of a bundle alone, found or not."""
+    """Return the lookup restricted to this bundle version, whether or not it fits."""
     asked = replace(asked, bundle=None, nearest=None, mismatches=(), untrusted=None, notes=())
     if asked.key != bundle.key:
         return replace(asked, nearest=bundle, mismatches=tuple(compare_keys(asked.key, bundle.key)))
@@ -79,9 +79,9 @@ def find_bundle(
     revision: str | None = None,
     asks_hub: bool = False,
 ) -> Bundle:
-    """Find the bundle that a reference names, or that of a model with these arguments; a trusted one before others.
+    """Find the bundle by reference, or by model and arguments; trusted bundles take precedence.
 
-    With `asks_hub`, a name that no bundle has can be a model of the hub.
+    With `asks_hub`, a name that matches no bundle can be a hub model.
 
     Raises the errors of `Store.find_by_reference` and of `inspection.look_up`, and NoBundleError.
     """
@@ -101,27 +101,28 @@ def find_bundle(
 
 
 def names_model(word: str) -> bool:
-    """Return whether a word can be a model: a known one, or a repository. A reference with a version is neither."""
+    """Return whether `word` can be a model: known locally, or a repository ID. A bundle reference with a version cannot."""
     return resolution.names_model(word) or resolution.is_repo_id(word)
 
 
 def adopt_arguments(asked: Lookup) -> Lookup:
     """Return the lookup with the arguments of the newest trusted bundle of its model for this machine.
 
-    `asked` has no arguments. If no trusted bundle fits, return `asked`; its `untrusted` is then the best bundle that would fit
-    if this user trusted it.
+    `asked` has no arguments. If no trusted bundle fits, return `asked` with `untrusted` set to the best untrusted bundle
+    that fits.
     """
     named = [bundle for bundle in asked.store.list_bundles() if bundle.identity[0] == asked.model.name]
     readable = [one for one in sort_best_first(named, inspection.trust) if one.read_error is None]
-    for one in readable:
-        if not one.trust.ok or (arguments := inspection.read_arguments(one.bundle)) is None:
+    for candidate in readable:
+        if not candidate.trust.ok or (arguments := inspection.read_arguments(candidate.bundle)) is None:
             continue
         key = keys.replace_arguments(asked.key, arguments)
         # A model directory without weights has none in its key: they are fetched from elsewhere.
         if all(
-            field == _WEIGHTS and wanted is None for field, wanted, _ in compare_keys(key, one.bundle.key)
+            field == _WEIGHTS and wanted is None
+            for field, wanted, _ in compare_keys(key, candidate.bundle.key)
         ):
-            return replace(asked, vllm_args=arguments, key=key, lender=one.bundle).refresh()
+            return replace(asked, vllm_args=arguments, key=key, lender=candidate.bundle).refresh()
     if asked.bundle is not None or asked.untrusted is not None or asked.accepts is not None:
         return asked
     distrusted = (one.bundle for one in readable if not one.trust.ok)

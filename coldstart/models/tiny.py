@@ -1,8 +1,8 @@
-"""Tiny models with real architectures and seeded weights, built here so that demos and tests need no hub.
+"""Tiny models with real architectures and seeded random weights, built locally so that demos and tests need no hub.
 
-Invariant: a name and ``GENERATION`` determine every byte. The weights are random, but the unembedding is wide
-enough (logit deviation of a few units) that the two best tokens are far apart. Greedy output therefore survives a
-change of summation order, which comparisons of tokens rely on.
+Invariant: a name and ``GENERATION`` determine every byte. The unembedding weights are large enough (logit deviation of a
+few units) to keep the two most likely tokens far apart. Greedy output is therefore stable when the order of summation
+changes, which token comparisons rely on.
 """
 
 import math
@@ -41,9 +41,10 @@ _CHAT_TEMPLATE = (
 
 
 def build(name: str, models: Path) -> Path:
-    """Return the directory of the tiny model ``name`` under ``models``. Build it on first use, in a dry run elsewhere.
+    """Return the directory of the tiny model ``name`` below ``models``; build the model on first use.
 
-    Several processes can call this at once: one builds under a lock, and a rename publishes the complete model.
+    Concurrent calls are safe: one process builds under a lock and publishes the model with a rename. A dry run builds in
+    a temporary directory.
 
     Raises:
         UsageError: The name is unknown.
@@ -68,10 +69,10 @@ def build(name: str, models: Path) -> Path:
 
 
 def sweep(models: Path) -> None:
-    """Remove the drafts of builds that were killed."""
-    for place in models.glob("tiny-v*"):
+    """Remove the unfinished builds of processes that were killed."""
+    for generation in models.glob("tiny-v*"):
         with suppress(OSError):  # a cache may be read-only
-            scratch.remove_dead_below(place, _DRAFT)
+            scratch.remove_dead_below(generation, _DRAFT)
 
 
 def _run_child(name: str, draft: Path) -> None:
@@ -80,14 +81,14 @@ def _run_child(name: str, draft: Path) -> None:
     # Pass the path, so that a caller that is only on the path and not installed builds the same model.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
     env[str(SUPERVISOR_ENV)] = str(os.getpid())
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if result.returncode:
+        reason = (result.stderr.strip().splitlines() or ["no message"])[-1]
         raise ColdstartError(f"cannot build {name}: {reason}", hint="coldstart install cpu")
 
 
 def make_tokenizer() -> Any:
-    """Return a byte-level BPE tokenizer of 2048 tokens (transformers), trained on made-up words, the same at every call."""
+    """Train a deterministic byte-level BPE tokenizer with 2048 tokens on invented words."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -142,7 +143,7 @@ def _make_config(name: str) -> Any:
 
 
 def fill(model: Any) -> None:
-    """Give a transformers model its seeded weights, each by its name; norms keep their values."""
+    """Initialize a transformers model with weights seeded by parameter name; norms keep their values."""
     import torch
 
     head = model.get_output_embeddings()

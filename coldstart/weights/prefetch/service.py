@@ -1,11 +1,11 @@
-"""Prefetcher process of one source and plan: `python -m coldstart.weights.prefetch.service SOCKET DESCRIPTOR`.
+"""Prefetcher process for one source and weights plan: `python -m coldstart.weights.prefetch.service SOCKET DESCRIPTOR`.
 
-Each client is served by a thread, one request after the other. An open connection is a lease. The process ends when it is
-stopped, or after a time without a client.
+One thread per client handles its requests in order. An open connection is a lease. The process exits on a stop request or
+after the idle timeout without clients.
 
-A file lock decides which process serves. The kernel releases the lock when its holder dies, so a socket without a held lock is
-stale and is replaced. A process that does not get the lock exits when the lock's holder serves, and its client connects again.
-The holder removes socket, lock and log when it ends.
+A file lock selects the process that serves. The kernel releases the lock when the process exits, so a socket without a
+held lock is stale and is replaced. A process that does not get the lock exits when the holder serves, and its client
+reconnects. The holder removes the socket, the lock and the log when it exits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from coldstart.weights.prefetch.schedule import Board, Lease, join
 from coldstart.weights.prefetch.sources import name_weights, normalise
 
 _STARTING_S = 10.0
-# Seconds after which the end of a client is noticed that waits for bytes, and that of the last client.
+# Interval in seconds at which the process checks whether clients have disconnected.
 _LOOK_S = 1.0
 # Each worker copies the weights, and needs at least as much memory as the prefetcher.
 _SHARE = 0.5
@@ -60,7 +60,7 @@ class _Attach(msgspec.Struct):
 
 
 class Service:
-    """Clients of one prefetcher. The lock `changed` protects their state and the fetch."""
+    """Server for the clients of one prefetcher. The condition `changed` protects their state and the fetch."""
 
     def __init__(self) -> None:
         self.idle_s, self.patience_s = PREFETCH_IDLE_S.read(), PREFETCH_PATIENCE_S.read()
@@ -73,7 +73,7 @@ class Service:
         self._paces = dict[str, FetchPace]()  # by the name of the fetch, "" for those without a limit
 
     def run(self, listener: peers.Listener) -> None:
-        """Accept clients until none has been here for `idle_s` seconds."""
+        """Accept clients until there has been none for `idle_s` seconds."""
         while self._is_needed():
             if select.select([listener], [], [], _LOOK_S)[0] and (connection := listener.accept()):
                 self.adopt(connection)
@@ -84,7 +84,7 @@ class Service:
             return self.clients > 0 or time.monotonic() - self._quiet_since < idle_s
 
     def adopt(self, connection: socket.socket) -> None:
-        """Serve a connection; one of another user is closed."""
+        """Serve a connection in a new thread, or close it if it belongs to another user."""
         if not peers.is_trusted_peer(connection):
             connection.close()
             return
@@ -103,7 +103,7 @@ class Service:
                 self.clients, self._quiet_since = self.clients - 1, time.monotonic()
 
     def find(self, source: str, plan: bytes) -> Fetcher:
-        """Return the fetch of this source and plan. Raises PrefetchRefusedError if this process has another one."""
+        """Return the fetcher for this source and plan. Raises PrefetchRefusedError if this process fetches other weights."""
         address = normalise(source)
         if self.fetcher is None:
             self.fetcher = Fetcher(
@@ -119,25 +119,25 @@ class Service:
         return self.fetcher
 
     def share_pace(self, pace: PacedFetch | None) -> FetchPace:
-        """Return the limit that all leases of a named fetch share."""
+        """Return the rate limit that all leases of a named fetch share."""
         name, rate = ("", None) if pace is None else (pace.name, pace.rate)
         return self._paces.setdefault(name, FetchPace(rate))
 
     def set_pace(self, asked: PacedFetch) -> dict[str, Any] | None:
-        """Set the rate of a fetch; return its progress and whether it has ended, or None if it has not begun."""
+        """Change the rate limit of a fetch. Return its progress and whether it has ended, or None if it has not begun."""
         if self.fetcher is None or (pace := self._paces.get(asked.name)) is None:
             return None
         pace.change(asked.rate)
         return {**pace.document(), "ended": self.fetcher.has_ended(pace)}
 
     def status(self) -> dict[str, Any]:
-        """Return this prefetcher's entry in `coldstart prefetch status`."""
+        """Return the entry of this prefetcher for `coldstart prefetch status`."""
         own = {"pid": os.getpid(), "idle_s": self.idle_s, "clients": self.clients}
         return own | (self.fetcher.document() if self.fetcher is not None else {})
 
 
 class _Client:
-    """One connection, with its lease; `known` is the number of settled checks that the client knows of."""
+    """Client connection and its lease; `known` counts the settled checks that were reported to the client."""
 
     def __init__(self, service: Service, channel: Channel) -> None:
         self.service, self.channel = service, channel
@@ -145,7 +145,7 @@ class _Client:
         self.known = 0
 
     def answer_all(self) -> None:
-        """Answer requests until the connection ends, or one is refused. Raises OSError."""
+        """Handle requests until the connection closes or a request is rejected. Raises OSError."""
         try:
             while (messages := self.channel.receive()) is not None:
                 for message in messages:
@@ -196,7 +196,7 @@ class _Client:
                 os.close(descriptor)
 
     def _wait(self, board: Board) -> None:
-        """Answer when the client does not know the state of some checks."""
+        """Respond as soon as the state of a check changes that the client does not know."""
         with self.service.changed:
             self._wait_while(lambda: self.known == len(board.settled))
             news, self.known = sorted(set(board.settled[self.known :])), len(board.settled)
@@ -205,7 +205,7 @@ class _Client:
         self.channel.send({"ready": ready, "failed": failed})
 
     def _outlast(self, fetcher: Fetcher, lease: Lease, began: float, events: str | None) -> None:
-        """Hold an early lease until it ends, and write the span of its fetch. Its client waits for no answer."""
+        """Hold an early lease until it ends, and write the timeline span of its fetch. The client expects no response."""
         with self.service.changed:
             fetches = fetcher.board.is_unfinished(lease)
             self._wait_while(lambda: fetcher.board.is_unfinished(lease))
@@ -216,7 +216,7 @@ class _Client:
             self.channel.socket.shutdown(socket.SHUT_RDWR)
 
     def _wait_while(self, waits: Callable[[], bool]) -> None:
-        # A client sends nothing while it waits for an answer: its socket is readable when it has left.
+        # A client sends nothing while it waits for a response: its socket is readable when it has disconnected.
         while waits() and not select.select([self.channel], [], [], 0)[0]:
             self.service.changed.wait(_LOOK_S)
 
@@ -234,7 +234,7 @@ def main(path: Path, descriptor: int) -> None:
     """Serve until stopped or idle.
 
     Args:
-        path: The socket to listen on.
+        path: Socket to listen on.
         descriptor: Connection of the client that started this process.
     """
     client = socket.socket(fileno=descriptor)
@@ -264,13 +264,13 @@ def main(path: Path, descriptor: int) -> None:
 
 
 def _fail(failed: threading.ExceptHookArgs) -> None:
-    """End the process after an error in a thread: its clients load from files instead of waiting."""
+    """Exit after an error in a thread, so that clients load from files instead of waiting."""
     traceback.print_exception(failed.exc_value)
     os._exit(1)
 
 
 def _locked(path: Path) -> bool:
-    """Lock the file until this process exits, unless another process has the lock or has just removed the file."""
+    """Lock the file until this process exits. Return False if another process holds the lock or removed the file."""
     handle = files.try_lock(path)
     if handle is None:
         return False

@@ -131,7 +131,7 @@ def test_unfinished_download_is_named_when_there_are_no_weights(model: Path) -> 
     for name in NAMES[1:3]:
         (model / name).unlink()
     (model / "model.safetensors.incomplete").write_bytes(b"12")
-    with pytest.raises(UsageError, match=r"model\.safetensors\.incomplete was not finished"):
+    with pytest.raises(UsageError, match=r"model\.safetensors\.incomplete is incomplete"):
         resolution.ensure_weights(resolution.resolve(str(model)))
 
 
