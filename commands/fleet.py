@@ -140,8 +140,8 @@ def join(
     env = {str(environment.CACHE_DIR): str(common.cache.root)}
     if local is not None and local.token and local.ray == (address or local.ray):
         env["RAY_AUTH_TOKEN"] = local.token
-    command = ray_process.joining(server, address or local_state.require().ray)
-    ray_process.run_joined(command, env, Log(quiet=common.out.quiet))
+    command = ray_process.build_join_command(server, address or local_state.require().ray)
+    ray_process.run_joined_node(command, env, Log(quiet=common.out.quiet))
 
 
 def _create_server_spec(memory: str, devices: int, network: str, load: str) -> "ServerSpec":

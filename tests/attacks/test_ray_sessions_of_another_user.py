@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coldstart.fleet.live.ray_process import own_ray
+from coldstart.fleet.live.ray_process import run_own_ray
 from coldstart.system.paths import Cache
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="no ray")]
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, rea
 def test_other_user_cannot_enter_the_sessions_of_a_fleet(
     home: Path, stranger: Callable[[Callable[[], object]], object]
 ) -> None:
-    with own_ray(None, Cache.at(home / "cache")) as ray:
+    with run_own_ray(None, Cache.at(home / "cache")) as ray:
         directory = ray.node.log.parent
         sessions = [Path(found) for found, _, _ in os.walk(directory)]
         assert any(path.name == "logs" for path in sessions)

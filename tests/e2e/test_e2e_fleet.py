@@ -25,7 +25,7 @@ from support.waiting import has_ended, wait_until
 from coldstart.fleet import events
 from coldstart.fleet.core import FleetCore
 from coldstart.fleet.live import state
-from coldstart.fleet.live.ray_process import own_ray
+from coldstart.fleet.live.ray_process import run_own_ray
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.system.paths import Cache
 
@@ -63,7 +63,7 @@ def test_servers_of_a_cluster_survive_the_fleets_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    with own_ray(ServerSpec("here", 40, 1e9, 1e9), Cache.at(tmp_path / "cache")) as ray:
+    with run_own_ray(ServerSpec("here", 40, 1e9, 1e9), Cache.at(tmp_path / "cache")) as ray:
         first = Fleet(tmp_path, ray=ray.address, env=ray.env)
         first.deploy("a")
         server = psutil.Process(first.ask("a")["pid"])

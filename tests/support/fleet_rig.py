@@ -103,7 +103,7 @@ class FleetRig:
         control.rebuild(reports)
         for node, (_, _, report) in zip(reachable, reports, strict=True):
             node.heard = asyncio.get_running_loop().create_task(self._hear(control, node, report.seq))
-        more = admin.routes(control, self.keys[1], self.down) if self.keys else []
+        more = admin.create_routes(control, self.keys[1], self.down) if self.keys else []
         endpoint = GatewayEndpoint(port=0, api_key=self.keys[0] if self.keys else None)
         app = Gateway(control, heartbeat_s=0.05, endpoint=endpoint, more=more)
         self._server, self._serving, self.url = await serve(app)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coldstart import errors
-from coldstart.fleet.live.status import FIGURES, PREFIX
+from coldstart.fleet.live.status import METRICS, METRIC_PREFIX
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.host import configuration as host_file
 from coldstart.host.live import access_control
@@ -86,7 +86,7 @@ def test_metrics_page_names_every_metric_of_a_fleet() -> None:
     }
     models = [{"name": "x", "groups": [], **dict.fromkeys(("waiting", "in_flight", "hung", "serving"), 0)}]
     status = {"gateway": gateway, "models": models}
-    found = families(Metrics(lambda: status, PREFIX, FIGURES).text())
+    found = families(Metrics(lambda: status, METRIC_PREFIX, METRICS).text())
     assert rows(section(read("metrics.md"), "## Fleet")) == found
 
 

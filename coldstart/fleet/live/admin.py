@@ -23,7 +23,7 @@ from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.state import ModelDeployment
 from coldstart.host.live import messages
 
-HEADER = "x-coldstart-admin-key"
+ADMIN_KEY_HEADER = "x-coldstart-admin-key"
 
 
 class _Order(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag=str.lower):
@@ -59,7 +59,7 @@ class Drain(_Order):
 Order = Deploy | Scale | Remove | Drain
 
 
-def routes(control: FleetControl, key: str, down: Callable[[], Awaitable[None]]) -> list[Route]:
+def create_routes(control: FleetControl, key: str, down: Callable[[], Awaitable[None]]) -> list[Route]:
     """Return the routes; `down` ends the fleet and the gateway."""
     methods: dict[type, Callable[..., None]] = {
         Deploy: control.deploy,
@@ -70,7 +70,7 @@ def routes(control: FleetControl, key: str, down: Callable[[], Awaitable[None]])
 
     def guarded(work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            if not hmac.compare_digest(request.headers.get(HEADER, "").encode(), key.encode()):
+            if not hmac.compare_digest(request.headers.get(ADMIN_KEY_HEADER, "").encode(), key.encode()):
                 return messages.refuse(401, "the admin key is missing or wrong")
             try:
                 return JSONResponse(await work(request))

@@ -26,7 +26,7 @@ from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.live.moves import FleetReplica, FleetTicket, Moves
 from coldstart.fleet.live.orders import Node, NodeLostError, NodeReport
 from coldstart.fleet.live.state import FleetState, ModelDeployment
-from coldstart.fleet.live.status import FIGURES, PREFIX, SCHEMA_VERSION, fleet_status
+from coldstart.fleet.live.status import METRICS, METRIC_PREFIX, SCHEMA_VERSION, build_status
 from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.launches import Catalogue, Destination
@@ -36,7 +36,7 @@ from coldstart.host.live.metrics import Metrics
 from coldstart.host.live.upstream import NothingSentError, Replica
 from coldstart.host.status import Progress
 
-TRIES, TRIES_UNSENT = 4, 16
+MAX_TRIES, MAX_UNSENT_TRIES = 4, 16
 Recorder = Callable[[float, Event, list[Action]], None]
 
 
@@ -55,16 +55,16 @@ class FleetControl(Front[FleetTicket]):
         log: Log | None = None,
         record: Recorder | None = None,
     ) -> None:
-        super().__init__(_list_launches(state.models), log or Log(quiet=True), clock)
+        super().__init__(_build_catalogue(state.models), log or Log(quiet=True), clock)
         self.core = FleetCore(settings, models=[one.spec for one in state.models.values()])
         self.state, self.record = state, record
-        self.metrics = Metrics(self.status, PREFIX, FIGURES)
+        self.metrics = Metrics(self.status, METRIC_PREFIX, METRICS)
         self.replicas: dict[str, FleetReplica] = {}
         self.readmitted_count = self.resumed_count = 0
         self.tasks = Tasks(self.log)
         self.workers = Workers(self.core, state, self.emit, self.tasks, self.log)
         self.unusable: dict[str, str] = {}
-        self.moves = Moves(self._tickets, self._move_ended, clock, self.log)
+        self.moves = Moves(self._tickets, self._report_move_end, clock, self.log)
         self._closed = False
 
     # Requests
@@ -81,19 +81,19 @@ class FleetControl(Front[FleetTicket]):
         """Remove a request that has ended."""
         known = self._tickets.pop(ticket.number, None)
         if known is not None:
-            self.moves.over(known)
+            self.moves.end_move(known)
             self.emit(events.RequestEnded(ticket.number))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
         """Admit a request again; for a moment its group gets no request."""
         assert isinstance(ticket, FleetTicket) and isinstance(replica, FleetReplica)
-        if self.moves.rolled_back(ticket, str(error)):
+        if self.moves.roll_back(ticket, str(error)):
             return ticket
         self.emit(events.GroupSuspected(replica.group))
         # A request that was never sent is harmless to other servers; one that was sent may have killed its
         # server.
         unsent = ticket.unsent + isinstance(error, NothingSentError)
-        if ticket.tries + 1 - unsent > TRIES or unsent > TRIES_UNSENT or self.facts.stopping:
+        if ticket.tries + 1 - unsent > MAX_TRIES or unsent > MAX_UNSENT_TRIES or self.facts.stopping:
             return None
         self.leave(ticket)
         self.readmitted_count += 1
@@ -108,7 +108,7 @@ class FleetControl(Front[FleetTicket]):
         """Return the progress of the model's start, for a waiting client."""
         return Progress(model, "starting")
 
-    def _move_ended(self, request: str, moved: bool) -> None:
+    def _report_move_end(self, request: str, moved: bool) -> None:
         self.emit(events.StreamMoved(request, moved))
 
     # Decisions
@@ -127,7 +127,7 @@ class FleetControl(Front[FleetTicket]):
         for _, ranks in groupby(launches, key=lambda rank: rank.group):
             self.workers.launch([*ranks])
         for action in actions:
-            self._do(action)
+            self._execute(action)
         self._set_timer(self.core.deadline())
 
     def _tick(self) -> None:
@@ -141,21 +141,21 @@ class FleetControl(Front[FleetTicket]):
         for group in groups.values():
             if group.phase is not GroupPhase.SERVING or group.name in self.replicas:
                 continue
-            if (up := self.workers.find_first(group)) is not None:
+            if (up := self.workers.find_first_rank(group)) is not None:
                 self.replicas[group.name] = FleetReplica(group.name, group.model, up)
 
-    def _do(self, action: Action) -> None:
+    def _execute(self, action: Action) -> None:
         match action:
             case events.DispatchRequest(request, group) | events.MoveStream(request, _, group):
-                self._route(request, group, moves=isinstance(action, events.MoveStream))
+                self._dispatch_or_move(request, group, moves=isinstance(action, events.MoveStream))
             case events.RejectRequest(request, status, reason, retry_after_s):
                 self._refuse(request, AdmissionRefusedError(status, reason, retry_after_s))
             case events.StopWorker(worker):
                 self.workers.stop(worker)
             case events.SetFetchRate(worker, rate):
-                self.workers.share(worker, rate)
+                self.workers.set_fetch_rate(worker, rate)
 
-    def _route(self, request: str, group: str, *, moves: bool) -> None:
+    def _dispatch_or_move(self, request: str, group: str, *, moves: bool) -> None:
         """Grant a waiting request its group, or move its stream there.
 
         A request whose group was lost still has it here until its connection breaks, and is then admitted again.
@@ -163,16 +163,16 @@ class FleetControl(Front[FleetTicket]):
         ticket, replica = self._tickets.get(request), self.replicas.get(group)
         if ticket is None or replica is None:
             if moves:
-                asyncio.get_running_loop().call_soon(self._move_ended, request, False)
+                asyncio.get_running_loop().call_soon(self._report_move_end, request, False)
         elif moves:
-            self.moves.order(ticket, replica)
+            self.moves.schedule_move(ticket, replica)
         elif not ticket.granted.done():
             ticket.target = replica
             self._grant(ticket, replica)
 
     # Servers
 
-    def joined(self, spec: ServerSpec, node: Node) -> None:
+    def add_server(self, spec: ServerSpec, node: Node) -> None:
         """Add a server without workers."""
         self.unusable.pop(spec.name, None)
         self.log.write("server joined", server=spec.name)
@@ -180,7 +180,7 @@ class FleetControl(Front[FleetTicket]):
         self.emit(events.ServerJoined(spec))
         if spec.name in self.state.drained:
             self.emit(events.ServerDrained(spec.name))
-        self._measure(spec.name)
+        self._measure_network(spec.name)
 
     async def _time_hops(self, server: str) -> None:
         """Measure the hops between a server and those that joined before it."""
@@ -195,7 +195,7 @@ class FleetControl(Front[FleetTicket]):
             seconds = {other: took for other, took in zip(places, found, strict=True) if took is not None}
             self.emit(events.HopsMeasured(server, seconds))
 
-    def unreached(self, server: str, reason: str) -> None:
+    def mark_unusable(self, server: str, reason: str) -> None:
         """Record that a server cannot be used though its node is alive: it is lost, and the status shows the reason."""
         if self.unusable.get(server) != reason:
             self.log.write("server unusable", server=server, reason=reason)
@@ -205,7 +205,7 @@ class FleetControl(Front[FleetTicket]):
     def lose_server(self, server: str) -> None:
         """Record that a server and all its workers were lost."""
         self.unusable.pop(server, None)
-        if not self.workers.lose(server):
+        if not self.workers.remove_server(server):
             return
         self.log.write("server lost", server=server)
         self.emit(events.ServerLost(server))
@@ -221,9 +221,9 @@ class FleetControl(Front[FleetTicket]):
         self.log.write("rebuilt", servers=[spec.name for spec in servers], workers=len(ranks))
         self.emit(events.FleetRecovered(tuple(servers), tuple(ranks), tuple(sorted(self.state.drained))))
         for spec in servers:
-            self._measure(spec.name)
+            self._measure_network(spec.name)
 
-    def _measure(self, server: str) -> None:
+    def _measure_network(self, server: str) -> None:
         """Tell the core the speed of the server's link that an earlier process has measured, and measure its hops."""
         if (known := self.state.links.get(server)) is not None:
             self.emit(events.LinkMeasured(server, known))
@@ -240,7 +240,7 @@ class FleetControl(Front[FleetTicket]):
         """
         name = deployment.spec.name
         before = self.state.models.get(name)
-        catalogue = _list_launches({**self.state.models, name: deployment})
+        catalogue = _build_catalogue({**self.state.models, name: deployment})
         same = before is not None and before.launch.server_identity == deployment.launch.server_identity
         if before is not None and same:
             known = {**before.spec.joins, **deployment.spec.joins}
@@ -253,14 +253,14 @@ class FleetControl(Front[FleetTicket]):
 
     def scale(self, name: str, least: int, most: int) -> None:
         """Set the minimum and maximum number of workers. Raises UsageError for an unknown model or invalid limits."""
-        known = self._known(name)
+        known = self._get_deployment(name)
         self.deploy(replace(known, spec=replace(known.spec, least=least, most=most)))
 
     def remove(self, name: str) -> None:
         """Remove a model. Raises UsageError if it is not deployed, and OSError."""
-        self._known(name)
+        self._get_deployment(name)
         self.state.remove(name)
-        self.catalogue = _list_launches(self.state.models)
+        self.catalogue = _build_catalogue(self.state.models)
         self.emit(events.ModelRemoved(name))
 
     def drain(self, server: str) -> None:
@@ -270,7 +270,7 @@ class FleetControl(Front[FleetTicket]):
         self.state.drain(server)
         self.emit(events.ServerDrained(server))
 
-    def _known(self, name: str) -> ModelDeployment:
+    def _get_deployment(self, name: str) -> ModelDeployment:
         if name not in self.state.models:
             raise UsageError(f"model {name} is not deployed", hint="coldstart fleet status")
         return self.state.models[name]
@@ -292,12 +292,12 @@ class FleetControl(Front[FleetTicket]):
                 "refused": {str(code): count for code, count in sorted(self.facts.refused.items())},
                 "readmitted": self.readmitted_count,
                 "resumed": self.resumed_count,
-                "migrated": self.moves.count,
-                "migrated_with_kv": self.moves.with_kv,
+                "migrated": self.moves.moved_count,
+                "migrated_with_kv": self.moves.moved_with_kv,
                 "client_keys_error": self.facts.client_keys_error,
             },
             "unusable": dict(self.unusable),
-            **fleet_status(self.core, self.workers, self.state.links, in_flight),
+            **build_status(self.core, self.workers, self.state.links, in_flight),
         }
 
     # End
@@ -318,5 +318,5 @@ class FleetControl(Front[FleetTicket]):
             replica.upstream.close()
 
 
-def _list_launches(models: Mapping[str, ModelDeployment]) -> Catalogue:
+def _build_catalogue(models: Mapping[str, ModelDeployment]) -> Catalogue:
     return Catalogue(one.launch for one in models.values())

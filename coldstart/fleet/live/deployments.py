@@ -16,7 +16,7 @@ from typing import Any
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.errors import UsageError
-from coldstart.fleet.live.orders import rank_arguments
+from coldstart.fleet.live.orders import build_rank_arguments
 from coldstart.fleet.live.state import ModelDeployment
 from coldstart.fleet.specification import MOST_RANKS, Costs, FleetModel
 from coldstart.host.launches import Launch
@@ -30,7 +30,7 @@ from coldstart.units import parse_size
 from coldstart.weights import checkpoint
 from coldstart.weights.load import stage
 
-PROMPT = 512
+PROFILE_PROMPT_TOKENS = 512
 """Prompt tokens of the request whose time to first token is predicted."""
 
 
@@ -83,7 +83,7 @@ def build_deployment(
     if size:
         weights = parse_size(size)
     else:
-        shares = ranks_bytes(found)
+        shares = read_rank_sizes(found)
         weights = profiles.weights_bytes(found.model.path) or (shares[1][0] if shares else 0)
     if not weights:
         raise UsageError(
@@ -97,7 +97,7 @@ def build_deployment(
             after_s, load_s = read_stages(found.bundle)
             start_s = max(0.0, known.start_s - after_s - load_s)
             recorded[1] = after_s
-    costs = measured_costs(found, start_s, batch)
+    costs = read_costs(found, start_s, batch)
     pipelines, unavailable = look_up_pipelines(launch, found, start_s)
     if slo[1] < inf and not costs.decode_s:
         raise UsageError(
@@ -122,7 +122,7 @@ def build_deployment(
     return ModelDeployment(launch, spec)
 
 
-def measured_costs(found: Lookup, start_s: float, batch: int) -> Costs:
+def read_costs(found: Lookup, start_s: float, batch: int) -> Costs:
     """Return the costs of a start of `start_s` seconds, with the times of PROMPT tokens and of `batch` requests.
 
     The times are 0 if the bundle does not record them.
@@ -133,17 +133,17 @@ def measured_costs(found: Lookup, start_s: float, batch: int) -> Costs:
         profile = None
     if profile is None:
         return Costs(library_s=start_s)
-    return Costs(library_s=start_s, prefill_s=profile.prefill(PROMPT), decode_s=profile.decode(batch))
+    return Costs(library_s=start_s, prefill_s=profile.prefill(PROFILE_PROMPT_TOKENS), decode_s=profile.decode(batch))
 
 
 # Steps of a start that follow the weights, and the step that loads them, as the starting server names them.
-_AFTER = (
+_STAGES_AFTER_WEIGHTS = (
     "compile the model or size the KV cache",
     "allocate the KV cache",
     "compile or warm up",
     "first token",
 )
-_LOAD = "load the model"
+_LOAD_STAGE = "load the model"
 
 
 def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
@@ -154,8 +154,8 @@ def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
     try:
         stages: Any = bundle.read_json("stages") if bundle else {"spans": {}}
         spans = stages["spans"]
-        after = sum(float(spans.get(name, 0.0)) for name in _AFTER) / ranks
-        return after, float(spans.get(_LOAD, 0.0)) / ranks
+        after = sum(float(spans.get(name, 0.0)) for name in _STAGES_AFTER_WEIGHTS) / ranks
+        return after, float(spans.get(_LOAD_STAGE, 0.0)) / ranks
     except (BundleError, AttributeError, KeyError, TypeError, ValueError):
         return 0.0, 0.0
 
@@ -172,7 +172,7 @@ def look_up_pipelines(
     if found.vllm_args.number("pipeline_parallel_size", 1) > 1:
         return seconds, dict.fromkeys(counts, "the arguments of the model set --pipeline-parallel-size")
     for ranks in counts:
-        args = rank_arguments(found.vllm_args, ranks)
+        args = build_rank_arguments(found.vllm_args, ranks)
         key = keys.compose(found.model, args)
         pipeline = replace(found, vllm_args=args, key=key, bundle=None, nearest=None).refresh()
         if launch.weights_from and not found.model.weight_files:
@@ -186,7 +186,7 @@ def look_up_pipelines(
     return seconds, reasons
 
 
-def ranks_bytes(found: Lookup) -> dict[int, tuple[int, ...]]:
+def read_rank_sizes(found: Lookup) -> dict[int, tuple[int, ...]]:
     """Return the bytes of the tensors of each rank, by number of ranks, from the bundle; {} if it contains no such plan."""
     try:
         plan: Any = found.weights_donor.read_json("weights") if found.weights_donor else None

@@ -34,7 +34,7 @@ from coldstart.system import runtime
 from coldstart.system.paths import Cache
 
 
-def _servers(named: str | None) -> type[Starter]:
+def _load_starter_class(named: str | None) -> type[Starter]:
     """Return the factory of servers: Starter, or the class that a test names as module:name."""
     if named is None:
         return Starter
@@ -42,7 +42,7 @@ def _servers(named: str | None) -> type[Starter]:
     return getattr(import_module(module), name)  # type: ignore[no-any-return]
 
 
-def _environment() -> dict[str, str]:
+def _read_node_environment() -> dict[str, str]:
     """Return the node's environment without Ray's token and without the single OpenMP thread that Ray sets for this actor."""
     begun = Path("/proc/self/environ").read_bytes().split(b"\0")
     names = {os.fsdecode(one.partition(b"=")[0]) for one in begun}
@@ -61,12 +61,12 @@ class ServerActor:
     def _servers(self) -> NodeServers:
         """Return the node's servers, created by the first call: they belong to the event loop and thread of the calls."""
         if self._node is None:
-            made = _servers(self._options.get("servers"))
+            made = _load_starter_class(self._options.get("servers"))
             offline = bool(self._options.get("offline"))
             # If this fails it is repeated with each call: remove the directory each time.
             with ExitStack() as stack:
                 directory = stack.enter_context(own_directory())
-                starter = made(directory, Cache.at(), offline=offline, env=_environment())
+                starter = made(directory, Cache.at(), offline=offline, env=_read_node_environment())
                 starter.warm()
                 self._node = NodeServers(self._host, starter, shows_devices=not runtime.targets_cpu())
                 self._stack = stack.pop_all()
@@ -93,20 +93,20 @@ class RemoteNode:
 
 
 NAMESPACE, GATEWAY, SERVER = "coldstart", "gateway", "server-"
-CONNECT_S = 120.0
-LOOK_S = 1.0
-FIRST_S = 30.0
+CONNECT_TIMEOUT_S = 120.0
+POLL_S = 1.0
+REPORT_TIMEOUT_S = 30.0
 """Time in seconds that a new driver waits for the reports of the servers."""
 
 
 @contextmanager
-def connected(address: str) -> Iterator[None]:
+def connect_to_ray(address: str) -> Iterator[None]:
     """Be a driver of the Ray cluster at `address` during the block. Waits up to CONNECT_S for a starting cluster.
 
     Raises:
         CommandFailedError: The cluster cannot be reached, or another process is its fleet's gateway.
     """
-    end = time.monotonic() + CONNECT_S
+    end = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         try:
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
@@ -147,12 +147,12 @@ class Membership:
         self._here, self._here_alive = ray.get_runtime_context().get_node_id(), True
         self._nodes: dict[str, RemoteNode] = {}
         self._followed: dict[str, asyncio.Task[None]] = {}
-        self._seen: asyncio.Queue[dict[str, tuple[ServerSpec, RemoteNode]]] = asyncio.Queue()
+        self._node_updates: asyncio.Queue[dict[str, tuple[ServerSpec, RemoteNode]]] = asyncio.Queue()
 
-    async def begin(self) -> None:
+    async def recover(self) -> None:
         """Rebuild the state from the reports of the servers. Waits up to FIRST_S for them."""
-        nodes = await asyncio.to_thread(self._servers)
-        reports = await asyncio.gather(*(self._first(node.actor) for _, node in nodes.values()))
+        nodes = await asyncio.to_thread(self._list_servers)
+        reports = await asyncio.gather(*(self._request_report(node.actor) for _, node in nodes.values()))
         found = dict(zip(nodes, reports, strict=True))
         self._control.rebuild(
             (spec, node, report)
@@ -163,12 +163,12 @@ class Membership:
             self._nodes[name] = node
             self._follow(spec, found[name])
 
-    async def _first(self, actor: Any) -> NodeReport | None:
+    async def _request_report(self, actor: Any) -> NodeReport | None:
         with suppress(RayError, TimeoutError):
-            return await asyncio.wait_for(actor.call.remote("report"), FIRST_S)
+            return await asyncio.wait_for(actor.call.remote("report"), REPORT_TIMEOUT_S)
         return None
 
-    def _servers(self) -> dict[str, tuple[ServerSpec, RemoteNode]]:
+    def _list_servers(self) -> dict[str, tuple[ServerSpec, RemoteNode]]:
         """Return the living nodes that are servers, each with its actor. Blocks while Ray does not answer."""
         found = {}
         for node in ray.nodes():
@@ -177,16 +177,16 @@ class Membership:
                 continue
             name = f"{node['NodeManagerHostname']}-{node['NodeID'][:8]}"
             try:
-                spec = ray_process.server(name, node.get("Labels", {}))
+                spec = ray_process.parse_labels(name, node.get("Labels", {}))
             except UsageError as error:
                 self._control.log.write("node refused", node=name, reason=error.message)
                 continue
             if spec is not None:
                 place = str(node["NodeManagerAddress"]), int(node["NodeManagerPort"])
-                found[name] = spec, RemoteNode(self._actor(node), place)
+                found[name] = spec, RemoteNode(self._get_actor(node), place)
         return found
 
-    def _actor(self, node: dict[str, Any]) -> Any:
+    def _get_actor(self, node: dict[str, Any]) -> Any:
         return ServerActor.options(  # type: ignore[attr-defined]
             name=SERVER + node["NodeID"],
             namespace=NAMESPACE,
@@ -202,9 +202,9 @@ class Membership:
         """Watch for nodes that join or are lost; return if Ray has ended on this machine."""
         loop = asyncio.get_running_loop()
         # A daemon: it must not delay the end of the process while Ray does not answer.
-        threading.Thread(target=self._look, args=(loop,), daemon=True).start()
+        threading.Thread(target=self._poll_nodes, args=(loop,), daemon=True).start()
         while self._here_alive:
-            nodes = await self._seen.get()
+            nodes = await self._node_updates.get()
             self._nodes |= {name: node for name, (_, node) in nodes.items()}
             for name in [name for name in self._followed if name not in nodes]:
                 self._followed.pop(name).cancel()
@@ -214,25 +214,25 @@ class Membership:
                 if name not in self._followed:
                     self._follow(spec, None)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _poll_nodes(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             if loop.is_closed():
                 return
             try:
-                nodes = self._servers()
+                nodes = self._list_servers()
             except Exception as error:  # noqa: BLE001 - after any error of Ray, nodes are looked for again
                 self._control.log.write("nodes not seen", reason=f"{type(error).__name__}: {error}")
                 continue
             with suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(self._seen.put_nowait, nodes)
+                loop.call_soon_threadsafe(self._node_updates.put_nowait, nodes)
 
     def _follow(self, spec: ServerSpec, report: NodeReport | None) -> None:
-        task = asyncio.get_running_loop().create_task(followed(self._control, spec, self._nodes, report))
+        task = asyncio.get_running_loop().create_task(follow_server(self._control, spec, self._nodes, report))
         self._followed[spec.name] = task
 
 
-async def followed(
+async def follow_server(
     control: FleetControl, spec: ServerSpec, nodes: Mapping[str, RemoteNode], report: NodeReport | None
 ) -> None:
     """Forward the events of a server to the control.
@@ -252,7 +252,7 @@ async def followed(
                     # servers.
                     await actor.call.remote("clear")
                     report = await actor.call.remote("report")
-                control.joined(spec, node)
+                control.add_server(spec, node)
             after = report.seq
             while True:
                 for number, event in await actor.call.remote("read_events", after):
@@ -261,12 +261,12 @@ async def followed(
         except RayError as error:
             # Report the cause, not Ray's description of its location.
             cause = getattr(error, "cause", None)
-            control.unreached(spec.name, str(cause) if cause is not None else type(error).__name__)
+            control.mark_unusable(spec.name, str(cause) if cause is not None else type(error).__name__)
             report = None
-            await asyncio.sleep(LOOK_S / 2)
+            await asyncio.sleep(POLL_S / 2)
 
 
-def end_all() -> None:
+def stop_all_servers() -> None:
     """End the server actors, with all servers."""
     for one in ray.util.list_named_actors(all_namespaces=True):
         if one["namespace"] == NAMESPACE and one["name"].startswith(SERVER):

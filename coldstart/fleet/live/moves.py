@@ -23,10 +23,10 @@ from coldstart.host.live.messages import present_key
 from coldstart.host.live.upstream import Replica, Upstream
 
 # Within a data centre, a connection that takes longer has no server at its other end.
-CONNECT_S = 2.5
+CONNECT_TIMEOUT_S = 2.5
 # Streams that move to one worker at once. They share its iterations with each other, and its device with the pipeline that
 # still serves: with more, each client waits longer, and a stream that has not moved yet does not wait.
-AT_ONCE = 2
+MAX_CONCURRENT_MOVES = 2
 
 
 class FleetReplica(Replica):
@@ -35,9 +35,9 @@ class FleetReplica(Replica):
     def __init__(self, group: str, model: str, up: RankUp) -> None:
         url = urlsplit(up.url)
         place = str(url.hostname), url.port or 80
-        super().__init__(model, Upstream(place, connect_s=CONNECT_S), up.key)
+        super().__init__(model, Upstream(place, connect_s=CONNECT_TIMEOUT_S), up.key)
         self.group, self.mode, self.start_s = group, up.mode, up.start_s
-        self.handover_key, self.turns = up.handover_key, asyncio.Semaphore(AT_ONCE)
+        self.handover_key, self.move_slots = up.handover_key, asyncio.Semaphore(MAX_CONCURRENT_MOVES)
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class MovingStream:
 
     target: FleetReplica
     settled: asyncio.Future[bool]
-    left: bool = False
+    has_left: bool = False
 
 
 @dataclass(eq=False)
@@ -71,22 +71,22 @@ class FleetTicket(Ticket):
 
     def interrupted(self) -> None:
         """Continue at the target of the move, or at the current group if the move was rolled back."""
-        if self.move is not None and not self.move.left and not self.move.settled.done():
-            self.move.left = True
+        if self.move is not None and not self.move.has_left and not self.move.settled.done():
+            self.move.has_left = True
             self.grant(self.move.target)
 
     def went_on(self) -> None:
         """Record the success of a move at the first chunk from its target."""
         move = self.move
-        if move is not None and move.left and not move.settled.done():
+        if move is not None and move.has_left and not move.settled.done():
             self.target = move.target
             move.settled.set_result(True)
 
 
-PATIENCE_S = 60.0
+MOVE_TIMEOUT_S = 60.0
 # The source answers in its next iteration. A full batch may keep it waiting; then the tokens are computed again.
-HOLD_S = 5.0
-JSON = ((b"content-type", b"application/json"),)
+HOLD_TIMEOUT_S = 5.0
+JSON_HEADERS = ((b"content-type", b"application/json"),)
 
 
 class Moves:
@@ -103,17 +103,17 @@ class Moves:
         clock: Callable[[], float],
         log: Log,
     ) -> None:
-        self.count = self.with_kv = 0
+        self.moved_count = self.moved_with_kv = 0
         self._tickets, self._ended, self._clock = tickets, ended, clock
         self._log, self._tasks = log, Tasks(log)
 
-    def order(self, ticket: FleetTicket, target: FleetReplica) -> None:
+    def schedule_move(self, ticket: FleetTicket, target: FleetReplica) -> None:
         """Move the request when a slot is free."""
-        self._tasks.spawn(self._ordered(ticket, target))
+        self._tasks.spawn(self._move_in_turn(ticket, target))
 
-    async def _ordered(self, ticket: FleetTicket, target: FleetReplica) -> None:
-        async with target.turns:
-            done = self._is_open(ticket) and await self._moved(ticket, target)
+    async def _move_in_turn(self, ticket: FleetTicket, target: FleetReplica) -> None:
+        async with target.move_slots:
+            done = self._is_open(ticket) and await self._move(ticket, target)
         if self._is_open(ticket):
             self._ended(ticket.number, done)
 
@@ -121,16 +121,16 @@ class Moves:
         """Return whether the request is still open."""
         return self._tickets.get(ticket.number) is ticket
 
-    async def _moved(self, ticket: FleetTicket, target: FleetReplica) -> bool:
-        source, stream, deadline = ticket.target, ticket.stream, self._clock() + PATIENCE_S
+    async def _move(self, ticket: FleetTicket, target: FleetReplica) -> bool:
+        source, stream, deadline = ticket.target, ticket.stream, self._clock() + MOVE_TIMEOUT_S
         if source is None or stream is None or ticket.answer is None:
-            return self._stays(ticket, "the stream is not resumable")
-        kv = await self._hold(ticket, source, target, stream)
+            return self._log_not_moved(ticket, "the stream is not resumable")
+        kv = await self._hold_kv(ticket, source, target, stream)
         knows = stream.prompt is not None
-        if knows and await self._complete(target, stream.warming(kv), PATIENCE_S) is None:
-            return self._stays(ticket, "the worker has not loaded or computed the tokens so far")
+        if knows and await self._complete(target, stream.warming(kv), MOVE_TIMEOUT_S) is None:
+            return self._log_not_moved(ticket, "the worker has not loaded or computed the tokens so far")
         if kv is not None:
-            kv = await self._hold(ticket, source, target, stream)
+            kv = await self._hold_kv(ticket, source, target, stream)
         if not self._is_open(ticket) or stream.finished or not stream.resumable:
             return False
         stream.kv = kv
@@ -140,28 +140,28 @@ class Moves:
         ticket.answer.interrupt()
         await asyncio.wait([settled], timeout=max(0.0, deadline - stopped))
         if not settled.done():
-            self.rolled_back(ticket, "the worker took too long")
+            self.roll_back(ticket, "the worker took too long")
             ticket.answer.interrupt()
         ticket.move = None
         if settled.result():
-            self.count += 1
-            self.with_kv += kv is not None
+            self.moved_count += 1
+            self.moved_with_kv += kv is not None
             gap = round(self._clock() - stopped, 4)
             self._log.write("moved", request=ticket.number, made=made, gap_s=gap, with_kv=kv is not None)
         return settled.result()
 
-    def _stays(self, ticket: FleetTicket, reason: str) -> bool:
+    def _log_not_moved(self, ticket: FleetTicket, reason: str) -> bool:
         self._log.write("not moved", request=ticket.number, reason=reason)
         return False
 
-    async def _hold(
+    async def _hold_kv(
         self, ticket: FleetTicket, source: FleetReplica, target: FleetReplica, stream: Continuation
     ) -> dict[str, str] | None:
         """Make the source hold the KV of the stream; return what makes the target load it, None if it cannot."""
         if stream.prompt is None or not (source.handover_key and target.handover_key):
             return None
         body = stream.holding(ticket.request_id, source.handover_key)
-        response, reason = await self._complete(source, body, HOLD_S), "the server did not hold it"
+        response, reason = await self._complete(source, body, HOLD_TIMEOUT_S), "the server did not hold it"
         try:
             given = json.loads(response or b"{}").get(handover.PARAMETER)
             if (pull := handover.read(source.handover_key, given)) is not None:
@@ -176,7 +176,7 @@ class Moves:
         """Return the body of a completion by `replica`, None if it fails or takes longer than `limit_s` seconds."""
         try:
             async with asyncio.timeout(limit_s):
-                own = [*JSON, *present_key(replica.key)]
+                own = [*JSON_HEADERS, *present_key(replica.key)]
                 asked = await replica.upstream.request("POST", "/v1/completions", headers=own, body=body)
                 async with asked as answer:
                     read = await answer.read()
@@ -184,18 +184,18 @@ class Moves:
         except OSError:  # includes TimeoutError
             return None
 
-    def rolled_back(self, ticket: FleetTicket, reason: str) -> bool:
+    def roll_back(self, ticket: FleetTicket, reason: str) -> bool:
         """Roll back the stream's move if the target failed before its first token; return whether a move was in progress."""
         move = ticket.move
         if move is None or move.settled.done():
             return False
-        self._stays(ticket, reason)
+        self._log_not_moved(ticket, reason)
         move.settled.set_result(False)
         assert ticket.target is not None
         ticket.grant(ticket.target)
         return True
 
-    def over(self, ticket: FleetTicket) -> None:
+    def end_move(self, ticket: FleetTicket) -> None:
         """End the request's move: the request was answered, or is sent elsewhere."""
         if ticket.move is not None and not ticket.move.settled.done():
             ticket.move.settled.set_result(False)

@@ -30,7 +30,7 @@ from coldstart.fleet.live.orders import (
     RankOrder,
     RankUp,
     WorkerEvent,
-    rank_arguments,
+    build_rank_arguments,
 )
 from coldstart.host.launches import Launch
 from coldstart.host.live import messages
@@ -42,13 +42,13 @@ from coldstart.system.proc.scratch import PREFIX, private_directory
 from coldstart.vllm.handover import handover_arguments
 from coldstart.weights.prefetch import client
 
-WAIT_S = 5.0
-LOOK_S = 0.25
-HOP_SAMPLES, HOP_LIMIT_S = 5, 2.0
+EVENT_WAIT_S = 5.0
+FETCH_POLL_S = 0.25
+HOP_SAMPLES, HOP_TIMEOUT_S = 5, 2.0
 
 
 @dataclass(eq=False, slots=True)
-class _Process:
+class _WorkerProcess:
     order: RankOrder
     server: ModelServer
     place: tuple[str, int]
@@ -72,7 +72,7 @@ class NodeServers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host, self.servers, self.shows_devices, self.clock = host, servers, shows_devices, clock
-        self.processes: dict[str, _Process] = {}
+        self.processes: dict[str, _WorkerProcess] = {}
         self._events: deque[tuple[int, WorkerEvent]] = deque()
         self._seq = 0
         self._changed = asyncio.Event()
@@ -94,7 +94,7 @@ class NodeServers:
     async def _time_hop(self, place: tuple[str, int]) -> float | None:
         times = []
         try:
-            async with asyncio.timeout(HOP_LIMIT_S):
+            async with asyncio.timeout(HOP_TIMEOUT_S):
                 for _ in range(HOP_SAMPLES):
                     began = self.clock()
                     _, writer = await asyncio.open_connection(*place)
@@ -120,7 +120,7 @@ class NodeServers:
             else None
         )
         try:
-            env = {**self._device(order), str(environment.VLLM_API_KEY): key, **self._shared_weights(order)}
+            env = {**self._get_device_env(order), str(environment.VLLM_API_KEY): key, **self._get_shared_weights_env(order)}
             launch, handover_key = _build_launch(order), ""
             if self._can_hand_over(order, launch):
                 # One key for each server: no other server and no client knows it.
@@ -133,8 +133,8 @@ class NodeServers:
         except OSError as error:  # no descriptor, no disk, no process
             self._report(RankEnded(worker, f"cannot start a server: {error.strerror or error}"))
             return
-        process = self.processes[worker] = _Process(order, server, place, key, handover_key, pace)
-        task = asyncio.get_running_loop().create_task(self._live(worker, process))
+        process = self.processes[worker] = _WorkerProcess(order, server, place, key, handover_key, pace)
+        task = asyncio.get_running_loop().create_task(self._supervise(worker, process))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -144,13 +144,13 @@ class NodeServers:
         if process is not None and process.pace is not None:
             process.pace = replace(process.pace, rate=rate)
 
-    def _device(self, order: RankOrder) -> dict[str, str]:
+    def _get_device_env(self, order: RankOrder) -> dict[str, str]:
         """Return the environment that selects the server's GPU."""
         return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.shows_devices else {}
 
-    def _shared_weights(self, order: RankOrder) -> dict[str, str]:
+    def _get_shared_weights_env(self, order: RankOrder) -> dict[str, str]:
         """Return the environment with which a rank and the full worker that replaces it share weights, on the CPU only."""
-        if self.shows_devices or not _takes_part(order):
+        if self.shows_devices or not _is_rank_or_replacement(order):
             return {}
         try:
             self._sockets = self._sockets or self._private.enter_context(private_directory(PREFIX))
@@ -164,11 +164,11 @@ class NodeServers:
 
         Only a pipeline and a worker that replaces one need it, and only a CPU engine without another KV connector can.
         """
-        return _takes_part(order) and not self.shows_devices and not launch.args.gives("kv_transfer_config")
+        return _is_rank_or_replacement(order) and not self.shows_devices and not launch.args.gives("kv_transfer_config")
 
-    async def _live(self, worker: str, process: _Process) -> None:
+    async def _supervise(self, worker: str, process: _WorkerProcess) -> None:
         began = self.clock()
-        fetching = asyncio.ensure_future(self._fetched(worker, process))
+        fetching = asyncio.ensure_future(self._report_fetch_end(worker, process))
         watching = asyncio.ensure_future(self._end_if_hung(process))
         try:
             ready = await process.server.ready
@@ -187,7 +187,7 @@ class NodeServers:
         del self.processes[worker]
         self._report(RankEnded(worker, process.hung or reason, hung=bool(process.hung)))
 
-    async def _end_if_hung(self, process: _Process) -> None:
+    async def _end_if_hung(self, process: _WorkerProcess) -> None:
         """Kill the server if it hangs. Only the first rank of a pipeline has an API process."""
         order = process.order
         api = process.place if order.rank.rank == 0 else None
@@ -195,7 +195,7 @@ class NodeServers:
         process.hung = f"the server hung and was killed: {found}"
         process.server.kill()
 
-    async def _fetched(self, worker: str, process: _Process) -> None:
+    async def _report_fetch_end(self, worker: str, process: _WorkerProcess) -> None:
         """Report the end of the worker's fetch, if it has one.
 
         The prefetcher is another process, which may not have started or may restart. So each query of its progress
@@ -208,7 +208,7 @@ class NodeServers:
             if said is not None and said["ended"]:
                 self._report(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(FETCH_POLL_S)
 
     async def stop(self, worker: str) -> None:
         """Stop a worker; its end is reported as an event, also of an unknown one. Return after its end or the second signal."""
@@ -242,7 +242,7 @@ class NodeServers:
         workers = ((FoundRank(one.order.rank, one.up is not None, one.stopping), one.up) for one in found)
         return NodeReport(self._seq, tuple(workers))
 
-    async def read_events(self, after: int, wait_s: float = WAIT_S) -> list[tuple[int, WorkerEvent]]:
+    async def read_events(self, after: int, wait_s: float = EVENT_WAIT_S) -> list[tuple[int, WorkerEvent]]:
         """Return the events after number `after`; wait up to `wait_s` seconds if there are none."""
         while self._events and self._events[0][0] <= after:
             self._events.popleft()
@@ -255,7 +255,7 @@ class NodeServers:
         return [one for one in self._events if one[0] > after]
 
 
-def _takes_part(order: RankOrder) -> bool:
+def _is_rank_or_replacement(order: RankOrder) -> bool:
     """Return whether the worker is a rank of a pipeline, or replaces one."""
     return order.master is not None or bool(order.rank.beside)
 
@@ -276,4 +276,4 @@ def _build_launch(order: RankOrder) -> Launch:
         str(master[1]),
     ]
     headless = ["--headless"] if rank.rank else []
-    return replace(order.launch, args=rank_arguments(order.launch.args, rank.ranks).append(*place, *headless))
+    return replace(order.launch, args=build_rank_arguments(order.launch.args, rank.ranks).append(*place, *headless))

@@ -11,7 +11,7 @@ from coldstart.fleet.events import FoundRank, LaunchRank
 from coldstart.host.launches import Launch
 from coldstart.system import runtime
 
-UTILIZATION = 0.9
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 """vLLM's default of --gpu-memory-utilization."""
 
 
@@ -83,7 +83,7 @@ class NodeReport:
     workers: tuple[tuple[FoundRank, RankUp | None], ...] = ()
 
 
-def rank_arguments(args: Arguments, ranks: int) -> Arguments:
+def build_rank_arguments(args: Arguments, ranks: int) -> Arguments:
     """Return the arguments of one of `ranks` ranks, which claims its share of the KV cache and of the device.
 
     The fleet counts a rank with the memory of its share (ParaServe, section 4.1.2), so that other ranks or the full model
@@ -93,7 +93,7 @@ def rank_arguments(args: Arguments, ranks: int) -> Arguments:
     if kv := args.number("kv_cache_memory_bytes", 0):
         share = ("--kv-cache-memory-bytes", str(kv // ranks))
     elif not runtime.targets_cpu():
-        used = args.value("gpu_memory_utilization", UTILIZATION)
+        used = args.value("gpu_memory_utilization", DEFAULT_GPU_MEMORY_UTILIZATION)
         share = ("--gpu-memory-utilization", f"{float(used) / ranks:.4g}")
     return args.append("--pipeline-parallel-size", str(ranks), *share)
 

@@ -29,25 +29,25 @@ from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.paths import Cache
 from coldstart.system.proc.lifeline import die_with_supervisor
 
-_PREFIX_OF_LABELS = "coldstart-"
-_MEMBERS = ("memory", "network", "load", "devices")
+_LABEL_PREFIX = "coldstart-"
+_LABEL_FIELDS = ("memory", "network", "load", "devices")
 
 
-def labels(server: ServerSpec) -> dict[str, str]:
+def format_labels(server: ServerSpec) -> dict[str, str]:
     """Return the labels of a server; rates in whole bytes/s."""
-    return {_PREFIX_OF_LABELS + member: str(round(getattr(server, member))) for member in _MEMBERS}
+    return {_LABEL_PREFIX + member: str(round(getattr(server, member))) for member in _LABEL_FIELDS}
 
 
-def server(name: str, given: Mapping[str, str]) -> ServerSpec | None:
+def parse_labels(name: str, given: Mapping[str, str]) -> ServerSpec | None:
     """Return the server that a node's labels describe, or None if the node is not a server.
 
     Raises:
         UsageError: The labels are incomplete or not numbers.
     """
-    if _PREFIX_OF_LABELS + "memory" not in given:
+    if _LABEL_PREFIX + "memory" not in given:
         return None
     try:
-        figures = {member: int(given[_PREFIX_OF_LABELS + member]) for member in _MEMBERS}
+        figures = {member: int(given[_LABEL_PREFIX + member]) for member in _LABEL_FIELDS}
     except (KeyError, ValueError) as error:
         raise UsageError(f"node {name}: invalid server labels: {error}") from error
     return ServerSpec(name, **figures)
@@ -59,7 +59,7 @@ _SOCKET = "/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 _SESSIONS = "r"
 _PREFIX = "coldstart-ray-"
 # Memory of the node's object store, which the fleet does not use. Ray's minimum is 75 MB.
-OBJECTS = 80_000_000
+OBJECT_STORE_BYTES = 80_000_000
 ENVIRONMENT: Mapping[str, str] = {
     "RAY_AUTH_MODE": "token",
     "RAY_agent_register_timeout_ms": "120000",
@@ -73,17 +73,17 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 
 
-def command(server: ServerSpec | None, *words: str) -> list[str]:
+def build_node_command(server: ServerSpec | None, *words: str) -> list[str]:
     """Return the command that starts a node; `server` sets its labels, None for a node that serves no model."""
-    shared = ["--block", "--disable-usage-stats", "--num-cpus=1", f"--object-store-memory={OBJECTS}"]
+    shared = ["--block", "--disable-usage-stats", "--num-cpus=1", f"--object-store-memory={OBJECT_STORE_BYTES}"]
     # Any free port: with Ray's fixed range only one fleet could run on a machine.
     shared += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     if server is not None:
-        shared.append("--labels=" + ",".join(f"{name}={value}" for name, value in labels(server).items()))
+        shared.append("--labels=" + ",".join(f"{name}={value}" for name, value in format_labels(server).items()))
     return [sys.executable, "-P", "-m", "coldstart.fleet.live.ray_process", "start", *shared, *words]
 
 
-def head(server: ServerSpec | None, directory: Path, port: int) -> list[str]:
+def build_head_command(server: ServerSpec | None, directory: Path, port: int) -> list[str]:
     """Return the command of the first node, whose control service listens at `port`.
 
     It has no autoscaler, which would show its metrics to every network at a fixed port.
@@ -93,15 +93,15 @@ def head(server: ServerSpec | None, directory: Path, port: int) -> list[str]:
         f"--ray-client-server-port={find_free_port()}",
         f"--temp-dir={directory / _SESSIONS}",
     ]
-    return command(server, "--head", "--include-dashboard=false", "--no-monitor", *own)
+    return build_node_command(server, "--head", "--include-dashboard=false", "--no-monitor", *own)
 
 
-def joining(server: ServerSpec, address: str) -> list[str]:
+def build_join_command(server: ServerSpec, address: str) -> list[str]:
     """Return the command of another node."""
-    return command(server, f"--address={address}")
+    return build_node_command(server, f"--address={address}")
 
 
-def own_directory() -> Path:
+def create_private_directory() -> Path:
     """Create a private directory for a fleet's own Ray, below /tmp if the path of a temporary directory is too long."""
     longest = Path(tempfile.gettempdir(), f"{_PREFIX}12345678{_SOCKET}")
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp" if len(os.fsencode(longest)) > 107 else None))
@@ -127,8 +127,8 @@ def main() -> None:
     ray()
 
 
-START_S, END_S, LOOK_S = 120.0, 30.0, 0.2
-FIRST_S, GIVE_UP_S, PAUSE_S = 90.0, 600.0, 2.0
+START_TIMEOUT_S, STOP_TIMEOUT_S, POLL_S = 120.0, 30.0, 0.2
+JOIN_TIMEOUT_S, REJOIN_TIMEOUT_S, RESTART_DELAY_S = 90.0, 600.0, 2.0
 
 
 class RayProcess:
@@ -149,7 +149,7 @@ class RayProcess:
 
     def wait(self) -> str:
         """Wait for the start; return the node's address without the port. Raises CommandFailedError if it does not start."""
-        end = time.monotonic() + START_S
+        end = time.monotonic() + START_TIMEOUT_S
         over = False
         while not over:
             over = time.monotonic() > end or self.has_ended()
@@ -158,7 +158,7 @@ class RayProcess:
                 # Ray chooses the address itself, even if loopback is requested.
                 where = next(line for line in text.splitlines() if "Local node IP:" in line)
                 return where.rpartition(":")[2].strip()
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         raise CommandFailedError(f"Ray did not start on this machine: {self.find_error()}")
 
     def kill(self) -> None:
@@ -170,14 +170,14 @@ class RayProcess:
         """End the node with all of its processes."""
         self.process.terminate()
         try:
-            self.process.wait(END_S)
+            self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
             self.process.wait()
 
 
 @contextmanager
-def _running(command: Sequence[str], env: Mapping[str, str], directory: Path) -> Iterator[RayProcess]:
+def _run_node(command: Sequence[str], env: Mapping[str, str], directory: Path) -> Iterator[RayProcess]:
     """Run a node that ends with this process, however this process ends."""
     log = directory / "node.log"
     with log.open("wb") as out:
@@ -206,22 +206,22 @@ class OwnRay:
 
 
 @contextmanager
-def own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
+def run_own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
     """Run a Ray with its own token during the block; `server` sets this machine's labels. Raises CommandFailedError."""
     env = {
         **ENVIRONMENT,
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         str(environment.CACHE_DIR): str(cache.root),
     }
-    directory, port = own_directory(), find_free_port()
+    directory, port = create_private_directory(), find_free_port()
     try:
-        with _running(head(server, directory, port), env, directory) as node:
+        with _run_node(build_head_command(server, directory, port), env, directory) as node:
             yield OwnRay(node, f"{node.wait()}:{port}", env)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def run_joined(command: Sequence[str], env: Mapping[str, str], log: Log) -> NoReturn:
+def run_joined_node(command: Sequence[str], env: Mapping[str, str], log: Log) -> NoReturn:
     """Run an additional node until a signal; restart it when it ends: Ray ends a node that was unreachable for some seconds.
 
     Raises:
@@ -230,23 +230,23 @@ def run_joined(command: Sequence[str], env: Mapping[str, str], log: Log) -> NoRe
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda caught, _: sys.exit(128 + caught))
-    since_s, limit_s = time.monotonic(), FIRST_S
+    since_s, limit_s = time.monotonic(), JOIN_TIMEOUT_S
     while True:
         with (
             tempfile.TemporaryDirectory(prefix="coldstart-join-") as directory,
-            _running(command, env, Path(directory)) as node,
+            _run_node(command, env, Path(directory)) as node,
         ):
             try:
                 log.write("joined", address=node.wait())
                 node.process.wait()
-                since_s, limit_s = time.monotonic(), GIVE_UP_S
+                since_s, limit_s = time.monotonic(), REJOIN_TIMEOUT_S
                 reason = f"Ray ended on this machine: {node.find_error()}"
             except CommandFailedError as failed:
                 reason = str(failed)
         if time.monotonic() - since_s > limit_s:
             raise CommandFailedError(reason)
-        log.write("ray ended", reason=reason, again_s=PAUSE_S)
-        time.sleep(PAUSE_S)
+        log.write("ray ended", reason=reason, again_s=RESTART_DELAY_S)
+        time.sleep(RESTART_DELAY_S)
 
 
 if __name__ == "__main__":

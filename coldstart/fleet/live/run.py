@@ -23,7 +23,7 @@ from coldstart.errors import CommandFailedError
 from coldstart.fleet.live import admin, local_state
 from coldstart.fleet.live.control import FleetControl
 from coldstart.fleet.live.local_state import LocalFleet
-from coldstart.fleet.live.ray_process import OwnRay, own_ray
+from coldstart.fleet.live.ray_process import OwnRay, run_own_ray
 from coldstart.fleet.live.state import FleetState
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.endpoint import GatewayEndpoint
@@ -32,7 +32,7 @@ from coldstart.host.live.http_server import create_server, format_url, listen
 from coldstart.host.live.log import Log, capture_loggers
 from coldstart.system.paths import Cache
 
-WATCH_S, WARM_S = 0.5, 50.0
+POLL_S, RAY_GRACE_S = 0.5, 50.0
 """Ray ends its other nodes and this process a minute after its control service."""
 
 
@@ -73,7 +73,7 @@ class FleetUp:
         with (
             capture_loggers(self.log),
             listen(self.endpoint) as sock,
-            own_ray(self.server, self.cache) if self.address is None else nullcontext() as ray,
+            run_own_ray(self.server, self.cache) if self.address is None else nullcontext() as ray,
         ):
             address, env = (ray.address, ray.env) if ray else (self.address or "", {})
             # Ray's library reads its settings at its import, which takes seconds. A call after the connection's end
@@ -81,9 +81,9 @@ class FleetUp:
             os.environ.update({**env, "RAY_ENABLE_AUTO_CONNECT": "0"})
             from coldstart.fleet.live import membership
 
-            self.end_servers, self.ray = membership.end_all, ray
+            self.end_servers, self.ray = membership.stop_all_servers, ray
             self.control = FleetControl(self.settings, state, log=self.log)
-            with membership.connected(address), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with membership.connect_to_ray(address), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._main(sock, address, env.get("RAY_AUTH_TOKEN", "")))
             if self.ray_ended:
                 raise CommandFailedError(
@@ -97,10 +97,10 @@ class FleetUp:
         self.control.facts.url = format_url(sock, self.endpoint)
         self.http = create_server(self._app())
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         membership = Membership(self.control, {"offline": self.offline, "servers": self.servers})
-        await membership.begin()
-        watched = asyncio.create_task(self._watch(asyncio.create_task(membership.watch())))
+        await membership.recover()
+        watched = asyncio.create_task(self._watch_ray(asyncio.create_task(membership.watch())))
         place = LocalFleet(self.control.facts.url, self.key, os.getpid(), address, token)
         local_state.save(place)
         self.announce(place)
@@ -119,29 +119,29 @@ class FleetUp:
         async def down() -> None:
             self.control.close()
             self.end_servers()
-            self._finish()
+            self._shut_down()
 
-        return Gateway(self.control, endpoint=self.endpoint, more=admin.routes(self.control, self.key, down))
+        return Gateway(self.control, endpoint=self.endpoint, more=admin.create_routes(self.control, self.key, down))
 
-    async def _watch(self, seeing: asyncio.Task[None]) -> None:
+    async def _watch_ray(self, seeing: asyncio.Task[None]) -> None:
         """End when Ray ends on this machine; if it is the fleet's own, serve from other nodes first while they live."""
         ray = self.ray
         while not seeing.done() and (ray is None or not ray.node.has_ended()):
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(POLL_S)
         self.ray_ended = ray.node.find_error() if ray else "a process of its node on this machine ended"
         self.log.write("ray ended", reason=self.ray_ended)
-        end = asyncio.get_running_loop().time() + WARM_S
+        end = asyncio.get_running_loop().time() + RAY_GRACE_S
         while ray and self.control.replicas and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(WATCH_S)
-        self._finish()
+            await asyncio.sleep(POLL_S)
+        self._shut_down()
 
-    def _stop(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         self.caught.append(number)
         self.log.write("stopping", signal=signal.Signals(number).name, at_once=len(self.caught) > 1)
-        self._finish()
+        self._shut_down()
         if len(self.caught) > 1 and self.ray is not None:
             self.ray.node.kill()
 
-    def _finish(self) -> None:
+    def _shut_down(self) -> None:
         self.control.stop()
         self.http.stop(at_once=len(self.caught) > 1)

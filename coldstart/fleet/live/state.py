@@ -22,13 +22,13 @@ from coldstart.host.launches import Launch
 from coldstart.host.live.log import Log
 from coldstart.host.tables import decode_arguments
 
-LEAST_S, LEAST_BYTES = 1.0, 4 << 20
+MIN_FETCH_S, MIN_FETCH_BYTES = 1.0, 4 << 20
 """Minimum duration and size of a fetch that counts: below, its connections have not reached full speed."""
-WEIGHT = 0.5
+NEW_SAMPLE_WEIGHT = 0.5
 
 
-def _average(before: float | None, found: float) -> float:
-    return found if before is None else before + WEIGHT * (found - before)
+def _update_average(before: float | None, found: float) -> float:
+    return found if before is None else before + NEW_SAMPLE_WEIGHT * (found - before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ModelDeployment:
     spec: FleetModel
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _StateFile(msgspec.Struct, forbid_unknown_fields=True):
     schema: Literal[1] = 1
     models: tuple[ModelDeployment, ...] = ()
     drained: set[str] = set()
@@ -71,10 +71,10 @@ class FleetState:
     """
 
     def __init__(self, path: Path | None, log: Log | None = None) -> None:
-        self.path, self.log, found = path, log or Log(quiet=True), _File()
+        self.path, self.log, found = path, log or Log(quiet=True), _StateFile()
         if path is not None and path.exists():
             try:
-                found = decode(canonical.read_json(path), _File)
+                found = decode(canonical.read_json(path), _StateFile)
             except (OSError, ValueError) as error:
                 raise UsageError(
                     f"cannot read fleet state {path}: {describe_reason(error)}",
@@ -104,18 +104,18 @@ class FleetState:
         self.drained.add(server)
         self._save()
 
-    def observe_fetch(self, server: str, size: int, seconds: float) -> float | None:
+    def record_fetch(self, server: str, size: int, seconds: float) -> float | None:
         """Record a fetch of `size` bytes that used the server's link alone; return the speed of the link in bytes/s.
 
         None: the fetch is too short.
         """
-        if seconds < LEAST_S or size < LEAST_BYTES:
+        if seconds < MIN_FETCH_S or size < MIN_FETCH_BYTES:
             return None
-        self.links[server] = _average(self.links.get(server), size / seconds)
+        self.links[server] = _update_average(self.links.get(server), size / seconds)
         self._try_to_save()
         return self.links[server]
 
-    def observe_start(self, name: str, ranks: int, seconds: float) -> FleetModel | None:
+    def record_join_time(self, name: str, ranks: int, seconds: float) -> FleetModel | None:
         """Record the seconds that a group of `ranks` ranks took to join after its weights were loaded.
 
         Returns the model with this measurement, None if it is not deployed.
@@ -124,12 +124,12 @@ class FleetState:
         if known is None:
             return None
         joins = known.spec.joins
-        spec = replace(known.spec, joins={**joins, ranks: _average(joins.get(ranks), max(0.0, seconds))})
+        spec = replace(known.spec, joins={**joins, ranks: _update_average(joins.get(ranks), max(0.0, seconds))})
         self.models = {**self.models, name: replace(known, spec=spec)}
         self._try_to_save()
         return spec
 
-    def observe_runtime(self, name: str, seconds: float) -> FleetModel | None:
+    def record_runtime_time(self, name: str, seconds: float) -> FleetModel | None:
         """Record the seconds that a worker with local weights took until they were loaded, whatever the start mode.
 
         Returns the model with this measurement, None if it is not deployed.
@@ -140,7 +140,7 @@ class FleetState:
         costs = known.spec.costs
         # What the container and the device context take is part of the measurement.
         fixed_s = costs.container_s + costs.context_s
-        library_s = _average(costs.library_s, max(0.0, seconds - fixed_s))
+        library_s = _update_average(costs.library_s, max(0.0, seconds - fixed_s))
         spec = replace(known.spec, costs=replace(costs, library_s=library_s))
         self.models = {**self.models, name: replace(known, spec=spec)}
         self._try_to_save()
@@ -154,6 +154,6 @@ class FleetState:
 
     def _save(self) -> None:
         if self.path is not None:
-            kept = _File(1, tuple(self.models.values()), self.drained, self.links)
+            kept = _StateFile(1, tuple(self.models.values()), self.drained, self.links)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             files.write_atomic(self.path, json.dumps(encode(kept), indent=1).encode(), mode=0o600)

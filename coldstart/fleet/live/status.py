@@ -19,7 +19,7 @@ from coldstart.host.live.metrics import IN_FLIGHT, REFUSED, Figure
 SCHEMA_VERSION = 1
 
 
-def fleet_status(
+def build_status(
     core: FleetCore, workers: Workers, links: Mapping[str, float], in_flight: Mapping[str, int]
 ) -> dict[str, Any]:
     """Return the members `servers` and `models` of the status document.
@@ -37,14 +37,14 @@ def fleet_status(
             hops.setdefault(one, []).append(seconds)
             hops.setdefault(other, []).append(seconds)
     return {
-        "servers": [_server(server, links, hops) for server in core.roster.servers.values()],
+        "servers": [_describe_server(server, links, hops) for server in core.roster.servers.values()],
         "models": [
-            _model(model, workers) | {"in_flight": in_flight.get(model.spec.name, 0)} for model in models
+            _describe_model(model, workers) | {"in_flight": in_flight.get(model.spec.name, 0)} for model in models
         ],
     }
 
 
-def _server(
+def _describe_server(
     server: FleetServer, links: Mapping[str, float], hops: Mapping[str, list[float]]
 ) -> dict[str, Any]:
     return {
@@ -59,8 +59,8 @@ def _server(
     }
 
 
-def _model(model: Deployment, workers: Workers) -> dict[str, Any]:
-    groups = [_group(group, workers) for group in model.groups.values()]
+def _describe_model(model: Deployment, workers: Workers) -> dict[str, Any]:
+    groups = [_describe_group(group, workers) for group in model.groups.values()]
     return {
         "name": model.spec.name,
         "least": model.spec.least,
@@ -75,8 +75,8 @@ def _model(model: Deployment, workers: Workers) -> dict[str, Any]:
     }
 
 
-def _group(group: Group, workers: Workers) -> dict[str, Any]:
-    up = workers.find_first(group)
+def _describe_group(group: Group, workers: Workers) -> dict[str, Any]:
+    up = workers.find_first_rank(group)
     return {
         "name": group.name,
         "phase": str(group.phase),
@@ -89,11 +89,11 @@ def _group(group: Group, workers: Workers) -> dict[str, Any]:
         "predicted_s": group.predicted_s,
         "choice": group.choice or None,
         "fallbacks": fallback.encode(up.fallbacks) if up else [],
-        "workers": [_worker(worker, workers) for worker in group.workers],
+        "workers": [_describe_worker(worker, workers) for worker in group.workers],
     }
 
 
-def _worker(worker: FleetWorker, workers: Workers) -> dict[str, Any]:
+def _describe_worker(worker: FleetWorker, workers: Workers) -> dict[str, Any]:
     process = workers.processes.get(worker.name)
     fetched = process.fetched if process else None
     return {
@@ -107,18 +107,18 @@ def _worker(worker: FleetWorker, workers: Workers) -> dict[str, Any]:
     }
 
 
-def _count(name: str, about: str) -> Figure:
+def _create_counter(name: str, about: str) -> Figure:
     return Figure(name, about, f"gateway.{name}", counts=True)
 
 
-PREFIX = "coldstart_fleet_"
-FIGURES = (
-    _count("requests", "Number of requests for a deployed model."),
-    _count("readmitted", "Number of requests admitted again after their server failed."),
-    _count("resumed", "Number of readmitted requests whose stream had begun."),
-    _count("migrated", "Number of streams migrated to another worker."),
-    _count("migrated_with_kv", "Number of streams migrated together with their KV."),
-    _count("refused", REFUSED),
+METRIC_PREFIX = "coldstart_fleet_"
+METRICS = (
+    _create_counter("requests", "Number of requests for a deployed model."),
+    _create_counter("readmitted", "Number of requests admitted again after their server failed."),
+    _create_counter("resumed", "Number of readmitted requests whose stream had begun."),
+    _create_counter("migrated", "Number of streams migrated to another worker."),
+    _create_counter("migrated_with_kv", "Number of streams migrated together with their KV."),
+    _create_counter("refused", REFUSED),
     Figure(
         "servers_hung", "Number of servers killed because they made no progress.", "models.hung", counts=True
     ),

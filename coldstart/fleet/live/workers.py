@@ -62,12 +62,12 @@ class Workers:
         self.nodes: dict[str, Node] = {}
         self.hung = Counter[str]()
 
-    def find_first(self, group: Group) -> RankUp | None:
+    def find_first_rank(self, group: Group) -> RankUp | None:
         """Return the first rank of a group, which answers requests, once it is ready."""
         process = self.processes.get(group.workers[0].name)
         return process.up if process else None
 
-    def lose(self, server: str) -> bool:
+    def remove_server(self, server: str) -> bool:
         """Forget a server with all of its processes; return whether it was known."""
         if self.nodes.pop(server, None) is None:
             return False
@@ -99,12 +99,12 @@ class Workers:
             master = await self._call(first.server, "rendezvous") if len(ranks) > 1 else None
         except NodeLostError as lost:
             for rank in ranks:
-                self._unreached(rank.worker, first.server, lost)
+                self._record_unreachable(rank.worker, first.server, lost)
             return
         limits = self._core.settings
         await asyncio.gather(
             *(
-                self._order(
+                self._send_order(
                     rank,
                     "launch",
                     RankOrder(rank, launch, limits.hold_s, limits.hang_timeout_s, master, process.rate),
@@ -121,26 +121,26 @@ class Workers:
             raise NodeLostError("it was lost")
         return await node.call(method, *args)
 
-    async def _order(self, rank: LaunchRank, method: str, order: RankOrder | str) -> None:
+    async def _send_order(self, rank: LaunchRank, method: str, order: RankOrder | str) -> None:
         """Send an order to the server of a rank; if that cannot be reached, the worker has ended."""
         try:
             await self._call(rank.server, method, order)
         except NodeLostError as lost:
-            self._unreached(rank.worker, rank.server, lost)
+            self._record_unreachable(rank.worker, rank.server, lost)
 
-    def share(self, worker: str, rate: float | None) -> None:
+    def set_fetch_rate(self, worker: str, rate: float | None) -> None:
         """Set the rate of a worker's fetch, in bytes/s; None: no limit."""
         if (process := self.processes.get(worker)) is not None:
             process.rate = rate
             # Its server ignores this before it knows the worker: the launch order has the rate then.
-            self._tasks.spawn(self._pace(process))
+            self._tasks.spawn(self._send_fetch_rate(process))
 
-    async def _pace(self, process: EngineProcess) -> None:
+    async def _send_fetch_rate(self, process: EngineProcess) -> None:
         with suppress(NodeLostError):  # its end is reported separately
             await self._call(process.rank.server, "pace", process.rank.worker, process.rate)
 
-    def _unreached(self, worker: str, server: str, lost: Exception) -> None:
-        self._ended(RankEnded(worker, f"server {server} cannot be reached: {lost}"), was_reached=False)
+    def _record_unreachable(self, worker: str, server: str, lost: Exception) -> None:
+        self._record_end(RankEnded(worker, f"server {server} cannot be reached: {lost}"), was_reached=False)
 
     def stop(self, worker: str) -> None:
         """End the process of the worker."""
@@ -148,18 +148,18 @@ class Workers:
         if process is not None and not process.is_stopping:
             process.is_stopping = True
             self._log.write("stop", worker=worker)
-            self._tasks.spawn(self._order(process.rank, "stop", worker))
+            self._tasks.spawn(self._send_order(process.rank, "stop", worker))
 
     def process_event(self, event: WorkerEvent) -> None:
         """Process an event of a worker's process."""
         if isinstance(event, RankEnded):
-            self._ended(event)
+            self._record_end(event)
         elif isinstance(event, RankFetched):
-            self._has_fetched(event)
+            self._record_fetch(event)
         elif (process := self.processes.get(event.worker)) is not None and process.rank.rank == 0:
-            self._came_up(event, process)
+            self._record_ready(event, process)
 
-    def _has_fetched(self, fetched: RankFetched) -> None:
+    def _record_fetch(self, fetched: RankFetched) -> None:
         """Record a completed fetch. One beside a rank gives way to others, so it shows nothing about the link's speed."""
         process = self.processes.get(fetched.worker)
         if process is None:
@@ -169,11 +169,11 @@ class Workers:
         self._log.write("fetched", worker=rank.worker, server=rank.server, **took)
         self._emit(events.WeightsFetched(rank.worker))
         if not fetched.limited and not rank.beside:
-            speed = self._state.observe_fetch(rank.server, fetched.size, fetched.seconds)
+            speed = self._state.record_fetch(rank.server, fetched.size, fetched.seconds)
             if speed is not None:
                 self._emit(events.LinkMeasured(rank.server, speed))
 
-    def _came_up(self, up: RankUp, first: EngineProcess) -> None:
+    def _record_ready(self, up: RankUp, first: EngineProcess) -> None:
         """Record that a group is ready: its first rank answers only when all ranks do."""
         first.up = up
         log = self._log
@@ -185,9 +185,9 @@ class Workers:
             self._emit(events.WeightsFetched(one.rank.worker))
             self._emit(events.RankReady(one.rank.worker))
         if not first.rank.beside:
-            self._has_joined(up, first.rank, ranks)
+            self._record_join_time(up, first.rank, ranks)
 
-    def _has_joined(self, up: RankUp, first: LaunchRank, ranks: list[EngineProcess]) -> None:
+    def _record_join_time(self, up: RankUp, first: LaunchRank, ranks: list[EngineProcess]) -> None:
         """Record the time after the largest term of a start, if each rank fetched its own weights.
 
         A single worker that reads local weights shows the time until then.
@@ -197,7 +197,7 @@ class Workers:
         if [one.fetched for one in ranks] == [None] and not self._state.models[
             first.model
         ].launch.weights_from:
-            known = self._state.observe_runtime(first.model, up.start_s - model.group_costs(1).join_s)
+            known = self._state.record_runtime_time(first.model, up.start_s - model.group_costs(1).join_s)
             if known is not None:
                 self._emit(events.ModelDeployed(known))
             return
@@ -213,10 +213,10 @@ class Workers:
             return
         seconds = up.start_s - max(terms)
         self._log.write("joined", group=first.group, seconds=round(seconds, 3))
-        if (spec := self._state.observe_start(first.model, len(terms), seconds)) is not None:
+        if (spec := self._state.record_join_time(first.model, len(terms), seconds)) is not None:
             self._emit(events.ModelDeployed(spec))
 
-    def _ended(self, ended: RankEnded, *, was_reached: bool = True) -> None:
+    def _record_end(self, ended: RankEnded, *, was_reached: bool = True) -> None:
         process = self.processes.pop(ended.worker, None)
         if process is None:
             return

@@ -14,7 +14,7 @@ from coldstart.fleet.live import admin, state
 
 
 async def _asked(stage: FleetStage, path: str, body: Any = None, key: str = "admin") -> tuple[int, Any]:
-    headers = {admin.HEADER: key}
+    headers = {admin.ADMIN_KEY_HEADER: key}
     verb = "GET" if body is None else "POST"
     async with stage.client.request(verb, stage.rig.url + path, json=body, headers=headers) as answer:
         return answer.status, await answer.json()
@@ -41,7 +41,7 @@ async def _asked(stage: FleetStage, path: str, body: Any = None, key: str = "adm
 def test_malformed_order_is_refused_with_a_reason(tmp_path: Path, body: bytes) -> None:
     async def work() -> None:
         async with fleet(tmp_path, keys=("client", "admin")) as stage:
-            headers = {admin.HEADER: "admin", "Content-Type": "application/json"}
+            headers = {admin.ADMIN_KEY_HEADER: "admin", "Content-Type": "application/json"}
             url = stage.rig.url + "/fleet/order"
             async with stage.client.post(url, data=body, headers=headers) as answer:
                 assert answer.status == 400 and (await answer.json())["error"]["message"]

@@ -108,7 +108,7 @@ def test_hops_of_servers_are_measured_once_for_each_pair(tmp_path: Path) -> None
                 node.node.time_hops = count  # type: ignore[method-assign]
                 control.lose_server(node.spec.name)
             for node in stage.rig.nodes.values():
-                control.joined(node.spec, node)
+                control.add_server(node.spec, node)
             await wait_until(lambda: sum(map(len, control.core.roster.hops.values())) == 3)
             assert sorted(map(len, calls)) == [1, 2]
             assert all(server["hop_s"] > 0 for server in control.status()["servers"])

@@ -75,7 +75,7 @@ def test_the_live_control_orders_what_the_simulation_ordered(tmp_path: Path) -> 
             if isinstance(event, events.ServerLost):
                 control.lose_server(event.server)
             elif isinstance(event, events.ServerJoined):
-                control.joined(event.server, nodes[event.server.name])
+                control.add_server(event.server, nodes[event.server.name])
             else:
                 control.emit(event)
             if control._timer is not None:
@@ -140,12 +140,12 @@ def test_a_server_that_cannot_be_used_is_named_with_the_reason_until_it_can(tmp_
         async with fleet(tmp_path) as stage:
             control = stage.control
             node = stage.rig.nodes["s0"]
-            control.unreached("s0", "/run/long is too long for a unix socket")
+            control.mark_unusable("s0", "/run/long is too long for a unix socket")
             said = stage.control.status()
             assert said["unusable"] == {"s0": "/run/long is too long for a unix socket"}
             assert [one["name"] for one in said["servers"]] == ["s1"]
             assert "server s0 cannot be used: /run/long is too long" in render(said)
-            control.joined(node.spec, node)
+            control.add_server(node.spec, node)
             assert (stage.control.status())["unusable"] == {}
 
     run(work())

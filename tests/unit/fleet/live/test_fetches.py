@@ -170,11 +170,11 @@ def test_rank_bytes_are_those_of_its_tensors() -> None:
         return SimpleNamespace(weights_donor=bundle, model=SimpleNamespace(config=config))
 
     # At most one rank per layer; an odd layer goes to the rank before the last.
-    assert deployments.ranks_bytes(lookup(plan, config)) == {1: (194,), 2: (120, 74), 3: (110, 10, 74)}
+    assert deployments.read_rank_sizes(lookup(plan, config)) == {1: (194,), 2: (120, 74), 3: (110, 10, 74)}
     # Unknown layout: each rank fetches all tensors.
-    assert deployments.ranks_bytes(lookup(plan, config | {"architectures": ["Other"]}))[2] == (194, 194)
-    assert deployments.ranks_bytes(lookup(None, config)) == {}
-    assert deployments.ranks_bytes(lookup({"files": []}, config)) == {}
+    assert deployments.read_rank_sizes(lookup(plan, config | {"architectures": ["Other"]}))[2] == (194, 194)
+    assert deployments.read_rank_sizes(lookup(None, config)) == {}
+    assert deployments.read_rank_sizes(lookup({"files": []}, config)) == {}
 
 
 def test_next_prediction_contains_the_time_after_the_weights(tmp_path: Path, prefetcher: Prefetcher) -> None:

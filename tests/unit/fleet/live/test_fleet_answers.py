@@ -10,7 +10,7 @@ from support.fake_upstream import run, wait_until
 from support.fleet_rig import deployment, fleet
 
 from coldstart.fleet.events import WorkerDied
-from coldstart.fleet.live.control import TRIES_UNSENT
+from coldstart.fleet.live.control import MAX_UNSENT_TRIES
 from coldstart.host.live.front import Ticket
 from coldstart.host.live.upstream import DisconnectedError, NothingSentError
 
@@ -65,7 +65,7 @@ def test_only_sent_requests_count_as_the_cause_of_a_dead_server(
                 assert ticket is not None
                 ticket = await stage.control.readmit(ticket, replica, error)
             assert ticket is not None
-            last = gone if unsent == TRIES_UNSENT else broken
+            last = gone if unsent == MAX_UNSENT_TRIES else broken
             assert await stage.control.readmit(ticket, replica, last) is None
             stage.control.leave(ticket)
 

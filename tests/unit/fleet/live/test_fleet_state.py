@@ -32,8 +32,8 @@ def test_state_retains_deployments(tmp_path: Path) -> None:
     first.deploy(deployment("b"))
     first.remove("b")
     first.drain("s")
-    assert first.observe_fetch("s", 10**9, 1.0) == 1e9
-    assert first.observe_fetch("t", 10**9, 0.9) is None
+    assert first.record_fetch("s", 10**9, 1.0) == 1e9
+    assert first.record_fetch("t", 10**9, 0.9) is None
     assert path.stat().st_mode & 0o077 == 0
     again = FleetState(path)
     assert again.models == first.models and list(again.models) == ["a"]

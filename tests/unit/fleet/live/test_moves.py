@@ -82,7 +82,7 @@ def test_hundred_moved_streams_have_each_token_once(tmp_path: Path, usage: bool)
                 if usage:
                     counted = json.loads(lines[-2][6:])["usage"]
                     assert (counted["prompt_tokens"], counted["completion_tokens"]) == (len(f"p{n}"), 600)
-            assert stage.control.moves.count == 100
+            assert stage.control.moves.moved_count == 100
             # The pipeline has stopped; the worker serves with the memory of one full model.
             await wait_until(lambda: all(rank.ended.done() for rank in ranks))
             assert stage.rig.groups() == ["a#2"]
@@ -108,7 +108,7 @@ def test_a_stream_moves_with_its_kv_where_the_pipeline_holds_it(tmp_path: Path, 
             beside.gate.set()
             assert _ids(await moved) == generated("stream", 300)
             moves, key = stage.control.moves, beside.env["COLDSTART_HANDOVER_KEY"]
-            assert (moves.count, moves.with_kv) == (1, int(held))
+            assert (moves.moved_count, moves.moved_with_kv) == (1, int(held))
             pulls = [handover.read(key, body.get(handover.PARAMETER)) for body in beside.bodies]
             # Once while the pipeline continues, and once for what it has computed meanwhile.
             assert [isinstance(one, handover.Pull) for one in pulls] == [held, held]
@@ -132,7 +132,7 @@ def test_stream_without_tokens_moves(tmp_path: Path) -> None:
             moved = asyncio.create_task(stage.events("a", "s", max_tokens=20, temperature=0))
             await wait_until(lambda: ranks[0].asked)
             beside.gate.set()
-            assert _ids(await moved) == generated("s", 20) and stage.control.moves.count == 1
+            assert _ids(await moved) == generated("s", 20) and stage.control.moves.moved_count == 1
             # The pipeline ends.
             await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
@@ -152,7 +152,7 @@ def test_unmovable_stream_ends_in_the_pipeline(tmp_path: Path) -> None:
             lines = await stays
             assert len([one for one in lines if b"number" in one]) == 30 and lines[-1] == b"data: [DONE]"
             await wait_until(lambda: all(rank.ended.done() for rank in ranks))
-            assert stage.control.moves.count == 0 and stage.rig.groups() == ["a#2"]
+            assert stage.control.moves.moved_count == 0 and stage.rig.groups() == ["a#2"]
 
     run(work())
 
@@ -205,7 +205,7 @@ def test_stream_continues_in_the_pipeline_when_the_worker_refuses_it(
             streams = stage.control.facts.get_model("a")
             await wait_until(lambda: streams.chunks_streamed)
             beside.gate.set()
-            assert _ids(await moved) == generated("s", 60) and stage.control.moves.count == 0
+            assert _ids(await moved) == generated("s", 60) and stage.control.moves.moved_count == 0
             assert len(ranks[0].asked) == (1 if "warming" in fault else 2)
             await wait_until(lambda: all(rank.ended.done() for rank in ranks))
 
@@ -292,7 +292,7 @@ def test_dead_server_breaks_no_resumable_stream(tmp_path: Path) -> None:
             for n, lines in enumerate(await asyncio.gather(*asked)):
                 assert _ids(lines) == generated(f"p{n}", 40)
             assert b"disconnected" in (await lost)[-1]
-            assert stage.control.resumed_count == 10 and stage.control.moves.count == 0
+            assert stage.control.resumed_count == 10 and stage.control.moves.moved_count == 0
             text = stage.control.metrics.text()
             assert (
                 b"coldstart_fleet_resumed_total 10.0" in text

@@ -16,12 +16,12 @@ SERVER = ServerSpec("server", 24 * 10**9, 6.7e9, 12e9, 4)
 
 
 def test_a_server_is_known_by_its_labels() -> None:
-    given = ray_process.labels(SERVER)
+    given = ray_process.format_labels(SERVER)
     assert all(len(value) <= 63 and value.isdigit() for value in given.values())
-    assert ray_process.server("server", given) == SERVER
-    assert ray_process.server("head", {"ray.io/node-id": "x"}) is None
+    assert ray_process.parse_labels("server", given) == SERVER
+    assert ray_process.parse_labels("head", {"ray.io/node-id": "x"}) is None
     with pytest.raises(UsageError, match="invalid server labels"):
-        ray_process.server("x", {**given, "coldstart-load": "fast"})
+        ray_process.parse_labels("x", {**given, "coldstart-load": "fast"})
 
 
 @pytest.mark.parametrize("deep", ["", "a" * 40])
@@ -31,7 +31,7 @@ def test_own_directory_is_short_enough_for_sockets(
     wanted = tmp_path / deep if deep else Path("/tmp")
     wanted.mkdir(exist_ok=True)
     monkeypatch.setattr(tempfile, "tempdir", str(wanted))
-    made = ray_process.own_directory()
+    made = ray_process.create_private_directory()
     session = made / "r" / "session_2026-11-22_16-13-30_677596_18330" / "sockets"
     try:
         assert made.stat().st_mode & 0o777 == 0o700

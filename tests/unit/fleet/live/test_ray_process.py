@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coldstart.errors import CommandFailedError
-from coldstart.fleet.live.ray_process import RayProcess, run_joined
+from coldstart.fleet.live.ray_process import RayProcess, run_joined_node
 from coldstart.host.live.log import Log
 
 # What `ray start --block` prints, Ray 2.56.
@@ -50,7 +50,7 @@ def test_end_kills_a_process_that_ignores_signals(tmp_path: Path, monkeypatch: p
     made = RayProcess(process, log)
     while "up" not in log.read_text():
         pass
-    monkeypatch.setattr("coldstart.fleet.live.ray_process.END_S", 0.2)
+    monkeypatch.setattr("coldstart.fleet.live.ray_process.STOP_TIMEOUT_S", 0.2)
     made.end()
     assert process.returncode == -9
 
@@ -71,14 +71,14 @@ def join(tmp_path: Path, program: str) -> tuple[RecordingLog, Path, Callable[[],
     runs, log = tmp_path / "runs", RecordingLog()
     before = f"runs = {str(runs)!r}; f = open(runs, 'a+'); f.write('x'); f.seek(0); number = len(f.read()); f.close()\n"
     command = [sys.executable, "-c", before + program]
-    return log, runs, lambda: run_joined(command, {}, log)
+    return log, runs, lambda: run_joined_node(command, {}, log)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Shorten the pauses, and restore the signal handlers afterwards."""
-    monkeypatch.setattr("coldstart.fleet.live.ray_process.PAUSE_S", 0.02)
-    monkeypatch.setattr("coldstart.fleet.live.ray_process.LOOK_S", 0.02)
+    monkeypatch.setattr("coldstart.fleet.live.ray_process.RESTART_DELAY_S", 0.02)
+    monkeypatch.setattr("coldstart.fleet.live.ray_process.POLL_S", 0.02)
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in kept.items():
@@ -103,7 +103,7 @@ def test_joined_node_fails_with_the_reason_when_it_never_starts(
     log, runs, run = join(
         tmp_path, "import time\nif number > 1: time.sleep(0.5)\nraise RuntimeError('no such cluster')"
     )
-    monkeypatch.setattr("coldstart.fleet.live.ray_process.FIRST_S", 0.4)
+    monkeypatch.setattr("coldstart.fleet.live.ray_process.JOIN_TIMEOUT_S", 0.4)
     with pytest.raises(CommandFailedError, match="RuntimeError: no such cluster"):
         run()
     assert len(runs.read_text()) > 1 and {event for event, _ in log.events} == {"ray ended"}
