@@ -69,7 +69,7 @@ def test_commands_show_and_change_a_running_fleet(run: Run, running: tuple[str, 
 
 
 def test_invalid_arguments_are_reported_at_once(run: Run, tmp_path: Path) -> None:
-    assert "no fleet of this user" in run("fleet", "status", code=1).stderr
+    assert "you have no running fleet" in run("fleet", "status", code=1).stderr
     assert "no fleet responds" in run("fleet", "status", "--url", "http://127.0.0.1:9", code=1).stderr
     assert "--memory" in run("fleet", "join", "127.0.0.1:1", code=2).stderr
     both = run("fleet", "up", "--address", "127.0.0.1:1", "--memory", "1GB", code=2)

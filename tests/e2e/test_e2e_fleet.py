@@ -178,6 +178,6 @@ def test_fleet_serves_warm_models_and_reports_the_reason_when_ray_ends(tmp_path:
         wait_until(lambda: '"event": "ray ended"' in log.read_text())
         assert made.ask("a")["pid"] == server
         up.terminate()
-        assert made.processes[0].wait(60) == 1 and "the fleet's Ray ended: " in log.read_text()
+        assert made.processes[0].wait(60) == 1 and "the fleet's Ray cluster stopped: " in log.read_text()
     finally:
         made.end()

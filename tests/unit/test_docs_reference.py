@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coldstart import errors
-from coldstart.fleet.live.status import METRICS, METRIC_PREFIX
+from coldstart.fleet.live.status import METRIC_PREFIX, METRICS
 from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
 from coldstart.host import configuration as host_file
 from coldstart.host.live import access_control

@@ -1,8 +1,7 @@
-"""Operator routes of a fleet's gateway. They require a separate key, because a deployment can start any process.
+"""Admin routes of a fleet's gateway. They require a separate key, because a deployment can start any process.
 
-GET   /fleet/status
-POST  /fleet/order     {"method": "deploy" / "remove" / "scale" / "drain", ...} with the members of that order
-POST  /fleet/down      ends every server and the gateway
+GET   /fleet/status POST  /fleet/order     {"method": "deploy" / "remove" / "scale" / "drain", ...} with the fields of
+that order POST  /fleet/down      stops all servers and the gateway
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Deploy(_Order):
 
 
 class Scale(_Order):
-    """Change the minimum and maximum number of workers of a model."""
+    """Set the minimum and maximum number of workers of a model."""
 
     model: str
     least: int
@@ -45,13 +44,13 @@ class Scale(_Order):
 
 
 class Remove(_Order):
-    """Remove a model after its running requests."""
+    """Remove a model when its running requests have ended."""
 
     model: str
 
 
 class Drain(_Order):
-    """Start nothing more on a server."""
+    """Start no new workers on a server."""
 
     server: str
 
@@ -60,7 +59,7 @@ Order = Deploy | Scale | Remove | Drain
 
 
 def create_routes(control: FleetControl, key: str, down: Callable[[], Awaitable[None]]) -> list[Route]:
-    """Return the routes; `down` ends the fleet and the gateway."""
+    """Return the admin routes; `down` stops the fleet and the gateway."""
     methods: dict[type, Callable[..., None]] = {
         Deploy: control.deploy,
         Scale: control.scale,
@@ -71,7 +70,7 @@ def create_routes(control: FleetControl, key: str, down: Callable[[], Awaitable[
     def guarded(work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             if not hmac.compare_digest(request.headers.get(ADMIN_KEY_HEADER, "").encode(), key.encode()):
-                return messages.refuse(401, "the admin key is missing or wrong")
+                return messages.refuse(401, "the admin key is missing or invalid")
             try:
                 return JSONResponse(await work(request))
             except (ColdstartError, ValueError, RecursionError, OSError) as error:

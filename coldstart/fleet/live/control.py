@@ -1,9 +1,9 @@
-"""Gateway and controller of a fleet, in one process: admits requests, and carries out the decisions of the fleet's core.
+"""Gateway and controller of a fleet in one process: admits requests, and executes the actions of the fleet's core.
 
-Invariants: the core receives one arrival and one end for each request. Every order of the core results in exactly one
-event: a launch in ready or dead ranks, a stop in Stopped, a release in Released, a move in Moved unless the request
-ends first. All code runs on one event loop, so the core processes one event at a time. Ray is neither needed nor
-imported here.
+Invariants: the core receives one arrival event and one end event for each request. Each action of the core causes one
+event:
+a launch ends with ready or dead ranks, a stop with WorkerStopped, and a move with StreamMoved unless the request ends
+first. All code runs on one event loop, so the core processes one event at a time. This module does not need Ray.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from coldstart.fleet.groups import GroupPhase
 from coldstart.fleet.live.moves import FleetReplica, FleetTicket, Moves
 from coldstart.fleet.live.orders import Node, NodeLostError, NodeReport
 from coldstart.fleet.live.state import FleetState, ModelDeployment
-from coldstart.fleet.live.status import METRICS, METRIC_PREFIX, SCHEMA_VERSION, build_status
+from coldstart.fleet.live.status import METRIC_PREFIX, METRICS, SCHEMA_VERSION, build_status
 from coldstart.fleet.live.workers import Workers
 from coldstart.fleet.specification import FleetSettings, ServerSpec
 from coldstart.host.launches import Catalogue, Destination
@@ -41,7 +41,7 @@ Recorder = Callable[[float, Event, list[Action]], None]
 
 
 class FleetControl(Front[FleetTicket]):
-    """Control of one fleet. `record` receives every event and the resulting actions."""
+    """Controller of one fleet. `record` is called with each event and the resulting actions."""
 
     resumes = True
     stopping = "the gateway is stopping"
@@ -85,13 +85,12 @@ class FleetControl(Front[FleetTicket]):
             self.emit(events.RequestEnded(ticket.number))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a request again; for a moment its group gets no request."""
+        """Return a request whose server failed to the queue. Its group receives no requests for a moment."""
         assert isinstance(ticket, FleetTicket) and isinstance(replica, FleetReplica)
         if self.moves.roll_back(ticket, str(error)):
             return ticket
         self.emit(events.GroupSuspected(replica.group))
-        # A request that was never sent is harmless to other servers; one that was sent may have killed its
-        # server.
+        # A request that was sent may have crashed its server, so it is retried less often than an unsent request.
         unsent = ticket.unsent + isinstance(error, NothingSentError)
         if ticket.tries + 1 - unsent > MAX_TRIES or unsent > MAX_UNSENT_TRIES or self.facts.stopping:
             return None
@@ -105,7 +104,7 @@ class FleetControl(Front[FleetTicket]):
         return self._admit(ticket.route, counted=False, tries=ticket.tries + 1, unsent=unsent)
 
     def progress(self, model: str) -> Progress:
-        """Return the progress of the model's start, for a waiting client."""
+        """Return the start progress of a model for a waiting client."""
         return Progress(model, "starting")
 
     def _report_move_end(self, request: str, moved: bool) -> None:
@@ -114,7 +113,7 @@ class FleetControl(Front[FleetTicket]):
     # Decisions
 
     def emit(self, event: Event) -> None:
-        """Send an event to the core and carry out the resulting actions."""
+        """Send an event to the core and execute the resulting actions."""
         if self._closed:
             return
         now = self.clock()
@@ -134,7 +133,7 @@ class FleetControl(Front[FleetTicket]):
         self.emit(events.Tick())
 
     def _update_replicas(self) -> None:
-        """Add the groups that serve. Remove those that have ended, which breaks the connections that they still have."""
+        """Add the groups that serve. Remove the groups that have ended, and close their remaining connections."""
         groups = self.core.groups
         for name in self.replicas.keys() - groups.keys():
             self.replicas.pop(name).upstream.close()
@@ -156,9 +155,9 @@ class FleetControl(Front[FleetTicket]):
                 self.workers.set_fetch_rate(worker, rate)
 
     def _dispatch_or_move(self, request: str, group: str, *, moves: bool) -> None:
-        """Grant a waiting request its group, or move its stream there.
+        """Dispatch a waiting request to a group, or move its stream to that group.
 
-        A request whose group was lost still has it here until its connection breaks, and is then admitted again.
+        A request whose group was lost keeps this group until its connection breaks, and is then readmitted.
         """
         ticket, replica = self._tickets.get(request), self.replicas.get(group)
         if ticket is None or replica is None:
@@ -173,7 +172,7 @@ class FleetControl(Front[FleetTicket]):
     # Servers
 
     def add_server(self, spec: ServerSpec, node: Node) -> None:
-        """Add a server without workers."""
+        """Add a server that has no workers."""
         self.unusable.pop(spec.name, None)
         self.log.write("server joined", server=spec.name)
         self.workers.nodes[spec.name] = node
@@ -183,27 +182,27 @@ class FleetControl(Front[FleetTicket]):
         self._measure_network(spec.name)
 
     async def _time_hops(self, server: str) -> None:
-        """Measure the hops between a server and those that joined before it."""
+        """Measure the network latency between a server and the servers that joined earlier."""
         nodes = self.workers.nodes
         names = list(nodes)
         before = names[: names.index(server)] if server in nodes else []
         places = {other: place for other in before if (place := nodes[other].place) is not None}
         if not places:
             return
-        with suppress(NodeLostError, KeyError):  # its end is reported separately
+        with suppress(NodeLostError, KeyError):  # the loss of the server is reported separately
             found = await nodes[server].call("time_hops", list(places.values()))
             seconds = {other: took for other, took in zip(places, found, strict=True) if took is not None}
             self.emit(events.HopsMeasured(server, seconds))
 
     def mark_unusable(self, server: str, reason: str) -> None:
-        """Record that a server cannot be used though its node is alive: it is lost, and the status shows the reason."""
+        """Record that a server with a running node cannot be used, and why: it counts as lost."""
         if self.unusable.get(server) != reason:
             self.log.write("server unusable", server=server, reason=reason)
         self.lose_server(server)
         self.unusable[server] = reason
 
     def lose_server(self, server: str) -> None:
-        """Record that a server and all its workers were lost."""
+        """Record that a server was lost with all its workers."""
         self.unusable.pop(server, None)
         if not self.workers.remove_server(server):
             return
@@ -211,7 +210,7 @@ class FleetControl(Front[FleetTicket]):
         self.emit(events.ServerLost(server))
 
     def rebuild(self, found: Iterable[tuple[ServerSpec, Node, NodeReport]]) -> None:
-        """Rebuild the state from the servers and the workers that outlived an earlier process; called once, before all else."""
+        """Adopt the servers and workers that an earlier gateway left; call this once, before other methods."""
         servers: list[ServerSpec] = []
         ranks: list[events.FoundRank] = []
         for spec, node, report in found:
@@ -224,7 +223,7 @@ class FleetControl(Front[FleetTicket]):
             self._measure_network(spec.name)
 
     def _measure_network(self, server: str) -> None:
-        """Tell the core the speed of the server's link that an earlier process has measured, and measure its hops."""
+        """Send the saved link speed of a server to the core, and measure the latency to other servers."""
         if (known := self.state.links.get(server)) is not None:
             self.emit(events.LinkMeasured(server, known))
         self.tasks.spawn(self._time_hops(server))
@@ -232,11 +231,11 @@ class FleetControl(Front[FleetTicket]):
     # Operators
 
     def deploy(self, deployment: ModelDeployment) -> None:
-        """Deploy a model, or replace its launch or limits; servers with outdated arguments stop after their requests.
+        """Deploy a model, or replace its launch or limits. Servers with outdated arguments stop after their requests.
 
         Raises:
-            UsageError: The name refers to another model.
-            OSError: The state cannot be saved.
+            UsageError: The name is already used by another model.
+            OSError: The state file cannot be written.
         """
         name = deployment.spec.name
         before = self.state.models.get(name)
@@ -257,14 +256,17 @@ class FleetControl(Front[FleetTicket]):
         self.deploy(replace(known, spec=replace(known.spec, least=least, most=most)))
 
     def remove(self, name: str) -> None:
-        """Remove a model. Raises UsageError if it is not deployed, and OSError."""
+        """Remove a model. Raises UsageError if it is not deployed, OSError if the state file cannot be written."""
         self._get_deployment(name)
         self.state.remove(name)
         self.catalogue = _build_catalogue(self.state.models)
         self.emit(events.ModelRemoved(name))
 
     def drain(self, server: str) -> None:
-        """Drain a server: it accepts no new worker. Raises UsageError for an unknown server, and OSError."""
+        """Start no new workers on a server.
+
+        Raises UsageError for an unknown server, OSError if the state file cannot be written.
+        """
         if server not in self.workers.nodes:
             raise UsageError(f"the fleet has no server {server}", hint="coldstart fleet status")
         self.state.drain(server)
@@ -276,7 +278,7 @@ class FleetControl(Front[FleetTicket]):
         return self.state.models[name]
 
     def status(self) -> Mapping[str, Any]:
-        """Return the document of `coldstart fleet status`."""
+        """Return the JSON document that `coldstart fleet status` prints."""
         in_flight = Counter(one.route.model for one in self._tickets.values() if one.granted.done())
         return {
             "schema_version": SCHEMA_VERSION,
@@ -303,13 +305,13 @@ class FleetControl(Front[FleetTicket]):
     # End
 
     def stop(self) -> None:
-        """Reject new and waiting requests."""
+        """Reject new requests and requests in the queue."""
         self.facts.stopping = True
         for ticket in self._tickets.values():
             ticket.refuse(AdmissionRefusedError(503, self.stopping, 5.0))
 
     def close(self) -> None:
-        """Close all connections, cancel the timer and all tasks, and ignore every later event."""
+        """Close all connections, cancel the timer and all tasks, and ignore later events."""
         self._closed = True
         self.moves.close()
         self.tasks.cancel()

@@ -1,9 +1,9 @@
-"""Convert the arguments of `fleet deploy` to a deployment, with values from the bundle, the weights or the command line.
+"""Create deployments for `fleet deploy` from the command line, the bundle and the weights.
 
-The start that verified the bundle gives the times of a start: until the weights, beside which the fetch runs, and from the
-weights to ready. Its full duration counts as the former if the bundle does not divide it. Prefill and decode times are those of
-the bundle's measured iterations. A pipeline has only a number of ranks for which there is a bundle: without one the time of
-their start, in which they compile, is not known. The fleet measures the hop between each pair of servers.
+The verification run of the bundle gives the duration of a start: the part that overlaps with the weight fetch, and the
+part after the weights are loaded. If the bundle has no stages, the full duration counts as the first part. The profiled
+iterations of the bundle give prefill and decode times. A pipeline size is used only if a bundle exists for it: without a
+bundle its start compiles, which takes an unknown time. The fleet itself measures the network latency between servers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from coldstart.weights import checkpoint
 from coldstart.weights.load import stage
 
 PROFILE_PROMPT_TOKENS = 512
-"""Prompt tokens of the request whose time to first token is predicted."""
+"""Prompt length for which the time to first token is predicted, in tokens."""
 
 
 def parse_limits(text: str | None) -> tuple[float, float]:
-    """Parse limits on TTFT and TPOT in seconds from `ttft=2,tpot=0.1`; infinite if omitted. Raises UsageError."""
+    """Parse limits such as `ttft=2,tpot=0.1`, in seconds; omitted limits are infinite. Raises UsageError."""
     limits = {"ttft": inf, "tpot": inf}
     for part in text.split(",") if text else ():
         name, _, value = part.partition("=")
@@ -61,22 +61,23 @@ def build_deployment(
     size: str | None = None,
     start_s: float | None = None,
 ) -> ModelDeployment:
-    """Return the deployment of a launch.
+    """Return the deployment of a model.
 
     Args:
-        launch: What each worker starts.
-        cache: Where bundles and models are looked up; `offline` forbids the network.
-        offline: Whether nothing is downloaded.
-        workers: Their minimum and maximum number.
+        launch: Model and arguments of each worker.
+        cache: Cache in which bundles and models are looked up.
+        offline: Use only local files.
+        workers: Minimum and maximum number of workers.
         slo: Limits on TTFT and TPOT in seconds.
         idle_s: Seconds without a request after which a worker stops.
         batch: Maximum number of concurrent requests of a worker.
-        memory: Device memory of a worker as typed; by default from the bundle.
-        size: Size of the weights as typed; by default from the files.
+        memory: Device memory of a worker, as text; by default from the bundle.
+        size: Size of the weights, as text; by default from the files.
         start_s: Seconds of a start without loading the weights; by default from the bundle.
 
     Raises:
-        UsageError: A required value is unknown. A lookup may raise other errors, and NoBundleError.
+        UsageError: A required value is unknown.
+        NoBundleError: A value must come from a bundle, and no bundle exists.
     """
     found = profiles.look_up_launch(launch, cache, offline=offline)
     shares: dict[int, tuple[int, ...]] = {}
@@ -87,7 +88,8 @@ def build_deployment(
         weights = profiles.weights_bytes(found.model.path) or (shares[1][0] if shares else 0)
     if not weights:
         raise UsageError(
-            f"{launch.name}: cannot determine the size of its weights: no local weights", hint="--size 24GB"
+            f"{launch.name}: the size of the weights is unknown, because the weights are not on this machine",
+            hint="--size 24GB",
         )
     needed, recorded = parse_size(memory) if memory else 0, dict[int, float]()
     if not needed or start_s is None:
@@ -101,7 +103,7 @@ def build_deployment(
     pipelines, unavailable = look_up_pipelines(launch, found, start_s)
     if slo[1] < inf and not costs.decode_s:
         raise UsageError(
-            f"{launch.name}: a limit on TPOT needs the time of an iteration, and no bundle of this model has measured it",
+            f"{launch.name}: a TPOT limit requires profiled iterations, and no bundle of this model contains them",
             hint=f"coldstart materialize {launch.model}",
         )
     spec = FleetModel(
@@ -116,16 +118,16 @@ def build_deployment(
         shares=shares,
         recorded=recorded | pipelines,
         unavailable=unavailable,
-        # vLLM's CPU engines share what a rank and its full worker have in common; engines on a GPU do not yet.
+        # CPU engines share the weights that a rank and its full worker both use; GPU engines do not yet.
         held_twice=0.0 if runtime.targets_cpu() else 1.0,
     )
     return ModelDeployment(launch, spec)
 
 
 def read_costs(found: Lookup, start_s: float, batch: int) -> Costs:
-    """Return the costs of a start of `start_s` seconds, with the times of PROMPT tokens and of `batch` requests.
+    """Return the costs of a start of `start_s` seconds, with times for PROFILE_PROMPT_TOKENS tokens and `batch` requests.
 
-    The times are 0 if the bundle does not record them.
+    Times that the bundle does not record are 0.
     """
     try:
         profile = IterationProfile.parse(found.bundle.read_json("iterations")) if found.bundle else None
@@ -133,10 +135,12 @@ def read_costs(found: Lookup, start_s: float, batch: int) -> Costs:
         profile = None
     if profile is None:
         return Costs(library_s=start_s)
-    return Costs(library_s=start_s, prefill_s=profile.prefill(PROFILE_PROMPT_TOKENS), decode_s=profile.decode(batch))
+    return Costs(
+        library_s=start_s, prefill_s=profile.prefill(PROFILE_PROMPT_TOKENS), decode_s=profile.decode(batch)
+    )
 
 
-# Steps of a start that follow the weights, and the step that loads them, as the starting server names them.
+# Names of start stages in the bundle: the stages after the weights, and the stage that loads the weights.
 _STAGES_AFTER_WEIGHTS = (
     "compile the model or size the KV cache",
     "allocate the KV cache",
@@ -147,9 +151,9 @@ _LOAD_STAGE = "load the model"
 
 
 def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
-    """Return the seconds after the weights and those of loading them, in the start of `ranks` ranks that verified the bundle.
+    """Return two durations of the bundle's verification run with `ranks` ranks: after the weights, and loading the weights.
 
-    Both are 0 if the bundle does not divide its start. The spans of all ranks are recorded as sums.
+    Both are in seconds, and 0 if the bundle does not record stages. The bundle records the sum over all ranks.
     """
     try:
         stages: Any = bundle.read_json("stages") if bundle else {"spans": {}}
@@ -163,14 +167,14 @@ def read_stages(bundle: Bundle | None, ranks: int = 1) -> tuple[float, float]:
 def look_up_pipelines(
     launch: Launch, found: Lookup, library_s: float
 ) -> tuple[dict[int, float], dict[int, str]]:
-    """Return the seconds from loaded weights to ready of the pipelines that have a bundle, by number of ranks.
+    """Return the seconds from loaded weights to ready for each pipeline size that has a bundle.
 
-    Also returns the reasons why the other numbers of ranks cannot start. `library_s` are the seconds of a single worker
-    until its weights: what a pipeline needs in addition counts after them.
+    Also return the reason for each pipeline size that cannot start. `library_s` are the seconds that a single worker
+    needs before its weights; additional seconds of a pipeline count as after the weights.
     """
     seconds, reasons, counts = dict[int, float](), dict[int, str](), range(2, MOST_RANKS + 1)
     if found.vllm_args.number("pipeline_parallel_size", 1) > 1:
-        return seconds, dict.fromkeys(counts, "the arguments of the model set --pipeline-parallel-size")
+        return seconds, dict.fromkeys(counts, "the model's arguments already set --pipeline-parallel-size")
     for ranks in counts:
         args = build_rank_arguments(found.vllm_args, ranks)
         key = keys.compose(found.model, args)
@@ -187,7 +191,7 @@ def look_up_pipelines(
 
 
 def read_rank_sizes(found: Lookup) -> dict[int, tuple[int, ...]]:
-    """Return the bytes of the tensors of each rank, by number of ranks, from the bundle; {} if it contains no such plan."""
+    """Return the weight bytes of each rank, by number of ranks; empty if the bundle has no usable weight plan."""
     try:
         plan: Any = found.weights_donor.read_json("weights") if found.weights_donor else None
         ordered = checkpoint.list_tensors(plan) if isinstance(plan, Mapping) else []

@@ -1,4 +1,4 @@
-"""The address and admin key of this user's fleet: `fleet up` saves them for later commands, readable by this user alone."""
+"""Address and admin key of this user's fleet: `fleet up` saves them for later commands. Only this user can read the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coldstart.system import paths
 
 @dataclass(frozen=True, slots=True)
 class LocalFleet:
-    """URL, admin key and process id of the gateway; Ray's address, and its token if `fleet up` started Ray."""
+    """URL, admin key and process ID of the gateway; address of Ray, and its token if `fleet up` started Ray."""
 
     url: str
     admin_key: str
@@ -28,7 +28,7 @@ def _path() -> Path:
 
 
 def save(fleet: LocalFleet) -> None:
-    """Save this fleet; replaces any earlier one."""
+    """Save this fleet, replacing an earlier one."""
     files.write_atomic(_path(), json.dumps(asdict(fleet)).encode(), mode=0o600)
 
 
@@ -40,7 +40,7 @@ def clear() -> None:
 
 
 def load() -> LocalFleet | None:
-    """Return the saved fleet, or None if there is none."""
+    """Return the saved fleet; None without a saved fleet."""
     try:
         return LocalFleet(**canonical.read_json(_path()))
     except (OSError, ValueError, TypeError):
@@ -48,14 +48,10 @@ def load() -> LocalFleet | None:
 
 
 def require() -> LocalFleet:
-    """Return the saved fleet.
-
-    Raises:
-        CommandFailedError: No fleet is saved.
-    """
+    """Return the saved fleet. Raises CommandFailedError if no fleet is saved."""
     found = load()
     if found is None:
         raise CommandFailedError(
-            "no fleet of this user is running on this machine", hint="coldstart fleet up --memory 60GiB"
+            "you have no running fleet on this machine", hint="coldstart fleet up --memory 60GiB"
         )
     return found

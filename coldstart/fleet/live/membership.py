@@ -1,7 +1,7 @@
-"""The fleet's process as a driver of Ray: its connection, and the nodes whose labels describe a server.
+"""Connection of the gateway to Ray, and the Ray nodes whose labels describe a server.
 
-One actor runs on each node that serves. It is detached, so that the servers outlive the fleet's process. Tokens do not
-pass through actors. The processes that a server actor started end with it: their leases end.
+One detached actor runs on each serving node, so that servers survive a restart of the gateway. Tokens of streams do not
+pass through actors. When an actor exits, the processes that it started exit too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from coldstart.system.paths import Cache
 
 
 def _load_starter_class(named: str | None) -> type[Starter]:
-    """Return the factory of servers: Starter, or the class that a test names as module:name."""
+    """Return Starter, or the class that a test specifies as module:name."""
     if named is None:
         return Starter
     module, _, name = named.partition(":")
@@ -43,7 +43,7 @@ def _load_starter_class(named: str | None) -> type[Starter]:
 
 
 def _read_node_environment() -> dict[str, str]:
-    """Return the node's environment without Ray's token and without the single OpenMP thread that Ray sets for this actor."""
+    """Return the node's environment without Ray's variables and without the single OpenMP thread that Ray sets for actors."""
     begun = Path("/proc/self/environ").read_bytes().split(b"\0")
     names = {os.fsdecode(one.partition(b"=")[0]) for one in begun}
     return {name: os.environ[name] for name in names & os.environ.keys() if not name.startswith("RAY_")}
@@ -51,7 +51,7 @@ def _read_node_environment() -> dict[str, str]:
 
 @ray.remote
 class ServerActor:
-    """Actor for the model servers of its node."""
+    """Ray actor that runs the model servers of its node."""
 
     def __init__(self, host: str, options: dict[str, Any]) -> None:
         self._host, self._options = host, options
@@ -59,7 +59,7 @@ class ServerActor:
         self._node: NodeServers | None = None
 
     def _servers(self) -> NodeServers:
-        """Return the node's servers, created by the first call: they belong to the event loop and thread of the calls."""
+        """Return the servers of the node. The first call creates them, in the event loop that later calls use."""
         if self._node is None:
             made = _load_starter_class(self._options.get("servers"))
             offline = bool(self._options.get("offline"))
@@ -79,13 +79,13 @@ class ServerActor:
 
 @dataclass(frozen=True)
 class RemoteNode:
-    """Server actor in the form in which the fleet uses it. `place` is where Ray listens on its node."""
+    """Client of a server actor. `place` is the host and port on which Ray listens on the node."""
 
     actor: Any
     place: tuple[str, int] | None = None
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the actor's NodeServers."""
+        """Call a method of the actor's NodeServers. Raises NodeLostError."""
         try:
             return await self.actor.call.remote(method, *args)
         except RayError as error:
@@ -96,15 +96,15 @@ NAMESPACE, GATEWAY, SERVER = "coldstart", "gateway", "server-"
 CONNECT_TIMEOUT_S = 120.0
 POLL_S = 1.0
 REPORT_TIMEOUT_S = 30.0
-"""Time in seconds that a new driver waits for the reports of the servers."""
+"""Seconds that a new gateway waits for the reports of the servers."""
 
 
 @contextmanager
 def connect_to_ray(address: str) -> Iterator[None]:
-    """Be a driver of the Ray cluster at `address` during the block. Waits up to CONNECT_S for a starting cluster.
+    """Connect to the Ray cluster at `address` during the block. Waits up to CONNECT_TIMEOUT_S seconds for the cluster.
 
     Raises:
-        CommandFailedError: The cluster cannot be reached, or another process is its fleet's gateway.
+        CommandFailedError: The cluster cannot be reached, or it already has a gateway.
     """
     end = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
@@ -127,7 +127,7 @@ def connect_to_ray(address: str) -> Iterator[None]:
 
 
 def _become_gateway(address: str) -> None:
-    """Record this driver in Ray as the fleet's. Raises CommandFailedError if the recorded one lives: two would conflict."""
+    """Register this process as the gateway. Raises CommandFailedError if the registered gateway is alive."""
     known = _internal_kv_get(GATEWAY, namespace=NAMESPACE)
     for job in jobs():
         if job["JobID"].encode() == known and not job["IsDead"]:
@@ -140,7 +140,7 @@ def _become_gateway(address: str) -> None:
 
 
 class Membership:
-    """Servers of a fleet as Ray knows them: follows each server, and looks for servers that join or are lost."""
+    """Servers of a fleet in Ray: detects servers that join or are lost, and forwards the events of each server."""
 
     def __init__(self, control: FleetControl, options: dict[str, Any]) -> None:
         self._control, self._options = control, options
@@ -150,7 +150,7 @@ class Membership:
         self._node_updates: asyncio.Queue[dict[str, tuple[ServerSpec, RemoteNode]]] = asyncio.Queue()
 
     async def recover(self) -> None:
-        """Rebuild the state from the reports of the servers. Waits up to FIRST_S for them."""
+        """Rebuild the fleet's state from the reports of the servers. Waits up to REPORT_TIMEOUT_S seconds."""
         nodes = await asyncio.to_thread(self._list_servers)
         reports = await asyncio.gather(*(self._request_report(node.actor) for _, node in nodes.values()))
         found = dict(zip(nodes, reports, strict=True))
@@ -169,7 +169,7 @@ class Membership:
         return None
 
     def _list_servers(self) -> dict[str, tuple[ServerSpec, RemoteNode]]:
-        """Return the living nodes that are servers, each with its actor. Blocks while Ray does not answer."""
+        """Return the living nodes that are servers, with their actors. Blocks while Ray does not respond."""
         found = {}
         for node in ray.nodes():
             if not node["Alive"]:
@@ -194,14 +194,14 @@ class Membership:
             get_if_exists=True,
             max_restarts=-1,
             num_cpus=0,
-            # Not soft: on another node it would be another server.
+            # With soft affinity Ray could place the actor on another server.
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
         ).remote(node["NodeManagerAddress"], self._options)
 
     async def watch(self) -> None:
-        """Watch for nodes that join or are lost; return if Ray has ended on this machine."""
+        """Add nodes that join and remove lost nodes; return when Ray has exited on this machine."""
         loop = asyncio.get_running_loop()
-        # A daemon: it must not delay the end of the process while Ray does not answer.
+        # A daemon thread does not delay the exit of the process while Ray does not respond.
         threading.Thread(target=self._poll_nodes, args=(loop,), daemon=True).start()
         while self._here_alive:
             nodes = await self._node_updates.get()
@@ -221,7 +221,7 @@ class Membership:
                 return
             try:
                 nodes = self._list_servers()
-            except Exception as error:  # noqa: BLE001 - after any error of Ray, nodes are looked for again
+            except Exception as error:  # noqa: BLE001 - retry after any error in Ray
                 self._control.log.write("nodes not seen", reason=f"{type(error).__name__}: {error}")
                 continue
             with suppress(RuntimeError):  # the loop was closed meanwhile
@@ -237,9 +237,8 @@ async def follow_server(
 ) -> None:
     """Forward the events of a server to the control.
 
-    A server that cannot be reached is lost; when it can be reached again it joins without workers. The actor is read
-    from `nodes` on each attempt: an actor that Ray could not place, because its new node was not yet known
-    everywhere, is dead, and a replacement has its name.
+    An unreachable server counts as lost, and rejoins without workers when it can be reached. The actor is read from
+    `nodes` on each attempt, because Ray may have replaced an actor that it could not place.
     """
     while True:
         node = nodes[spec.name]
@@ -248,8 +247,7 @@ async def follow_server(
             if report is None:
                 report = await actor.call.remote("report")
                 if report.workers:
-                    # It continued to run while it was counted as lost: its requests have moved to other
-                    # servers.
+                    # The server kept running while it counted as lost, and its requests went elsewhere.
                     await actor.call.remote("clear")
                     report = await actor.call.remote("report")
                 control.add_server(spec, node)
@@ -267,7 +265,7 @@ async def follow_server(
 
 
 def stop_all_servers() -> None:
-    """End the server actors, with all servers."""
+    """Kill the server actors, with all model servers."""
     for one in ray.util.list_named_actors(all_namespaces=True):
         if one["namespace"] == NAMESPACE and one["name"].startswith(SERVER):
             with suppress(ValueError, RayError):

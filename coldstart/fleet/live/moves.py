@@ -1,9 +1,8 @@
-"""Moves of streams from a pipeline to a single worker together with their KV, two at a time (ParaServe, section 6.2).
+"""Migration of streams with their KV cache from a pipeline to a single worker (ParaServe, section 6.2).
 
-The target first loads the KV of all tokens so far from the pipeline, which continues. When the pipeline is stopped, only
-the KV of the last tokens is missing: the target loads it with the request for the rest. Where the KV cannot be
-loaded, the target computes the tokens again. A stream that cannot move, or whose move fails, continues in
-the pipeline.
+The target loads the KV of the tokens so far while the pipeline continues. After the pipeline stops the stream, the target
+loads the KV of the last tokens together with the remaining request. Without the KV, the target recomputes the tokens. A
+stream that cannot be migrated, or whose migration fails, continues in the pipeline.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from coldstart.host.live.log import Log, Tasks
 from coldstart.host.live.messages import present_key
 from coldstart.host.live.upstream import Replica, Upstream
 
-# Within a data centre, a connection that takes longer has no server at its other end.
+# In a data centre, a slower connection means that the server is down.
 CONNECT_TIMEOUT_S = 2.5
-# Streams that move to one worker at once. They share its iterations with each other, and its device with the pipeline that
-# still serves: with more, each client waits longer, and a stream that has not moved yet does not wait.
+# Maximum number of streams that migrate to a worker at the same time. They pause while they migrate, and more would slow each
+# other; streams in the queue continue in the pipeline.
 MAX_CONCURRENT_MOVES = 2
 
 
 class FleetReplica(Replica):
-    """A group of the core that serves; `up` is the worker that answers for it."""
+    """Group that serves requests; `up` describes the worker that receives its requests."""
 
     def __init__(self, group: str, model: str, up: RankUp) -> None:
         url = urlsplit(up.url)
@@ -42,9 +41,9 @@ class FleetReplica(Replica):
 
 @dataclass(eq=False)
 class MovingStream:
-    """A stream that moves to `target`, which has it from the moment the stream has `left` its group.
+    """Stream that migrates to `target`. `has_left` is true after the source was stopped.
 
-    `settled` is done when the move has ended, with its success.
+    `settled` completes at the end of the migration, with True if the stream is at the target.
     """
 
     target: FleetReplica
@@ -54,10 +53,10 @@ class MovingStream:
 
 @dataclass(eq=False)
 class FleetTicket(Ticket):
-    """Ticket of a fleet.
+    """Ticket of a request to a fleet.
 
-    `target` has the request now; `move` is its move to another group. `unsent` counts those of its `tries` in which
-    it was not sent.
+    `target` is the group that processes the request; `move` is its current migration. `unsent` is the number of attempts,
+    of `tries`, that failed before the request was sent.
     """
 
     target: FleetReplica | None = None
@@ -65,18 +64,18 @@ class FleetTicket(Ticket):
     unsent: int = 0
 
     def grant(self, replica: FleetReplica) -> None:
-        """Let the request continue at this group, whatever was granted before."""
+        """Continue the request at this group, whatever group it was granted before."""
         self.granted = asyncio.get_running_loop().create_future()
         self.granted.set_result(replica)
 
     def interrupted(self) -> None:
-        """Continue at the target of the move, or at the current group if the move was rolled back."""
+        """Continue at the target of the migration, or at the current group if the migration was rolled back."""
         if self.move is not None and not self.move.has_left and not self.move.settled.done():
             self.move.has_left = True
             self.grant(self.move.target)
 
     def went_on(self) -> None:
-        """Record the success of a move at the first chunk from its target."""
+        """Mark the migration as successful when its target sends the first chunk."""
         move = self.move
         if move is not None and move.has_left and not move.settled.done():
             self.target = move.target
@@ -84,16 +83,16 @@ class FleetTicket(Ticket):
 
 
 MOVE_TIMEOUT_S = 60.0
-# The source answers in its next iteration. A full batch may keep it waiting; then the tokens are computed again.
+# The source responds in its next iteration. If a full batch delays it, the target recomputes the tokens.
 HOLD_TIMEOUT_S = 5.0
 JSON_HEADERS = ((b"content-type", b"application/json"),)
 
 
 class Moves:
-    """Moves of a fleet's streams; `count` succeeded, `with_kv` of them with the KV of the stream.
+    """Stream migrations of a fleet; `moved_count` succeeded, `moved_with_kv` of them with the KV cache.
 
-    `tickets` are the open requests by number. `ended` is called with the number of each move's request and whether it
-    moved.
+    `tickets` are the open requests by number. `ended` is called with the request number and the success of each
+    migration.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Moves:
         self._log, self._tasks = log, Tasks(log)
 
     def schedule_move(self, ticket: FleetTicket, target: FleetReplica) -> None:
-        """Move the request when a slot is free."""
+        """Migrate the request when a slot of the target is free."""
         self._tasks.spawn(self._move_in_turn(ticket, target))
 
     async def _move_in_turn(self, ticket: FleetTicket, target: FleetReplica) -> None:
@@ -118,7 +117,6 @@ class Moves:
             self._ended(ticket.number, done)
 
     def _is_open(self, ticket: FleetTicket) -> bool:
-        """Return whether the request is still open."""
         return self._tickets.get(ticket.number) is ticket
 
     async def _move(self, ticket: FleetTicket, target: FleetReplica) -> bool:
@@ -128,7 +126,7 @@ class Moves:
         kv = await self._hold_kv(ticket, source, target, stream)
         knows = stream.prompt is not None
         if knows and await self._complete(target, stream.warming(kv), MOVE_TIMEOUT_S) is None:
-            return self._log_not_moved(ticket, "the worker has not loaded or computed the tokens so far")
+            return self._log_not_moved(ticket, "the worker did not prefill the tokens so far")
         if kv is not None:
             kv = await self._hold_kv(ticket, source, target, stream)
         if not self._is_open(ticket) or stream.finished or not stream.resumable:
@@ -157,11 +155,14 @@ class Moves:
     async def _hold_kv(
         self, ticket: FleetTicket, source: FleetReplica, target: FleetReplica, stream: Continuation
     ) -> dict[str, str] | None:
-        """Make the source hold the KV of the stream; return what makes the target load it, None if it cannot."""
+        """Make the source retain the KV of the stream; return the parameters for the target, or None."""
         if stream.prompt is None or not (source.handover_key and target.handover_key):
             return None
         body = stream.holding(ticket.request_id, source.handover_key)
-        response, reason = await self._complete(source, body, HOLD_TIMEOUT_S), "the server did not hold it"
+        response, reason = (
+            await self._complete(source, body, HOLD_TIMEOUT_S),
+            "the server did not retain the KV",
+        )
         try:
             given = json.loads(response or b"{}").get(handover.PARAMETER)
             if (pull := handover.read(source.handover_key, given)) is not None:
@@ -173,7 +174,7 @@ class Moves:
 
     @staticmethod
     async def _complete(replica: FleetReplica, body: bytes, limit_s: float) -> bytes | None:
-        """Return the body of a completion by `replica`, None if it fails or takes longer than `limit_s` seconds."""
+        """Return the response of `replica` to a completion request; None if it fails or takes longer than `limit_s` seconds."""
         try:
             async with asyncio.timeout(limit_s):
                 own = [*JSON_HEADERS, *present_key(replica.key)]
@@ -185,7 +186,7 @@ class Moves:
             return None
 
     def roll_back(self, ticket: FleetTicket, reason: str) -> bool:
-        """Roll back the stream's move if the target failed before its first token; return whether a move was in progress."""
+        """Roll back a migration whose target failed before its first token; return whether a migration was in progress."""
         move = ticket.move
         if move is None or move.settled.done():
             return False
@@ -196,10 +197,10 @@ class Moves:
         return True
 
     def end_move(self, ticket: FleetTicket) -> None:
-        """End the request's move: the request was answered, or is sent elsewhere."""
+        """End the migration of a request that has ended or was sent elsewhere."""
         if ticket.move is not None and not ticket.move.settled.done():
             ticket.move.settled.set_result(False)
 
     def close(self) -> None:
-        """Cancel all moves."""
+        """Cancel all migrations."""
         self._tasks.cancel()

@@ -1,7 +1,7 @@
-"""Model servers of one machine of the fleet, started and supervised by the same starter as those of a host.
+"""Model servers on one machine of the fleet, started and supervised by the same starter as on a host.
 
-Invariant: the end of every ordered worker is reported once; until then the worker is listed. Reports are retained
-until the fleet asks for later ones, so that a restarted fleet misses none.
+Invariant: each worker is listed until it exits, and its exit is reported once. Events are retained until the gateway
+requests later events, so that a restarted gateway misses none.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _WorkerProcess:
 
 
 class NodeServers:
-    """Servers of the machine with the address `host`. With `shows_devices` a server sees only its own GPU."""
+    """Model servers of the machine at `host`. With `shows_devices` each server sees only its own GPU."""
 
     def __init__(
         self,
@@ -81,14 +81,11 @@ class NodeServers:
         self._sockets: Path | None = None
 
     async def rendezvous(self) -> tuple[str, int]:
-        """Return the address of this machine and a free port, for the ranks of a pipeline."""
+        """Return the address of this machine and a free port, as rendezvous for the ranks of a pipeline."""
         return self.host, find_free_port(self.host)
 
     async def time_hops(self, places: Sequence[tuple[str, int]]) -> list[float | None]:
-        """Return the seconds of a round trip to each place: the median time in which TCP opens a connection there.
-
-        None: it cannot be reached in HOP_LIMIT_S.
-        """
+        """Return the round-trip time to each place in seconds: the median duration of a TCP connect; None if unreachable."""
         return [await self._time_hop(place) for place in places]
 
     async def _time_hop(self, place: tuple[str, int]) -> float | None:
@@ -105,11 +102,11 @@ class NodeServers:
         return median(times)
 
     async def launch(self, order: RankOrder) -> None:
-        """Launch a rank; its result is reported as an event. An order that was already carried out is ignored."""
+        """Launch a rank and report the result as an event. An order for an existing worker is ignored."""
         worker = order.rank.worker
         if worker in self.processes:
             return
-        # Other users of the machine and of the network reach its port: only the gateway gets its key.
+        # The port is open to other users and to the network, so the server requires a key that only the gateway has.
         key = messages.find_server_key(order.launch.args) or secrets.token_hex(32)
         place = self.host, find_free_port(self.host)
         listen = ("--host", self.host, "--port", str(place[1]))
@@ -120,10 +117,14 @@ class NodeServers:
             else None
         )
         try:
-            env = {**self._get_device_env(order), str(environment.VLLM_API_KEY): key, **self._get_shared_weights_env(order)}
+            env = {
+                **self._get_device_env(order),
+                str(environment.VLLM_API_KEY): key,
+                **self._get_shared_weights_env(order),
+            }
             launch, handover_key = _build_launch(order), ""
             if self._can_hand_over(order, launch):
-                # One key for each server: no other server and no client knows it.
+                # Each server has its own key, which no client knows.
                 handover_key = secrets.token_hex(32)
                 env |= {str(environment.HANDOVER_KEY): handover_key}
                 env |= reserve_cores(launch.args.ranks_per_node())
@@ -139,32 +140,38 @@ class NodeServers:
         task.add_done_callback(self._tasks.discard)
 
     async def pace(self, worker: str, rate: float | None) -> None:
-        """Set the rate of a worker's fetch in bytes/s, None: no limit; do nothing if it fetches nothing."""
+        """Set the rate of a worker's weight fetch in bytes per second; None removes the limit.
+
+        Ignored if the worker does not fetch.
+        """
         process = self.processes.get(worker)
         if process is not None and process.pace is not None:
             process.pace = replace(process.pace, rate=rate)
 
     def _get_device_env(self, order: RankOrder) -> dict[str, str]:
-        """Return the environment that selects the server's GPU."""
         return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.shows_devices else {}
 
     def _get_shared_weights_env(self, order: RankOrder) -> dict[str, str]:
-        """Return the environment with which a rank and the full worker that replaces it share weights, on the CPU only."""
+        """Return the environment with which a rank and the full worker that replaces it share weights; empty on a GPU."""
         if self.shows_devices or not _is_rank_or_replacement(order):
             return {}
         try:
             self._sockets = self._sockets or self._private.enter_context(private_directory(PREFIX))
-        except UsageError:  # no private directory: each loads its own weights
+        except UsageError:  # without a private directory each worker loads its own weights
             return {}
         owner = blake2b((order.rank.beside or order.rank.worker).encode(), digest_size=8).hexdigest()
         return {str(environment.WEIGHTS_SOCKET): str(self._sockets / owner)}
 
     def _can_hand_over(self, order: RankOrder, launch: Launch) -> bool:
-        """Return whether requests can move from or to the server with their KV.
+        """Return whether the server can send or receive requests with their KV cache.
 
-        Only a pipeline and a worker that replaces one need it, and only a CPU engine without another KV connector can.
+        Only a pipeline or its replacement needs this, and only CPU engines without another KV connector support it.
         """
-        return _is_rank_or_replacement(order) and not self.shows_devices and not launch.args.gives("kv_transfer_config")
+        return (
+            _is_rank_or_replacement(order)
+            and not self.shows_devices
+            and not launch.args.gives("kv_transfer_config")
+        )
 
     async def _supervise(self, worker: str, process: _WorkerProcess) -> None:
         began = self.clock()
@@ -188,7 +195,7 @@ class NodeServers:
         self._report(RankEnded(worker, process.hung or reason, hung=bool(process.hung)))
 
     async def _end_if_hung(self, process: _WorkerProcess) -> None:
-        """Kill the server if it hangs. Only the first rank of a pipeline has an API process."""
+        """Kill the server if it hangs. In a pipeline only the first rank has an API server."""
         order = process.order
         api = process.place if order.rank.rank == 0 else None
         found = await find_hang(process.server, api, lambda: order.hang_timeout_s)
@@ -196,10 +203,9 @@ class NodeServers:
         process.server.kill()
 
     async def _report_fetch_end(self, worker: str, process: _WorkerProcess) -> None:
-        """Report the end of the worker's fetch, if it has one.
+        """Report when the worker's weight fetch is complete.
 
-        The prefetcher is another process, which may not have started or may restart. So each query of its progress
-        repeats the current rate.
+        Each poll repeats the rate, because the prefetcher is another process that may start late or restart.
         """
         while process.pace is not None:
             said = None
@@ -211,7 +217,10 @@ class NodeServers:
             await asyncio.sleep(FETCH_POLL_S)
 
     async def stop(self, worker: str) -> None:
-        """Stop a worker; its end is reported as an event, also of an unknown one. Return after its end or the second signal."""
+        """Stop a worker; its exit is reported as an event, even for an unknown worker.
+
+        A second signal follows after PATIENCE_S.
+        """
         process = self.processes.get(worker)
         if process is None:
             self._report(RankEnded(worker, "unknown worker"))
@@ -222,7 +231,7 @@ class NodeServers:
         process.server.stop()
 
     async def clear(self) -> None:
-        """End all workers at once: the fleet no longer counts on them."""
+        """Kill all workers: the fleet no longer uses them."""
         ended = [process.server.ended for process in self.processes.values()]
         for process in self.processes.values():
             process.stopping = True
@@ -243,7 +252,7 @@ class NodeServers:
         return NodeReport(self._seq, tuple(workers))
 
     async def read_events(self, after: int, wait_s: float = EVENT_WAIT_S) -> list[tuple[int, WorkerEvent]]:
-        """Return the events after number `after`; wait up to `wait_s` seconds if there are none."""
+        """Return the events after number `after`; wait up to `wait_s` seconds for the first."""
         while self._events and self._events[0][0] <= after:
             self._events.popleft()
         if not self._events:
@@ -256,12 +265,12 @@ class NodeServers:
 
 
 def _is_rank_or_replacement(order: RankOrder) -> bool:
-    """Return whether the worker is a rank of a pipeline, or replaces one."""
+    """Return whether the worker is a rank of a pipeline, or will replace a pipeline."""
     return order.master is not None or bool(order.rank.beside)
 
 
 def _build_launch(order: RankOrder) -> Launch:
-    """Return the launch; a rank of a pipeline gets its place and the rendezvous address of the group."""
+    """Return the launch of a worker; ranks of a pipeline get their rank number and the rendezvous address."""
     rank, master = order.rank, order.master
     if master is None:
         return order.launch
@@ -276,4 +285,6 @@ def _build_launch(order: RankOrder) -> Launch:
         str(master[1]),
     ]
     headless = ["--headless"] if rank.rank else []
-    return replace(order.launch, args=build_rank_arguments(order.launch.args, rank.ranks).append(*place, *headless))
+    return replace(
+        order.launch, args=build_rank_arguments(order.launch.args, rank.ranks).append(*place, *headless)
+    )

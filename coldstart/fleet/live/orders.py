@@ -1,4 +1,4 @@
-"""Orders to a server, and events of a server's workers. All are pickled between actors."""
+"""Orders to a server and events of its workers. Both are pickled between Ray actors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 
 
 class NodeLostError(Exception):
-    """The server, or its actor, cannot be reached."""
+    """The server or its Ray actor cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankOrder:
-    """Start this rank. `master` is the rendezvous of a pipeline's ranks: the first rank's address and a free port there.
+    """Order to start a rank. `master` is the rendezvous of a pipeline: the address of the first rank and a free port there.
 
-    Weights are fetched at `rate` bytes/s (None: no limit); those of a worker beside a rank at a lower priority than other
-    fetches on the server. A server that makes no progress for `hang_timeout_s` seconds is killed.
+    `rate` limits the weight fetch in bytes per second; None: no limit. A worker that will replace a pipeline fetches with
+    lower priority. A server without progress for `hang_timeout_s` seconds is killed.
     """
 
     rank: LaunchRank
@@ -37,10 +37,10 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True)
 class RankUp:
-    """A worker answers at `url`, started in `mode` within `start_s` seconds; `fallbacks` are the faster modes that failed.
+    """A worker serves requests at `url`, started in `mode` in `start_s` seconds; `fallbacks` are faster modes that failed.
 
-    Its server requires the API key `key`. It hands over running requests with their KV for messages signed with
-    `handover_key`; empty if it cannot.
+    Its server requires the API key `key`. `handover_key` signs messages that hand over requests with their KV cache;
+    empty if the server does not support this.
     """
 
     worker: str
@@ -55,7 +55,7 @@ class RankUp:
 
 @dataclass(frozen=True, slots=True)
 class RankFetched:
-    """A worker's fetch is complete: `size` bytes in `seconds` from the first to the last byte; `limited` by a rate."""
+    """A weight fetch is complete: `size` bytes in `seconds` between first and last byte; `limited`: a rate applied."""
 
     worker: str
     size: int
@@ -65,7 +65,7 @@ class RankFetched:
 
 @dataclass(frozen=True, slots=True)
 class RankEnded:
-    """A worker has ended."""
+    """A worker has exited."""
 
     worker: str
     reason: str
@@ -77,17 +77,17 @@ WorkerEvent = RankFetched | RankUp | RankEnded
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """All workers of a server, with what each reported when it was ready; `seq` is the number of its last event."""
+    """All workers of a server, each with its RankUp event if it is ready; `seq` is the number of the last event."""
 
     seq: int
     workers: tuple[tuple[FoundRank, RankUp | None], ...] = ()
 
 
 def build_rank_arguments(args: Arguments, ranks: int) -> Arguments:
-    """Return the arguments of one of `ranks` ranks, which claims its share of the KV cache and of the device.
+    """Return the vLLM arguments of one of `ranks` ranks, with its share of KV cache and device memory.
 
-    The fleet counts a rank with the memory of its share (ParaServe, section 4.1.2), so that other ranks or the full model
-    may be on the same device. It has the KV of its layers only, so the pipeline holds as many tokens as one worker.
+    The share leaves memory on the device for other ranks or the full model (ParaServe, section 4.1.2). A rank stores KV
+    only for its layers, so the pipeline holds as many tokens as one worker.
     """
     share: tuple[str, ...] = ()
     if kv := args.number("kv_cache_memory_bytes", 0):
@@ -99,11 +99,11 @@ def build_rank_arguments(args: Arguments, ranks: int) -> Arguments:
 
 
 class Node(Protocol):
-    """A server as the fleet uses it. Connections to `place` measure the time to the server; None: they are not measured."""
+    """A server of the fleet. `place` is an address to which the network latency is measured; None: not measured."""
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Return the address."""
+        """Return host and port."""
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of its `NodeServers`. Raises NodeLostError."""
+        """Call a method of the server's `NodeServers`. Raises NodeLostError."""

@@ -1,8 +1,8 @@
-"""Ray node: its labels and its command, and the node as a child process with its start, its end and its last error.
+"""Ray nodes: their labels, their commands, and a node as a supervised child process.
 
-Run as a program, this module is a node in the foreground that ends with its parent process (`ray start --block`). Failure
-detection is faster than Ray's default: a node that does not answer is dead after about 8 s. Its agent has more time to
-start on a busy machine.
+As a program, this module runs a node in the foreground that ends with its parent process (`ray start --block`). Failure
+detection is faster than Ray's default: a node is dead after about 8 s without response. Its agent gets more time to start
+on a busy machine.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _LABEL_FIELDS = ("memory", "network", "load", "devices")
 
 
 def format_labels(server: ServerSpec) -> dict[str, str]:
-    """Return the labels of a server; rates in whole bytes/s."""
+    """Return the Ray labels of a server; rates are in whole bytes per second."""
     return {_LABEL_PREFIX + member: str(round(getattr(server, member))) for member in _LABEL_FIELDS}
 
 
 def parse_labels(name: str, given: Mapping[str, str]) -> ServerSpec | None:
-    """Return the server that a node's labels describe, or None if the node is not a server.
+    """Return the server that the labels of a node describe; None if the node is not a server.
 
     Raises:
-        UsageError: The labels are incomplete or not numbers.
+        UsageError: A label is missing or not a number.
     """
     if _LABEL_PREFIX + "memory" not in given:
         return None
@@ -53,9 +53,9 @@ def parse_labels(name: str, given: Mapping[str, str]) -> ServerSpec | None:
     return ServerSpec(name, **figures)
 
 
-# The path of a unix socket is limited to 107 bytes, and Ray's sockets lie deep below its directory.
+# The path of a unix socket is limited to 107 bytes, and Ray adds a long path below its directory.
 _SOCKET = "/r/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-# Ray gives its directory of sessions mode 0777, so it lies below one that no other user can enter.
+# Ray's session directory has mode 0777, so its parent must be private.
 _SESSIONS = "r"
 _PREFIX = "coldstart-ray-"
 # Memory of the node's object store, which the fleet does not use. Ray's minimum is 75 MB.
@@ -75,18 +75,25 @@ ENVIRONMENT: Mapping[str, str] = {
 
 def build_node_command(server: ServerSpec | None, *words: str) -> list[str]:
     """Return the command that starts a node; `server` sets its labels, None for a node that serves no model."""
-    shared = ["--block", "--disable-usage-stats", "--num-cpus=1", f"--object-store-memory={OBJECT_STORE_BYTES}"]
+    shared = [
+        "--block",
+        "--disable-usage-stats",
+        "--num-cpus=1",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+    ]
     # Any free port: with Ray's fixed range only one fleet could run on a machine.
     shared += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     if server is not None:
-        shared.append("--labels=" + ",".join(f"{name}={value}" for name, value in format_labels(server).items()))
+        shared.append(
+            "--labels=" + ",".join(f"{name}={value}" for name, value in format_labels(server).items())
+        )
     return [sys.executable, "-P", "-m", "coldstart.fleet.live.ray_process", "start", *shared, *words]
 
 
 def build_head_command(server: ServerSpec | None, directory: Path, port: int) -> list[str]:
-    """Return the command of the first node, whose control service listens at `port`.
+    """Return the command of the head node, whose control service listens at `port`.
 
-    It has no autoscaler, which would show its metrics to every network at a fixed port.
+    The autoscaler is disabled, because it would expose metrics to the network at a fixed port.
     """
     own = [
         f"--port={port}",
@@ -97,28 +104,28 @@ def build_head_command(server: ServerSpec | None, directory: Path, port: int) ->
 
 
 def build_join_command(server: ServerSpec, address: str) -> list[str]:
-    """Return the command of another node."""
+    """Return the command of a node that joins the cluster at `address`."""
     return build_node_command(server, f"--address={address}")
 
 
 def create_private_directory() -> Path:
-    """Create a private directory for a fleet's own Ray, below /tmp if the path of a temporary directory is too long."""
+    """Create a private directory for Ray, in /tmp if the path of the default directory is too long."""
     longest = Path(tempfile.gettempdir(), f"{_PREFIX}12345678{_SOCKET}")
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp" if len(os.fsencode(longest)) > 107 else None))
 
 
 def require_ray() -> None:
-    """Raise UsageError if Ray is not installed; does not import it."""
+    """Check that Ray is installed, without importing it. Raises UsageError."""
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
-        raise UsageError("a fleet runs on Ray, which is not installed", hint="coldstart install fleet")
+        raise UsageError("a fleet requires Ray, which is not installed", hint="coldstart install fleet")
 
 
 def main() -> None:
     """Run the `ray` command line."""
     die_with_supervisor()
-    # On a machine that joins, Ray creates the directory above its sessions: no other user may enter it either.
+    # On a joining machine Ray creates the parent of its session directory, which must be private too.
     os.umask(0o077)
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
     from ray.scripts.scripts import main as ray
@@ -132,23 +139,23 @@ JOIN_TIMEOUT_S, REJOIN_TIMEOUT_S, RESTART_DELAY_S = 90.0, 600.0, 2.0
 
 
 class RayProcess:
-    """One Ray node. If one of its processes ends, Ray ends all of them."""
+    """Process of one Ray node. If one of its child processes exits, Ray ends the node."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self.log = process, log
 
     def has_ended(self) -> bool:
-        """Return whether the node has ended."""
+        """Return whether the node has exited."""
         return self.process.poll() is not None
 
     def find_error(self) -> str:
-        """Return why Ray exited: the last error in its log, else the last line."""
+        """Return why Ray exited: the last error in its log, or else the last line."""
         said = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in said if "Error: " in line]
         return (errors or said or ["its log is empty"])[-1]
 
     def wait(self) -> str:
-        """Wait for the start; return the node's address without the port. Raises CommandFailedError if it does not start."""
+        """Wait until Ray has started; return the IP address of the node. Raises CommandFailedError."""
         end = time.monotonic() + START_TIMEOUT_S
         over = False
         while not over:
@@ -162,12 +169,12 @@ class RayProcess:
         raise CommandFailedError(f"Ray did not start on this machine: {self.find_error()}")
 
     def kill(self) -> None:
-        """Kill the node at once; the servers that its actors have started end with it."""
+        """Kill the node immediately; the model servers of its actors end too."""
         if not self.has_ended():
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """End the node with all of its processes."""
+        """Stop the node with all its processes."""
         self.process.terminate()
         try:
             self.process.wait(STOP_TIMEOUT_S)
@@ -178,7 +185,7 @@ class RayProcess:
 
 @contextmanager
 def _run_node(command: Sequence[str], env: Mapping[str, str], directory: Path) -> Iterator[RayProcess]:
-    """Run a node that ends with this process, however this process ends."""
+    """Run a node during the block; it also ends if this process is killed."""
     log = directory / "node.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -198,7 +205,7 @@ def _run_node(command: Sequence[str], env: Mapping[str, str], directory: Path) -
 
 @dataclass(frozen=True)
 class OwnRay:
-    """A fleet's own Ray: its first node, its address (HOST:PORT), and the environment for its clients."""
+    """Ray cluster of a fleet: its head node, its address (HOST:PORT), and the environment of its clients."""
 
     node: RayProcess
     address: str
@@ -207,7 +214,10 @@ class OwnRay:
 
 @contextmanager
 def run_own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
-    """Run a Ray with its own token during the block; `server` sets this machine's labels. Raises CommandFailedError."""
+    """Run a Ray cluster with its own token during the block. `server` sets the labels of this machine.
+
+    Raises CommandFailedError.
+    """
     env = {
         **ENVIRONMENT,
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -222,11 +232,12 @@ def run_own_ray(server: ServerSpec | None, cache: Cache) -> Iterator[OwnRay]:
 
 
 def run_joined_node(command: Sequence[str], env: Mapping[str, str], log: Log) -> NoReturn:
-    """Run an additional node until a signal; restart it when it ends: Ray ends a node that was unreachable for some seconds.
+    """Run a joining node until a signal, and restart it when it exits: Ray ends nodes that were unreachable for some seconds.
 
     Raises:
-        SystemExit: A signal was received; the node has ended.
-        CommandFailedError: The node did not join within FIRST_S seconds, or not again within GIVE_UP_S.
+        SystemExit: A signal was received, and the node has exited.
+        CommandFailedError: The node did not join within JOIN_TIMEOUT_S seconds, or rejoin within REJOIN_TIMEOUT_S
+            seconds.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda caught, _: sys.exit(128 + caught))

@@ -1,8 +1,8 @@
-"""Process of `fleet up`: gateway and controller of a fleet, and a driver of Ray; it starts Ray if no cluster is named.
+"""Process of `fleet up`: the gateway and controller of a fleet, connected to Ray. Without a cluster address it starts Ray.
 
-On SIGTERM or SIGINT, new requests are rejected, running requests are answered, and the process ends; a second signal ends it
-at once and kills its own Ray. All servers of the fleet's own Ray end too. If that Ray ends, the process ends within a minute
-and reports the reason. The servers of a named cluster continue to run, and the next `fleet up` there finds them.
+On SIGTERM or SIGINT the process rejects new requests, completes running requests and exits; a second signal makes it exit
+immediately and kill its own Ray. All servers in its own Ray exit too. If that Ray exits, the process exits within a
+minute and reports the reason. Servers in another cluster keep running, and the next `fleet up` adopts them.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from coldstart.host.live.log import Log, capture_loggers
 from coldstart.system.paths import Cache
 
 POLL_S, RAY_GRACE_S = 0.5, 50.0
-"""Ray ends its other nodes and this process a minute after its control service."""
+"""Ray ends its other nodes and its clients a minute after its control service has failed."""
 
 
 @dataclass(eq=False)
 class FleetUp:
-    """One run of `fleet up`. `announce` gets the fleet's address once the gateway listens.
+    """One run of `fleet up`. `announce` is called with the fleet's address when the gateway listens.
 
-    `address` is Ray's (None: on this machine, with `server` as its labels), `state` the fleet's file. `servers` names the
-    factory of model servers, `module:function`, for tests.
+    `address` is the address of Ray; None starts Ray on this machine, with `server` as its labels. `state` is the path of
+    the state file. `servers` replaces the factory of model servers in tests, as `module:function`.
     """
 
     cache: Cache
@@ -67,7 +67,7 @@ class FleetUp:
 
         Raises:
             UsageError: The gateway cannot listen, or the state file cannot be read.
-            CommandFailedError: Ray does not start, cannot be reached, has another gateway, or ends.
+            CommandFailedError: Ray does not start, cannot be reached, has another gateway, or exits.
         """
         state = FleetState(self.state, self.log)
         with (
@@ -76,18 +76,21 @@ class FleetUp:
             run_own_ray(self.server, self.cache) if self.address is None else nullcontext() as ray,
         ):
             address, env = (ray.address, ray.env) if ray else (self.address or "", {})
-            # Ray's library reads its settings at its import, which takes seconds. A call after the connection's end
-            # must not start another Ray.
+            # Ray reads its settings when it is imported, which takes seconds. A call after disconnecting must not
+            # start another Ray.
             os.environ.update({**env, "RAY_ENABLE_AUTO_CONNECT": "0"})
             from coldstart.fleet.live import membership
 
             self.end_servers, self.ray = membership.stop_all_servers, ray
             self.control = FleetControl(self.settings, state, log=self.log)
-            with membership.connect_to_ray(address), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with (
+                membership.connect_to_ray(address),
+                asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            ):
                 runner.run(self._main(sock, address, env.get("RAY_AUTH_TOKEN", "")))
             if self.ray_ended:
                 raise CommandFailedError(
-                    f"the fleet's Ray ended: {self.ray_ended}", hint="coldstart fleet up"
+                    f"the fleet's Ray cluster stopped: {self.ray_ended}", hint="coldstart fleet up"
                 )
         return 128 + self.caught[0] if self.caught else 0
 
@@ -121,14 +124,16 @@ class FleetUp:
             self.end_servers()
             self._shut_down()
 
-        return Gateway(self.control, endpoint=self.endpoint, more=admin.create_routes(self.control, self.key, down))
+        return Gateway(
+            self.control, endpoint=self.endpoint, more=admin.create_routes(self.control, self.key, down)
+        )
 
     async def _watch_ray(self, seeing: asyncio.Task[None]) -> None:
-        """End when Ray ends on this machine; if it is the fleet's own, serve from other nodes first while they live."""
+        """Shut down when Ray exits on this machine. If it was the fleet's own, keep serving for up to RAY_GRACE_S seconds."""
         ray = self.ray
         while not seeing.done() and (ray is None or not ray.node.has_ended()):
             await asyncio.sleep(POLL_S)
-        self.ray_ended = ray.node.find_error() if ray else "a process of its node on this machine ended"
+        self.ray_ended = ray.node.find_error() if ray else "the Ray node on this machine exited"
         self.log.write("ray ended", reason=self.ray_ended)
         end = asyncio.get_running_loop().time() + RAY_GRACE_S
         while ray and self.control.replicas and asyncio.get_running_loop().time() < end:

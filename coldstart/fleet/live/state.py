@@ -1,8 +1,8 @@
-"""State file of the fleet: deployments and observations that a new process cannot get from the servers.
+"""State file of a fleet: deployments and measurements that a new gateway cannot get from the servers.
 
-Link speeds and join times are measured at starts. Only fetches that had the link to themselves measure its speed, which
-is that of the slower of link and source. Each measurement has as much weight as all earlier ones together. A measurement
-that cannot be saved is used until the process ends.
+Starts measure link speeds and join times. A link speed is measured only while a single fetch uses the link, and is the
+speed of the slower of link and source. A new measurement weighs as much as all earlier measurements together. A
+measurement that cannot be saved is used until the process exits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coldstart.host.live.log import Log
 from coldstart.host.tables import decode_arguments
 
 MIN_FETCH_S, MIN_FETCH_BYTES = 1.0, 4 << 20
-"""Minimum duration and size of a fetch that counts: below, its connections have not reached full speed."""
+"""Minimum duration and size of a measured fetch: connections of shorter fetches do not reach full speed."""
 NEW_SAMPLE_WEIGHT = 0.5
 
 
@@ -33,7 +33,7 @@ def _update_average(before: float | None, found: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ModelDeployment:
-    """Launch of a model, and the specification by which the fleet decides about it."""
+    """Launch of a model, and its specification for the scheduling decisions of the fleet."""
 
     launch: Launch
     spec: FleetModel
@@ -47,27 +47,25 @@ class _StateFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def encode(thing: Any) -> Any:
-    """Return a document of `thing` for json.dumps."""
+    """Convert an object to a document for json.dumps."""
     return msgspec.to_builtins(thing, str_keys=True)
 
 
 def decode(given: Any, kind: Any) -> Any:
-    """Decode a document into an object of the type `kind`: a class, or a union of classes.
+    """Convert a document to an object of type `kind`, a class or a union of classes.
 
     Raises:
-        msgspec.ValidationError: The document is not of this kind; a ValueError.
-        UsageError: A value in it is not allowed.
+        msgspec.ValidationError: The document has another structure; a ValueError.
+        UsageError: A value in the document is not allowed.
     """
     return msgspec.convert(given, kind, str_keys=True, dec_hook=decode_arguments)
 
 
 class FleetState:
-    """Deployments by name, draining servers, and measured link speeds (bytes/s) by server.
+    """Deployments by name, drained servers, and measured link speeds in bytes per second by server.
 
-    Invariant: the file is written before a change takes effect.
-
-    Without a path nothing is saved. Raises UsageError for a file that cannot be read or is not a fleet state. `log` receives
-    that a measurement could not be saved.
+    Invariant: the file is written before a change of a deployment takes effect. Without `path` nothing is saved. `log`
+    receives failed saves of measurements. Raises UsageError for a file that cannot be read or is not a fleet state.
     """
 
     def __init__(self, path: Path | None, log: Log | None = None) -> None:
@@ -84,11 +82,11 @@ class FleetState:
         self.drained, self.links = found.drained, found.links
 
     def deploy(self, deployment: ModelDeployment) -> None:
-        """Save a deployment. Raises OSError, and then the models are unchanged."""
+        """Save a deployment. Raises OSError and leaves the models unchanged if the file cannot be written."""
         self._replace({**self.models, deployment.spec.name: deployment})
 
     def remove(self, name: str) -> None:
-        """Remove a deployment. Raises OSError, and then the models are unchanged."""
+        """Remove a deployment. Raises OSError and leaves the models unchanged if the file cannot be written."""
         self._replace({known: one for known, one in self.models.items() if known != name})
 
     def _replace(self, models: Mapping[str, ModelDeployment]) -> None:
@@ -100,14 +98,14 @@ class FleetState:
             raise
 
     def drain(self, server: str) -> None:
-        """Record that the server accepts no new worker. Raises OSError."""
+        """Record that a server accepts no new workers. Raises OSError."""
         self.drained.add(server)
         self._save()
 
     def record_fetch(self, server: str, size: int, seconds: float) -> float | None:
-        """Record a fetch of `size` bytes that used the server's link alone; return the speed of the link in bytes/s.
+        """Record a fetch of `size` bytes that was alone on the server's link.
 
-        None: the fetch is too short.
+        Returns the average link speed in bytes per second; None if the fetch was too short.
         """
         if seconds < MIN_FETCH_S or size < MIN_FETCH_BYTES:
             return None
@@ -116,29 +114,31 @@ class FleetState:
         return self.links[server]
 
     def record_join_time(self, name: str, ranks: int, seconds: float) -> FleetModel | None:
-        """Record the seconds that a group of `ranks` ranks took to join after its weights were loaded.
+        """Record the seconds in which a group of `ranks` ranks became ready after its weights were loaded.
 
-        Returns the model with this measurement, None if it is not deployed.
+        Returns the updated model; None if it is not deployed.
         """
         known = self.models.get(name)
         if known is None:
             return None
         joins = known.spec.joins
-        spec = replace(known.spec, joins={**joins, ranks: _update_average(joins.get(ranks), max(0.0, seconds))})
+        spec = replace(
+            known.spec, joins={**joins, ranks: _update_average(joins.get(ranks), max(0.0, seconds))}
+        )
         self.models = {**self.models, name: replace(known, spec=spec)}
         self._try_to_save()
         return spec
 
-    def record_runtime_time(self, name: str, seconds: float) -> FleetModel | None:
-        """Record the seconds that a worker with local weights took until they were loaded, whatever the start mode.
+    def record_load_time(self, name: str, seconds: float) -> FleetModel | None:
+        """Record the seconds in which a worker with local weights loaded them, including the start of its runtime.
 
-        Returns the model with this measurement, None if it is not deployed.
+        Returns the updated model; None if it is not deployed.
         """
         known = self.models.get(name)
         if known is None:
             return None
         costs = known.spec.costs
-        # What the container and the device context take is part of the measurement.
+        # The measurement includes the start of the container and the device context.
         fixed_s = costs.container_s + costs.context_s
         library_s = _update_average(costs.library_s, max(0.0, seconds - fixed_s))
         spec = replace(known.spec, costs=replace(costs, library_s=library_s))

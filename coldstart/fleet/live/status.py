@@ -1,6 +1,6 @@
-"""Status document of a fleet, for `GET /fleet/status` and `coldstart fleet status`, and the metrics that are read from it.
+"""Status document of a fleet, for `GET /fleet/status` and `coldstart fleet status`, and the metrics that are derived from it.
 
-docs/reference/http-api.md describes every member. All sizes are in bytes, all times in seconds.
+docs/reference/http-api.md describes the document. All sizes are in bytes, all times in seconds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def build_status(
     """Return the members `servers` and `models` of the status document.
 
     Args:
-        core: Decisions of the fleet.
-        workers: Its processes.
-        links: Measured speeds of the servers' links in bytes/s.
-        in_flight: Number of requests in progress by model.
+        core: Core of the fleet.
+        workers: Worker processes of the fleet.
+        links: Measured link speeds of the servers in bytes per second.
+        in_flight: Number of running requests by model.
     """
     models = [model for model in core.models.values() if not model.retired or model.groups]
     hops: dict[str, list[float]] = {}
@@ -39,7 +39,8 @@ def build_status(
     return {
         "servers": [_describe_server(server, links, hops) for server in core.roster.servers.values()],
         "models": [
-            _describe_model(model, workers) | {"in_flight": in_flight.get(model.spec.name, 0)} for model in models
+            _describe_model(model, workers) | {"in_flight": in_flight.get(model.spec.name, 0)}
+            for model in models
         ],
     }
 

@@ -1,7 +1,7 @@
-"""Worker processes of the fleet: carries out the core's orders, and reports the end of each process to the core.
+"""Worker processes of the fleet: sends the core's orders to the servers, and reports the state of each process to the core.
 
-vLLM cannot extend a rank to a full model. So a pipeline is replaced by workers that load the full model beside its ranks
-(ParaServe, section 6). On the CPU both share the weights that they have in common.
+vLLM cannot extend a rank to a full model. So a pipeline is replaced by workers that load the full model on the same
+devices (ParaServe, section 6). On the CPU a rank and its replacement share weights.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from coldstart.host.live.log import Log, Tasks
 
 @dataclass(slots=True)
 class EngineProcess:
-    """Process of a worker. `rate` is that of its fetch in bytes/s; None: no limit."""
+    """Process of a worker. `rate` limits its weight fetch in bytes per second; None: no limit."""
 
     rank: LaunchRank
     is_stopping: bool = False
@@ -43,9 +43,9 @@ class EngineProcess:
 
 
 class Workers:
-    """Workers of one fleet by name, and its servers, the `nodes`; `emit` sends an event to the core.
+    """Worker processes of a fleet by name, and its servers as `nodes`. `emit` sends an event to the core.
 
-    `hung` counts killed processes by model.
+    `hung` is the number of killed processes by model.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Workers:
             self.processes[found.launch.worker] = EngineProcess(found.launch, found.stopping, up=up)
 
     def launch(self, ranks: list[LaunchRank]) -> None:
-        """Start a group."""
+        """Start the workers of a group."""
         self.processes |= {rank.worker: EngineProcess(rank) for rank in ranks}
         self._tasks.spawn(self._launch(ranks))
 
@@ -110,40 +110,40 @@ class Workers:
                     RankOrder(rank, launch, limits.hold_s, limits.hang_timeout_s, master, process.rate),
                 )
                 for rank in ranks
-                # The server of one without a process was lost.
+                # The server of a rank without a process was lost.
                 if (process := self.processes.get(rank.worker)) is not None
             )
         )
 
     async def _call(self, server: str, method: str, *args: Any) -> Any:
-        """Call a server. Raises NodeLostError, also for one that was lost."""
+        """Call a method of a server. Raises NodeLostError if the server is lost."""
         if (node := self.nodes.get(server)) is None:
-            raise NodeLostError("it was lost")
+            raise NodeLostError("the server was lost")
         return await node.call(method, *args)
 
     async def _send_order(self, rank: LaunchRank, method: str, order: RankOrder | str) -> None:
-        """Send an order to the server of a rank; if that cannot be reached, the worker has ended."""
+        """Send an order to the server of a rank; if the server cannot be reached, record the end of the worker."""
         try:
             await self._call(rank.server, method, order)
         except NodeLostError as lost:
             self._record_unreachable(rank.worker, rank.server, lost)
 
     def set_fetch_rate(self, worker: str, rate: float | None) -> None:
-        """Set the rate of a worker's fetch, in bytes/s; None: no limit."""
+        """Set the rate of a worker's weight fetch in bytes per second; None removes the limit."""
         if (process := self.processes.get(worker)) is not None:
             process.rate = rate
-            # Its server ignores this before it knows the worker: the launch order has the rate then.
+            # A server ignores the rate of a worker that it has not launched; the launch order contains the rate.
             self._tasks.spawn(self._send_fetch_rate(process))
 
     async def _send_fetch_rate(self, process: EngineProcess) -> None:
-        with suppress(NodeLostError):  # its end is reported separately
+        with suppress(NodeLostError):  # the loss of the server is reported separately
             await self._call(process.rank.server, "pace", process.rank.worker, process.rate)
 
     def _record_unreachable(self, worker: str, server: str, lost: Exception) -> None:
         self._record_end(RankEnded(worker, f"server {server} cannot be reached: {lost}"), was_reached=False)
 
     def stop(self, worker: str) -> None:
-        """End the process of the worker."""
+        """Stop a worker."""
         process = self.processes.get(worker)
         if process is not None and not process.is_stopping:
             process.is_stopping = True
@@ -151,7 +151,7 @@ class Workers:
             self._tasks.spawn(self._send_order(process.rank, "stop", worker))
 
     def process_event(self, event: WorkerEvent) -> None:
-        """Process an event of a worker's process."""
+        """Process an event that a server reported."""
         if isinstance(event, RankEnded):
             self._record_end(event)
         elif isinstance(event, RankFetched):
@@ -160,7 +160,7 @@ class Workers:
             self._record_ready(event, process)
 
     def _record_fetch(self, fetched: RankFetched) -> None:
-        """Record a completed fetch. One beside a rank gives way to others, so it shows nothing about the link's speed."""
+        """Record a completed fetch. A fetch of a replacement has low priority, so it does not measure the link."""
         process = self.processes.get(fetched.worker)
         if process is None:
             return
@@ -174,7 +174,7 @@ class Workers:
                 self._emit(events.LinkMeasured(rank.server, speed))
 
     def _record_ready(self, up: RankUp, first: EngineProcess) -> None:
-        """Record that a group is ready: its first rank answers only when all ranks do."""
+        """Record that a group is ready: its first rank is ready only after all other ranks."""
         first.up = up
         log = self._log
         log.write("ready", worker=up.worker, mode=up.mode, seconds=round(up.start_s, 4), url=up.url)
@@ -188,16 +188,16 @@ class Workers:
             self._record_join_time(up, first.rank, ranks)
 
     def _record_join_time(self, up: RankUp, first: LaunchRank, ranks: list[EngineProcess]) -> None:
-        """Record the time after the largest term of a start, if each rank fetched its own weights.
+        """Record the seconds from loaded weights to ready, if each rank fetched its weights.
 
-        A single worker that reads local weights shows the time until then.
+        A single worker with local weights instead gives the seconds until its weights are loaded.
         """
         model = self._core.models[first.model].spec
         costs = model.costs
         if [one.fetched for one in ranks] == [None] and not self._state.models[
             first.model
         ].launch.weights_from:
-            known = self._state.record_runtime_time(first.model, up.start_s - model.group_costs(1).join_s)
+            known = self._state.record_load_time(first.model, up.start_s - model.group_costs(1).join_s)
             if known is not None:
                 self._emit(events.ModelDeployed(known))
             return

@@ -133,7 +133,7 @@ def test_deployment_has_the_measured_times_or_refuses_a_limit_on_tpot(
     if expected[1]:
         assert build("ttft=2,tpot=0.1", bundles, start_s=1.0).tpot_s == 0.1
         return
-    with pytest.raises(UsageError, match="a limit on TPOT needs") as caught:
+    with pytest.raises(UsageError, match="a TPOT limit requires") as caught:
         build("ttft=2,tpot=0.1", bundles, start_s=1.0)
     assert caught.value.hint == "coldstart materialize /models/m"
 
@@ -163,4 +163,4 @@ def test_pipeline_has_the_cost_of_its_bundle_or_the_reason_why_it_has_none(
     found = choose(build("ttft=20", {1: one, 2: ready}), offers, FleetSettings())
     assert found is not None and len(found.places) == 2
     own = build("ttft=20", {1: one}, args=Arguments(("--pipeline-parallel-size", "2")), start_s=1.0)
-    assert set(own.unavailable.values()) == {"the arguments of the model set --pipeline-parallel-size"}
+    assert set(own.unavailable.values()) == {"the model's arguments already set --pipeline-parallel-size"}

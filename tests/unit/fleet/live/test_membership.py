@@ -16,7 +16,7 @@ from ray.exceptions import ActorUnschedulableError
 
 from coldstart.fleet.live import membership
 
-membership.LOOK_S = 0.02
+membership.POLL_S = 0.02
 NO_WORKERS = SimpleNamespace(workers=(), seq=0)
 said = []
 
@@ -32,7 +32,7 @@ async def alive(method, *args):
     await asyncio.sleep(60)
 
 control = SimpleNamespace(
-    joined=lambda spec, node: said.append("joined"), unreached=lambda name, reason: said.append(reason)
+    add_server=lambda spec, node: said.append("joined"), mark_unusable=lambda name, reason: said.append(reason)
 )
 
 async def wait_until(condition, task):
@@ -42,7 +42,7 @@ async def wait_until(condition, task):
 
 async def main():
     known = {"a": SimpleNamespace(actor=SimpleNamespace(call=calls(dead)))}
-    task = asyncio.create_task(membership.followed(control, SimpleNamespace(name="a"), known, None))
+    task = asyncio.create_task(membership.follow_server(control, SimpleNamespace(name="a"), known, None))
     await wait_until(lambda: said, task)
     assert set(said) == {"ActorUnschedulableError"}, said
     known["a"] = SimpleNamespace(actor=SimpleNamespace(call=calls(alive)))
