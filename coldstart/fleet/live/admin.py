@@ -58,8 +58,8 @@ class Drain(_Order):
 Order = Deploy | Scale | Remove | Drain
 
 
-def create_routes(control: FleetControl, key: str, down: Callable[[], Awaitable[None]]) -> list[Route]:
-    """Return the admin routes; `down` stops the fleet and the gateway."""
+def create_routes(control: FleetControl, key: str, stop_fleet: Callable[[], Awaitable[None]]) -> list[Route]:
+    """Return the admin routes; `stop_fleet` stops the fleet and the gateway."""
     methods: dict[type, Callable[..., None]] = {
         Deploy: control.deploy,
         Scale: control.scale,
@@ -67,32 +67,34 @@ def create_routes(control: FleetControl, key: str, down: Callable[[], Awaitable[
         Drain: control.drain,
     }
 
-    def guarded(work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
+    def require_admin_key(
+        handle: Callable[[Request], Awaitable[Any]],
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def respond(request: Request) -> Response:
             if not hmac.compare_digest(request.headers.get(ADMIN_KEY_HEADER, "").encode(), key.encode()):
                 return messages.refuse(401, "the admin key is missing or invalid")
             try:
-                return JSONResponse(await work(request))
+                return JSONResponse(await handle(request))
             except (ColdstartError, ValueError, RecursionError, OSError) as error:
                 reason, hint = str(error) or "the order is nested too deeply", getattr(error, "hint", None)
                 return messages.refuse(400, reason, hint=hint or "")
 
-        return answer
+        return respond
 
     async def status(request: Request) -> Any:
         return control.status()
 
     async def order(request: Request) -> Any:
-        given = state.decode(json.loads(await request.body()), Order)
-        methods[type(given)](*msgspec.structs.astuple(given))
+        parsed = state.decode(json.loads(await request.body()), Order)
+        methods[type(parsed)](*msgspec.structs.astuple(parsed))
         return {}
 
-    async def end(request: Request) -> Any:
-        await down()
+    async def down(request: Request) -> Any:
+        await stop_fleet()
         return {}
 
     return [
-        Route("/fleet/status", guarded(status)),
-        Route("/fleet/order", guarded(order), methods=["POST"]),
-        Route("/fleet/down", guarded(end), methods=["POST"]),
+        Route("/fleet/status", require_admin_key(status)),
+        Route("/fleet/order", require_admin_key(order), methods=["POST"]),
+        Route("/fleet/down", require_admin_key(down), methods=["POST"]),
     ]

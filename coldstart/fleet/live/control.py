@@ -96,11 +96,11 @@ class FleetControl(Front[FleetTicket]):
             return None
         self.leave(ticket)
         self.readmitted_count += 1
-        begun = len(ticket.stream.tokens) if ticket.stream is not None else 0
-        self.resumed_count += begun > 0
-        said: dict[str, Any] = {"model": ticket.route.model, "group": replica.group, "made": begun}
+        generated = len(ticket.stream.tokens) if ticket.stream is not None else 0
+        self.resumed_count += generated > 0
+        fields: dict[str, Any] = {"model": ticket.route.model, "group": replica.group, "made": generated}
         reason = str(error) or type(error).__name__
-        self.log.write("again", number=ticket.number, tries=ticket.tries + 1, **said, reason=reason)
+        self.log.write("again", number=ticket.number, tries=ticket.tries + 1, **fields, reason=reason)
         return self._admit(ticket.route, counted=False, tries=ticket.tries + 1, unsent=unsent)
 
     def progress(self, model: str) -> Progress:

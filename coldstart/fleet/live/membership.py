@@ -61,14 +61,14 @@ class ServerActor:
     def _servers(self) -> NodeServers:
         """Return the servers of the node. The first call creates them, in the event loop that later calls use."""
         if self._node is None:
-            made = _load_starter_class(self._options.get("servers"))
+            starter_class = _load_starter_class(self._options.get("servers"))
             offline = bool(self._options.get("offline"))
             # If this fails it is repeated with each call: remove the directory each time.
             with ExitStack() as stack:
                 directory = stack.enter_context(own_directory())
-                starter = made(directory, Cache.at(), offline=offline, env=_read_node_environment())
+                starter = starter_class(directory, Cache.at(), offline=offline, env=_read_node_environment())
                 starter.warm()
-                self._node = NodeServers(self._host, starter, shows_devices=not runtime.targets_cpu())
+                self._node = NodeServers(self._host, starter, selects_device=not runtime.targets_cpu())
                 self._stack = stack.pop_all()
         return self._node
 

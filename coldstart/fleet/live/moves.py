@@ -124,19 +124,19 @@ class Moves:
         if source is None or stream is None or ticket.answer is None:
             return self._log_not_moved(ticket, "the stream is not resumable")
         kv = await self._hold_kv(ticket, source, target, stream)
-        knows = stream.prompt is not None
-        if knows and await self._complete(target, stream.warming(kv), MOVE_TIMEOUT_S) is None:
+        has_prompt = stream.prompt is not None
+        if has_prompt and await self._complete(target, stream.warming(kv), MOVE_TIMEOUT_S) is None:
             return self._log_not_moved(ticket, "the worker did not prefill the tokens so far")
         if kv is not None:
             kv = await self._hold_kv(ticket, source, target, stream)
         if not self._is_open(ticket) or stream.finished or not stream.resumable:
             return False
         stream.kv = kv
-        made, stopped = len(stream.tokens), self._clock()
+        generated, stopped_s = len(stream.tokens), self._clock()
         settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         ticket.move = MovingStream(target, settled)
         ticket.answer.interrupt()
-        await asyncio.wait([settled], timeout=max(0.0, deadline - stopped))
+        await asyncio.wait([settled], timeout=max(0.0, deadline - stopped_s))
         if not settled.done():
             self.roll_back(ticket, "the worker took too long")
             ticket.answer.interrupt()
@@ -144,8 +144,8 @@ class Moves:
         if settled.result():
             self.moved_count += 1
             self.moved_with_kv += kv is not None
-            gap = round(self._clock() - stopped, 4)
-            self._log.write("moved", request=ticket.number, made=made, gap_s=gap, with_kv=kv is not None)
+            gap = round(self._clock() - stopped_s, 4)
+            self._log.write("moved", request=ticket.number, made=generated, gap_s=gap, with_kv=kv is not None)
         return settled.result()
 
     def _log_not_moved(self, ticket: FleetTicket, reason: str) -> bool:

@@ -61,17 +61,17 @@ class _WorkerProcess:
 
 
 class NodeServers:
-    """Model servers of the machine at `host`. With `shows_devices` each server sees only its own GPU."""
+    """Model servers of the machine at `host`. With `selects_device` each server sees only its own GPU."""
 
     def __init__(
         self,
         host: str,
         servers: Starter,
         *,
-        shows_devices: bool = False,
+        selects_device: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.host, self.servers, self.shows_devices, self.clock = host, servers, shows_devices, clock
+        self.host, self.servers, self.selects_device, self.clock = host, servers, selects_device, clock
         self.processes: dict[str, _WorkerProcess] = {}
         self._events: deque[tuple[int, WorkerEvent]] = deque()
         self._seq = 0
@@ -139,7 +139,7 @@ class NodeServers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def pace(self, worker: str, rate: float | None) -> None:
+    async def set_fetch_rate(self, worker: str, rate: float | None) -> None:
         """Set the rate of a worker's weight fetch in bytes per second; None removes the limit.
 
         Ignored if the worker does not fetch.
@@ -149,11 +149,11 @@ class NodeServers:
             process.pace = replace(process.pace, rate=rate)
 
     def _get_device_env(self, order: RankOrder) -> dict[str, str]:
-        return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.shows_devices else {}
+        return {str(environment.CUDA_VISIBLE_DEVICES): str(order.rank.device)} if self.selects_device else {}
 
     def _get_shared_weights_env(self, order: RankOrder) -> dict[str, str]:
         """Return the environment with which a rank and the full worker that replaces it share weights; empty on a GPU."""
-        if self.shows_devices or not _is_rank_or_replacement(order):
+        if self.selects_device or not _is_rank_or_replacement(order):
             return {}
         try:
             self._sockets = self._sockets or self._private.enter_context(private_directory(PREFIX))
@@ -169,7 +169,7 @@ class NodeServers:
         """
         return (
             _is_rank_or_replacement(order)
-            and not self.shows_devices
+            and not self.selects_device
             and not launch.args.gives("kv_transfer_config")
         )
 
@@ -208,11 +208,11 @@ class NodeServers:
         Each poll repeats the rate, because the prefetcher is another process that may start late or restart.
         """
         while process.pace is not None:
-            said = None
+            progress = None
             with suppress(client.PrefetchError, OSError):
-                said = await asyncio.to_thread(client.set_pace, process.pace)
-            if said is not None and said["ended"]:
-                self._report(RankFetched(worker, said["bytes"], said["seconds"], said["limited"]))
+                progress = await asyncio.to_thread(client.set_pace, process.pace)
+            if progress is not None and progress["ended"]:
+                self._report(RankFetched(worker, progress["bytes"], progress["seconds"], progress["limited"]))
                 return
             await asyncio.sleep(FETCH_POLL_S)
 

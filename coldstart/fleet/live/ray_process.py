@@ -150,9 +150,9 @@ class RayProcess:
 
     def find_error(self) -> str:
         """Return why Ray exited: the last error in its log, or else the last line."""
-        said = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        errors = [line for line in said if "Error: " in line]
-        return (errors or said or ["its log is empty"])[-1]
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "Error: " in line]
+        return (errors or lines or ["its log is empty"])[-1]
 
     def wait(self) -> str:
         """Wait until Ray has started; return the IP address of the node. Raises CommandFailedError."""
@@ -196,11 +196,11 @@ def _run_node(command: Sequence[str], env: Mapping[str, str], directory: Path) -
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    made = RayProcess(process, log)
+    node = RayProcess(process, log)
     try:
-        yield made
+        yield node
     finally:
-        made.end()
+        node.end()
 
 
 @dataclass(frozen=True)

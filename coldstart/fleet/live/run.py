@@ -57,8 +57,8 @@ class FleetUp:
     servers: str | None = None
 
     def __post_init__(self) -> None:
-        self.caught: list[int] = []
-        self.ray_ended = ""
+        self.signals: list[int] = []
+        self.ray_error = ""
         self.ray: OwnRay | None = None
         self.key = self.admin_key or secrets.token_hex(32)
 
@@ -88,11 +88,11 @@ class FleetUp:
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
                 runner.run(self._main(sock, address, env.get("RAY_AUTH_TOKEN", "")))
-            if self.ray_ended:
+            if self.ray_error:
                 raise CommandFailedError(
-                    f"the fleet's Ray cluster stopped: {self.ray_ended}", hint="coldstart fleet up"
+                    f"the fleet's Ray cluster stopped: {self.ray_error}", hint="coldstart fleet up"
                 )
-        return 128 + self.caught[0] if self.caught else 0
+        return 128 + self.signals[0] if self.signals else 0
 
     async def _main(self, sock: socket.socket, address: str, token: str) -> None:
         from coldstart.fleet.live.membership import Membership
@@ -104,10 +104,10 @@ class FleetUp:
         membership = Membership(self.control, {"offline": self.offline, "servers": self.servers})
         await membership.recover()
         watched = asyncio.create_task(self._watch_ray(asyncio.create_task(membership.watch())))
-        place = LocalFleet(self.control.facts.url, self.key, os.getpid(), address, token)
-        local_state.save(place)
-        self.announce(place)
-        self.log.write("listening", url=place.url, ray=address)
+        fleet = LocalFleet(self.control.facts.url, self.key, os.getpid(), address, token)
+        local_state.save(fleet)
+        self.announce(fleet)
+        self.log.write("listening", url=fleet.url, ray=address)
         try:
             await self.http.serve(sockets=[sock])
         finally:
@@ -133,20 +133,20 @@ class FleetUp:
         ray = self.ray
         while not seeing.done() and (ray is None or not ray.node.has_ended()):
             await asyncio.sleep(POLL_S)
-        self.ray_ended = ray.node.find_error() if ray else "the Ray node on this machine exited"
-        self.log.write("ray ended", reason=self.ray_ended)
+        self.ray_error = ray.node.find_error() if ray else "the Ray node on this machine exited"
+        self.log.write("ray ended", reason=self.ray_error)
         end = asyncio.get_running_loop().time() + RAY_GRACE_S
         while ray and self.control.replicas and asyncio.get_running_loop().time() < end:
             await asyncio.sleep(POLL_S)
         self._shut_down()
 
     def _on_signal(self, number: int) -> None:
-        self.caught.append(number)
-        self.log.write("stopping", signal=signal.Signals(number).name, at_once=len(self.caught) > 1)
+        self.signals.append(number)
+        self.log.write("stopping", signal=signal.Signals(number).name, at_once=len(self.signals) > 1)
         self._shut_down()
-        if len(self.caught) > 1 and self.ray is not None:
+        if len(self.signals) > 1 and self.ray is not None:
             self.ray.node.kill()
 
     def _shut_down(self) -> None:
         self.control.stop()
-        self.http.stop(at_once=len(self.caught) > 1)
+        self.http.stop(at_once=len(self.signals) > 1)

@@ -46,19 +46,19 @@ class _StateFile(msgspec.Struct, forbid_unknown_fields=True):
     links: dict[str, float] = {}
 
 
-def encode(thing: Any) -> Any:
+def encode(value: Any) -> Any:
     """Convert an object to a document for json.dumps."""
-    return msgspec.to_builtins(thing, str_keys=True)
+    return msgspec.to_builtins(value, str_keys=True)
 
 
-def decode(given: Any, kind: Any) -> Any:
+def decode(document: Any, kind: Any) -> Any:
     """Convert a document to an object of type `kind`, a class or a union of classes.
 
     Raises:
         msgspec.ValidationError: The document has another structure; a ValueError.
         UsageError: A value in the document is not allowed.
     """
-    return msgspec.convert(given, kind, str_keys=True, dec_hook=decode_arguments)
+    return msgspec.convert(document, kind, str_keys=True, dec_hook=decode_arguments)
 
 
 class FleetState:

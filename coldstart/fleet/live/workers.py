@@ -137,7 +137,7 @@ class Workers:
 
     async def _send_fetch_rate(self, process: EngineProcess) -> None:
         with suppress(NodeLostError):  # the loss of the server is reported separately
-            await self._call(process.rank.server, "pace", process.rank.worker, process.rate)
+            await self._call(process.rank.server, "set_fetch_rate", process.rank.worker, process.rate)
 
     def _record_unreachable(self, worker: str, server: str, lost: Exception) -> None:
         self._record_end(RankEnded(worker, f"server {server} cannot be reached: {lost}"), was_reached=False)
