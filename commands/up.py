@@ -216,7 +216,7 @@ def _report_untrusted(common: Common, lookup: "Lookup", untrusted: "Bundle") -> 
     """
     from coldstart.models import inspection
 
-    error = inspection.miss(lookup)
+    error = inspection.build_miss_error(lookup)
     if untrusted.key != lookup.key:
         raise error
     common.out.warn(f"{error.message}; building one (hint: {error.hint})")

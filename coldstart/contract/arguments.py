@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-SHORT: Mapping[str, str] = {
+SHORT_FLAGS: Mapping[str, str] = {
     "-q": "quantization",
     "-tp": "tensor_parallel_size",
     "-pp": "pipeline_parallel_size",
@@ -39,14 +39,14 @@ SHORT: Mapping[str, str] = {
     "-dc": "diffusion_config",
     "-O": "optimization_level",
 }
-_SAME_AS = {"device_memory_utilization": "gpu_memory_utilization"}
+_SYNONYMS = {"device_memory_utilization": "gpu_memory_utilization"}
 # vLLM reads these with human suffixes: 1k is 1000, 1K is 1024.
-_HUMAN = frozenset(
+_WITH_SIZE_SUFFIX = frozenset(
     {"max_model_len", "kv_cache_memory_bytes", "max_num_batched_tokens", "max_num_scheduled_tokens"}
 )
 # vLLM adds each of these to the ones before.
-_ADDED = "middleware"
-_SUFFIXED = r"(\d+(?:\.\d+)?)([kmgtKMGT])"
+_REPEATABLE = "middleware"
+_SIZE = r"(\d+(?:\.\d+)?)([kmgtKMGT])"
 _NUMBER = r"-?\d+(\.\d+)?([eE][+-]?\d+)?"
 _LEVEL = r"-O=?(\w+)"
 
@@ -102,21 +102,21 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
     plain: dict[str, object] = {}
     dotted: dict[str, object] = {}
     added: list[str] = []
-    for flag, words in group_words(argv):
+    for flag, words in group_by_flag(argv):
         name, *path = flag.split(".")
         if path:
-            _put(dotted, [name, *path], _value(name, words))
+            _set_nested(dotted, [name, *path], _parse_values(name, words))
         elif name.startswith("no_") and not words:
             plain[name.removeprefix("no_")] = False
-        elif name == _ADDED:
+        elif name == _REPEATABLE:
             plain[name] = added = [*added, *words]
         else:
-            plain[name] = _value(name, words)
+            plain[name] = _parse_values(name, words)
     # vLLM appends dotted names as one JSON argument at the end, so they replace a JSON value completely.
     return {**plain, **dotted}
 
 
-def group_words(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def group_by_flag(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield (flag name with underscores, its values); values before the first flag belong to "positional"."""
     flag: str | None = None
     words: list[str] = []
@@ -142,33 +142,33 @@ def _long_name(head: str) -> str:
     first, dot, rest = head.partition(".")
     if first.startswith("--"):
         first = first.removeprefix("--").replace("-", "_")
-        return _SAME_AS.get(first, first) + dot + rest
-    return SHORT.get(first, first.removeprefix("-")) + dot + rest
+        return _SYNONYMS.get(first, first) + dot + rest
+    return SHORT_FLAGS.get(first, first.removeprefix("-")) + dot + rest
 
 
-def _value(name: str, words: list[str]) -> object:
+def _parse_values(name: str, words: list[str]) -> object:
     if not words:
         return True
-    values = [_scalar(name, word) for word in words]
+    values = [_parse_scalar(name, word) for word in words]
     return values[0] if len(values) == 1 else values
 
 
-def _scalar(name: str, word: str) -> object:
+def _parse_scalar(name: str, word: str) -> object:
     if word[:1] in "{[":
-        return _json(word)
-    if name in _HUMAN and (match := re.fullmatch(_SUFFIXED, word)):
-        return _human(*match.groups())
+        return _parse_json(word)
+    if name in _WITH_SIZE_SUFFIX and (match := re.fullmatch(_SIZE, word)):
+        return _parse_size(*match.groups())
     if re.fullmatch(_NUMBER, word):
         return json.loads(word) if not re.match(r"-?0\d", word) else word
     return {"true": True, "false": False, "null": None}.get(word, word)
 
 
-def _human(number: str, suffix: str) -> int:
+def _parse_size(number: str, suffix: str) -> int:
     base = 1000 if suffix.islower() else 1024
     return int(float(number) * base ** ("kmgt".index(suffix.lower()) + 1))
 
 
-def _json(word: str) -> object:
+def _parse_json(word: str) -> object:
     try:
         parsed: object = json.loads(word)
     except ValueError:
@@ -176,7 +176,7 @@ def _json(word: str) -> object:
     return parsed
 
 
-def _put(target: dict[str, object], path: list[str], value: object) -> None:
+def _set_nested(target: dict[str, object], path: list[str], value: object) -> None:
     *parents, last = path
     for name in parents:
         inner = target.get(name)

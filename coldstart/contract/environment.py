@@ -88,137 +88,137 @@ def number(least: float = float("-inf")) -> Callable[[str], float]:
     return number
 
 
-def _mine(name: str, parse: Callable[[str], T], default: T, about: str) -> Variable[T]:
+def _user(name: str, parse: Callable[[str], T], default: T, about: str) -> Variable[T]:
     return Variable(f"{PREFIX}_{name}", parse, default, "user", about)
 
 
-def _ours(name: str, parse: Callable[[str], T], default: T, about: str) -> Variable[T]:
+def _internal(name: str, parse: Callable[[str], T], default: T, about: str) -> Variable[T]:
     return Variable(f"{PREFIX}_{name}", parse, default, "internal", about)
 
 
-def _theirs(name: str, about: str) -> Variable[str]:
+def _foreign(name: str, about: str) -> Variable[str]:
     return Variable(name, text, "", "foreign", about)
 
 
-CACHE_DIR = _mine(
+CACHE_DIR = _user(
     "CACHE_DIR", text, "", "Directory of bundles and caches; default: $XDG_CACHE_HOME/coldstart."
 )
-DEBUG = _mine("DEBUG", flag, False, "1: show the traceback of an internal error.")
-CRIU = _mine("CRIU", text, "", "Path of the CRIU program; default: `criu` on the PATH.")
-SLEEP_MEMORY_BYTES = _mine(
+DEBUG = _user("DEBUG", flag, False, "1: show the traceback of an internal error.")
+CRIU = _user("CRIU", text, "", "Path of the CRIU program; default: `criu` on the PATH.")
+SLEEP_MEMORY_BYTES = _user(
     "SLEEP_MEMORY_BYTES",
     number(0),
     -1.0,
     "Host memory for the weights of sleeping engines in bytes, all together; default: half of the memory.",
 )
-PREFETCH_MEMORY_BYTES = _mine(
+PREFETCH_MEMORY_BYTES = _user(
     "PREFETCH_MEMORY_BYTES",
     number(0),
     -1.0,
     "Memory limit of the prefetcher in bytes; default: half of the free memory.",
 )
-PREFETCH_STREAMS = _mine(
+PREFETCH_STREAMS = _user(
     "PREFETCH_STREAMS", number(1), 4.0, "Number of parallel connections of the prefetcher."
 )
-PREFETCH_IDLE_S = _mine(
+PREFETCH_IDLE_S = _user(
     "PREFETCH_IDLE_S", number(0), 600.0, "Seconds without a client after which the prefetcher exits."
 )
-PREFETCH_PATIENCE_S = _mine(
+PREFETCH_PATIENCE_S = _user(
     "PREFETCH_PATIENCE_S",
     number(0),
     60.0,
     "Seconds for which the prefetcher retries a source that does not respond.",
 )
-PREFETCH_TOKEN = _mine("PREFETCH_TOKEN", text, "", "Bearer token for weights from an https source.")
-HOST_URL = _mine(
+PREFETCH_TOKEN = _user("PREFETCH_TOKEN", text, "", "Bearer token for weights from an https source.")
+HOST_URL = _user(
     "HOST_URL",
     text,
     "",
     "URL of the host for `coldstart host status`, `load`, `unload`, `logs`, `reload` and `stop`.",
 )
-HTTP_PATIENCE_S = _mine(
+HTTP_PATIENCE_S = _user(
     "HTTP_PATIENCE_S",
     number(0),
     30.0,
     "Seconds without data after which a registry or weights transfer is aborted.",
 )
-TOKEN_REALMS = _mine(
+TOKEN_REALMS = _user(
     "TOKEN_REALMS", text, "", "Additional hosts that may issue a registry's token, separated by commas."
 )
-TIMELINE_EVENTS = _mine(
+TIMELINE_EVENTS = _user(
     "TIMELINE_EVENTS", text, "", "File to which every process of a start appends its timeline spans."
 )
 
 # Instructions for a complete server are typed members of the launch plan (contract.plan). The variables here belong to one
 # process: their values are unknown when the plan is created, or differ between processes with the same plan.
-PLAN = _ours("PLAN", text, "", "The launch plan, for the processes of a server.")
-READY_FD = _ours(
+PLAN = _internal("PLAN", text, "", "The launch plan, for the processes of a server.")
+READY_FD = _internal(
     "READY_FD",
     number(-1),
     -1.0,
     "Descriptor on which a server reports the progress of its start and readiness.",
 )
-HANDOVER_KEY = _ours(
+HANDOVER_KEY = _internal(
     "HANDOVER_KEY", text, "", "Key of the messages that move the KV of a request to or from this server."
 )
-WEIGHTS_SOCKET = _ours(
+WEIGHTS_SOCKET = _internal(
     "WEIGHTS_SOCKET", text, "", "Socket at which a rank shares its weights with the worker that replaces it."
 )
-SUPERVISOR_PID = _ours("SUPERVISOR_PID", text, "", "PID of the process whose exit ends the server.")
-TIMELINE_OFFSET_S = _ours(
+SUPERVISOR_PID = _internal("SUPERVISOR_PID", text, "", "PID of the process whose exit ends the server.")
+TIMELINE_OFFSET_S = _internal(
     "TIMELINE_OFFSET_S", number(), 0.0, "Seconds to add to the clock of a thawed process."
 )
 
-XDG_CACHE_HOME = _theirs("XDG_CACHE_HOME", "Directory of caches; default: ~/.cache.")
-XDG_STATE_HOME = _theirs("XDG_STATE_HOME", "Directory of keys and trust settings; default: ~/.local/state.")
-XDG_RUNTIME_DIR = _theirs(
+XDG_CACHE_HOME = _foreign("XDG_CACHE_HOME", "Directory of caches; default: ~/.cache.")
+XDG_STATE_HOME = _foreign("XDG_STATE_HOME", "Directory of keys and trust settings; default: ~/.local/state.")
+XDG_RUNTIME_DIR = _foreign(
     "XDG_RUNTIME_DIR", "Directory of sockets; default: a directory in the system's temporary directory."
 )
-CXX = _theirs("CXX", "C++ compiler, part of the key of a CPU engine; default: g++.")
-CUDA_VISIBLE_DEVICES = _theirs("CUDA_VISIBLE_DEVICES", "Devices that this process can use.")
-CUDA_DEVICE_ORDER = _theirs("CUDA_DEVICE_ORDER", "PCI_BUS_ID: number the devices by their PCI bus ID.")
-TMPDIR = _theirs("TMPDIR", "Directory of temporary files; default: /tmp.")
-TERM = _theirs("TERM", "dumb: print progress as plain lines.")
-DOCKER_CONFIG = _theirs("DOCKER_CONFIG", "Directory of registry credentials; default: ~/.docker.")
-OPENAI_API_KEY = _theirs("OPENAI_API_KEY", "API key that trace-replay sends to its targets.")
-HF_HOME = _theirs(
+CXX = _foreign("CXX", "C++ compiler, part of the key of a CPU engine; default: g++.")
+CUDA_VISIBLE_DEVICES = _foreign("CUDA_VISIBLE_DEVICES", "Devices that this process can use.")
+CUDA_DEVICE_ORDER = _foreign("CUDA_DEVICE_ORDER", "PCI_BUS_ID: number the devices by their PCI bus ID.")
+TMPDIR = _foreign("TMPDIR", "Directory of temporary files; default: /tmp.")
+TERM = _foreign("TERM", "dumb: print progress as plain lines.")
+DOCKER_CONFIG = _foreign("DOCKER_CONFIG", "Directory of registry credentials; default: ~/.docker.")
+OPENAI_API_KEY = _foreign("OPENAI_API_KEY", "API key that trace-replay sends to its targets.")
+HF_HOME = _foreign(
     "HF_HOME", "Directory of the Hugging Face Hub's downloads; default: $XDG_CACHE_HOME/huggingface."
 )
-HF_TOKEN = _theirs("HF_TOKEN", "Token for weights from the Hugging Face Hub.")
-HF_HUB_OFFLINE = _theirs("HF_HUB_OFFLINE", "1: do not use the network for the Hugging Face Hub.")
-TRANSFORMERS_OFFLINE = _theirs("TRANSFORMERS_OFFLINE", "Older name of HF_HUB_OFFLINE.")
-TORCH_LOGS = _theirs("TORCH_LOGS", "Loggers of torch; a forked server applies its own value.")
-HF_ENDPOINT = _theirs("HF_ENDPOINT", "URL of another hub.")
-AWS_ENDPOINT_URL = _theirs(
+HF_TOKEN = _foreign("HF_TOKEN", "Token for weights from the Hugging Face Hub.")
+HF_HUB_OFFLINE = _foreign("HF_HUB_OFFLINE", "1: do not use the network for the Hugging Face Hub.")
+TRANSFORMERS_OFFLINE = _foreign("TRANSFORMERS_OFFLINE", "Older name of HF_HUB_OFFLINE.")
+TORCH_LOGS = _foreign("TORCH_LOGS", "Loggers of torch; a forked server applies its own value.")
+HF_ENDPOINT = _foreign("HF_ENDPOINT", "URL of another hub.")
+AWS_ENDPOINT_URL = _foreign(
     "AWS_ENDPOINT_URL", "URL of another object store; every AWS_ variable is passed to the prefetcher."
 )
-AWS_ENDPOINT = _theirs("AWS_ENDPOINT", "Older name of AWS_ENDPOINT_URL.")
-PROMETHEUS_MULTIPROC_DIR = _theirs(
+AWS_ENDPOINT = _foreign("AWS_ENDPOINT", "Older name of AWS_ENDPOINT_URL.")
+PROMETHEUS_MULTIPROC_DIR = _foreign(
     "PROMETHEUS_MULTIPROC_DIR", "Directory in which processes share counters; set for a server if unset."
 )
-VLLM_API_KEY = _theirs(
+VLLM_API_KEY = _foreign(
     "VLLM_API_KEY", "API key that a vLLM server requires; without it, serve warns where others can connect."
 )
-VLLM_CPU_KVCACHE_SPACE = _theirs(
+VLLM_CPU_KVCACHE_SPACE = _foreign(
     "VLLM_CPU_KVCACHE_SPACE", "Size of the CPU engine's KV cache in GiB; if set, coldstart chooses no size."
 )
-VLLM_CPU_OMP_THREADS_BIND = _theirs(
+VLLM_CPU_OMP_THREADS_BIND = _foreign(
     "VLLM_CPU_OMP_THREADS_BIND", "Cores of a CPU engine; if set, coldstart changes no core reservation."
 )
-VLLM_CPU_NUM_OF_RESERVED_CPU = _theirs(
+VLLM_CPU_NUM_OF_RESERVED_CPU = _foreign(
     "VLLM_CPU_NUM_OF_RESERVED_CPU",
     "Cores that a CPU engine leaves free; coldstart keeps a value that is set.",
 )
-VLLM_PP_LAYER_PARTITION = _theirs(
+VLLM_PP_LAYER_PARTITION = _foreign(
     "VLLM_PP_LAYER_PARTITION",
     "Number of layers of each pipeline stage, which determines the weights that a node needs.",
 )
-VLLM_CACHE_ROOT = _theirs("VLLM_CACHE_ROOT", "Directory of vLLM's cache; set for every start.")
-VLLM_SERVER_DEV_MODE = _theirs(
+VLLM_CACHE_ROOT = _foreign("VLLM_CACHE_ROOT", "Directory of vLLM's cache; set for every start.")
+VLLM_SERVER_DEV_MODE = _foreign(
     "VLLM_SERVER_DEV_MODE",
     "1: vLLM's server has routes that put it to sleep and change it; a host sets it for models with a sleeping tier.",
 )
-TORCHINDUCTOR_CACHE_DIR = _theirs(
+TORCHINDUCTOR_CACHE_DIR = _foreign(
     "TORCHINDUCTOR_CACHE_DIR", "Directory of Inductor's cache; set for every start."
 )
 

@@ -16,7 +16,7 @@ import msgspec
 
 PARAMETER = "kv_transfer_params"
 _MESSAGE, _SIGNATURE = "coldstart", "coldstart_signature"
-MOST_BYTES = 1 << 16
+MAX_MESSAGE_BYTES = 1 << 16
 
 
 class HandoverError(ValueError):
@@ -67,7 +67,7 @@ def read(key: str, parameters: Mapping[str, Any] | None) -> Message | None:
     if text is None:
         return None
     signature = (parameters or {}).get(_SIGNATURE)
-    if not isinstance(text, str) or len(text) > MOST_BYTES or not isinstance(signature, str):
+    if not isinstance(text, str) or len(text) > MAX_MESSAGE_BYTES or not isinstance(signature, str):
         raise HandoverError("the message has a wrong form")
     if not key or not hmac.compare_digest(signature.encode(), _signature(key, text).encode()):
         raise HandoverError("the message is not signed with the key of this server")

@@ -15,7 +15,7 @@ import msgspec
 from coldstart.artifacts import canonical
 
 # Prefix of the error of a server that cannot load its weights.
-LOST = "cannot load the weights: "
+WEIGHTS_ERROR_PREFIX = "cannot load the weights: "
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from coldstart.artifacts.errors import BundleError
 from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
-from coldstart.contract.weights import LOST
+from coldstart.contract.weights import WEIGHTS_ERROR_PREFIX
 from coldstart.errors import ColdstartError, LaunchRefusedError
 from coldstart.launch import caches, fetch, modes, planning, prepare
 from coldstart.launch.modes import FRESH, Reason, StartMode
@@ -88,7 +88,7 @@ def _attempt(mode: StartMode, one: ServerStart, account: Account) -> Server | No
             # A later node of a pipeline reports readiness before it loads its weights.
             ahead = early.pop_all() if plan.vllm_args.gives("headless") else None
     except ServerExitedError as died:
-        if one.plan.weights_from is not None and LOST in died.message:
+        if one.plan.weights_from is not None and WEIGHTS_ERROR_PREFIX in died.message:
             return _start_fresh(_without_source(one, died, account), account)
         if mode is FRESH or died.is_final:
             return _start_fresh(_without_untrusted_bundle(one, died, account), account)

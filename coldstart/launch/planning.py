@@ -101,7 +101,7 @@ def plan(request: ServeRequest) -> LaunchPlan:
             lookup.model
         )  # before a missing bundle is reported, which could not be built either
     signed_by = request.trust if request.require_signature else None
-    missing = inspection.require(lookup, bundle=not request.without_bundle, signed_by=signed_by)
+    missing = inspection.require_bundle(lookup, bundle=not request.without_bundle, signed_by=signed_by)
     weights = fetch.choose_weights_source(lookup, request.weights_from, request.weights_pace, request.listen)
     if lookup.bundle is None:
         planned = prepare.plan_without_bundle(lookup, weights, missing)

@@ -62,7 +62,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
     if not dry_run:
         scratch.remove_dead_directories()
         process_snapshot.sweep()
-        tiny.sweep(cache.models)
+        tiny.remove_stale_drafts(cache.models)
         caches.sweep(paths.compiled_dir())
         # Of materializations that were killed.
         scratch.remove_dead_below(cache.work)

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from coldstart.artifacts import canonical, files
-from coldstart.contract.arguments import group_words
+from coldstart.contract.arguments import group_by_flag
 from coldstart.contract.environment import VLLM_API_KEY
 from coldstart.models.aliases import ALIASES, NAMES
 from coldstart.models.inspection import Lookup
@@ -153,7 +153,7 @@ def describe_own(lookup: Lookup) -> UpRecord:
 def digest_settings(lookup: Lookup, salt: str) -> dict[str, str]:
     """Return a salted digest of each setting of a server: an option with dashes, or `API_KEY`. Secrets are among them."""
     settings: dict[str, list[str]] = {}
-    for name, words in group_words(lookup.vllm_args):
+    for name, words in group_by_flag(lookup.vllm_args):
         if name not in _ADDRESS:
             settings.setdefault(f"--{name.replace('_', '-')}", []).extend(words)
     if any(keys := settings.pop("--api-key", [VLLM_API_KEY.read()])):

@@ -102,13 +102,13 @@ class Assembly:
         if (self.out / f"{NOT_MADE}.json").exists():
             self.not_made |= self._read(NOT_MADE)
         if not runtime.targets_cpu():
-            self._size_kv(plan)
+            self._profile_kv_cache(plan)
             caches.collect(self.work / "caches", self.work / "vllm", self.out / "compile")
 
     def _arguments(self, *words: str) -> Arguments:
         return self.vllm_args.prepend_model(str(self.model.path), self.model.name).prepend(*words)
 
-    def _size_kv(self, plan: LaunchPlan) -> None:
+    def _profile_kv_cache(self, plan: LaunchPlan) -> None:
         """Profile the KV cache again on a GPU with warm caches: the first profile includes the memory that compilation used."""
         notes = self.work / "kv"
         notes.mkdir()
@@ -117,14 +117,16 @@ class Assembly:
 
     def graphs(self) -> None:
         """Record CUDA graphs in child processes and verify them in another, if the engine captures graphs."""
-        reason = graphs.make(self.out / "graphs", self.work / "graphs", self._graphs_round, self.vllm_args)
+        reason = graphs.build_section(
+            self.out / "graphs", self.work / "graphs", self._graphs_round, self.vllm_args
+        )
         if reason:
             self.not_made["graphs"] = reason
 
     def _graphs_round(self, name: str, task: EngineTask) -> None:
         env = prepare.base_env(self.work / "vllm")
         env |= caches.environment(self.work / "caches")
-        arguments = self._arguments().append(*graphs.kv_args(self._read("kv"), self.vllm_args))
+        arguments = self._arguments().append(*graphs.kv_cache_arguments(self._read("kv"), self.vllm_args))
         with self._stage(name):
             self._engine(
                 "offline", LaunchPlan(arguments, key=self.key, env=env, engine=task), str(self.out), "task"
@@ -177,29 +179,29 @@ class Assembly:
         Its phases, time to ready and memory become the section `stages`, which fleet and eviction policies read.
         """
         with self._stage("verify with a test start"):
-            phases = self._proven()
+            phases = self._verify_repeatedly()
         self._write("stages", phases | ({NOT_MADE: self.not_made} if self.not_made else {}))
 
-    def _proven(self) -> dict[str, Any]:
+    def _verify_repeatedly(self) -> dict[str, Any]:
         """Repeat the test start until it succeeds; after a failure, drop an unused section or the likeliest cause."""
         while True:
             try:
-                return self._proof_start()
+                return self._run_test_start()
             except CommandFailedError as error:
                 present = [name for name in _RESTORED if (self.out / name).is_dir()]
                 if not present:
                     raise
                 unused = getattr(error, "unused", ())
                 section = next((name for name in present if name in unused), present[0])
-                self._leave_out(section, f"{PROOF_FAILED}: {error.message}")
+                self._drop_section(section, f"{PROOF_FAILED}: {error.message}")
 
-    def _leave_out(self, section: str, reason: str) -> None:
+    def _drop_section(self, section: str, reason: str) -> None:
         self.not_made[section] = reason
         leftover = ("moved-graphs", "moved", "proof-caches", "proof-vllm")
         for stale in (self.out / section, *(self.work / name for name in leftover)):
             shutil.rmtree(stale, ignore_errors=True)
 
-    def _proof_start(self) -> dict[str, Any]:
+    def _run_test_start(self) -> dict[str, Any]:
         info = self._read("modelinfo")
         environment = {TIMELINE_EVENTS: str(self.events("proof"))}
         # A short path, because the path of a unix socket can have 107 bytes.
@@ -207,7 +209,7 @@ class Assembly:
             (self.work / "proof.log").open("wb") as log,
             private_directory(PROOF) as directory,
         ):
-            plan, began = self._proof_plan(directory / "socket"), timeline.now()
+            plan, began = self._plan_test_start(directory / "socket"), timeline.now()
             process, reader = server_process.fresh(replace(plan, env=plan.env | environment), output=log)
             try:
                 with PeakMemory(process.pid) as device:
@@ -234,12 +236,12 @@ class Assembly:
     def _show(self, figures: StartProgress) -> None:
         self._say(ProgressText(figures.describe()))
 
-    def _proof_plan(self, socket: Path) -> LaunchPlan:
+    def _plan_test_start(self, socket: Path) -> LaunchPlan:
         info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
         env = prepare.base_env(self.work / "vllm")
         args = self._arguments(*fetch.select_loader(self.vllm_args, self.model)).append("--uds", str(socket))
         if (self.out / "graphs").is_dir():
-            args = args.append(*graphs.kv_args(self._read("kv"), self.vllm_args))
+            args = args.append(*graphs.kv_cache_arguments(self._read("kv"), self.vllm_args))
             task = EngineTask(restore=shutil.copytree(self.out / "graphs", self.work / "moved-graphs"))
         used = None
         if compile_dir.is_dir():

@@ -15,7 +15,7 @@ from coldstart.graphs.errors import GraphError
 from coldstart.system import runtime
 
 
-def absent(vllm_args: Arguments) -> str | None:
+def explain_no_graphs(vllm_args: Arguments) -> str | None:
     """Return why an engine with these arguments has no CUDA graphs to record; None if it has some."""
     if runtime.targets_cpu():
         return "the installed vLLM runs on the CPU, which has no CUDA graphs to materialize"
@@ -26,9 +26,9 @@ def absent(vllm_args: Arguments) -> str | None:
     return None
 
 
-def make(target: Path, work: Path, launch: offline.Launch, vllm_args: Arguments) -> str | None:
+def build_section(target: Path, work: Path, launch: offline.Launch, vllm_args: Arguments) -> str | None:
     """Write the `graphs` section to the new directory `target`. Return None, or the reason why there is no section."""
-    if reason := absent(vllm_args):
+    if reason := explain_no_graphs(vllm_args):
         return reason
     work.mkdir()
     try:
@@ -38,7 +38,7 @@ def make(target: Path, work: Path, launch: offline.Launch, vllm_args: Arguments)
     return None
 
 
-def kv_args(sizing: Mapping[str, object], vllm_args: Arguments) -> list[str]:
+def kv_cache_arguments(sizing: Mapping[str, object], vllm_args: Arguments) -> list[str]:
     """Return the vLLM argument that gives all recording processes the same KV cache size.
 
     Memory regions of different sizes cannot be compared. The list is empty if the user set the size.

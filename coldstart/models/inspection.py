@@ -94,7 +94,7 @@ class Lookup:
                 untrusted=error.untrusted,
                 notes=notes,
             )
-        notes = (*describe_distrust(bundle), *_passed_over(self.store, bundle))
+        notes = (*describe_distrust(bundle), *_explain_skipped_versions(self.store, bundle))
         return replace(self, bundle=bundle, nearest=None, mismatches=(), untrusted=None, notes=notes)
 
     def drop_weights(self) -> Lookup:
@@ -148,7 +148,7 @@ def describe_distrust(chosen: Bundle) -> Iterator[str]:
         )
 
 
-def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
+def _explain_skipped_versions(store: Store, chosen: Bundle) -> Iterator[str]:
     """Yield a note for each later version of the same key, with the reason why it was not chosen."""
     for other in store.list_bundles():
         if other.version <= chosen.version or other.descriptor.annotations.get(oci.KEY) != chosen.key_digest:
@@ -163,7 +163,7 @@ def _passed_over(store: Store, chosen: Bundle) -> Iterator[str]:
             yield f"{other.name}:v{other.version} was passed over for v{chosen.version}: {why}"
 
 
-def miss(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBundleError:
+def build_miss_error(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBundleError:
     """Build the error for a lookup without a bundle: nearest bundle, differences, and commands that help.
 
     `use` formats the command that starts the model with the nearest bundle's arguments; the default is `coldstart serve`.
@@ -207,7 +207,7 @@ def differ_in_arguments(mismatches: Iterable[Mismatch]) -> bool:
     return all(one.field.startswith(keys.ENGINE) for one in mismatches)
 
 
-def require(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None = None) -> str:
+def require_bundle(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None = None) -> str:
     """Return why the lookup has no bundle, or "" if it has a bundle.
 
     Raises:
@@ -215,7 +215,7 @@ def require(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None = None
         CommandFailedError: `signed_by` does not accept the bundle.
     """
     if lookup.bundle is None:
-        missing = miss(lookup)
+        missing = build_miss_error(lookup)
         if bundle:
             raise missing
         summary, *differences = missing.lines

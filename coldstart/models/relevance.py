@@ -78,28 +78,30 @@ DEFAULTS: Mapping[str, object] = {
     "cpu_offload_gb": 0,
 }
 # Paths in nested settings, which vLLM's own hash omits too.
-_PLACES = frozenset({"cache_dir", "local_cache_dir", "debug_dump_path", "download_dir"})
+_PATH_SETTINGS = frozenset({"cache_dir", "local_cache_dir", "debug_dump_path", "download_dir"})
 _NAME = re.compile(r"[A-Za-z0-9_\-]{1,64}")
 # Names that are not valid key fields are combined in this field, so that they still affect the key.
-_ODD = "odd"
+_UNUSUAL_NAMES = "odd"
 # A value that is longer than a field may be is replaced by its digest.
-_LONGEST = 1024
+_MAX_VALUE_LENGTH = 1024
 _CONTENT = "content@sha256:"
 _PATH = re.compile(r"(/|~|\.\.?/|[A-Za-z]:[\\/])")
 
 
 def engine_fields(arguments: Mapping[str, object]) -> dict[str, Scalar]:
     """Flatten the relevant ``arguments`` (parsed) into key fields, without the ``engine.`` prefix."""
-    relevant = {name.replace("-", "_"): value for name, value in arguments.items() if _counts(name, value)}
+    relevant = {
+        name.replace("-", "_"): value for name, value in arguments.items() if _is_relevant(name, value)
+    }
     named = {name: value for name, value in relevant.items() if _NAME.fullmatch(name)}
-    odd = {name: value for name, value in relevant.items() if name not in named}
-    fields = [_flat(name, value) for name, value in named.items()]
-    if odd:
-        fields.append(_as_json(_ODD, odd))
+    unusual = {name: value for name, value in relevant.items() if name not in named}
+    fields = [_flatten(name, value) for name, value in named.items()]
+    if unusual:
+        fields.append(_as_json(_UNUSUAL_NAMES, unusual))
     return {name: value for part in fields for name, value in part.items()}
 
 
-def _counts(name: str, value: object) -> bool:
+def _is_relevant(name: str, value: object) -> bool:
     plain = name.replace("-", "_")
     return (
         plain not in IGNORED
@@ -108,28 +110,28 @@ def _counts(name: str, value: object) -> bool:
     )
 
 
-def _left_out(member: str) -> bool:
+def _is_excluded(member: str) -> bool:
     # A key is published with its bundle, and secrets do not change compiled code.
-    return member in _PLACES or secrets.is_secret_name(member)
+    return member in _PATH_SETTINGS or secrets.is_secret_name(member)
 
 
-def _flat(name: str, value: object) -> dict[str, Scalar]:
+def _flatten(name: str, value: object) -> dict[str, Scalar]:
     if not isinstance(value, Mapping | list | tuple):
         return {name: _without_path(value)}
     if not isinstance(value, Mapping) or not value or not all(_NAME.fullmatch(str(key)) for key in value):
         return _as_json(name, value)
-    inner = [_flat(f"{name}.{key}", item) for key, item in value.items() if not _left_out(str(key))]
+    inner = [_flatten(f"{name}.{key}", item) for key, item in value.items() if not _is_excluded(str(key))]
     return {key: item for fields in inner for key, item in fields.items()}
 
 
 def _as_json(name: str, value: object) -> dict[str, Scalar]:
     text = json.dumps(_without_paths(value), sort_keys=True, separators=(",", ":"))
-    return {name: text if len(text) <= _LONGEST else _digest(text.encode())}
+    return {name: text if len(text) <= _MAX_VALUE_LENGTH else _digest(text.encode())}
 
 
 def _without_paths(value: object) -> object:
     if isinstance(value, Mapping):
-        return {str(k): _without_paths(v) for k, v in value.items() if not _left_out(str(k))}
+        return {str(k): _without_paths(v) for k, v in value.items() if not _is_excluded(str(k))}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_without_paths(item) for item in value]
     return _without_path(value)
@@ -139,12 +141,12 @@ def _without_path(value: object) -> Scalar:
     if value is None or isinstance(value, bool | int | float):
         return value
     text = str(value)
-    if len(text) > _LONGEST:
+    if len(text) > _MAX_VALUE_LENGTH:
         return _digest(text.encode())
-    return _content(text) if _PATH.match(text) else text
+    return _digest_path(text) if _PATH.match(text) else text
 
 
-def _content(path: str) -> str:
+def _digest_path(path: str) -> str:
     """Return the digest of the file at `path` or of a model's config.json; if there is no file, of the path string."""
     location = Path(path)
     config = location / "config.json"

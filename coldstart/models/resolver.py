@@ -51,23 +51,23 @@ def resolve(
         if isinstance(commit, str) and not resolution.is_local(word):
             revision = revision or commit
     typed = inspection.read_arguments(bundle) if bundle and vllm_args is None else vllm_args
-    asked = inspection.look_up(
+    lookup = inspection.look_up(
         word, typed or (), cache=cache, offline=offline, revision=revision, accepts=accepts
     )
     if bundle is not None:
-        return _take_version(asked, bundle, records_arguments=vllm_args is None)
-    return adopt_arguments(asked) if vllm_args is None else asked
+        return _take_version(lookup, bundle, records_arguments=vllm_args is None)
+    return adopt_arguments(lookup) if vllm_args is None else lookup
 
 
-def _take_version(asked: Lookup, bundle: Bundle, *, records_arguments: bool) -> Lookup:
+def _take_version(lookup: Lookup, bundle: Bundle, *, records_arguments: bool) -> Lookup:
     """Return the lookup restricted to this bundle version, whether or not it fits."""
-    asked = replace(asked, bundle=None, nearest=None, mismatches=(), untrusted=None, notes=())
-    if asked.key != bundle.key:
-        return replace(asked, nearest=bundle, mismatches=tuple(compare_keys(asked.key, bundle.key)))
-    if not (asked.accepts or inspection.trust)(bundle).ok:
-        return replace(asked, untrusted=bundle)
+    lookup = replace(lookup, bundle=None, nearest=None, mismatches=(), untrusted=None, notes=())
+    if lookup.key != bundle.key:
+        return replace(lookup, nearest=bundle, mismatches=tuple(compare_keys(lookup.key, bundle.key)))
+    if not (lookup.accepts or inspection.trust)(bundle).ok:
+        return replace(lookup, untrusted=bundle)
     notes = tuple(inspection.describe_distrust(bundle))
-    return replace(asked, bundle=bundle, lender=bundle if records_arguments else None, notes=notes)
+    return replace(lookup, bundle=bundle, lender=bundle if records_arguments else None, notes=notes)
 
 
 def find_bundle(
@@ -92,12 +92,12 @@ def find_bundle(
             is_model = resolution.names_model(word) or (asks_hub and not _VERSION_OR_DIGEST.fullmatch(word))
             if files.is_existing_file(word) or not is_model:
                 raise
-    asked = inspection.look_up(word, vllm_args, cache=cache, offline=offline, revision=revision)
-    if asked.bundle is None:  # a bundle that is only read need not be trusted
-        asked = replace(asked, accepts=accept_any).refresh()
-    if asked.bundle is None:
-        raise inspection.miss(asked)
-    return asked.bundle
+    lookup = inspection.look_up(word, vllm_args, cache=cache, offline=offline, revision=revision)
+    if lookup.bundle is None:  # a bundle that is only read need not be trusted
+        lookup = replace(lookup, accepts=accept_any).refresh()
+    if lookup.bundle is None:
+        raise inspection.build_miss_error(lookup)
+    return lookup.bundle
 
 
 def names_model(word: str) -> bool:
@@ -105,26 +105,26 @@ def names_model(word: str) -> bool:
     return resolution.names_model(word) or resolution.is_repo_id(word)
 
 
-def adopt_arguments(asked: Lookup) -> Lookup:
+def adopt_arguments(lookup: Lookup) -> Lookup:
     """Return the lookup with the arguments of the newest trusted bundle of its model for this machine.
 
-    `asked` has no arguments. If no trusted bundle fits, return `asked` with `untrusted` set to the best untrusted bundle
+    `lookup` has no arguments. If no trusted bundle fits, return `lookup` with `untrusted` set to the best untrusted bundle
     that fits.
     """
-    named = [bundle for bundle in asked.store.list_bundles() if bundle.identity[0] == asked.model.name]
+    named = [bundle for bundle in lookup.store.list_bundles() if bundle.identity[0] == lookup.model.name]
     readable = [one for one in sort_best_first(named, inspection.trust) if one.read_error is None]
     for candidate in readable:
         if not candidate.trust.ok or (arguments := inspection.read_arguments(candidate.bundle)) is None:
             continue
-        key = keys.replace_arguments(asked.key, arguments)
+        key = keys.replace_arguments(lookup.key, arguments)
         # A model directory without weights has none in its key: they are fetched from elsewhere.
         if all(
             field == _WEIGHTS and wanted is None
             for field, wanted, _ in compare_keys(key, candidate.bundle.key)
         ):
-            return replace(asked, vllm_args=arguments, key=key, lender=candidate.bundle).refresh()
-    if asked.bundle is not None or asked.untrusted is not None or asked.accepts is not None:
-        return asked
+            return replace(lookup, vllm_args=arguments, key=key, lender=candidate.bundle).refresh()
+    if lookup.bundle is not None or lookup.untrusted is not None or lookup.accepts is not None:
+        return lookup
     distrusted = (one.bundle for one in readable if not one.trust.ok)
-    fits = (one for one in distrusted if inspection.differ_in_arguments(compare_keys(asked.key, one.key)))
-    return replace(asked, untrusted=next(fits, None))
+    fits = (one for one in distrusted if inspection.differ_in_arguments(compare_keys(lookup.key, one.key)))
+    return replace(lookup, untrusted=next(fits, None))

@@ -68,7 +68,7 @@ def build(name: str, models: Path) -> Path:
     return final
 
 
-def sweep(models: Path) -> None:
+def remove_stale_drafts(models: Path) -> None:
     """Remove the unfinished builds of processes that were killed."""
     for generation in models.glob("tiny-v*"):
         with suppress(OSError):  # a cache may be read-only
@@ -142,7 +142,7 @@ def _make_config(name: str) -> Any:
     return kind(intermediate_size=704, num_key_value_heads=2, **common)
 
 
-def fill(model: Any) -> None:
+def init_seeded_weights(model: Any) -> None:
     """Initialize a transformers model with weights seeded by parameter name; norms keep their values."""
     import torch
 
@@ -168,7 +168,7 @@ def _write(name: str, target: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(_make_config(name))
-    fill(model)
+    init_seeded_weights(model)
     model.save_pretrained(target)
     make_tokenizer().save_pretrained(target)
 

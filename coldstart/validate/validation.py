@@ -174,7 +174,7 @@ def explain_not_served(
         message = f"a server would use {lookup.bundle.ref}, a different version with the same key"
         hint = _format_validate(lookup.bundle.ref, level, source)
     else:
-        error = inspection.miss(lookup)
+        error = inspection.build_miss_error(lookup)
         message, hint = error.message, error.hint or ""
         if lookup.untrusted is not None:
             # Do not repeat the bundle's own arguments, which may name code to load: repeat only the user's.

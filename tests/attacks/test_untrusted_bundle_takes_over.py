@@ -90,7 +90,7 @@ def test_only_unsigned_bundle_needs_untrusted_option(run: Run, home: Path, model
     run("pull", _elsewhere(home, wanted, LATER, signed=False))
     found = inspection.look_up(model)
     assert found.bundle is None and found.untrusted is not None
-    error = inspection.miss(found)
+    error = inspection.build_miss_error(found)
     assert (
         isinstance(error, NoBundleError)
         and "not signed" in error.message

@@ -62,7 +62,7 @@ def _write(name: str, target: Path) -> None:
     config = getattr(transformers, config_class)(**{**common, **arguments})
     model = getattr(transformers, model_class).from_config(config)
     torch.manual_seed(0)
-    tiny.fill(model)
+    tiny.init_seeded_weights(model)
     model.save_pretrained(target)
     tiny.make_tokenizer().save_pretrained(target)
     if name == "llama-lora":

@@ -39,9 +39,11 @@ def serve(plan, imported=False):  # type: ignore[no-untyped-def]
         fail(RuntimeError("it failed. See root cause above."))
         return 1
     if behaviour == "loses-weights" and plan.weights_from:
-        from coldstart.contract.weights import LOST
+        from coldstart.contract.weights import WEIGHTS_ERROR_PREFIX
 
-        fail(RuntimeError(f"{LOST}files, after 3 of 10 tensors: it does not match its digest"))
+        fail(
+            RuntimeError(f"{WEIGHTS_ERROR_PREFIX}files, after 3 of 10 tensors: it does not match its digest")
+        )
         return 1
     if behaviour == "recovers":
         fail(ValueError("tried another way"))

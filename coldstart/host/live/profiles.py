@@ -51,7 +51,7 @@ def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arg
     asked = look_up_model(replace(launch, args=Arguments(), weights_from=None), cache, offline=offline)
     found = resolver.adopt_arguments(asked)
     if found.bundle is None and found.untrusted is not None and launch.on_miss == FAIL:
-        raise inspection.miss(found)
+        raise inspection.build_miss_error(found)
     lender = found.lender
     return found.vllm_args, "" if lender is None else f"{lender.name}:v{lender.version}"
 
@@ -60,7 +60,7 @@ def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
     """Look up the bundle of a launch. Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail"."""
     found = look_up_model(launch, cache, offline=offline)
     if found.bundle is None and launch.on_miss == FAIL:
-        raise inspection.miss(
+        raise inspection.build_miss_error(
             found, lambda recorded: f"use the arguments of that bundle: {shlex.join(recorded)}"
         )
     return found

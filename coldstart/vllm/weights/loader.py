@@ -20,7 +20,7 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from coldstart.contract.plan import LaunchPlan
-from coldstart.contract.weights import LOST
+from coldstart.contract.weights import WEIGHTS_ERROR_PREFIX
 from coldstart.errors import ColdstartError
 from coldstart.system import timeline
 from coldstart.weights import checkpoint
@@ -91,7 +91,7 @@ class ColdLoader(DefaultModelLoader):
                     sharer.has_loaded(model, tensor.name, names)
         except NoLoaderLeftError as error:
             if wanted.asked is not None:  # vLLM's own reader verifies no digest
-                raise RuntimeError(f"{LOST}{error}") from error
+                raise RuntimeError(f"{WEIGHTS_ERROR_PREFIX}{error}") from error
             yield from self._vllms(model_config, model, {tensor.name for tensor in error.left}, str(error))
 
     def _beyond(self, model: torch.nn.Module) -> str | None:

@@ -77,7 +77,7 @@ def _plan(lookup: Lookup, source: str) -> Mapping[str, Any]:
     for directory in (*local, *filter(None, [lookup.model.path])):
         if weight_files(directory):
             return weights.plan(directory)
-    raise inspection.miss(lookup)
+    raise inspection.build_miss_error(lookup)
 
 
 def fetch_all(wanted: Wanted) -> dict[str, Any]:

@@ -44,11 +44,11 @@ from coldstart.weights.prefetch.paces import FetchPace
 from coldstart.weights.prefetch.schedule import Board, Lease, join
 from coldstart.weights.prefetch.sources import name_weights, normalise
 
-_STARTING_S = 10.0
+_LOCK_TIMEOUT_S = 10.0
 # Interval in seconds at which the process checks whether clients have disconnected.
-_LOOK_S = 1.0
+_POLL_INTERVAL_S = 1.0
 # Each worker copies the weights, and needs at least as much memory as the prefetcher.
-_SHARE = 0.5
+_MEMORY_SHARE = 0.5
 
 
 class _Attach(msgspec.Struct):
@@ -65,7 +65,7 @@ class Service:
     def __init__(self) -> None:
         self.idle_s, self.patience_s = PREFETCH_IDLE_S.read(), PREFETCH_PATIENCE_S.read()
         self.streams, memory = int(PREFETCH_STREAMS.read()), int(PREFETCH_MEMORY_BYTES.read())
-        self.budget = memory if memory >= 0 else int(_SHARE * processes.read_available_memory())
+        self.budget = memory if memory >= 0 else int(_MEMORY_SHARE * processes.read_available_memory())
         self.changed = Condition()
         self.fetcher: Fetcher | None = None
         self.clients = 0
@@ -75,7 +75,7 @@ class Service:
     def run(self, listener: peers.Listener) -> None:
         """Accept clients until there has been none for `idle_s` seconds."""
         while self._is_needed():
-            if select.select([listener], [], [], _LOOK_S)[0] and (connection := listener.accept()):
+            if select.select([listener], [], [], _POLL_INTERVAL_S)[0] and (connection := listener.accept()):
                 self.adopt(connection)
 
     def _is_needed(self) -> bool:
@@ -123,11 +123,11 @@ class Service:
         name, rate = ("", None) if pace is None else (pace.name, pace.rate)
         return self._paces.setdefault(name, FetchPace(rate))
 
-    def set_pace(self, asked: PacedFetch) -> dict[str, Any] | None:
+    def set_pace(self, request: PacedFetch) -> dict[str, Any] | None:
         """Change the rate limit of a fetch. Return its progress and whether it has ended, or None if it has not begun."""
-        if self.fetcher is None or (pace := self._paces.get(asked.name)) is None:
+        if self.fetcher is None or (pace := self._paces.get(request.name)) is None:
             return None
-        pace.change(asked.rate)
+        pace.change(request.rate)
         return {**pace.document(), "ended": self.fetcher.has_ended(pace)}
 
     def status(self) -> dict[str, Any]:
@@ -161,32 +161,32 @@ class _Client:
             self._wait(service.fetcher.board)
         elif operation in ("pace", "status"):
             with service.changed:
-                found = (
+                response = (
                     service.set_pace(msgspec.convert(message, PacedFetch))
                     if operation == "pace"
                     else service.status()
                 )
-            self.channel.send({operation: found})
+            self.channel.send({operation: response})
         elif operation == "stop":
             self.channel.send({"stopped": os.getpid()})
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             raise json_lines.MalformedMessageError(f"unknown operation {str(operation)[:40]!r}")
 
-    def _attach(self, asked: _Attach) -> None:
+    def _attach(self, request: _Attach) -> None:
         names, plan = json_lines.read_body(self.channel.take_descriptor())
         if self.lease is not None:
             raise json_lines.MalformedMessageError("a second attach message")
         began, wanted = timeline.now(), msgspec.json.decode(names, type=list[str] | None)
         with self.service.changed:
-            fetcher, pace = self.service.find(asked.source, plan), self.service.share_pace(asked.pace)
-            background = asked.pace is not None and asked.pace.background
+            fetcher, pace = self.service.find(request.source, plan), self.service.share_pace(request.pace)
+            background = request.pace is not None and request.pace.background
             self.lease = fetcher.lease(
-                wanted, pace, asked.environment, background=background, early=asked.early
+                wanted, pace, request.environment, background=background, early=request.early
             )
             self.known, ready = len(fetcher.board.settled), join(fetcher.board.list_ready())
-        if asked.early:
-            self._outlast(fetcher, self.lease, began, asked.events)
+        if request.early:
+            self._hold_early_lease(fetcher, self.lease, began, request.events)
             return
         region = () if fetcher.region is None else (fetcher.region.reader(),)
         try:
@@ -204,7 +204,7 @@ class _Client:
             failed = [(number, board.reasons[number]) for number in news if number in board.reasons]
         self.channel.send({"ready": ready, "failed": failed})
 
-    def _outlast(self, fetcher: Fetcher, lease: Lease, began: float, events: str | None) -> None:
+    def _hold_early_lease(self, fetcher: Fetcher, lease: Lease, began: float, events: str | None) -> None:
         """Hold an early lease until it ends, and write the timeline span of its fetch. The client expects no response."""
         with self.service.changed:
             fetches = fetcher.board.is_unfinished(lease)
@@ -218,7 +218,7 @@ class _Client:
     def _wait_while(self, waits: Callable[[], bool]) -> None:
         # A client sends nothing while it waits for a response: its socket is readable when it has disconnected.
         while waits() and not select.select([self.channel], [], [], 0)[0]:
-            self.service.changed.wait(_LOOK_S)
+            self.service.changed.wait(_POLL_INTERVAL_S)
 
 
 def _write_span(fetcher: Fetcher, path: str, began: float) -> None:
@@ -238,8 +238,8 @@ def main(path: Path, descriptor: int) -> None:
         descriptor: Connection of the client that started this process.
     """
     client = socket.socket(fileno=descriptor)
-    deadline = time.monotonic() + _STARTING_S
-    while not _locked(path.with_suffix(".lock")):
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    while not _try_lock(path.with_suffix(".lock")):
         if _is_served(path) or time.monotonic() > deadline:
             return
         time.sleep(0.01)
@@ -269,7 +269,7 @@ def _fail(failed: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def _locked(path: Path) -> bool:
+def _try_lock(path: Path) -> bool:
     """Lock the file until this process exits. Return False if another process holds the lock or removed the file."""
     handle = files.try_lock(path)
     if handle is None:

@@ -109,7 +109,9 @@ def test_invalid_plan_is_reported(place: Path, rounds_bundle: Path, plans: objec
 
 
 def test_cpu_engine_has_no_graphs(tmp_path: Path) -> None:
-    reason = graphs.make(tmp_path / "out", tmp_path / "work", lambda *_: pytest.fail("started"), Arguments())
+    reason = graphs.build_section(
+        tmp_path / "out", tmp_path / "work", lambda *_: pytest.fail("started"), Arguments()
+    )
     assert "runs on the CPU" in str(reason) and not (tmp_path / "out").exists()
 
 
@@ -117,20 +119,23 @@ def test_cpu_engine_has_no_graphs(tmp_path: Path) -> None:
 def test_materialize_makes_the_section_and_a_failed_engine_only_omits_it(
     tmp_path: Path, here: dict[str, Any]
 ) -> None:
-    assert graphs.make(tmp_path / "out", tmp_path / "work", Rounds(here), Arguments()) is None
+    assert graphs.build_section(tmp_path / "out", tmp_path / "work", Rounds(here), Arguments()) is None
     assert (tmp_path / "out" / "proof.json").exists()
 
     def fail(name: str, task: EngineTask) -> None:
         raise CommandFailedError("the engine ended with exit code 1")
 
-    reason = graphs.make(tmp_path / "none", tmp_path / "again", fail, Arguments())
+    reason = graphs.build_section(tmp_path / "none", tmp_path / "again", fail, Arguments())
     assert "exit code 1" in str(reason) and not (tmp_path / "none").exists()
 
 
 def test_recording_engines_have_one_kv_size() -> None:
-    assert graphs.kv_args({"bytes": 7}, Arguments()) == ["--kv-cache-memory-bytes", "7"]
-    assert graphs.kv_args({"bytes": 7, "plans": [PLAN]}, Arguments()) == ["--kv-cache-memory-bytes", "700"]
-    assert graphs.kv_args({"bytes": 7}, Arguments(["--kv-cache-memory-bytes", "9"])) == []
+    assert graphs.kv_cache_arguments({"bytes": 7}, Arguments()) == ["--kv-cache-memory-bytes", "7"]
+    assert graphs.kv_cache_arguments({"bytes": 7, "plans": [PLAN]}, Arguments()) == [
+        "--kv-cache-memory-bytes",
+        "700",
+    ]
+    assert graphs.kv_cache_arguments({"bytes": 7}, Arguments(["--kv-cache-memory-bytes", "9"])) == []
 
 
 # --- validate ---

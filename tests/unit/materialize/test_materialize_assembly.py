@@ -79,7 +79,7 @@ def test_graphs_that_fail_in_the_proof_start_are_left_out_and_the_rest_is_proved
             )
         return {"ready_s": 1.0}
 
-    monkeypatch.setattr(materialization, "_proof_start", start)
+    monkeypatch.setattr(materialization, "_run_test_start", start)
     materialization.prove()
     assert starts == [True, False]
     stages = json.loads((materialization.out / "stages.json").read_text())
@@ -101,7 +101,7 @@ def test_compiled_code_at_fault_is_left_out_and_good_graphs_remain(
         require_fast_path(report, present, canary=False)
         return {"ready_s": 1.0}
 
-    monkeypatch.setattr(materialization, "_proof_start", start)
+    monkeypatch.setattr(materialization, "_run_test_start", start)
     materialization.prove()
     assert (materialization.out / "graphs").is_dir()
     (left_out,) = json.loads((materialization.out / "stages.json").read_text())["not_made"].items()
@@ -119,7 +119,7 @@ def test_the_error_of_a_proof_start_names_the_unused_sections(
     monkeypatch.setattr(assembly.server_process, "fresh", lambda plan, output: (process, None))
     monkeypatch.setattr(assembly.server_process, "acknowledged", lambda *_: running)
     with pytest.raises(ProofFailedError, match="the end of its log") as caught:
-        materialization._proof_start()
+        materialization._run_test_start()
     assert caught.value.unused == ["compile"]
 
 
@@ -156,7 +156,7 @@ def test_the_proof_start_records_its_peak_on_the_devices(
     monkeypatch.setattr(assembly.server_process, "fresh", lambda plan, output: (process, None))
     monkeypatch.setattr(assembly.server_process, "acknowledged", become_ready)
     monkeypatch.setattr(assembly.Timeline, "read", lambda _: assembly.Timeline())
-    stages = materialization._proof_start()
+    stages = materialization._run_test_start()
     assert stages["device_bytes"] == (None if on_cpu else 10 * GIB) and stages["memory_bytes"] > 0
 
 
@@ -168,7 +168,7 @@ def test_bundle_contains_the_reason_of_a_missing_section(
 
     monkeypatch.setattr(runtime, "targets_cpu", lambda: True)
     monkeypatch.setattr(materialization, "_engine", engine)
-    monkeypatch.setattr(materialization, "_proof_start", lambda: {"ready_s": 1.0})
+    monkeypatch.setattr(materialization, "_run_test_start", lambda: {"ready_s": 1.0})
     materialization.offline()
     materialization.prove()
     assert json.loads((materialization.out / "stages.json").read_text())["not_made"] == {
@@ -182,7 +182,7 @@ def test_a_proof_start_that_fails_without_graphs_publishes_nothing(
     def start() -> dict[str, Any]:
         raise CommandFailedError("another token")
 
-    monkeypatch.setattr(materialization, "_proof_start", start)
+    monkeypatch.setattr(materialization, "_run_test_start", start)
     with pytest.raises(CommandFailedError, match="another token"):
         materialization.prove()
 

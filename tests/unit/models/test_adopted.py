@@ -64,4 +64,4 @@ def test_untrusted_version_is_a_miss_with_the_reason(home: Path) -> None:
     tiny_models.place("tiny-llama", Cache.at().models)
     publish_recorded("tiny-llama", SHORT, signed=False)
     found = resolver.resolve("tiny-llama:v1", SHORT, cache=Cache.at())
-    assert found.bundle is None and "is not trusted" in inspection.miss(found).message
+    assert found.bundle is None and "is not trusted" in inspection.build_miss_error(found).message

@@ -87,7 +87,9 @@ def test_model_without_a_bundle_is_refused_by_default(
     (tmp_path / "model.safetensors").write_bytes(b"x")
     found = SimpleNamespace(**vars(_found(None, tmp_path)) | {"bundle": None})
     monkeypatch.setattr(profiles.inspection, "look_up", lambda *_, **__: found)
-    monkeypatch.setattr(profiles.inspection, "miss", lambda *_: NoBundleError("no bundle", hint="make one"))
+    monkeypatch.setattr(
+        profiles.inspection, "build_miss_error", lambda *_: NoBundleError("no bundle", hint="make one")
+    )
     profile = profiles.create_profiles(Cache(tmp_path), offline=True)
     with pytest.raises(NoBundleError):
         profile(Launch("m", "m"))
