@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.prefetching import FILE, checkpoint
-from support.range_server import RangeServer, serving
+from support.range_server import RangeServer, run_server
 from support.shortage import busy_s, exhaust_descriptors
 from support.waiting import wait_until
 
@@ -37,7 +37,7 @@ def plan(directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def server(directory: Path, plan: dict[str, Any]) -> Iterator[RangeServer]:
-    with serving(directory) as running:
+    with run_server(directory) as running:
         yield running
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.prefetching import checkpoint, prefetcher
-from support.range_server import serving
+from support.range_server import run_server
 from tools.raw_server import answer, answering
 
 from coldstart.contract.environment import PREFETCH_TOKEN
@@ -49,7 +49,7 @@ def test_status_shows_presigned_address_without_its_signature(tmp_path: Path) ->
     assert redact(f"https://me:s3cret@b.example/m{query}#s3cret") == "https://b.example/m"
     with (
         answering(lambda c, _: answer(c, 403)) as server,
-        serving(tmp_path / "w") as good,
+        run_server(tmp_path / "w") as good,
         prefetcher(tmp_path / "r", COLDSTART_PREFETCH_MEMORY_BYTES=64 << 20) as runtime,
     ):
         for url in (server.url, good.url):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from coldstart.commands import cli
 from safetensors.numpy import save_file
-from support.range_server import serving
+from support.range_server import run_server
 from tools import tiny_models
 from tools.recorded import publish_recorded
 from tools.shell import Run
@@ -91,7 +91,7 @@ def model(home: Path) -> Iterator[Path]:
 @pytest.mark.slow
 def test_start_status_stop(run: Run, model: Path) -> None:
     size = (model / "model.safetensors").stat().st_size
-    with serving(model) as server:
+    with run_server(model) as server:
         done = run("prefetch", "start", str(model), "--weights-from", server.url)
         assert done.stdout.startswith("mine: ") and "Next: coldstart prefetch status" in done.stderr
         assert server.total() == size
@@ -108,7 +108,7 @@ def test_start_status_stop(run: Run, model: Path) -> None:
 
 
 def test_start_reports_invalid_requests(run: Run, model: Path) -> None:
-    with serving(model) as server:
+    with run_server(model) as server:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLDSTART_PREFETCH_MEMORY_BYTES", "9")
             short = run("prefetch", "start", str(model), "--weights-from", server.url, code=1)

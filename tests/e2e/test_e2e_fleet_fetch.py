@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from support.fleet_on_ray import Fleet, two_node_fleet
 from support.fleet_rig import deployment
-from support.range_server import RangeServer, serving
+from support.range_server import RangeServer, run_server
 
 from coldstart.weights import weights_plan
 from coldstart.weights.checkpoint import list_tensors
@@ -76,7 +76,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
     first, second = (
         sum(sizes[name] for name in stage.select_names(names, CONFIG, [rank], 2)) for rank in (0, 1)
     )
-    with serving(weights) as source:
+    with run_server(weights) as source:
         yield Checkpoint(directory, source, sum(sizes.values()), (first, second))
 
 

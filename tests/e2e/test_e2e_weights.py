@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.range_server import RangeServer, serving
+from support.range_server import RangeServer, run_server
 from tools.machine import TRACED, VLLM, Machine, Tokens
 
 from coldstart.system.ipc.addresses import find_free_port
@@ -53,7 +53,7 @@ def test_weights_from_http_answer_vllms_tokens(
     machine: Machine, bare: Path, model: Path, reference: Tokens, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.json"
-    with serving(model) as source:
+    with run_server(model) as source:
         arguments = (
             "--mode",
             "fresh",
@@ -87,7 +87,7 @@ def test_two_nodes_fetch_their_own_layers(machine: Machine, bare: Path, model: P
     names = [tensor.name for tensor in checkpoint.list_tensors(plan)]
     config = json.loads((model / "config.json").read_text())
     own = [_bytes(plan, stage.select_names(names, config, [rank], 2)) for rank in (0, 1)]
-    with serving(model) as first, serving(model) as second:
+    with run_server(model) as first, run_server(model) as second:
         pipelined = _two_nodes(machine, bare, first, second)
         assert pipelined["loads"] == [pytest.approx(size, rel=0.02) for size in own]
         assert second.total(FILE) == pytest.approx(own[1], rel=0.02)
@@ -114,7 +114,7 @@ def _two_nodes(machine: Machine, bare: Path, first: RangeServer, second: RangeSe
     headless = (*group, "--node-rank", "1", "--headless")
     with (
         nodes[1].serving(str(bare), *common, second.url, vllm=headless),
-        nodes[0].serving(str(bare), *common, first.url, vllm=(*group, "--node-rank", "0")) as served,
+        nodes[0].run_server(str(bare), *common, first.url, vllm=(*group, "--node-rank", "0")) as served,
     ):
         tokens = served.tokens()
         loads = [load["bytes"] for load in served.report["loads"]]

@@ -26,7 +26,7 @@ class Bundle:
     def __init__(self, stages: Any) -> None:
         self.stages = stages
 
-    def json(self, section: str) -> Any:
+    def read_json(self, section: str) -> Any:
         if self.stages is None:
             raise BundleError("the stages section is missing")
         return {"stages": self.stages}[section]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.prefetching import CHUNK, Weights, prefetcher, write
-from support.range_server import RangeServer, serving
+from support.range_server import RangeServer, run_server
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 @pytest.fixture
 def server(weights: Weights) -> Iterator[RangeServer]:
     """Serves the checkpoint."""
-    with serving(weights.directory) as running:
+    with run_server(weights.directory) as running:
         yield running
 
 

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from support.prefetching import Weights, check_whole
-from support.range_server import serving
+from support.range_server import run_server
 from tools.raw_server import RawServer, answer, answering
 
 from coldstart.weights.prefetch import client, http_source, sources
@@ -151,7 +151,7 @@ def test_an_s3_compatible_store(
 ) -> None:
     pytest.importorskip("obstore", exc_type=ImportError)
     shutil.copytree(weights.directory, tmp_path / "b" / "some" / "prefix")
-    with serving(tmp_path) as server:
+    with run_server(tmp_path) as server:
         for name, value in {
             "ENDPOINT_URL": server.url,
             "REGION": "us-east-1",
