@@ -52,7 +52,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def allow_origins(app: Application, origins: Sequence[str]) -> Application:
-    """Return `app` with answers that let pages of these origins read them (CORS)."""
+    """Wrap `app` so that pages of these origins can read its responses (CORS)."""
     if not origins:
         return app
     return CORSMiddleware(
@@ -93,7 +93,7 @@ class AccessControl:
         self._origins = {origin.lower().encode() for origin in endpoint.allow_origins}
 
     def find_refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return status and reason for a request that the client may not send; None for any other."""
+        """Return the HTTP status and reason to reject a request with; None if the request is allowed."""
         path, given = scope["path"], dict(scope["headers"])
         # OpenAI's clients send the first header, Anthropic's (/v1/messages) the second.
         key = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
@@ -112,7 +112,7 @@ class AccessControl:
         return self._find_violation(scope, given)
 
     def _find_violation(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[int, str] | None:
-        """Return status and reason of the rejection of a request without a key; None for one that passes."""
+        """Return the HTTP status and reason to reject a request without a key; None if the request is allowed."""
         host, origin = headers.get(b"host"), headers.get(b"origin")
         if host is not None and not self._accepts_host(host):
             return 421, f"the host {_show(host)} is not a name of this gateway (--allow-host)"
@@ -136,7 +136,7 @@ class AccessControl:
         return name in self._names or "*" in self._names
 
     def refresh_keys(self) -> None:
-        """Read the clients' keys again if their files have changed."""
+        """Reload the client keys if their files have changed."""
         keys = self.endpoint.client_keys
         if keys is not None and keys.have_changed():
             self.read_keys()

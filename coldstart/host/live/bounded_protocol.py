@@ -142,7 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def _find_fault(self) -> str | None:
-        """Return why a head is ambiguous; None for any other."""
+        """Return why a request head is ambiguous; None if it is not."""
         names = [name for name, _ in self.headers]
         given = {name: value.strip().lower() for name, value in self.headers}
         version, host = self.parser.get_http_version(), given.get(b"host")
@@ -176,7 +176,7 @@ class BoundedProtocol(HttpToolsProtocol):
         raise _LimitExceededError(reason)
 
     def _expect(self, part: str, seconds: float) -> None:
-        """End the connection unless the next part of a request is complete after `seconds`."""
+        """Close the connection unless the next part of a request is complete within `seconds`."""
         self._clear_deadline()
         reason = f"the request's {part} did not arrive within {seconds:g} s"
         self._deadline = self.loop.call_later(seconds, self._end, 408, reason)
@@ -187,14 +187,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _is_answering(self) -> bool:
-        """Return whether an answer has begun, or is due for an earlier request on this connection."""
+        """Return whether a response has begun, or is due for an earlier request on this connection."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return False
         return cycle.response_started or not cycle.more_body or bool(self.pipeline)
 
     def _end(self, status: int, reason: str) -> None:
-        """Send an error, if no answer has begun, and close the connection."""
+        """Send an error response, if no response has begun, and close the connection."""
         self._clear_deadline()
         if self.transport.is_closing():
             return
@@ -212,5 +212,5 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _find_authority(target: bytes) -> bytes:
-    """Return host and port of an absolute request target; empty for another."""
+    """Return the host and port of an absolute request target; empty for other targets."""
     return target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()

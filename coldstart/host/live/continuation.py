@@ -54,7 +54,7 @@ _DEFAULT_TOKENS = 16  # vLLM's default for a completion without max_tokens
 
 
 def obstacle(path: str, document: Mapping[str, Any], arguments: Arguments) -> str:
-    """Return the part of a request or of its server's arguments that prevents a continuation; empty if none does."""
+    """Return the request field or server argument that prevents a continuation; empty if none does."""
     if path not in _PROMPT:
         return path
     if path == CHAT and any(arguments.gives(word) for word in _PARSERS):
@@ -120,7 +120,7 @@ class Continuation:
 
     @property
     def over(self) -> bool:
-        """Return whether the stream is complete if its server ends here: the last event arrived, or its format is unknown."""
+        """Return whether the stream is complete if its server exits now: its last event arrived, or its format is unknown."""
         return self.ended or self._foreign
 
     @property
@@ -128,7 +128,7 @@ class Continuation:
         return len(self.tokens) > self.clean
 
     def request(self, path: str) -> tuple[str, bytes]:
-        """Return path and body to send next: first the client's request, later a continuation for the rest of the output."""
+        """Return the path and body to send next: first the client's request, later a completion request for the rest."""
         self._rest, self.broken = b"", ""
         if self.prompt is None:
             return path, self._body({**self.document, "return_token_ids": True})
@@ -139,12 +139,12 @@ class Continuation:
         return COMPLETIONS, self._body(self._remaining())
 
     def warming(self, kv: Mapping[str, str] | None = None) -> bytes:
-        """Return the body of a one-token request that makes a server compute, or load, the KV of the tokens so far."""
+        """Return the body of a one-token request that makes a server compute or load the KV cache of the tokens so far."""
         more = {name: self.document[name] for name in ("cache_salt",) if name in self.document}
         return self._one_token(self._so_far(), more | ({} if kv is None else {PARAMETER: kv}))
 
     def holding(self, request: str, key: str) -> bytes:
-        """Return a completion request that makes the current server hold the KV of this stream's request."""
+        """Return a completion request that makes the current server retain the KV cache of this stream."""
         known = [*(self.prompt or ()), *self.tokens]
         pin = handover.Pin(request, len(known), handover.digest_tokens(known))
         return self._one_token(known[:1], {PARAMETER: handover.sign(key, pin)})
@@ -207,7 +207,7 @@ class Continuation:
         return self._written(chunk) if self._later else self._seen(chunk, event)
 
     def _seen(self, chunk: dict[str, Any], event: bytes) -> bytes:
-        """Return an event of the first server as it would be without `return_token_ids`."""
+        """Return an event of the first server without the fields that `return_token_ids` added."""
         if not self._head:
             self._head = {name: chunk.get(name) for name in ("id", "object", "created", "model")}
         choice = chunk["choices"][0] if chunk["choices"] else {}
@@ -224,7 +224,7 @@ class Continuation:
         return _data(chunk)
 
     def _written(self, chunk: dict[str, Any]) -> bytes:
-        """Return an event of a later server in the form of the first server."""
+        """Convert an event of a later server to the format of the first server's events."""
         usage = chunk.get("usage")
         if not chunk["choices"]:
             return _data({**self._head, "choices": [], "usage": self._usage(usage)})
@@ -244,7 +244,7 @@ class Continuation:
         return _data({**self._head, "choices": [own], **counted})
 
     def _take_tokens(self, ids: list[int], text: str) -> tuple[list[int], str]:
-        """Return the new ones of these tokens, and their new text."""
+        """Record token IDs of the stream; return the new IDs and their text."""
         known = self.tokens[self._at : self._at + len(ids)]
         again = min(len(text), len(self._ahead))
         if known != ids[: len(known)] or text[:again] != self._ahead[:again]:
@@ -261,7 +261,7 @@ class Continuation:
         return ids[len(known) :], text[again:]
 
     def _usage(self, usage: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the token usage of the complete stream, over all its servers."""
+        """Return the token usage of the full stream, summed over its servers."""
         prompt, made = len(self.prompt or ()), len(self.tokens)
         counted = {"prompt_tokens": prompt, "total_tokens": prompt + made, "completion_tokens": made}
         return {**(usage or {}), **counted}
@@ -276,7 +276,7 @@ class Continuation:
 
 
 def _completion(data: bytes) -> dict[str, Any] | None:
-    """Parse an event: a completion or an error; None for any other content."""
+    """Parse a completion or error event; return None for other content."""
     try:
         chunk = json.loads(data)
     except ValueError:

@@ -79,7 +79,7 @@ LOOK_S = 0.02
 
 
 class Driver(Front[Ticket]):
-    """Driver of one host."""
+    """Driver of one model host: connects its core to requests, servers and timers."""
 
     stopping = STOPPING
 
@@ -122,7 +122,7 @@ class Driver(Front[Ticket]):
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Tell the core that a request has ended."""
+        """Report the end of a request to the core."""
         if self._tickets.pop(ticket.number, None) is not None:
             self.emit(events.RequestEnded(ticket.number))
 
@@ -154,7 +154,7 @@ class Driver(Front[Ticket]):
         return False
 
     def state(self, model: str) -> str:
-        """Return the model's state in one word."""
+        """Return the name of the model's state."""
         known = self.core.models.get(model)
         return str(known.state) if known else "gone"
 
@@ -171,7 +171,7 @@ class Driver(Front[Ticket]):
         return residence.server.progress if known and known.state is State.STARTING and residence else None
 
     def find_server(self, name: str | None) -> tuple[Residence | None, str]:
-        """Return the server of a model or alias, or of the default model, or the reason why there is none."""
+        """Return the server of a model, an alias or the default model, or the reason why no server is available."""
         route = self.catalogue.route(name)
         if route is None:
             return None, unknown(name).reason
@@ -205,7 +205,7 @@ class Driver(Front[Ticket]):
                 self.lifecycle.carry_out(action)
 
     def configure(self, file: HostFile) -> None:
-        """Apply another configuration between two requests. Raises UsageError, and changes nothing, if it is invalid."""
+        """Apply a new configuration between two requests. Raise UsageError and change nothing if it is invalid."""
         self.emit(events.ConfigurationChanged(file.models, file.settings))
         self.catalogue = file.catalogue
         self.record.describe(file)
@@ -250,7 +250,7 @@ class Driver(Front[Ticket]):
         return status.document(self.core, self.facts, self.clock(), time.time())
 
     def begin(self) -> None:
-        """Start pinned models and the timer of the core."""
+        """Start the pinned models and the core's timer."""
         self.lifecycle.begin()
         self.schedule.configure(self._crontabs)
         self._tick()
@@ -266,7 +266,7 @@ class Driver(Front[Ticket]):
         self.lifecycle.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Wait until every server has ended; with `at_once` end them without waiting for requests."""
+        """Wait until every server has exited; `at_once` stops them without waiting for running requests."""
         if at_once:
             self.lifecycle.kill()
         await self.lifecycle.close()

@@ -37,7 +37,7 @@ from coldstart.host.live.upstream import (
 
 
 class Exchange:
-    """One request and its answer."""
+    """One proxied request and its response."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Exchange:
         self.stream: Continuation | None = None
 
     async def run(self) -> None:
-        """Answer the request."""
+        """Serve the request and send the response to the client."""
         try:
             self.body = await self.memory.read(self.receive)
             self._held_bytes = len(self.body)
@@ -76,7 +76,7 @@ class Exchange:
             self._release()
 
     def _release(self) -> None:
-        """Free the memory of the body, once."""
+        """Release the memory of the request body, once."""
         self.memory.release(self._held_bytes)
         self._held_bytes = 0
 
@@ -104,7 +104,7 @@ class Exchange:
             metrics.count_response(ticket.route.model, self.status, queued_s, self.first_s)
 
     async def _serve(self, ticket: Ticket) -> None:
-        """Answer from the server that the request is granted, or from another one if that fails."""
+        """Forward the request to the granted server, or to another replica if that server fails."""
         self._prepare(ticket)
         while True:
             ticket.stream, ticket.request_id = self.stream, self.id.decode()
@@ -128,7 +128,7 @@ class Exchange:
                 self.ticket = ticket = again
 
     def _prepare(self, ticket: Ticket) -> None:
-        """Name the model as its server does, and record what another server needs to continue the stream."""
+        """Replace the model name by the server's name for it, and record what another server needs to continue the stream."""
         if ticket.route.served != self.asked:
             self.body = messages.replace_model(self.body, ticket.route.served)
         if self.front.resumes and self.streams:
@@ -140,7 +140,7 @@ class Exchange:
         return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
 
     async def _granted(self, ticket: Ticket) -> Replica:
-        """Wait for the model; comments keep a stream alive meanwhile. Raises AdmissionRefusedError."""
+        """Wait until a server is granted, sending SSE comments to keep a stream alive. Raises AdmissionRefusedError."""
         # All requests wait in the same way, so that they resume in the order in which they were granted.
         while not ticket.granted.done():
             limit_s = self.heartbeat_s if self.streams else None
@@ -240,7 +240,10 @@ class Exchange:
     async def _fail(
         self, status: int, reason: str, retry_after_s: float | None = None, hint: str = ""
     ) -> None:
-        """Send an error, as the last event of a stream that has begun. It names the request to search for in the log."""
+        """Send an error response, or an error event if a stream has begun.
+
+        The error contains the request ID found in the log.
+        """
         number = self.id.decode()
         if self.status or status >= 500:
             reason = f"{reason} (request {number})"
@@ -260,7 +263,7 @@ class Exchange:
 
 
 def _is_aborted(answer: bytes) -> bool:
-    """Return whether a complete answer says that vLLM aborted the request, as it does when it ends."""
+    """Return whether a complete response reports that vLLM aborted the request, as vLLM does when it exits."""
     if b'"abort"' not in answer:
         return False
     with suppress(ValueError, AttributeError, TypeError):

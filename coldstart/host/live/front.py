@@ -42,7 +42,7 @@ class AdmissionRefusedError(Exception):
 
 
 def unknown(asked: str | None) -> AdmissionRefusedError:
-    """Return the rejection of a request that names an unknown model, or none."""
+    """Return the error for a request with an unknown model name or without a model name."""
     missing = asked is None
     reason = "the request names no model" if missing else f"The model `{asked}` does not exist."
     return AdmissionRefusedError(404, reason)
@@ -71,7 +71,7 @@ class Ticket:
     request_id: str = ""
 
     def refuse(self, refused: AdmissionRefusedError) -> None:
-        """Let `granted` raise this error, unless the request already has a server."""
+        """Make `granted` raise this error, unless the request already has a server."""
         if not self.granted.done():
             self.granted.set_exception(refused)
             # Its client may be disconnected: without this the event loop logs an exception that was never
@@ -79,10 +79,10 @@ class Ticket:
             self.granted.exception()
 
     def interrupted(self) -> None:
-        """Handle the interruption of the answer: the request continues at the server of `granted`."""
+        """Requeue the request after its response was interrupted; it continues at the server that `granted` returns."""
 
     def went_on(self) -> None:
-        """Handle the first chunk of a response."""
+        """Record the first chunk of a response."""
 
     @property
     def queued_s(self) -> float | None:
@@ -130,7 +130,7 @@ class Front(ABC, Generic[T]):
 
     @abstractmethod
     def leave(self, ticket: Ticket) -> None:
-        """Tell the core that a request has ended, answered or not."""
+        """Report the end of a request to the core, whether it was served or not."""
 
     @abstractmethod
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
@@ -141,7 +141,7 @@ class Front(ABC, Generic[T]):
 
     @abstractmethod
     def progress(self, model: str) -> Progress:
-        """Return the progress of the model's start, for a waiting client."""
+        """Return the start progress of the model, for a waiting client."""
 
     @abstractmethod
     def status(self) -> Mapping[str, Any]:
@@ -149,10 +149,9 @@ class Front(ABC, Generic[T]):
 
     @abstractmethod
     def _tick(self) -> None:
-        """Send a Tick to the core."""
+        pass
 
     def _create_ticket(self, kind: type[T], route: Destination, **members: Any) -> T:
-        """Return a new open request."""
         self._number += 1
         future: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         ticket = kind(str(self._number), route, self.clock(), future, **members)
@@ -169,19 +168,19 @@ class Front(ABC, Generic[T]):
         facts.hits += ticket.hit
 
     def _refuse(self, number: str, refused: AdmissionRefusedError) -> None:
-        """Refuse a request that waits."""
+        """Reject a waiting request."""
         ticket = self._tickets.get(number)
         if ticket is not None and not ticket.granted.done():
             del self._tickets[number]
             ticket.refuse(refused)
 
     def _grant(self, ticket: T, replica: Replica) -> None:
-        """Grant a request its server."""
+        """Grant a server to a request."""
         ticket.dispatched = self.clock()
         ticket.granted.set_result(replica)
 
     def _set_timer(self, due: float) -> None:
-        """Send a Tick at the time `due`; infinity: none."""
+        """Schedule a Tick at the time `due`; infinity schedules none."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -59,7 +59,7 @@ async def read(residence: Residence, path: str, timeout_s: float) -> tuple[int, 
         while part := await answer.piece():
             body += part
             if len(body) > MAX_BYTES:
-                raise DisconnectedError(f"the server answers with more than {MAX_BYTES} bytes")
+                raise DisconnectedError(f"the server's response exceeds {MAX_BYTES} bytes")
         given = {name.lower(): value for name, value in answer.headers}
         kind = given.get(b"content-type", b"application/octet-stream").decode("latin-1")
         return answer.status, kind, body

@@ -133,7 +133,7 @@ def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise UsageError(
             f"cannot listen at {host}:{port}: {reason}",
-            hint="choose another: --host ADDRESS, --port NUMBER",
+            hint="use another address or port: --host ADDRESS, --port NUMBER",
         ) from error
     with sock:
         yield sock

@@ -132,20 +132,20 @@ class ModelHost:
             self.driver.lifecycle.kill()
 
     def _hang_up(self) -> None:
-        """Stop if the terminal that the host had was closed; otherwise read the file again."""
+        """Stop the host if its terminal was closed; otherwise reload the configuration file."""
         if not self._stops_with_terminal or has_terminal():
             self._tasks.spawn(self._reread())
         elif not self.caught:  # the kernel and the shell may both report the closed terminal
             self._stop(signal.SIGHUP)
 
     def _stop_on_request(self) -> int:
-        """Stop as the first SIGTERM does; return the number of running requests. Repeated orders change nothing."""
+        """Stop as on the first SIGTERM; return the number of running requests. Later calls change nothing."""
         if not self.caught:
             self._stop(signal.SIGTERM)
         return sum(len(model.in_flight) for model in self.driver.core.models.values())
 
     def _look_at_file(self) -> None:
-        """Read the file again if it has changed."""
+        """Reload the configuration file if it has changed."""
         seen = self.options.config and find_state(self.options.config)
         if seen is not None and seen != self._known:
             self._tasks.spawn(self._reread())
@@ -170,7 +170,7 @@ class ModelHost:
             return changes
 
     async def _read(self) -> dict[str, list[str]]:
-        """Read the configuration and apply it; return the changes. Raises UsageError if it is invalid."""
+        """Reload and apply the configuration; return the changes. Raises UsageError if it is invalid."""
         facts = self.driver.facts
         try:
             # Lookups of bundles are slow: run them in a thread so that the loop is not blocked.

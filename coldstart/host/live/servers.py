@@ -97,11 +97,11 @@ class ModelServer:
         self._looks = loop.call_later(LOOK_AT_LOG_S, self._look)
 
     def stop(self) -> None:
-        """Ask the server to end; a second call ends it at once."""
+        """Request the server to exit; a second call stops it at once."""
         self._signal(signal.SIGTERM)
 
     def retire(self) -> None:
-        """Retire a template: it ends after all processes forked from it."""
+        """Retire a template: it exits after all processes forked from it have exited."""
         self._signal(signal.SIGUSR1)
 
     def kill(self) -> None:
@@ -112,11 +112,11 @@ class ModelServer:
             self._close()
 
     def is_stopped(self) -> bool:
-        """Return whether a signal has stopped one of its processes. Blocks."""
+        """Return whether any process of the server is suspended by a signal (state T). Blocks."""
         return any(tree.is_stopped() for tree in self._trees)
 
     def _signal(self, number: int) -> None:
-        """Have the supervisor act as on this signal."""
+        """Make the supervisor act as if it had received this signal."""
         if not self.ended.done():
             with suppress(OSError):
                 self._channel.send({"signal": int(number)})
@@ -286,7 +286,7 @@ class Starter:
         self._channel, self._began_s = json_lines.Channel(ours), asyncio.get_running_loop().time()
 
     def _check(self) -> None:
-        """Replace the process if it is late, and restart it if it has ended."""
+        """Replace the starter process if it is overdue, and restart it if it has exited."""
         loop = asyncio.get_running_loop()
         self._checks = loop.call_later(CHECK_S, self._check)
         due = loop.time() - BEGIN_S
@@ -350,7 +350,7 @@ class Starter:
 
 
 def own_directory() -> AbstractContextManager[Path]:
-    """Return a context manager of a directory for sockets and logs, which removes those of hosts that were killed.
+    """Return a context manager that creates a directory for sockets and logs, and deletes directories of killed hosts.
 
     Raises OSError.
     """

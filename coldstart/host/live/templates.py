@@ -64,7 +64,7 @@ class RuntimeTemplate:
         self._tasks.spawn(self._live(launch, process))
 
     async def _live(self, launch: Launch, process: ModelServer) -> None:
-        """Supervise a template until its end, and then begin the next one."""
+        """Supervise a template until it exits, then start the next template."""
         try:
             ready = await process.ready
         except StartFailedError as reason:
@@ -97,7 +97,7 @@ class RuntimeTemplate:
         return bool(done)
 
     def drain(self) -> None:
-        """Build no further template."""
+        """Start no further template."""
         self._is_draining = True
         if self._again is not None:
             self._again.cancel()
@@ -105,7 +105,7 @@ class RuntimeTemplate:
             self._process.stop()
 
     async def close(self) -> None:
-        """Stop the template, and with it the servers that were forked from it and still run."""
+        """Stop the template and all running servers that were forked from it."""
         self.drain()
         for process in list(self._all):
             await end_by_force(process)

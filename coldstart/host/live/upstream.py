@@ -37,15 +37,15 @@ class NothingSentError(ConnectionError):
 
 
 class DisconnectedError(ConnectionError):
-    """The server disconnected, or sent invalid HTTP, before its answer was complete."""
+    """The server disconnected or sent invalid HTTP before its response was complete."""
 
 
 class AbortedError(DisconnectedError):
-    """The server aborted the request when it ended, and answered with the tokens until then."""
+    """The server aborted the request when it exited, and returned the tokens generated so far."""
 
 
 class StreamInterruptedError(Exception):
-    """The reader must continue at another server; all data before the interruption was delivered."""
+    """The response was interrupted, and the exchange must continue it at another replica; all earlier data was delivered."""
 
 
 class UpstreamAnswer:
@@ -78,7 +78,7 @@ class UpstreamAnswer:
 
     @property
     def whole(self) -> bool:
-        """Return whether all of the answer has arrived."""
+        """Return whether the full response has arrived."""
         return self._response is not None and self._response.content.is_eof()
 
     async def piece(self) -> bytes:
@@ -103,14 +103,14 @@ class UpstreamAnswer:
             self._waits = False
 
     async def read(self) -> bytes:
-        """Return the complete body."""
+        """Return the full response body."""
         parts = []
         while part := await self.piece():
             parts.append(part)
         return b"".join(parts)
 
     def interrupt(self) -> None:
-        """Make the reader continue at another server."""
+        """Interrupt this response so that the exchange continues it at another replica."""
         self._interrupted = True
         if self._response is None:
             self._pending.cancel()
@@ -118,7 +118,7 @@ class UpstreamAnswer:
             self._response.content.set_exception(StreamInterruptedError())
 
     def abort(self) -> None:
-        """Close the connection, unless the answer was read to its end."""
+        """Close the connection, unless the response was read to its end."""
         self._upstream.answers.discard(self)
         if self._response is None:
             self._pending.cancel()
@@ -132,14 +132,14 @@ def _get_response(pending: asyncio.Task[aiohttp.ClientResponse]) -> aiohttp.Clie
     try:
         return pending.result()
     except asyncio.CancelledError as error:
-        raise DisconnectedError("the connection was closed before the answer was complete") from error
+        raise DisconnectedError("the connection was closed before the response was complete") from error
     except (aiohttp.ClientError, OSError) as error:
         raise _describe(error) from error
 
 
 def _describe(error: Exception) -> DisconnectedError:
     reason = str(error) or type(error).__name__
-    return DisconnectedError(f"the connection was lost before the answer was complete ({reason})")
+    return DisconnectedError(f"the connection was lost before the response was complete ({reason})")
 
 
 class Upstream:
@@ -158,10 +158,10 @@ class Upstream:
     async def request(
         self, method: str, target: str, *, headers: Iterable[Header] = (), body: bytes = b""
     ) -> UpstreamAnswer:
-        """Send a request, and return when it is on its way. Enter the answer to wait for its headers.
+        """Send a request. Enter the returned context manager to wait for the response headers.
 
         Raises:
-            NothingSentError: No server accepted the connection, an OSError.
+            NothingSentError: No server accepted the connection.
         """
         if self._closing is not None:
             raise NothingSentError("the server has ended")
@@ -193,7 +193,7 @@ class Upstream:
             # A unix socket with a full backlog fails at once, so the connection is tried again. (uvloop reports this;
             # asyncio's own loop takes such a socket for connected.)
             if not isinstance(error, OSError) or error.errno != errno.EAGAIN:
-                raise NothingSentError(str(error) or "the server did not answer in time") from error
+                raise NothingSentError(str(error) or "the server did not respond in time") from error
             await asyncio.sleep(CROWDED_S)
 
     def _open(self, silent_s: float) -> aiohttp.ClientSession:
