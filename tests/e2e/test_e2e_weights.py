@@ -114,7 +114,7 @@ def _two_nodes(machine: Machine, bare: Path, first: RangeServer, second: RangeSe
     headless = (*group, "--node-rank", "1", "--headless")
     with (
         nodes[1].serving(str(bare), *common, second.url, vllm=headless),
-        nodes[0].run_server(str(bare), *common, first.url, vllm=(*group, "--node-rank", "0")) as served,
+        nodes[0].serving(str(bare), *common, first.url, vllm=(*group, "--node-rank", "0")) as served,
     ):
         tokens = served.tokens()
         loads = [load["bytes"] for load in served.report["loads"]]
