@@ -148,7 +148,7 @@ class SchedulerSettings:
         least=0,
     )
     factor: float = setting(
-        64.0,
+        24.0,
         "With --scheduler deadline, the deadline of a request is its arrival plus FACTOR times its prefill time; a larger"
         " FACTOR lets more short prompts pass a long one.",
         "--deadline-factor",

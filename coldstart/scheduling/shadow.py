@@ -65,9 +65,11 @@ class QueueModel:
     kv_tokens: int
     context_s: float | None = None
 
-    def replay(self, requests: Sequence[FinishedRequest], key: SortKey) -> ReplayedTimes:
+    def replay(
+        self, requests: Sequence[FinishedRequest], key: SortKey, kind: type[QueueReplay] | None = None
+    ) -> ReplayedTimes:
         """Replay requests, which must be in order of arrival. A request that never fits the KV memory is served alone."""
-        run = _QueueReplay(self, requests, key)
+        run = (kind or QueueReplay)(self, requests, key)
         while run.step():
             pass
         first_token_times, end_times = (
@@ -117,7 +119,7 @@ class Shadow:
 
 
 @dataclass(slots=True)
-class _QueueReplay:
+class QueueReplay:
     """State of a replay. Lists are indexed by request: `pending` tokens to compute, `remaining` tokens to generate."""
 
     model: QueueModel
@@ -153,7 +155,7 @@ class _QueueReplay:
             self.arrived_count < len(self.requests)
             and self.requests[self.arrived_count].arrival_s <= self.now
         ):
-            heappush(self.waiting, self.ranks[self.arrived_count])
+            self._arrive(self.arrived_count)
             self.arrived_count += 1
         self._admit()
         decoding = [number for number in self.running if not self.pending[number]]
@@ -172,6 +174,9 @@ class _QueueReplay:
         while self.used_tokens > self.model.kv_tokens and len(self.running) > 1:
             self._preempt(max(self.running, key=self.ranks.__getitem__))
         return True
+
+    def _arrive(self, number: int) -> None:
+        heappush(self.waiting, self.ranks[number])
 
     def _context(self, number: int) -> int:
         request = self.requests[number]
