@@ -10,9 +10,11 @@ from benchmarks.tables import Part, Table, met
 Row = Mapping[str, Any]
 ORDERS = {
     "deadline": "deadline",
-    "half_the_factor": "half the factor",
-    "quarter_of_the_factor": "a quarter of the factor",
-    "bounded": "passed within 10 s only",
+    "smaller_factor": "factor 16",
+    "larger_factor": "factor 64",
+    "bounded": "factor 64, passed within 10 s only",
+    "counted": "factor 64, passed by as many as waited",
+    "aged": "factor 64, passed within the age of the queue",
     "shortest_prompt": "shortest prompt first",
     "jittered": "first come, first served, jittered",
 }
