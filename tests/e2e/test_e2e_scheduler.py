@@ -31,6 +31,14 @@ REQUESTS, URGENT_TOKENS = 12, 200
 """Five blocks per request, eight for the urgent one."""
 
 SWAPPING = ("--scheduler", "skip-join-mlfq", "--batch", "4", "--kv-host-memory", str(1 << 27))
+CLASSES = """
+[header]
+priority = -1
+header = "X-Class: urgent"
+[key]
+priority = -1
+key_file = "key"
+"""
 COUNTERS = {"demotions", "promotions", "parks", "evictions", "loads", "blocks_evicted"}
 
 
@@ -69,13 +77,21 @@ def test_mlfq_answers_equal_those_of_fcfs(machine: Machine, expected: list[list[
 
 
 @pytest.mark.nightly  # property/test_deadline_carrier.py has vLLM's own queue
-def test_deadlines_change_no_answer_and_a_clients_priority_comes_first(
+def test_deadlines_change_no_answer_and_a_clients_priority_or_class_comes_first(
     machine: Machine, expected: list[list[int]]
 ) -> None:
-    with forked(machine, "--scheduler", "deadline", "--batch", "4") as ours:
+    (machine.root / "key").write_text("key-of-urgent-clients")
+    classes = machine.root / "classes.toml"
+    classes.write_text(CLASSES)
+    how = ("--scheduler", "deadline", "--batch", "4", "--deadline-classes", str(classes))
+    with forked(machine, *how) as ours:
         assert together(ours, [body(number) for number in range(REQUESTS)]) == expected
         assert counters(ours) == {}
         check_that_an_urgent_request_overtakes(ours, tokens=20)
+        for headers in ({"X-Class": "urgent"}, {"Authorization": "Bearer key-of-urgent-clients"}):
+            others, last = list(map(body, range(REQUESTS))), body(REQUESTS, 20)
+            assert count_overtaken(ours, others, last, headers) >= REQUESTS // 2
+            assert count_overtaken(ours, others, last | {"priority": 1}, headers) == 0
 
 
 @pytest.mark.nightly

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,16 +33,21 @@ def together(served: Served, bodies: Sequence[dict[str, Any]]) -> list[list[int]
     return answers
 
 
-def answer(served: Served, given: dict[str, Any]) -> list[int]:
-    with urllib.request.urlopen(_request(served, given), timeout=READY_S) as response:
+def answer(served: Served, given: dict[str, Any], headers: Mapping[str, str] | None = None) -> list[int]:
+    with urllib.request.urlopen(_request(served, given, headers or {}), timeout=READY_S) as response:
         return list(json.load(response)["choices"][0]["token_ids"])
 
 
-def count_overtaken(served: Served, sent: Sequence[dict[str, Any]], last: dict[str, Any]) -> int:
+def count_overtaken(
+    served: Served,
+    sent: Sequence[dict[str, Any]],
+    last: dict[str, Any],
+    headers: Mapping[str, str] | None = None,
+) -> int:
     """Send `last` once the engine has all requests that were sent before; return how many of them end after it."""
 
-    def end(given: dict[str, Any]) -> float:
-        answer(served, given)
+    def end(given: dict[str, Any], headers: Mapping[str, str] | None = None) -> float:
+        answer(served, given, headers)
         return time.monotonic()
 
     with ThreadPoolExecutor(len(sent) + 1) as pool:
@@ -50,7 +55,7 @@ def count_overtaken(served: Served, sent: Sequence[dict[str, Any]], last: dict[s
         deadline = time.monotonic() + 30
         while (live := _count_live(served)) < len(sent):
             assert time.monotonic() < deadline, f"{live} of {len(sent)} requests arrived"
-        ended = pool.submit(end, last).result()
+        ended = pool.submit(end, last, headers).result()
         return sum(other.result() > ended for other in others)
 
 
@@ -76,7 +81,7 @@ def metrics(served: Served) -> list[str]:
     return lines
 
 
-def _request(served: Served, given: dict[str, Any]) -> urllib.request.Request:
+def _request(served: Served, given: dict[str, Any], headers: Mapping[str, str]) -> urllib.request.Request:
     data = json.dumps({"model": "tiny-llama", **given}).encode()
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", **headers}
     return urllib.request.Request(f"{served.report['url']}/v1/completions", data, headers)
