@@ -24,7 +24,7 @@ from urllib.request import urlopen
 import openai
 
 from coldstart.models.resolution import resolve
-from coldstart.system.proc.processes import pss_bytes, tree
+from coldstart.system.proc.processes import list_tree, measure_pss_bytes
 
 MODELS = ("tiny-llama", "tiny-qwen2")
 # A bundle without compiled code takes half the time; `make demo` shows bundles with it.
@@ -146,7 +146,7 @@ def main() -> None:
         for name in MODELS:
             ask(url, [name])
             # Shared pages count once, and pages of the host do not count for the models.
-            taken.append(pss_bytes(tree(pid)) - pss_bytes([pid]))
+            taken.append(measure_pss_bytes(list_tree(pid)) - measure_pss_bytes([pid]))
     one, both = taken
     print(
         f"\nwith the template that they are forked from, one takes {_mib(one)}, both {_mib(both)}; now in less:",

@@ -25,7 +25,7 @@ ACCEPT = f"{oci.INDEX_TYPE}, {DOCKER}.list.v2+json, {oci.MANIFEST_TYPE}, {DOCKER
 
 def find_digest(image: str) -> str:
     """Return the digest of HOST/NAME:TAG. Raises BundleError."""
-    place = oci_registry.repository(image)
+    place = oci_registry.parse_repository(image)
     url = place.url("manifests", place.reference or "latest")
     with place.session.ask("HEAD", url, headers={"Accept": ACCEPT}) as answer:
         digest = answer.headers.get("Docker-Content-Digest", "")

@@ -71,7 +71,7 @@ def write_sums(directory: Path) -> None:
 
 def sign_sums(directory: Path, key: Path) -> None:
     """Sign the sums. Raises OSError or BundleError for a key that cannot be used."""
-    digest = canonical.digest((directory / SUMS).read_bytes())
+    digest = canonical.compute_digest((directory / SUMS).read_bytes())
     (directory / SIGNATURE).write_bytes(read_key(key).sign(digest))
 
 
@@ -81,7 +81,7 @@ def verify(directory: Path, public: Path) -> None:
     if not isinstance(key, Ed25519PublicKey):
         raise ValueError(f"{public} is not an ed25519 key")
     sums = (directory / SUMS).read_bytes()
-    if not sign.verify((directory / SIGNATURE).read_bytes(), canonical.digest(sums), {"release": key}).ok:
+    if not sign.verify_signature((directory / SIGNATURE).read_bytes(), canonical.compute_digest(sums), {"release": key}).ok:
         raise ValueError(f"{SIGNATURE} is not of the key {public}")
     listed = dict(reversed(line.split("  ", 1)) for line in sums.decode().splitlines())
     found = {path.name for path in directory.iterdir()} - {SUMS, SIGNATURE}
