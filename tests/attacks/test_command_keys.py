@@ -135,5 +135,5 @@ def test_key_of_the_command_line_is_used_with_a_warning(run: Run, monkeypatch: p
 def test_key_to_another_machine_without_tls_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     ServerClient("http://host.invalid", {"x": KEY}, Output(), wait_s=1)
     assert "the key is sent to http://host.invalid without TLS" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="not escape_control_characters ASCII"):
+    with pytest.raises(UsageError, match="not printable ASCII"):
         ServerClient("https://host.invalid", {"x": "a\r\nb: c"}, Output(), wait_s=1)

@@ -96,8 +96,8 @@ def test_bundle_is_served_from_a_read_only_volume(
 class TestLeftoverFiles:
     def test_next_server_removes_files_of_a_killed_server_only(self, home: Path) -> None:
         program = (
-            "import sys, time; from coldstart.system.proc.scratch import scratch\n"
-            "with scratch() as own: print(own, flush=True); time.sleep(60)"
+            "import sys, time; from coldstart.system.proc.scratch import use_scratch_directory\n"
+            "with use_scratch_directory() as own: print(own, flush=True); time.sleep(60)"
         )
         environment = os.environ | {"TMPDIR": str(home)}
         started = [

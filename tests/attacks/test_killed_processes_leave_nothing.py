@@ -24,8 +24,8 @@ from coldstart.system.recording import record_timeline
 
 RECORD = """
 import sys
-from coldstart.system.recording import recording
-with recording():
+from coldstart.system.recording import record_timeline
+with record_timeline():
     print("up", flush=True)
     sys.stdin.read()
 """

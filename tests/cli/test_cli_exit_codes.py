@@ -96,7 +96,7 @@ def test_no_command_shows_help(run: Run) -> None:
 def test_command_exits_with_128_plus_signal(home: Path, number: int, code: int) -> None:
     script = (
         "import time, coldstart.system.probes\nfrom coldstart.commands.cli import main\n"
-        "coldstart.system.probes.examine = lambda cache: (print('up', flush=True), time.sleep(60))\n"
+        "coldstart.system.probes.run_probes = lambda cache: (print('up', flush=True), time.sleep(60))\n"
         "main(['doctor', '-q'])"
     )
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=os.environ)

@@ -132,7 +132,7 @@ def test_serve_ignores_the_variables_of_a_kubernetes_service(
     monkeypatch.setenv("COLDSTART_SERVE_PORT", "tcp://10.43.1.41:8000")
     monkeypatch.setenv("COLDSTART_SERVE_PORT_8000_TCP", "tcp://10.43.1.41:8000")
     reported = run("serve", "no-such-model", "--dry-run", code=2).stderr
-    assert "warning: COLDSTART_SERVE_PORT, COLDSTART_SERVE_PORT_8000_TCP: ignored" in reported
+    assert "warning: ignored COLDSTART_SERVE_PORT, COLDSTART_SERVE_PORT_8000_TCP" in reported
     assert "Invalid value" not in reported and "no-such-model" in reported
 
 

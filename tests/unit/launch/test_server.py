@@ -117,9 +117,9 @@ def test_server_stops_when_its_caller_was_interrupted_during_the_start(
 
 CHILD = """
 import sys
-from coldstart.system.start_progress import StartProgress, write
+from coldstart.system.start_progress import StartProgress, write_progress
 for done in (1, 2):
-    write(int(sys.argv[1]), StartProgress("profile", done, 2, "sizes"))
+    write_progress(int(sys.argv[1]), StartProgress("profile", done, 2, "sizes"))
 sys.exit(3)
 """
 
