@@ -95,6 +95,6 @@ def test_write_fails_when_the_key_can_be_read_by_others(
 
     key.chmod(0o644)
     (tmp_path / "SHA256SUMS").touch()
-    with pytest.raises(Exception, match="can be read by others"):
+    with pytest.raises(Exception, match="other users can read"):
         module.sign_sums(tmp_path, key)
     assert not (tmp_path / "SHA256SUMS.sigstore.json").exists()

@@ -153,7 +153,7 @@ def test_reload_revokes_the_keys_of_clients_and_reports_a_file_that_cannot_be_us
 ) -> None:
     keys = ClientKeys(write_clients(tmp_path, {"laptop": "", "ci": ""}))
     served = Served(tmp_path, monkeypatch, api_key="operators-key", client_keys=keys)
-    refused = "client keys not applied, the former ones remain: "
+    refused = "client keys not applied, the previous keys remain valid: "
 
     async def work(served: Served) -> None:
         write_clients(tmp_path, {"laptop": ""})
