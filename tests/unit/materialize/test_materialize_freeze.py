@@ -43,7 +43,7 @@ def test_snapshot_directory_stays_during_another_materialization(
             assert (images / "pages-1.img").read_bytes() == b"pages"
 
     monkeypatch.setattr(materialize.process_snapshot, "freeze", frozen)
-    monkeypatch.setattr(materialize.fetch, "choose", lambda _: None)
+    monkeypatch.setattr(materialize.fetch, "choose_weights_source", lambda _: None)
     monkeypatch.setattr(materialize.prepare, "prepare", lambda *_, **__: LaunchPlan(Arguments()))
     lookup: Any = SimpleNamespace(store=store, cache=cache)
     assert not materialize.has_snapshot(lookup, bundle)

@@ -35,5 +35,5 @@ def test_doctor_accepts_a_mig_instance(fake: Fake, tmp_path: Path) -> None:
 
 def test_modes_unavailable_on_a_gpu_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert set(modes.list_reasons()) == {"template-engine", "snapshot", "runtime-snapshot"}
+    assert set(modes.list_reasons()) == {"template-engine", "snapshot", "runtime-snapshot", "parked"}
     assert all(found.reason and found.hint for found in modes.list_reasons().values())

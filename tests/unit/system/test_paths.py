@@ -125,7 +125,7 @@ def test_without_a_private_place_every_reason_is_reported(
 ) -> None:
     _use(monkeypatch, "XDG_RUNTIME_DIR", place)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(UsageError, match="/dev/shm cannot be written") as caught:
+    with pytest.raises(UsageError, match="/dev/shm is not writable") as caught:
         paths.runtime_dir()
     assert f"{place} cannot be written" in str(caught.value)
     assert "set XDG_RUNTIME_DIR" in str(caught.value.hint)

@@ -85,7 +85,7 @@ def test_subtract_returns_the_parts_outside_the_other_regions() -> None:
 
 
 def test_a_large_allocation_has_pages_of_its_own() -> None:
-    libc, size = ctypes.CDLL(None), 16 << 20  # the heap has no such hole
+    libc, size = ctypes.CDLL(None), 1 << 30  # no earlier test leaves such a hole in the heap
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
     with shared_pages.separate_allocations():
         before = shared_pages.list_anonymous()

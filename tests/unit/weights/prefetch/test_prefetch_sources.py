@@ -142,7 +142,7 @@ def test_tls_with_a_trusted_certificate_and_no_other(tmp_path: Path, monkeypatch
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         assert _read(http_source.HttpSource(url, {})) == b"data"
         script["/f"] = (302, {"Location": url.replace("https", "http") + "/g"}, b"")
-        with pytest.raises(SourceUnusableError, match="without TLS"):
+        with pytest.raises(SourceUnusableError, match="from https to http"):
             _read(http_source.HttpSource(url, {}))
 
 
