@@ -1,9 +1,9 @@
 """Deadlines against first come, first served, and against the best order by prompt length. Simulated.
 
 The factor was chosen on other requests: the first ones of the Azure conversation and Mooncake traces, log-normal lengths and
-other draws from ShareGPT. Of 16, 20, 24, 28, 32 and 64 it is the smallest whose mean gain there was 1.3x; but results of several
-factors on the cells below were known by then, so they are not strictly held out. The cells run on the queue
-model of `--shadow`, whose times to first token are within 15 % of those of vLLM's own scheduler
+other draws from ShareGPT. Of 16, 20, 24, 28, 32 and 64 it is the smallest whose mean gain there was 1.3x; but results of
+several factors on the cells below were known by then, so they are not strictly held out. The cells run on the queue model of
+`--shadow`, whose times to first token are within 15 % of those of vLLM's own scheduler
 (`tests/property/test_engine_simulator.py`). The engine is the roofline of OPT-13B (`papers/engine.py`), and arrivals are
 Poisson. `jittered` is FCFS with arrivals that are up to half a second later: the noise of a comparison.
 

@@ -73,3 +73,6 @@ def test_command_in_a_hint_parses() -> None:
                 parse(words)
             except typer.Exit:
                 assert "--help" in words, place
+            except typer.BadParameter as error:
+                # An f-string fills in one of the choices at run time.
+                assert "'WORD' is not one of" in error.message, place

@@ -127,7 +127,7 @@ def test_without_a_private_place_every_reason_is_reported(
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UsageError, match="/dev/shm is not writable") as caught:
         paths.runtime_dir()
-    assert f"{place} cannot be written" in str(caught.value)
+    assert f"{place} is not writable" in str(caught.value)
     assert "set XDG_RUNTIME_DIR" in str(caught.value.hint)
     assert paths.describe_other_runtime_dir() is None
 
