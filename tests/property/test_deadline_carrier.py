@@ -94,7 +94,7 @@ def test_the_shadow_reports_what_deadlines_would_gain(caplog: pytest.LogCaptureF
     logger.record(None, stats)
     logger.record(None, None)
     with caplog.at_level(logging.INFO, "vllm.coldstart"):
-        logger.report()
+        logger.predict_and_publish()
     assert "predicted, not measured: --scheduler deadline instead of fcfs" in caplog.text
     assert f"last {2 * MIN_REQUESTS} requests" in caplog.text
     gauge = deadlines._gauges()["ttft_gain"].labels(engine="0", order="deadline")

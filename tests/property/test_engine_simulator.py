@@ -52,7 +52,7 @@ def test_deadline_lets_a_short_prompt_pass_a_long_one_but_not_for_ever() -> None
 
 
 def test_a_request_that_never_fits_is_refused() -> None:
-    with pytest.raises(ValueError, match="more KV blocks"):
+    with pytest.raises(ValueError, match="needs 63 KV blocks, but the device has 10"):
         simulate([TraceRequest(0.0, 1000, 1)], device_blocks=10)
 
 
@@ -144,7 +144,7 @@ def test_every_load_ends_with_every_token(
 
 def test_a_device_that_one_request_fills_is_an_error_where_the_scheduler_cannot_continue() -> None:
     rows = [TraceRequest(0.0, prompt, 10) for prompt in (30, 30, 9, 30, 17)]
-    with pytest.raises(UsageError, match="skip-join-mlfq cannot continue any of"):
+    with pytest.raises(UsageError, match="skip-join-mlfq cannot resume any of"):
         simulate(rows, "skip-join-mlfq", batch=4, device_blocks=3, strategy="recompute")
 
 

@@ -28,7 +28,9 @@ def sleep(self: worker.ColdWorker, level: int = 1) -> None:
     """Sleep as the backend does on a CPU, and note the call."""
     SLEEP(self, level)
     _note(f"sleep {level}")
-    if (place := os.environ.get("FAKE_CHECKPOINTS")) and not (own := Path(place) / str(os.getpid())).exists():
+    if (place := os.environ.get("CUDA_FAKE_CHECKPOINTS")) and not (
+        own := Path(place) / str(os.getpid())
+    ).exists():
         own.write_text("0")
 
 

@@ -41,7 +41,8 @@ def engine(*_, **__):
     return SimpleNamespace(shutdown=lambda timeout: None, engine_core=core)
 
 async def main():
-    args = Namespace(worker_cls="other", enable_log_requests=False, aggregate_engine_logging=False, disable_log_stats=True)
+    args = Namespace(worker_cls="other", distributed_executor_backend=None, enable_log_requests=False)
+    args.aggregate_engine_logging, args.disable_log_stats = False, True
     async with server.engine_client(args, SimpleNamespace(must_adopt=False), EarlyApplication()):
         pass
 
