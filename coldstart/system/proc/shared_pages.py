@@ -15,41 +15,26 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-PAGE = mmap.PAGESIZE
+from coldstart.system.proc.mappings import PAGE, READ_WRITE, Region, map_memory
+
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-_PROT, _FIXED, _FAILED = mmap.PROT_READ | mmap.PROT_WRITE, 0x10, ctypes.c_void_p(-1).value
 SEPARATE = 1 << 16
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _USUAL = -1, -3, 32 << 20
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-
-
-class Region(NamedTuple):
-    """Whole pages of this process: the address of the first one, and their size in bytes."""
-
-    address: int
-    size: int
-
-    def fingerprint(self) -> str:
-        """Return a digest of the size and of three pages, by which equal regions find each other."""
-        digest = hashlib.blake2b(str(self.size).encode(), digest_size=16)
-        for page in (0, self.size // PAGE // 2, self.size // PAGE - 1):
-            digest.update(ctypes.string_at(self.address + page * PAGE, PAGE))
-        return digest.hexdigest()
 
 
 Places = dict[str, Region]
 """Offset and size in the file, by fingerprint."""
 
 
-def within(address: int, size: int) -> Region:
-    """Return the pages that are completely in a range; none if it is shorter than two pages."""
-    start = -(-address // PAGE) * PAGE
-    return Region(start, max(0, (address + size) // PAGE * PAGE - start))
+def fingerprint(region: Region) -> str:
+    """Return a digest of the size and of three pages of complete pages, by which equal regions find each other."""
+    digest = hashlib.blake2b(str(region.size).encode(), digest_size=16)
+    for page in (0, region.size // PAGE // 2, region.size // PAGE - 1):
+        digest.update(ctypes.string_at(region.address + page * PAGE, PAGE))
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -108,12 +93,12 @@ def publish(regions: Iterable[Region]) -> tuple[int, Places]:
             written = 0
             while written < region.size:
                 written += os.pwrite(descriptor, memoryview(data)[written:], end + written)
-            places[region.fingerprint()] = Region(end, region.size)
+            places[fingerprint(region)] = Region(end, region.size)
             end += region.size
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         offset = 0
         for region in moved:
-            _map_over(region, descriptor, offset)
+            map_memory(region.size, descriptor, region.address, offset=offset, is_shared=False)
             offset += region.size
     except BaseException:
         os.close(descriptor)
@@ -131,20 +116,13 @@ def is_sealed(descriptor: int) -> bool:
 
 def adopt(region: Region, descriptor: int, places: Places) -> bool:
     """Back a region by the file if that has the same bytes; return whether it does. Raises OSError, ValueError."""
-    place = places.get(region.fingerprint())
+    place = places.get(fingerprint(region))
     if place is None or place.size != region.size:
         return False
-    with mmap.mmap(descriptor, place.size, mmap.MAP_PRIVATE, _PROT, offset=place.address) as other:
+    with mmap.mmap(descriptor, place.size, mmap.MAP_PRIVATE, READ_WRITE, offset=place.address) as other:
         view = ctypes.c_char.from_buffer(other)
         is_equal = not _libc.memcmp(region.address, ctypes.addressof(view), region.size)
         del view
     if is_equal:
-        _map_over(region, descriptor, place.address)
+        map_memory(region.size, descriptor, region.address, offset=place.address, is_shared=False)
     return is_equal
-
-
-def _map_over(region: Region, descriptor: int, offset: int) -> None:
-    """Replace the pages of a region by those of the file, for all threads at once."""
-    flags = mmap.MAP_PRIVATE | _FIXED
-    if _libc.mmap(region.address, region.size, _PROT, flags, descriptor, offset) == _FAILED:
-        raise OSError(ctypes.get_errno(), f"cannot map {region.size} bytes of shared weights")

@@ -21,6 +21,7 @@ from vllm.platforms import current_platform
 from coldstart.contract.fallback import Fallback
 from coldstart.graphs.cuda.driver import bindings
 from coldstart.graphs.errors import DriverError
+from coldstart.system.proc.mappings import Region
 from coldstart.vllm.sleep import NAME, STAGE
 from coldstart.vllm.sleep.device import (
     WEIGHTS,
@@ -28,7 +29,6 @@ from coldstart.vllm.sleep.device import (
     Device,
     MemoryFileDevice,
     MemoryFileWeights,
-    Region,
     drop_pages,
 )
 from coldstart.vllm.sleep.memory import Arena, Arenas, NoRoomError

@@ -9,29 +9,29 @@ Invariant: a call that fails leaves each region either mapped or unmapped, as `i
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from coldstart.graphs.cuda.driver import bindings, call, primary_context
 from coldstart.graphs.errors import DriverError
-from coldstart.vllm.sleep.memory import NO_ACCESS, advise_memory, hash_tensor, map_memory, unmap_memory
+from coldstart.system.proc.mappings import (
+    NO_ACCESS,
+    PAGE,
+    Region,
+    find_complete_pages,
+    free_pages,
+    map_memory,
+    unmap_memory,
+)
+from coldstart.vllm.sleep.memory import hash_tensor
 
 WEIGHTS = "weights"
-PAGE = mmap.PAGESIZE
 _CHUNK_WORDS = 1 << 20
-
-
-class Region(NamedTuple):
-    """Range of addresses that is mapped and unmapped as one."""
-
-    address: int
-    size: int
 
 
 class Device(Protocol):
@@ -244,10 +244,9 @@ class CudaWeights:
 def drop_pages(tensors: Iterable[torch.Tensor]) -> None:
     """Give the memory of CPU tensors back to the kernel: they are zero afterwards. Partial pages keep their bytes."""
     for storage in {one.untyped_storage().data_ptr(): one.untyped_storage() for one in tensors}.values():
-        begin = -(-storage.data_ptr() // PAGE) * PAGE
-        size = (storage.data_ptr() + storage.nbytes()) // PAGE * PAGE - begin
-        if size > 0:
-            advise_memory(begin, size)
+        pages = find_complete_pages(storage.data_ptr(), storage.nbytes())
+        if pages.size:
+            free_pages(*pages)
 
 
 def checksum(tensor: torch.Tensor, key: int) -> str:

@@ -10,11 +10,9 @@ its record exists.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import json
-import mmap
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -24,20 +22,14 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
+from coldstart.artifacts.files import hold_lock
 from coldstart.contract.environment import SLEEP_MEMORY_BYTES
 from coldstart.system.paths import runtime_dir
 from coldstart.system.proc import processes
+from coldstart.system.proc.mappings import map_memory, unmap_memory
 from coldstart.units import format_memory
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_FAILED = ctypes.c_void_p(-1).value
-_FIXED, _NO_RESERVE, _REMOVE = 0x10, 0x4000, 9
-READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-NO_ACCESS = 0
+LOCK = "lock"
 
 
 class NoRoomError(Exception):
@@ -46,30 +38,6 @@ class NoRoomError(Exception):
 
 def _do_nothing() -> None:
     """Stand for a release that was done."""
-
-
-def map_memory(size: int, descriptor: int = -1, at: int = 0, access: int = READ_WRITE) -> int:
-    """Map `size` bytes of a file, or private memory without one, and return the address; `at` replaces a mapping.
-
-    Raises:
-        OSError: The kernel refuses the mapping.
-    """
-    flags = mmap.MAP_SHARED if descriptor >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-    address = _LIBC.mmap(at or None, size, access, flags | (_FIXED if at else 0), descriptor, 0)
-    if address == _FAILED:
-        raise OSError(ctypes.get_errno(), f"cannot map {size} bytes")
-    return int(address or 0)
-
-
-def unmap_memory(address: int, size: int) -> None:
-    """Remove the mapping of `size` bytes at `address`."""
-    _LIBC.munmap(address, size)
-
-
-def advise_memory(address: int, size: int) -> None:
-    """Free the pages at `address`: of shared memory, or else of private memory."""
-    if _LIBC.madvise(address, size, _REMOVE):
-        _LIBC.madvise(address, size, mmap.MADV_DONTNEED)
 
 
 def hash_tensor(tensor: Any) -> str:
@@ -188,7 +156,7 @@ class Arena:
             self._release_once()
         finally:
             # The lock keeps an evicting process from a descriptor that is closed and reused in this moment.
-            with _locked(self._directory):
+            with hold_lock(self._directory / LOCK):
                 self._record.unlink(missing_ok=True)
                 unmap_memory(self.address, self.size)
                 os.close(self._descriptor)
@@ -217,7 +185,7 @@ class Arenas:
             NoRoomError: The arena is larger than the limit, other arenas are in use, or the kernel has no memory.
         """
         wanted = f"{format_memory(size)} for {model}"
-        with _locked(self.directory):
+        with hold_lock(self.directory / LOCK):
             records = sorted(self._read(), key=lambda one: one[0].stat().st_mtime_ns)
             used = sum(record.size for _, record in records)
             for path, record in records if size <= self.capacity else ():
@@ -260,13 +228,3 @@ def _evict(path: Path, record: _Record, reason: str) -> bool:
         os.close(descriptor)
     record.notify()
     return True
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

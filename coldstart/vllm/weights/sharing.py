@@ -29,7 +29,8 @@ from coldstart.system.ipc import peers
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import PeerError
 from coldstart.system.proc import shared_pages
-from coldstart.system.proc.shared_pages import PAGE, SEPARATE, Places, Region
+from coldstart.system.proc.mappings import PAGE, Region, find_complete_pages
+from coldstart.system.proc.shared_pages import SEPARATE, Places
 
 log = logging.getLogger("vllm.coldstart")
 
@@ -132,8 +133,8 @@ def share(runner: Any, *, is_rank: bool) -> Iterator[None]:
         with shared_pages.separate_allocations(), _watch_packing(sharer):
             yield
         tensors = {one.data_ptr(): one for one in (*runner.model.parameters(), *runner.model.buffers())}
-        within = (shared_pages.within(address, one.nbytes) for address, one in tensors.items())
-        sharer.add([region for region in within if region.size >= SEPARATE])
+        pages = (find_complete_pages(address, one.nbytes) for address, one in tensors.items())
+        sharer.add([region for region in pages if region.size >= SEPARATE])
         sharer.finish()
     finally:
         _active.clear()

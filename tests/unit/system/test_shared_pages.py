@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coldstart.system.proc import shared_pages
-from coldstart.system.proc.shared_pages import PAGE, Region
+from coldstart.system.proc.mappings import PAGE, Region, find_complete_pages
 
 
 class Memory:
@@ -104,4 +104,4 @@ def test_a_large_allocation_has_pages_of_its_own() -> None:
     ],
 )
 def test_only_complete_pages_of_a_tensor_are_shared(address: int, size: int, expected: Region) -> None:
-    assert shared_pages.within(address, size) == expected
+    assert find_complete_pages(address, size) == expected
