@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -106,6 +107,7 @@ class Arena:
             self.address = map_memory(size, self._descriptor)
             try:
                 self._record.write_text(json.dumps(asdict(record)))
+                _set_used_now(self._record)
             except OSError:
                 unmap_memory(self.address, size)
                 raise
@@ -121,7 +123,7 @@ class Arena:
         try:
             reason = self.find_eviction()
             if reason is None:
-                os.utime(self._record)
+                _set_used_now(self._record)
             yield reason
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -212,6 +214,12 @@ class Arenas:
                 path.unlink(missing_ok=True)
             elif not record.reason:
                 yield path, record
+
+
+def _set_used_now(record: Path) -> None:
+    """Set the time of an arena's last use. The kernel's own time of a write has steps of some milliseconds."""
+    now = time.time_ns()
+    os.utime(record, ns=(now, now))
 
 
 def _evict(path: Path, record: _Record, reason: str) -> bool:
