@@ -20,6 +20,8 @@ from coldstart.system.proc.mappings import PAGE, READ_WRITE, Region, map_memory
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 SEPARATE = 1 << 16
+# Flag of a chunk, in glibc's malloc.c.
+_IS_MAPPED = 2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _USUAL = -1, -3, 32 << 20
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -77,6 +79,34 @@ def subtract(regions: Iterable[Region], others: Iterable[Region]) -> list[Region
         if start < end:
             left.append(Region(start, end - start))
     return left
+
+
+def find_allocation(regions: Iterable[Region], size: int) -> Region | None:
+    """Return the pages of an allocation of `size` bytes that glibc has mapped by itself in one of the regions, if any.
+
+    The kernel merges neighbouring mappings, such as one of Python's own arenas, so it may be only a part of a region.
+    """
+    for region in regions:
+        end = region.address + region.size
+        for start in range(region.address, end - size, PAGE):
+            chunk = _read_mapped_chunk(start)
+            if size < chunk <= min(end - start, size + 2 * PAGE):
+                return Region(start, chunk)
+    return None
+
+
+def _read_mapped_chunk(address: int) -> int:
+    """Return the size in bytes of the chunk that glibc has mapped at a page, 0 if there is none.
+
+    In front of the allocation, glibc writes the number of bytes that it skipped for the alignment, and the rest of the size
+    with a flag.
+    """
+    words = memoryview(ctypes.string_at(address, PAGE)).cast("L")
+    for number in range(0, len(words), 2):
+        skipped, rest = words[number : number + 2]
+        if skipped == number * words.itemsize and rest & 7 == _IS_MAPPED:
+            return int(skipped + (rest & ~7))
+    return 0
 
 
 def publish(regions: Iterable[Region]) -> tuple[int, Places]:

@@ -29,7 +29,7 @@ from coldstart.system.ipc import peers
 from coldstart.system.ipc.json_lines import Channel
 from coldstart.system.ipc.peers import PeerError
 from coldstart.system.proc import shared_pages
-from coldstart.system.proc.mappings import PAGE, Region, find_complete_pages
+from coldstart.system.proc.mappings import Region, find_complete_pages
 from coldstart.system.proc.shared_pages import SEPARATE, Places
 
 log = logging.getLogger("vllm.coldstart")
@@ -152,9 +152,9 @@ def _watch_packing(sharer: RankWeights | FullWorker) -> Iterator[None]:
         weight, before = layer.weight, shared_pages.list_anonymous()
         size = weight.nbytes
         original(layer, remove_weight)
-        found = shared_pages.subtract(shared_pages.list_anonymous(), before)
-        # An allocation of its own has this size, but for the allocator's header and alignment.
-        sharer.add([region for region in found if SEPARATE <= size <= region.size <= size + 2 * PAGE])
+        added = shared_pages.subtract(shared_pages.list_anonymous(), before)
+        if size >= SEPARATE and (packed := shared_pages.find_allocation(added, size)) is not None:
+            sharer.add([packed])
         if layer.weight is not weight:
             weight.data = torch.empty(0)  # the model's loader may still refer to it
 

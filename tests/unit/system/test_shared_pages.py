@@ -84,15 +84,22 @@ def test_subtract_returns_the_parts_outside_the_other_regions() -> None:
     assert left == [Region(20, 5), Region(30, 10)]
 
 
-def test_a_large_allocation_has_pages_of_its_own() -> None:
+def test_a_large_allocation_has_pages_of_its_own_beside_others() -> None:
     libc, size = ctypes.CDLL(None), 1 << 30  # no earlier test leaves such a hole in the heap
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
     with shared_pages.separate_allocations():
         before = shared_pages.list_anonymous()
         place = libc.malloc(ctypes.c_size_t(size))
         added = shared_pages.subtract(shared_pages.list_anonymous(), before)
+        neighbour = libc.malloc(ctypes.c_size_t(size))  # the kernel merges the two mappings
+        merged = shared_pages.subtract(shared_pages.list_anonymous(), before)
+        own, other = (Region(address - 16, size + PAGE) for address in (place, neighbour))
+        assert shared_pages.find_allocation(added, size) == own
+        assert shared_pages.find_allocation(merged, size) in (own, other)
+        assert shared_pages.find_allocation(shared_pages.subtract(merged, [other]), size) == own
+        assert shared_pages.find_allocation(merged, size // 2) is None
     libc.free(place)
-    assert [one for one in added if one.address <= place and size <= one.size <= size + 2 * PAGE]
+    libc.free(neighbour)
 
 
 @pytest.mark.parametrize(
