@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
-from tools.machine import READY_S, TRACED, Machine, Served
+from tools.machine import TRACED, Machine, Served
+from tools.streams import LOCAL, begin_stream, finish_stream, post
 
 from coldstart.contract import handover
-from coldstart.contract.arguments import Arguments
 from coldstart.contract.handover import Pull
 from coldstart.host.live.continuation import COMPLETIONS, Continuation
 from coldstart.models import tiny
@@ -29,12 +28,6 @@ MOST = 1.15
 """Largest memory while the full worker starts, in sizes of the weights and the KV cache."""
 KV_BYTES, MOVED_AFTER, TOKENS = 64 << 20, 20, 200
 VLLM = ("--dtype", "bfloat16", "--max-model-len", "512", "--block-size", "32", *TRACED)
-HERE = {
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 KEYS = {"rank": "5" * 64, "worker": "7" * 64}
 
 
@@ -63,7 +56,7 @@ def _pipeline(machine: Machine, checkpoint: Path) -> Iterator[tuple[Served, Serv
 
         def begin(rank: int, *more: str) -> Served:
             place = {"COLDSTART_WEIGHTS_SOCKET": str(machine.root / f"rank-{rank}")}
-            env = {**HERE, **place, "COLDSTART_HANDOVER_KEY": KEYS["rank"]}
+            env = {**LOCAL, **place, "COLDSTART_HANDOVER_KEY": KEYS["rank"]}
             flags = [
                 *VLLM,
                 *handover_arguments("127.0.0.1", "llama"),
@@ -81,7 +74,7 @@ def _pipeline(machine: Machine, checkpoint: Path) -> Iterator[tuple[Served, Serv
 
 @contextmanager
 def _full_worker(machine: Machine, checkpoint: Path, **extra: str) -> Iterator[Served]:
-    env = {**HERE, "COLDSTART_HANDOVER_KEY": KEYS["worker"], **extra}
+    env = {**LOCAL, "COLDSTART_HANDOVER_KEY": KEYS["worker"], **extra}
     words = ["--kv-cache-memory-bytes", str(KV_BYTES), *handover_arguments("127.0.0.1", "llama")]
     with Machine(machine.root, env).serving(
         str(checkpoint), "--on-miss", "warn", vllm=[*VLLM, *words]
@@ -126,38 +119,17 @@ def _private_bytes(pid: int) -> int:
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
-def _post(served: Served, body: bytes, request: str = "") -> Any:
-    headers = {"Content-Type": "application/json"} | ({"X-Request-Id": request} if request else {})
-    target = urllib.request.Request(f"{served.report['url']}{COMPLETIONS}", body, headers)
-    return urllib.request.urlopen(target, timeout=READY_S)
-
-
 def _stream(source: Served, model: Path, request: str) -> tuple[Continuation, Any]:
-    """Start a stream; return it after its first tokens, with its open response."""
-    document = {"model": model.name, "prompt": list(range(100, 200)), "max_tokens": TOKENS, "temperature": 0}
-    document |= {"ignore_eos": True, "stream": True, "cache_salt": request}
-    stream = Continuation.create(COMPLETIONS, document, Arguments())
-    assert stream is not None
-    response = _post(source, stream.request(COMPLETIONS)[1], request)
-    while len(stream.tokens) < MOVED_AFTER:
-        stream.take(response.readline())
-    return stream, response
-
-
-def _finish(stream: Continuation, response: Any) -> list[int]:
-    while line := response.readline():
-        stream.take(line)
-    assert stream.finished and not stream.broken, stream.broken
-    return stream.tokens
+    return begin_stream(source, model.name, list(range(100, 200)), request, TOKENS, MOVED_AFTER)
 
 
 def _move(stream: Continuation, request: str, first: Served, full: Served) -> list[int]:
     """Continue the stream at the full worker with its KV."""
-    held = json.loads(_post(first, stream.holding(request, KEYS["rank"])).read())[handover.PARAMETER]
+    held = json.loads(post(first, stream.holding(request, KEYS["rank"])).read())[handover.PARAMETER]
     pull = handover.read(KEYS["rank"], held)
     assert isinstance(pull, Pull) and len(pull.ranks) == 2
     stream.kv = handover.sign(KEYS["worker"], pull)
-    return _finish(stream, _post(full, stream.request(COMPLETIONS)[1]))
+    return finish_stream(stream, post(full, stream.request(COMPLETIONS)[1]))
 
 
 @contextmanager
@@ -207,7 +179,7 @@ def test_two_ranks_become_one_worker_with_the_weights_held_once(
             figures |= {"peak": peak.bytes, "peak_apart": apart.bytes, "factor": round(factor, 3)}
             record_property("memory", json.dumps(figures))
             print(json.dumps(figures))
-            stays = _finish(*_stream(first, checkpoint, secrets.token_hex(8)))
+            stays = finish_stream(*_stream(first, checkpoint, secrets.token_hex(8)))
             request = secrets.token_hex(8)
             stream, response = _stream(first, checkpoint, request)
             moved = _move(stream, request, first, worker)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tools.machine import READY_S, TRACED, Machine, Served
+from tools.streams import LOCAL, begin_stream, finish_stream, post
 
 from coldstart.contract import handover
-from coldstart.contract.arguments import Arguments
 from coldstart.contract.handover import Pull
 from coldstart.host.live.continuation import COMPLETIONS, Continuation
 from coldstart.vllm.handover import handover_arguments
@@ -31,12 +31,6 @@ BLOCK_TOKENS, MOVED_AFTER, TOKENS = 32, 20, 200
 """A stream that moves must still run after the first copy of its KV, on a busy machine too."""
 SMALL = ("--dtype", "bfloat16", "--max-model-len", "1024", "--block-size", str(BLOCK_TOKENS))
 SMALL = (*SMALL, "--kv-cache-memory-bytes", str(1 << 26))
-HERE = {
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ class Pair:
 
     def hold(self, stream: Continuation, request: str) -> Pull | None:
         body = stream.holding(request, KEYS["source"])
-        given = json.loads(_post(self.source, body).read())[handover.PARAMETER]
+        given = json.loads(post(self.source, body).read())[handover.PARAMETER]
         message = handover.read(KEYS["source"], given)
         assert message is None or isinstance(message, Pull)
         return message
@@ -60,7 +54,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(machine: Machine) -> Iterator[Pair]:
     def flags(name: str) -> tuple[Machine, list[str]]:
-        extra = {**HERE, "COLDSTART_HANDOVER_KEY": KEYS[name]}
+        extra = {**LOCAL, "COLDSTART_HANDOVER_KEY": KEYS[name]}
         return Machine(machine.root, extra), [*SMALL, *handover_arguments("127.0.0.1", "tiny")]
 
     at, words = flags("source")
@@ -71,30 +65,8 @@ def pair(machine: Machine) -> Iterator[Pair]:
             yield Pair(source, target)
 
 
-def _post(served: Served, body: bytes, request: str = "") -> Any:
-    headers = {"Content-Type": "application/json"} | ({"X-Request-Id": request} if request else {})
-    return urllib.request.urlopen(
-        urllib.request.Request(f"{served.report['url']}{COMPLETIONS}", body, headers), timeout=READY_S
-    )
-
-
 def _begin(pair: Pair, prompt: list[int], request: str, tokens: int = TOKENS) -> tuple[Continuation, Any]:
-    """Start a stream at the source; return it after its first tokens, with its open response."""
-    document = {"model": "tiny-llama", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-    document |= {"ignore_eos": True, "stream": True, "cache_salt": request}
-    stream = Continuation.create(COMPLETIONS, document, Arguments())
-    assert stream is not None
-    response = _post(pair.source, stream.request(COMPLETIONS)[1], request)
-    while len(stream.tokens) < MOVED_AFTER:
-        stream.take(response.readline())
-    return stream, response
-
-
-def _finish(stream: Continuation, response: Any) -> list[int]:
-    while line := response.readline():
-        stream.take(line)
-    assert stream.finished and not stream.broken, stream.broken
-    return stream.tokens
+    return begin_stream(pair.source, "tiny-llama", prompt, request, tokens, MOVED_AFTER)
 
 
 def _loads(served: Served) -> int:
@@ -105,13 +77,13 @@ def _loads(served: Served) -> int:
 @pytest.mark.parametrize("length", [5, 100, 400])
 def test_a_moved_request_has_the_tokens_of_one_that_stays(pair: Pair, length: int) -> None:
     prompt = pair.prompt(length)
-    stays = _finish(*_begin(pair, prompt, secrets.token_hex(8)))
+    stays = finish_stream(*_begin(pair, prompt, secrets.token_hex(8)))
     request, loads = secrets.token_hex(8), _loads(pair.target)
     stream, response = _begin(pair, prompt, request)
     pull = pair.hold(stream, request)
     assert pull is not None and pull.tokens >= length and len(pull.ranks) == 2
     # The source continues meanwhile; then only the tokens since are missing at the target.
-    _post(pair.target, stream.warming(handover.sign(KEYS["target"], pull))).read()
+    post(pair.target, stream.warming(handover.sign(KEYS["target"], pull))).read()
     while len(stream.tokens) < MOVED_AFTER + 5:
         stream.take(response.readline())
     pull = pair.hold(stream, request)
@@ -124,14 +96,14 @@ def test_a_moved_request_has_the_tokens_of_one_that_stays(pair: Pair, length: in
 def _continue(pair: Pair, stream: Continuation, kv: dict[str, str]) -> list[int]:
     """Continue the stream at the target."""
     stream.kv = kv
-    return _finish(stream, _post(pair.target, stream.request(COMPLETIONS)[1]))
+    return finish_stream(stream, post(pair.target, stream.request(COMPLETIONS)[1]))
 
 
 @pytest.fixture(scope="module")
 def stayed(pair: Pair) -> tuple[list[int], list[int]]:
     """A prompt, and the tokens of a request with it that is not moved."""
     prompt = pair.prompt(100)
-    return prompt, _finish(*_begin(pair, prompt, secrets.token_hex(8)))
+    return prompt, finish_stream(*_begin(pair, prompt, secrets.token_hex(8)))
 
 
 @pytest.mark.parametrize("fault", ["unreachable", "signature", "identity", "lease"])
@@ -171,8 +143,8 @@ def test_no_other_client_can_hold_or_read_a_request(pair: Pair) -> None:
             "max_tokens": 1,
             handover.PARAMETER: handover.sign(key, pin),
         }
-        assert json.loads(_post(pair.source, json.dumps(body).encode()).read())[handover.PARAMETER] is None
-    assert len(_finish(stream, response)) == TOKENS
+        assert json.loads(post(pair.source, json.dumps(body).encode()).read())[handover.PARAMETER] is None
+    assert len(finish_stream(stream, response)) == TOKENS
 
 
 def test_the_blocks_of_an_ended_lease_are_free(pair: Pair) -> None:
@@ -183,7 +155,7 @@ def test_the_blocks_of_an_ended_lease_are_free(pair: Pair) -> None:
     deadline = time.monotonic() + READY_S
     while True:  # a lease ends in an iteration, and an idle server has none
         body = {"model": "tiny-llama", "prompt": [1], "max_tokens": 2}
-        _post(pair.source, json.dumps(body).encode()).read()
+        post(pair.source, json.dumps(body).encode()).read()
         if _used(pair.source) == 0:
             break
         assert time.monotonic() < deadline

@@ -8,17 +8,11 @@ from __future__ import annotations
 import pytest
 from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, body, count_overtaken, counters, together
 from tools.machine import TRACED, Machine, Served
+from tools.streams import LOCAL
 
 # One rank is in test_e2e_scheduler.py, two with fakes are in property/test_parallel_scheduler.py.
 pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
-HERE = {
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    # The machine may have fewer cores than ranks, and waiting ranks spin.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 WAYS = {
     "tensor": ("--tensor-parallel-size", "2", *TRACED),
     "pipeline": ("--pipeline-parallel-size", "2", *TRACED),
@@ -46,7 +40,7 @@ def expected(machine: Machine) -> list[list[int]]:
 
 @pytest.mark.parametrize("way", ["tensor", "pipeline"])
 def test_swapping_on_two_ranks_answers_as_fcfs(machine: Machine, expected: list[list[int]], way: str) -> None:
-    here, flags = Machine(machine.root, HERE), (*SMALL, str(POOL_BLOCKS * BLOCK_BYTES // RANKS), *WAYS[way])
+    here, flags = Machine(machine.root, LOCAL), (*SMALL, str(POOL_BLOCKS * BLOCK_BYTES // RANKS), *WAYS[way])
     with here.serving("tiny-llama", "--on-miss", "warn", *SWAPPING, vllm=flags) as ours:
         check_fallbacks(ours)
         assert together(ours, [body(n, tokens) for n, tokens in enumerate(LENGTHS)]) == expected
@@ -58,7 +52,7 @@ def test_swapping_on_two_ranks_answers_as_fcfs(machine: Machine, expected: list[
 def test_deadlines_order_the_requests_of_two_ranks(
     machine: Machine, expected: list[list[int]], way: str
 ) -> None:
-    here, flags = Machine(machine.root, HERE), (*SMALL, str(POOL_BLOCKS * BLOCK_BYTES // RANKS), *WAYS[way])
+    here, flags = Machine(machine.root, LOCAL), (*SMALL, str(POOL_BLOCKS * BLOCK_BYTES // RANKS), *WAYS[way])
     with here.serving("tiny-llama", "--on-miss", "warn", *DEADLINES, vllm=flags) as ours:
         check_fallbacks(ours)
         assert together(ours, [body(n, tokens) for n, tokens in enumerate(LENGTHS)]) == expected
@@ -67,7 +61,7 @@ def test_deadlines_order_the_requests_of_two_ranks(
 
 
 def test_the_ranks_of_a_pipeline_restore_their_compiled_code(machine: Machine) -> None:
-    here, flags = Machine(machine.root, HERE), (*SMALL, str(1 << 26), "--pipeline-parallel-size", "2")
+    here, flags = Machine(machine.root, LOCAL), (*SMALL, str(1 << 26), "--pipeline-parallel-size", "2")
     here.run("materialize", "tiny-llama", "--", *flags)
     with here.serving("tiny-llama", vllm=flags) as restored:
         assert restored.report["fast_path"]["compile"] and not restored.report["fallbacks"]
