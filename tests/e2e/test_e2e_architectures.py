@@ -74,7 +74,7 @@ def test_deadlines_order_the_requests_of_an_adapter(machine: Machine, models: Pa
         options += ["--scheduler", scheduler, "--on-miss", "warn"]
         with machine.serving(str(model), *options, vllm=flags) as served:
             answers[scheduler] = together(served, sent)
-            long = [body(20 + n, 20, prompt_tokens=200) | {"model": names[n % 2]} for n in range(12)]
+            long = [body(20 + n, 150, prompt_tokens=100) | {"model": names[n % 2]} for n in range(12)]
             last = body(40, 20, prompt_tokens=4) | {"model": "styled"}
             assert (count_overtaken(served, long, last) >= 6) == (scheduler == "deadline")
     assert answers["deadline"] == answers["fcfs"]
