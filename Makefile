@@ -103,15 +103,16 @@ style: $(STAMP)
 	$(BIN)/python tests/tools/prose.py
 
 types: $(STAMP) typing
-	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p coldstart
+	cd build/typing && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p coldstart -p benchmarks
 
 format: $(STAMP) ## Sort imports, fix what ruff can fix, and format all files.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-typing: ## Link the packages as they install into build/typing, for mypy.
+typing: ## Link the packages as they install, and the benchmarks, into build/typing, for mypy.
 	@rm -rf build/typing && mkdir -p build/typing/coldstart
 	@ln -s $(addprefix ../../../,$(filter-out %/__pycache__,$(wildcard coldstart/*)) artifacts commands) build/typing/coldstart/
+	@ln -s ../../benchmarks build/typing/benchmarks
 
 docs: $(STAMP) ## Build the documentation site in build/site; warnings are errors.
 	$(BIN)/python docs/_tools/stage.py

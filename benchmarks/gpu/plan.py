@@ -21,16 +21,23 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import llama
 from benchmarks.common import ROOT, about, parser
 from coldstart.bench import measure
-from coldstart.bench.run_order import VLLM_FREE, VLLM_WARM
 from coldstart.system.proc import exits
 from coldstart.validate.launch import Launcher, run_server
-from coldstart.validate.launchers import FULL_DECODE_ONLY, ModelUnderTest, ServeLauncher, VllmLauncher
+from coldstart.validate.launchers import (
+    FULL_DECODE_ONLY,
+    VLLM_FREE,
+    VLLM_WARM,
+    ModelUnderTest,
+    ServeLauncher,
+    VllmLauncher,
+)
 
 VLLM_ARGS = ["--max-model-len", "4096", "--gpu-memory-utilization", "0.8", "--served-model-name", "m"]
 # Eager, because a rehearsal shows that the steps run, and compilation on two cores would take most of its time.
@@ -204,10 +211,10 @@ def compare(part: Part) -> None:
     for level in ("runtime", "asleep-1", "parked"):
         part.template(level)
     for name in ("plain", "plain-free"):
-        part.answer(f"{name}-0", lambda name=name: STARTS[name](part, 0))
+        part.answer(f"{name}-0", partial(STARTS[name], part, 0))
     for number in range(ROUNDS):
         for name in (*list(STARTS)[number:], *list(STARTS)[:number]):
-            part.answer(f"{name}-{number + 1}", lambda name=name, n=number + 1: STARTS[name](part, n))
+            part.answer(f"{name}-{number + 1}", partial(STARTS[name], part, number + 1))
 
 
 def rest(part: Part) -> None:
@@ -222,7 +229,7 @@ def rest(part: Part) -> None:
     # Last, because every process after this line finds the package.
     os.environ["PYTHONPATH"] = f"{os.environ.get('PLAN_OPTIONAL', '')}:{os.environ['PYTHONPATH']}"
     for name, mode in (("instanttensor", VLLM_WARM), ("instanttensor, free options", VLLM_FREE)):
-        part.answer(name, lambda mode=mode: part.plain(mode, 20, "--load-format", "instanttensor"))
+        part.answer(name, partial(part.plain, mode, 20, "--load-format", "instanttensor"))
 
 
 PARTS: dict[str, Callable[[Part], None]] = {

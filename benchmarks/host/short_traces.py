@@ -94,7 +94,7 @@ def replay(
 def limit(models: Models) -> int:
     """Return SHARE of the models' bytes, at least the size of the largest model."""
     sizes = [one["memory_bytes"] for one in models.values()]
-    return max(round(SHARE * sum(sizes)), *sizes)
+    return int(max(round(SHARE * sum(sizes)), *sizes))
 
 
 def main() -> None:

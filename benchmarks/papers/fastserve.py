@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.papers import Experiment, Rows, run
 from benchmarks.papers.engine import (
@@ -141,8 +141,7 @@ def serve_example(order: Policy) -> tuple[float, float]:
         order.add(job, now)
     while len(order):
         order.tick(now, 1)
-        job = next(iter(order))
-        assert isinstance(job, _Timed)
+        job = cast(_Timed, next(iter(order)))
         waited, seconds = max(waited, now - served[job]), job.times[job.generated]
         now, job.generated = now + seconds, job.generated + 1
         served[job] = now
@@ -158,7 +157,7 @@ def random_workloads() -> Found:
     """Both forms of the queues on the example of figure 7 with a starvation limit, and on random workloads."""
     rows, details = [], {}
     for form in ("paper", "tempered"):
-        settings = SchedulerSettings(first_quantum_s=1.0, levels=4, alpha_s=3.0, mlfq=form)  # type: ignore[arg-type]
+        settings = SchedulerSettings(first_quantum_s=1.0, levels=4, alpha_s=3.0, mlfq=form)
         latency, waited = serve_example(SkipJoinMlfq(UNIT, settings))
         found = details[form] = check(range(WORKLOADS), form)
         shown = {

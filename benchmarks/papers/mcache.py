@@ -17,7 +17,7 @@ Result: papers/mcache-table3.json and one for each other figure
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache as once
 from itertools import chain
 from math import exp
@@ -60,7 +60,7 @@ def arrivals(kind: str, seed: int) -> Arrivals:
     """
     random = Random(f"{kind}/{seed}")
     popularity = sorted(random.lognormvariate(0, 2.3) for _ in range(SERVICES * 10 // 9))[:SERVICES]
-    place = {"random": lambda i: random.randrange(7), "round-robin": lambda i: i % 7,
+    place: Callable[[int], int] = {"random": lambda i: random.randrange(7), "round-robin": lambda i: i % 7,
              "quantile": lambda i: 6 - i * 7 // SERVICES, "quantile-r": lambda i: i * 7 // SERVICES}[kind]  # fmt: skip
     models = [SLOWEST[place(i)] for i in range(SERVICES)]
     weights = [[p * exp(random.gauss(0, SPREAD)) for p in popularity] for _ in range(WINDOWS)]

@@ -260,7 +260,7 @@ def attained(
     limits = {model.name: model.tpot_s if tpot else model.ttft_s for model in offered}
     met: dict[str, list[bool]] = {}
     for one in of.simulate(requests, testbed(of.load), offered).records:
-        in_time = one.ok and (tpot_s(one) if tpot else one.ttft_s or inf) <= limits[one.model]
+        in_time = one.ok and (tpot_s(one) if tpot else one.ttft_s or inf) <= limits[str(one.model)]
         met.setdefault(str(one.model).partition("/")[0], []).append(in_time)
     return met
 

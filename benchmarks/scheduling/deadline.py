@@ -40,7 +40,8 @@ from coldstart.scheduling.shadow import FinishedRequest, QueueModel, QueueReplay
 
 BATCH, BUDGET, BOUND_S = 32, 2048, 10.0
 FACTOR, LARGE = SchedulerSettings().factor, 64.0
-LOADS, SEEDS, KV_TOKENS = (0.5, 0.7, 0.9, 1.1, "burst"), range(3, 18), (24_000, 48_000, 164_000)
+LOADS: tuple[float | str, ...] = (0.5, 0.7, 0.9, 1.1, "burst")
+SEEDS, KV_TOKENS = range(3, 18), (24_000, 48_000, 164_000)
 PROFILE, CONTEXT_S = OPT_13B.profile(), OPT_13B.kv_bytes_per_token / BANDWIDTH
 FIGURES = ("ttft", "p95_ttft", "longest", "most")
 Figures = dict[str, float]

@@ -130,8 +130,8 @@ def measure_bursts(seconds: float) -> Row:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         work, ports, fallbacks = Path(name), dict[str, int](), dict[str, Any]()
         for scheduler, of in SCHEDULERS.items():
-            flags = ("--scheduler", of.policy, "--batch", str(BATCH))
-            flags += ("--mlfq", of.mlfq) if of.policy == MLFQ else ()
+            form = ("--mlfq", of.mlfq) if of.policy == MLFQ else ()
+            flags = ("--scheduler", of.policy, "--batch", str(BATCH), *form)
             launcher = ServeLauncher(ModelUnderTest(MODEL, MODEL, ARGS, flags), FRESH, work / "run")
             server = stack.enter_context(run_server(launcher, work / str(len(ports))))
             client = completions.CompletionClient(HOST, server.files.port)

@@ -87,14 +87,15 @@ def main() -> None:
     rows = [
         {"prompt": prompt, "transformers": tokens} for prompt, tokens in zip(PROMPTS, expected, strict=True)
     ]
+    equal = {mode: tokens == expected for mode, tokens in answers.items()}
     document = {
         "versions": facts.list_versions(),
         "prompts": rows,
-        "equal": {mode: tokens == expected for mode, tokens in answers.items()},
+        "equal": equal,
         "printed": printed,
     }
     finish(RESULT.stem, document)
-    assert all(document["equal"].values()), answers
+    assert all(equal.values()), answers
 
 
 if __name__ == "__main__":
