@@ -3,16 +3,21 @@
 A template or snapshot runs the code it was created from, even after an installation has changed. A fix that keeps the
 version number would never take effect. So both record the state (stat(2)) of all mapped files and imported modules,
 including the model's own code and coldstart's, and the kernel release, the processor flags and the C library. If any of
-them differs, the template or snapshot is rejected, and the error names the difference. Both are used only on the machine
-that created them, so no content is read: a process can set neither ctime nor the clock of the file system.
+them differs, the template or snapshot is rejected, and the error names the difference.
+
+Both are used only on the machine that created them, so a file with the recorded times is not read: a process can set neither
+ctime nor the clock of the file system. A file with other times is compared by its digest, because ctime also changes when
+another environment of uv links to the file, and no byte of the code differs then.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -28,13 +33,13 @@ ABOUT = "made-of.json"
 
 
 class Fingerprint(msgspec.Struct):
-    """Machine properties, and the size, mtime and ctime of each file by path.
+    """Machine properties, and the size, mtime, ctime and SHA-256 digest of each file by path.
 
     The inode is omitted, because an overlay file system may change it.
     """
 
     machine: dict[str, str]
-    files: dict[str, tuple[int, int, int]]
+    files: dict[str, tuple[int, int, int, str]]
 
 
 def list_imported_files() -> list[str]:
@@ -55,9 +60,25 @@ def write_fingerprint(pid: int, modules: Path, directory: Path) -> None:
     )
 
 
-def read_states(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:
-    """Return size, mtime and ctime (in nanoseconds) of those `files` that exist."""
-    return {path: state[:3] for path in sorted(files) if (state := find_state(path)) is not None}
+def read_states(files: Iterable[str]) -> dict[str, tuple[int, int, int, str]]:
+    """Return size in bytes, mtime and ctime in nanoseconds, and digest of those `files` that exist."""
+    states = {path: state[:3] for path in sorted(files) if (state := find_state(path)) is not None}
+    return {path: (*states[path], digest) for path, digest in _hash_files(states)}
+
+
+def _hash_files(files: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each file with its SHA-256 digest, which is empty if the file cannot be read."""
+
+    def hash_file(path: str) -> tuple[str, str]:
+        try:
+            with Path(path).open("rb") as file:
+                return path, hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            return path, ""
+
+    # hashlib computes without the interpreter's lock.
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        yield from threads.map(hash_file, files)
 
 
 def find_mismatch(directory: Path, subject: str) -> str | None:
@@ -70,10 +91,16 @@ def find_mismatch(directory: Path, subject: str) -> str | None:
         if (wanted := str(recorded.machine.get(name))) != present:
             created_on, here = _find_extra_words(wanted, present), _find_extra_words(present, wanted)
             return f"the {subject} was created on {name} {created_on}, but this machine has {here}"
-    for path, state in recorded.files.items():
-        if (found := find_state(path)) is None or found[:3] != state:
+    touched = []
+    for path, (size, *times, _) in recorded.files.items():
+        if (found := find_state(path)) is None or found.size != size:
             change = "was removed" if found is None else "has changed"
             return f"{path} {change} since the {subject} was created"
+        if [found.modified_ns, found.changed_ns] != times:
+            touched.append(path)
+    for path, digest in _hash_files(touched):
+        if not digest or digest != recorded.files[path][-1]:
+            return f"{path} has changed since the {subject} was created"
     return None
 
 

@@ -33,11 +33,15 @@ def parts(home: Path, tmp_path: Path) -> list[Path]:
     return made
 
 
+def record(parts: list[Path], directory: Path) -> None:
+    states = fingerprint.read_states(map(str, parts))
+    recorded = fingerprint.Fingerprint(fingerprint.read_machine_properties(), states)
+    (directory / fingerprint.ABOUT).write_bytes(msgspec.json.encode(recorded))
+
+
 def test_one_changed_byte_in_each_of_fifty_files_is_found(parts: list[Path], tmp_path: Path) -> None:
     for file in parts:
-        states = fingerprint.read_states(map(str, parts))
-        recorded = fingerprint.Fingerprint(fingerprint.read_machine_properties(), states)
-        (tmp_path / fingerprint.ABOUT).write_bytes(msgspec.json.encode(recorded))
+        record(parts, tmp_path)
         assert fingerprint.find_mismatch(tmp_path, "template") is None
         changed, before = bytearray(file.read_bytes()), file.stat()
         changed[len(changed) // 2] ^= 1
@@ -49,6 +53,17 @@ def test_one_changed_byte_in_each_of_fifty_files_is_found(parts: list[Path], tmp
     parts[0].unlink()
     expected = f"{parts[0]} was removed since the template was created"
     assert fingerprint.find_mismatch(tmp_path, "template") == expected
+
+
+def test_template_remains_usable_when_another_environment_links_to_its_files(
+    parts: list[Path], tmp_path: Path
+) -> None:
+    record(parts, tmp_path)
+    before = [file.stat().st_ctime_ns for file in parts]
+    for number, file in enumerate(parts):
+        os.link(file, tmp_path / f"link-{number}")
+    assert all(file.stat().st_ctime_ns != ctime for file, ctime in zip(parts, before, strict=True))
+    assert fingerprint.find_mismatch(tmp_path, "template") is None
 
 
 @pytest.fixture
@@ -65,7 +80,8 @@ def test_a_template_of_an_older_commit_is_refused(warm: template_pool.Warm) -> N
     record = warm.directory / fingerprint.ABOUT
     about = json.loads(record.read_text())
     ours = next(path for path in about["files"] if path.endswith("coldstart/launch/template_pool.py"))
-    about["files"][ours][2] -= 1
+    size, modified_ns, changed_ns, digest = about["files"][ours]
+    about["files"][ours] = [size, modified_ns, changed_ns - 1, digest[::-1]]
     record.write_text(json.dumps(about))
     assert f"{ours} has changed since the template was created" == template_pool.obstacle(warm, PLAN)
 
