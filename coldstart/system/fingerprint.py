@@ -7,7 +7,8 @@ them differs, the template or snapshot is rejected, and the error names the diff
 
 Both are used only on the machine that created them, so a file with the recorded times is not read: a process can set neither
 ctime nor the clock of the file system. A file with other times is compared by its digest, because ctime also changes when
-another environment of uv links to the file, and no byte of the code differs then.
+another environment of uv links to the file, and no byte of the code differs then. Of a library above LARGE_BYTES only the
+beginning is hashed, where its build ID lies, and its mtime must be the recorded one: CUDA libraries have gigabytes.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from coldstart.system.file_state import find_state
 
 MODULES = "modules.json"
 ABOUT = "made-of.json"
+LARGE_BYTES = 8 << 20
+"""Size in bytes of the part of a file that is hashed."""
 
 
 class Fingerprint(msgspec.Struct):
-    """Machine properties, and the size, mtime, ctime and SHA-256 digest of each file by path.
+    """Machine properties, and the size, mtime, ctime and SHA-256 digest (of the beginning) of each file by path.
 
     The inode is omitted, because an overlay file system may change it.
     """
@@ -67,12 +70,12 @@ def read_states(files: Iterable[str]) -> dict[str, tuple[int, int, int, str]]:
 
 
 def _hash_files(files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each file with its SHA-256 digest, which is empty if the file cannot be read."""
+    """Yield each file with the SHA-256 digest of its first LARGE_BYTES, or an empty text if it cannot be read."""
 
     def hash_file(path: str) -> tuple[str, str]:
         try:
             with Path(path).open("rb") as file:
-                return path, hashlib.file_digest(file, "sha256").hexdigest()
+                return path, hashlib.sha256(file.read(LARGE_BYTES)).hexdigest()
         except OSError:
             return path, ""
 
@@ -92,11 +95,12 @@ def find_mismatch(directory: Path, subject: str) -> str | None:
             created_on, here = _find_extra_words(wanted, present), _find_extra_words(present, wanted)
             return f"the {subject} was created on {name} {created_on}, but this machine has {here}"
     touched = []
-    for path, (size, *times, _) in recorded.files.items():
-        if (found := find_state(path)) is None or found.size != size:
+    for path, (size, modified_ns, changed_ns, _) in recorded.files.items():
+        found = find_state(path)
+        if found is None or found.size != size or (size > LARGE_BYTES and found.modified_ns != modified_ns):
             change = "was removed" if found is None else "has changed"
             return f"{path} {change} since the {subject} was created"
-        if [found.modified_ns, found.changed_ns] != times:
+        if (found.modified_ns, found.changed_ns) != (modified_ns, changed_ns):
             touched.append(path)
     for path, digest in _hash_files(touched):
         if not digest or digest != recorded.files[path][-1]:

@@ -66,6 +66,18 @@ def test_template_remains_usable_when_another_environment_links_to_its_files(
     assert fingerprint.find_mismatch(tmp_path, "template") is None
 
 
+def test_large_library_with_another_mtime_is_refused(tmp_path: Path) -> None:
+    library = tmp_path / "library.so"
+    library.write_bytes(bytes(fingerprint.LARGE_BYTES + 1))
+    record([library], tmp_path)
+    os.link(library, tmp_path / "link")
+    assert fingerprint.find_mismatch(tmp_path, "template") is None
+    os.utime(library, ns=(0, 0))
+    assert fingerprint.find_mismatch(tmp_path, "template") == (
+        f"{library} has changed since the template was created"
+    )
+
+
 @pytest.fixture
 def warm(home: Path, fake_engine: Callable[[str], None]) -> Iterator[template_pool.Warm]:
     fake_engine("serves")
