@@ -37,8 +37,8 @@ class BenchRequest:
 
     model: str
     vllm_args: Sequence[str] = ()
-    runs: int = setting(5, "Number of measured runs per mode, after the warm-up.", "--runs", least=1)
-    warmup: int = setting(1, "Number of unmeasured warm-up runs per mode.", "--warmup", least=0)
+    runs: int = setting(5, "Number of measured runs per mode, after the warm-up.", "--runs", minimum=1)
+    warmup: int = setting(1, "Number of unmeasured warm-up runs per mode.", "--warmup", minimum=0)
     modes: str | None = setting(
         None,
         f"Comma-separated modes to measure: {', '.join(MODES)}; default: all but {VLLM_FREE} and {VLLM_EAGER}.",
@@ -49,7 +49,7 @@ class BenchRequest:
         True, "Also measure latency and throughput after the start.", "--steady/--no-steady"
     )
     ready_timeout_s: float = setting(
-        900.0, "Abort a start after this many seconds.", "--ready-timeout", "SECONDS", above=0
+        900.0, "Abort a start after this many seconds.", "--ready-timeout", "SECONDS", exclusive_minimum=0
     )
     baseline: Path | None = setting(  # noqa: RUF009 - a field
         None, "JSON result of an earlier benchmark to compare with.", "--baseline", "FILE"

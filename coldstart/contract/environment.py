@@ -25,7 +25,7 @@ else:  # every process of a start imports this module, and `typing` is slow to i
             return cls
 
 
-# Each option of the command line also has a variable COLDSTART_<COMMAND>_<OPTION>, which the command's --help shows.
+# Each command-line option also has a variable COLDSTART_<COMMAND>_<OPTION>, which the command's --help shows.
 PREFIX = "COLDSTART"
 
 

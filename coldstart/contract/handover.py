@@ -20,7 +20,7 @@ MAX_MESSAGE_BYTES = 1 << 16
 
 
 class HandoverError(ValueError):
-    """Handover message with an invalid signature or form."""
+    """Invalid handover message: it is malformed, or its signature is wrong."""
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pin"):
@@ -68,13 +68,13 @@ def read(key: str, parameters: Mapping[str, Any] | None) -> Message | None:
         return None
     signature = (parameters or {}).get(_SIGNATURE)
     if not isinstance(text, str) or len(text) > MAX_MESSAGE_BYTES or not isinstance(signature, str):
-        raise HandoverError("the message has a wrong form")
+        raise HandoverError("malformed handover message: expected a short text and its signature")
     if not key or not hmac.compare_digest(signature.encode(), _signature(key, text).encode()):
-        raise HandoverError("the message is not signed with the key of this server")
+        raise HandoverError("the handover message is not signed with this server's key")
     try:
         message: Message = msgspec.json.decode(text, type=Message)
     except ValueError as error:  # of msgspec, or of text that cannot be encoded
-        raise HandoverError(f"the message cannot be decoded: {error}") from error
+        raise HandoverError(f"cannot decode the handover message: {error}") from error
     return message
 
 

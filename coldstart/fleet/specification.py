@@ -75,10 +75,10 @@ class ServerSpec:
     """Server of a fleet: `devices` GPUs with `memory` bytes each, and its bandwidths in bytes per second."""
 
     name: str
-    memory: Size = setting(MISSING, "", above=0)
-    network: Rate = setting(MISSING, "", above=0)
-    load: Rate = setting(MISSING, "", above=0)
-    devices: int = setting(1, "", least=1)
+    memory: Size = setting(MISSING, "", exclusive_minimum=0)
+    network: Rate = setting(MISSING, "", exclusive_minimum=0)
+    load: Rate = setting(MISSING, "", exclusive_minimum=0)
+    devices: int = setting(1, "", minimum=1)
 
     def __post_init__(self) -> None:
         require_settings(self)
@@ -161,25 +161,29 @@ class FleetSettings:
         "Maximum number of servers that start one model as a pipeline; 1 starts single workers only.",
         "--ranks",
         "N",
-        least=1,
-        most=MOST_RANKS,
+        minimum=1,
+        maximum=MOST_RANKS,
     )
-    window_s: Seconds = setting(1.0, "", least=0)
+    window_s: Seconds = setting(1.0, "", minimum=0)
     consolidate: bool = setting(
         True,
         "Replace a pipeline by a single worker when it serves, and move its streams.",
         "--consolidate/--no-consolidate",
     )
     reclaim: bool = True
-    retries: int = setting(2, "", least=0)
-    hold_s: Seconds = setting(600.0, "", above=0)
+    retries: int = setting(2, "", minimum=0)
+    hold_s: Seconds = setting(600.0, "", exclusive_minimum=0)
     max_held: int = setting(
-        1 << 20, "Maximum number of waiting requests before HTTP 429 is returned.", "--max-held", "N", least=0
+        1 << 20,
+        "Maximum number of waiting requests before HTTP 429 is returned.",
+        "--max-held",
+        "N",
+        minimum=0,
     )
     backoff_s: Seconds = 1.0
     backoff_max_s: Seconds = 300.0
     hang_timeout_s: Seconds = setting(
-        120.0, "Kill a server that makes no progress for this time.", "--hang-timeout", "SECONDS", least=1
+        120.0, "Kill a server that makes no progress for this time.", "--hang-timeout", "SECONDS", minimum=1
     )
 
     def __post_init__(self) -> None:

@@ -75,11 +75,11 @@ class ClientKeys:
         return any(client.admin for client in self.clients)
 
     def describe_unknown_models(self, catalogue: Catalogue) -> Iterator[str]:
-        """Yield a warning for each name in the `models` of a client that is not the name of a model."""
+        """Yield a warning for each model name permitted to a client that does not exist."""
         for client in self.clients:
             for name in client.models or ():
                 if catalogue.route(name) is None:
-                    yield f"the client {client.name} may use {name}, but no model has this name"
+                    yield f"client {client.name} may use the model {name}, which does not exist"
 
     def describe_exposed_files(self) -> Iterator[str]:
         """Yield a warning for each key file that other users can read."""
@@ -120,10 +120,10 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """Limits of each connection, and of all connections together.
+    """Limits of each connection, and of all connections together. Sizes are in bytes, and times are in seconds.
 
-    The request line and headers have at most `head_bytes` and must arrive within `head_s` seconds, the body within `body_s`.
-    All buffered bodies together have at most `buffered_bytes`. A client that stops reading is disconnected after `write_s`.
+    The request line and headers have at most `head_bytes` and must arrive within `head_s`, the body within `body_s`. All
+    buffered bodies together have at most `buffered_bytes`. A client that stops reading is disconnected after `write_s`.
     """
 
     head_bytes: int = 32 * KIB
@@ -132,25 +132,25 @@ class GatewayLimits:
     write_s: float = 30.0
     buffered_bytes: int = 256 * MIB
     body_bytes: int = setting(
-        64 * MIB, "Maximum size of a request body, in bytes.", "--max-body-bytes", "BYTES", least=1 * KIB
+        64 * MIB, "Maximum size of a request body, in bytes.", "--max-body-bytes", "BYTES", minimum=1 * KIB
     )
     idle_s: float = setting(
         60.0,
         "Seconds without a request after which a connection is closed.",
         "--keep-alive-timeout",
         "SECONDS",
-        above=0,
+        exclusive_minimum=0,
     )
     connections: int = setting(
         8192,
-        "Maximum number of client connections; lower if the limit of open files is lower.",
+        "Maximum number of client connections; the limit of open files can reduce it.",
         "--max-connections",
         "N",
-        least=1,
+        minimum=1,
     )
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range."""
+        """Raise UsageError for a value outside its range."""
         require_settings(self)
 
 
@@ -162,19 +162,21 @@ _NAME = re.compile(r"\*|[a-z0-9.-]+")
 class GatewayEndpoint:
     """Address, API keys and access control of one gateway.
 
-    `allow_hosts` are additional host names by which clients may address the gateway; "*" allows any name. `api_key` grants full
-    access; `client_keys` are keys of individual clients. `allow_origins` are the origins of web pages that may use the gateway.
-    `insecure` allows connections from other machines without a key.
+    `allow_hosts` are additional host names by which clients may address the gateway; "*" allows any name. `api_key`
+    grants full access; `client_keys` are the keys of individual clients. `allow_origins` are the origins of web pages
+    that may use the gateway. `insecure` allows connections from other machines without a key.
     """
 
     host: str = setting("127.0.0.1", "Address to listen on.", "--host", "ADDRESS")
-    port: int = setting(8000, "Port to listen on; 0 selects a free port.", "--port", "N", least=0, most=65535)
+    port: int = setting(
+        8000, "Port to listen on; 0 selects a free port.", "--port", "N", minimum=0, maximum=65535
+    )
     api_key: str | None = setting(
-        None, "API key that every client must send; default: no key.", "--api-key", "KEY"
+        None, "API key that grants full access; default: no key is required.", "--api-key", "KEY"
     )
     client_keys: ClientKeys | None = setting(
         None,
-        "TOML file with an API key and the permitted models for each client; the gateway reads it again when it changes;"
+        "TOML file with the API key and the permitted models of each client; the gateway reloads it when it changes;"
         " default: none.",
         "--client-keys",
         "FILE",
@@ -182,7 +184,7 @@ class GatewayEndpoint:
     insecure: bool = setting(False, "Allow other machines to connect without an API key.", "--insecure")
     allow_hosts: tuple[str, ...] = setting(
         (),
-        "Additional host name by which clients without a key may address the gateway; * allows any name. Repeatable.",
+        "Additional host name that clients without a key may use in requests; * allows any name. Repeatable.",
         "--allow-host",
         "NAME",
     )
@@ -196,7 +198,10 @@ class GatewayEndpoint:
         None, "PEM file with the certificate chain for HTTPS; default: serve HTTP.", "--tls-cert", "FILE"
     )
     tls_key: Path | None = setting(
-        None, "PEM file with the private key of --tls-cert; default: serve HTTP.", "--tls-key", "FILE"
+        None,
+        "PEM file with the private key of the --tls-cert certificate; default: serve HTTP.",
+        "--tls-key",
+        "FILE",
     )
     limits: GatewayLimits = field(default_factory=GatewayLimits)
 
@@ -206,7 +211,7 @@ class GatewayEndpoint:
         return self.api_key is not None or self.client_keys is not None
 
     def is_without_operator(self) -> bool:
-        """Return whether keys are required, but no key permits admin requests."""
+        """Return whether keys are required, but no key grants admin access."""
         return self.api_key is None and self.client_keys is not None and not self.client_keys.has_admin()
 
     def check(self) -> None:
@@ -225,7 +230,9 @@ class GatewayEndpoint:
                     hint="include scheme, name and port: https://chat.example.com:8443",
                 )
         if self.api_key is not None and not self.api_key.strip():
-            raise UsageError("the API key is empty", hint="--api-key-file FILE")
+            raise UsageError(
+                "the API key is empty", hint="write a key to a file and pass --api-key-file FILE"
+            )
         if self.api_key and self.client_keys and (client := self.client_keys.find(self.api_key.encode())):
             raise UsageError(
                 f"the API key is also the key of client {client.name}",
@@ -237,10 +244,12 @@ class GatewayEndpoint:
                 hint='add a table [NAME] with key_file = "FILE", or use --api-key-file FILE',
             )
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise UsageError("TLS requires a certificate and its key", hint="--tls-cert FILE --tls-key FILE")
+            raise UsageError(
+                "TLS requires both a certificate and its key", hint="pass --tls-cert FILE --tls-key FILE"
+            )
         is_local = Origin("http", self.host.lower(), self.port).is_loopback
         if not (self.requires_key or self.insecure or is_local):
             raise UsageError(
                 f"cannot listen at {self.host} without an API key: other machines could use all models",
-                hint="--api-key-file FILE, or --insecure to allow it",
+                hint="pass --api-key-file FILE, or --insecure to allow it",
             )

@@ -1,7 +1,7 @@
-"""Specifications of the models of a host, with their residency tiers, and the settings of the host.
+"""Specifications of a host's models, with their residency tiers, and the settings of the host.
 
-Invariant: the tiers of a model begin with `awake` and end with `stopped`. From one tier to the next, device memory does not
-increase and the penalty does not decrease. The values come from the bundle; measurements correct them.
+Invariant: the tiers of a model begin with `awake` and end with `stopped`. From each tier to the next, device memory does
+not increase and the penalty does not decrease. Initial values come from the bundle and are corrected by measurements.
 """
 
 # ruff: noqa: RUF009 - `setting` returns a dataclass field
@@ -23,8 +23,8 @@ QUEUE, REFUSE = "queue", "refuse"
 class Tier:
     """Residency tier of a model: awake, asleep-1, asleep-2 or stopped.
 
-    In this tier the model uses `memory` bytes on the devices and `host_memory` bytes of CPU memory, and it needs `penalty_s`
-    seconds to become ready.
+    In this tier the model uses `memory` bytes of device memory and `host_memory` bytes of CPU memory. A request waits
+    `penalty_s` seconds until the model is ready.
     """
 
     name: str
@@ -41,10 +41,10 @@ def stopped(penalty_s: float) -> Tier:
 class ModelSpec:
     """Specification of a model.
 
-    The model stops after `idle_s` seconds without a request; None: never. A pinned model starts with the host and is never
-    evicted. `prewarm` is a cron expression for scheduled starts. `devices` are the numbers of the devices over which its
-    memory is spread evenly; empty if it is not placed. `memory_source` is the source of its memory figure: file, bundle or
-    assumed.
+    The model stops after `idle_s` seconds without a request; None means never. A pinned model starts with the host and is
+    never evicted. `prewarm` is a cron expression for scheduled starts. `devices` are the device numbers over which its
+    memory is spread evenly; empty means that the model is not assigned to devices. `memory_source` is the source of its
+    memory figures: file, bundle or assumed.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ModelSpec:
         for upper, lower in pairwise(self.tiers):
             if lower.memory > upper.memory or lower.penalty_s < upper.penalty_s:
                 self._reject(
-                    f"{lower.name} uses more memory than {upper.name}, or has a shorter penalty",
+                    f"{lower.name} uses more memory or has a shorter penalty than {upper.name}",
                     "order the tiers by memory, largest first; penalty_s must not decrease",
                 )
         if self.tiers[0].memory <= 0 or self.tiers[-1].memory or self.tiers[-1].host_memory:
@@ -78,7 +78,7 @@ class ModelSpec:
 
     @classmethod
     def simple(cls, name: str, memory: int, penalty_s: float, **more: object) -> ModelSpec:
-        """Create a specification that has only the tiers `awake` and `stopped`."""
+        """Create a specification with only the tiers `awake` and `stopped`."""
         return cls(name, (Tier(AWAKE, memory, 0.0), stopped(penalty_s)), **more)  # type: ignore[arg-type]
 
 
@@ -86,14 +86,15 @@ class ModelSpec:
 class HostSettings:
     """Settings of a host. Sizes are in bytes, and times are in seconds.
 
-    `memory` and `host_memory` limit the device memory and the CPU memory of all models together. `device_memory` is the size of
-    each device on which models are placed; None if only `memory` limits them.
+    `memory` and `host_memory` limit the device memory and the CPU memory of all models together. `device_memory` is the
+    size of each device; None if only `memory` limits the models.
 
-    `when_full` decides whether a request waits or is rejected if no other model can be evicted for it. If one waits longer
-    than `patience_s`, busy models drain: they finish their requests and are evicted. With `runtime_template`, a live host keeps
-    a process with all Python imports done, and forks servers from it. A server without progress for `hang_timeout_s` is killed
-    (see `live.servers.find_hang`). With `resume_streams`, a stream whose server died continues once on the next server of its
-    model. `default_model` serves requests without a model name; it never stops when idle, and restarts when memory is free.
+    `when_full` decides whether a request waits or is rejected if evicting idle models does not free enough memory for its
+    model. After a request has waited `patience_s`, busy models drain: they finish their requests and are evicted. With
+    `runtime_template`, a live host keeps a process with all Python imports done, and forks servers from it. A server
+    without progress for `hang_timeout_s` is killed (see `live.servers.await_hang`). With `resume_streams`, a stream whose
+    server died continues once on the next server of its model. `default_model` serves requests without a model name; it
+    never stops when idle, and restarts when memory is free.
     """
 
     memory: Size = setting(
@@ -101,20 +102,20 @@ class HostSettings:
         "Memory limit of all models together, such as 60GiB: GPU memory, or RAM with vLLM for CPUs.",
         "--memory",
         "SIZE",
-        least=1,
+        minimum=1,
     )
-    host_memory: Size = setting(0, "", least=0)
-    device_memory: Size | None = setting(None, "", least=1)
+    host_memory: Size = setting(0, "", minimum=0)
+    device_memory: Size | None = setting(None, "", minimum=1)
     policy: str = setting(
         "predictive", "Eviction policy when memory is full: lru, iam or predictive.", "--policy", "NAME"
     )
-    loaders: int = setting(1, "", least=1)
+    loaders: int = setting(1, "", minimum=1)
     max_held: int = setting(
-        256, "Maximum number of waiting requests before HTTP 429 is returned.", "--max-held", "N", least=0
+        256, "Maximum number of waiting requests before HTTP 429 is returned.", "--max-held", "N", minimum=0
     )
     when_full: str = setting(
         QUEUE,
-        "Whether to queue or to refuse a request whose model does not fit into the free memory.",
+        "Whether to queue or refuse a request whose model does not fit into free memory.",
         "--when-full",
         "queue|refuse",
         choices=(QUEUE, REFUSE),
@@ -126,7 +127,7 @@ class HostSettings:
         "Maximum number of models that run at the same time; default: no limit except memory.",
         "--max-residents",
         "N",
-        least=1,
+        minimum=1,
     )
     ready_timeout_s: Seconds = setting(
         600.0, "Maximum duration of a start, in seconds; a longer start fails.", "--ready-timeout", "SECONDS"
@@ -136,7 +137,7 @@ class HostSettings:
         "Kill a server that makes no progress for this many seconds.",
         "--hang-timeout",
         "SECONDS",
-        least=1,
+        minimum=1,
     )
     backoff_s: float = 1.0
     backoff_max_s: float = 300.0
@@ -155,10 +156,11 @@ class HostSettings:
 
 @dataclass(slots=True)
 class ObservedCosts:
-    """Memory and penalties of a model: the values of its specification, corrected by measurements.
+    """Memory and penalties of a model: specified values, corrected by measurements.
 
-    The first measured penalty of a tier replaces the estimate, which may come from a different start mode. Later measurements
-    change it by WEIGHT times the difference. `source` is the source of the memory figure; "observed" after a measurement.
+    The first measured penalty of a tier replaces the specified value, which may come from a different start mode. Each
+    later measurement moves the penalty by the fraction WEIGHT of the difference. `source` is the source of the memory
+    figure; it is "observed" after a measurement.
     """
 
     spec: ModelSpec
@@ -176,18 +178,18 @@ class ObservedCosts:
 
     @property
     def memory(self) -> int:
-        """Return the device bytes in the tier `awake`."""
+        """Return the device memory in the tier `awake`, in bytes."""
         return self._memory[AWAKE]
 
     def penalty_s(self, tier: Tier) -> float:
         return self._penalty_s[tier.name]
 
     def memory_in(self, tier: Tier) -> int:
-        """Return the device bytes in this tier, at most as many as in the tier `awake`."""
+        """Return the device memory in this tier in bytes, at most that of the tier `awake`."""
         return self.memory if tier.name == AWAKE else min(self._memory[tier.name], self.memory)
 
     def record_memory(self, memory: int) -> None:
-        """Record the measured device bytes in the tier `awake`."""
+        """Record the measured device memory in the tier `awake`, in bytes."""
         self._memory[AWAKE], self.source = memory, "observed"
 
     def record_start(self, tier: Tier, seconds: float) -> None:

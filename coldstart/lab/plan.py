@@ -45,25 +45,25 @@ class TracePlan:
         "--on-bad-row",
         choices=("skip", "refuse"),
     )
-    speedup: float = setting(1.0, "Replay arrivals this many times faster.", "--speedup", above=0)
+    speedup: float = setting(1.0, "Replay arrivals this many times faster.", "--speedup", exclusive_minimum=0)
     duration_s: float | None = setting(
-        None, "Replay only the first SECONDS of the trace; default: all.", "--duration", above=0
+        None, "Replay only the first SECONDS of the trace; default: all.", "--duration", exclusive_minimum=0
     )
     limit: int | None = setting(
-        None, "Maximum number of requests to replay; default: all.", "--limit", least=1
+        None, "Maximum number of requests to replay; default: all.", "--limit", minimum=1
     )
     rate: float | None = setting(
         None,
         "Replace the arrivals by this many per second, with gamma-distributed gaps; default: as in the trace.",
         "--rate",
-        above=0,
+        exclusive_minimum=0,
     )
     cv: float = setting(
         1.0,
         "Coefficient of variation of the arrival gaps with --rate; 1 gives Poisson arrivals.",
         "--cv",
         "CV",
-        above=0,
+        exclusive_minimum=0,
     )
     seed: int = setting(0, "Random seed for arrivals, models and prompts.", "--seed", "N")
     models: str | None = setting(
@@ -76,17 +76,17 @@ class TracePlan:
         choices=MODEL_MAPPINGS,
     )
     max_prompt: int | None = setting(
-        None, "Truncate prompts to this many tokens; default: no limit.", "--max-prompt", least=1
+        None, "Truncate prompts to this many tokens; default: no limit.", "--max-prompt", minimum=1
     )
     max_output: int | None = setting(
-        None, "Limit outputs to this many tokens; default: no limit.", "--max-output", least=1
+        None, "Limit outputs to this many tokens; default: no limit.", "--max-output", minimum=1
     )
 
     rounds: int = setting(
         1,
         "Number of replays per system; systems take turns, and each round uses a new seed.",
         "--rounds",
-        least=1,
+        minimum=1,
     )
 
     def __post_init__(self) -> None:

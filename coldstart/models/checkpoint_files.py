@@ -58,7 +58,7 @@ def open_file(path: Path) -> BufferedReader:
     if file.peek(len(_POINTER)).startswith(_POINTER):
         file.close()
         raise UsageError(
-            f"{path} is a Git LFS pointer, without the content",
+            f"{path} is a Git LFS pointer; its content was not downloaded",
             hint=f"git -C {shlex.quote(str(path.parent))} lfs pull",
         )
     return file

@@ -143,7 +143,7 @@ def describe_distrust(chosen: Bundle) -> Iterator[str]:
     judged = trust(chosen)
     if not judged.ok:
         yield (
-            f"{chosen.ref} is not trusted: {judged.reason}. Its code is not used; its sizes and its list of the weights are "
+            f"{chosen.ref} is not trusted: {judged.reason}; its code is not used, and its sizes and weights plan are "
             "unverified"
         )
 
@@ -156,11 +156,11 @@ def _explain_skipped_versions(store: Store, chosen: Bundle) -> Iterator[str]:
         try:
             judged = trust(other)
             older = other.manifest.provenance.created < chosen.manifest.provenance.created
-            why = judged.reason if not judged.ok else "it was made earlier" if older else ""
+            why = judged.reason if not judged.ok else "it was created earlier" if older else ""
         except BundleError as error:
             why = error.message
         if why:
-            yield f"{other.name}:v{other.version} was passed over for v{chosen.version}: {why}"
+            yield f"{other.name}:v{other.version} was skipped in favor of v{chosen.version}: {why}"
 
 
 def build_miss_error(lookup: Lookup, use: Callable[[Arguments], str] | None = None) -> NoBundleError:
@@ -170,27 +170,27 @@ def build_miss_error(lookup: Lookup, use: Callable[[Arguments], str] | None = No
     """
     create = lookup.format_materialize()
     if lookup.untrusted is not None:
-        one = lookup.untrusted
-        # One that was found without arguments has others, which are not shown: they can name code to load.
-        same = one.key == lookup.key
-        take = f"take it as it is: {lookup.format_command('serve', '--untrusted')}; or " if same else ""
-        create = create if same else f"build one, with arguments of your own after --: {create}"
+        untrusted = lookup.untrusted
+        # A bundle that was found without arguments records its own. They are not shown, because they can name code to load.
+        is_same = untrusted.key == lookup.key
+        use_it = f"use it anyway: {lookup.format_command('serve', '--untrusted')}; or " if is_same else ""
+        create = create if is_same else f"build a bundle with your own arguments after --: {create}"
         return NoBundleError(
-            f"the only bundle for {lookup.model.name} with key {one.key.short}, {one.ref}, is not trusted: "
-            f"{trust(one).reason}",
-            hint=f"coldstart trust add FILE, with its publisher's public key; or {take}{create}",
+            f"bundle {untrusted.ref}, the only one for {lookup.model.name} with key {untrusted.key.short}, "
+            f"is not trusted: {trust(untrusted).reason}",
+            hint=f"coldstart trust add FILE, with its publisher's public key; or {use_it}{create}",
         )
     summary = f"no bundle for {lookup.model.name} with key {lookup.key.short} in the store"
     if (nearest := lookup.nearest) is None:
         return NoBundleError(
-            f"{summary}; and none for this model under another key",
+            f"{summary}; the store has no other bundle for this model",
             hint=f"{create}; or fetch a bundle: coldstart pull ADDRESS",
         )
     if differ_in_arguments(lookup.mismatches) and (recorded := read_arguments(nearest)) is not None:
         serve = ["coldstart", "serve", lookup.model.argument, "--", *recorded]
         create = f"{shlex.join(serve) if use is None else use(recorded)}, or {create}"
     differences = map(_difference, lookup.mismatches)
-    detail = f"the nearest, {nearest.name}:v{nearest.version}, differs in"
+    detail = f"the nearest bundle, {nearest.name}:v{nearest.version}, differs in"
     return NoBundleError([f"{summary}; {detail}", *differences], hint=create)
 
 
@@ -222,7 +222,7 @@ def require_bundle(lookup: Lookup, *, bundle: bool, signed_by: TrustCheck | None
         return f"{summary} {'; '.join(differences)}".rstrip()
     if signed_by is not None and not (judged := signed_by(lookup.bundle)).ok:
         raise CommandFailedError(
-            f"{lookup.bundle.ref} is not signed by anyone trusted here: {judged.reason}",
+            f"bundle {lookup.bundle.ref} is not signed with a trusted key: {judged.reason}",
             hint="coldstart trust add FILE, with the signer's public key",
         )
     return ""

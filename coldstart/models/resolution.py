@@ -67,7 +67,10 @@ def resolve(
         AuthRequiredError: The hub denies access, or ``offline`` is set and the configuration is not cached (exit code 4).
     """
     if revision is not None and is_local(model):
-        raise UsageError(f"cannot use --revision {revision}: the model {model} is local and has no revisions")
+        raise UsageError(
+            f"cannot use --revision {revision}: the model {model} is local and has no revisions",
+            hint="omit --revision",
+        )
     if model in tiny.NAMES:
         return _local(model, tiny.build(model, (cache or Cache.at()).models))
     directory = paths.expand_user(model)

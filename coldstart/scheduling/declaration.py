@@ -1,4 +1,4 @@
-"""Declare settings in the metadata of dataclass fields.
+"""Declared settings: help text, command-line option and valid range, in the metadata of dataclass fields.
 
 The command line generates an option from each declaration, and values are checked against the declared range.
 """
@@ -11,35 +11,36 @@ from typing import Any, NamedTuple
 
 
 class Setting(NamedTuple):
-    """Help text, command-line option and valid range of a dataclass field.
+    """Declaration of a setting: its help text, command-line option and valid range.
 
-    `flag` is the option and `unit` the placeholder of its value. Valid values are at least `least`, at most `most`, and greater
-    than `above`. Policies in `unused_by` ignore the setting. Simulated servers ignore it if it is `live`.
+    `flag` is the option, and `unit` the placeholder for its value in the help. Valid values are at least `minimum`, at
+    most `maximum`, and greater than `exclusive_minimum`. The policies in `unused_by` ignore the setting. Simulated
+    servers ignore a setting with `live`.
     """
 
-    about: str
+    description: str
     flag: str = ""
     unit: str | None = None
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    exclusive_minimum: float | None = None
     choices: tuple[str, ...] = ()
     unused_by: tuple[str, ...] = ()
     live: bool = False
 
     @property
     def option(self) -> str:
-        """Return the option as a Python identifier: `--kv-strategy` gives `kv_strategy`."""
+        """Return the option as a Python identifier, such as `kv_strategy` for `--kv-strategy`."""
         return self.flag.partition("/")[0].removeprefix("--").replace("-", "_")
 
     @property
     def help(self) -> str:
         """Return the help text of the option, including the valid range."""
         bounds = self._describe_range()
-        return f"{self.about} Range: {bounds}." if bounds else self.about
+        return f"{self.description} Range: {bounds}." if bounds else self.description
 
     def require(self, name: str, value: Any) -> None:
-        """Raise ValueError if `value` is neither None nor in range."""
+        """Raise ValueError if `value` is outside the valid range; None is always valid."""
         if value is None or self._is_allowed(value):
             return
         expected = f"one of {', '.join(self.choices)}" if self.choices else self._describe_range()
@@ -48,20 +49,22 @@ class Setting(NamedTuple):
     def _is_allowed(self, value: Any) -> bool:
         if self.choices:
             return value in self.choices
-        within = (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
-        return within and (self.above is None or value > self.above)
+        within = (self.minimum is None or value >= self.minimum) and (
+            self.maximum is None or value <= self.maximum
+        )
+        return within and (self.exclusive_minimum is None or value > self.exclusive_minimum)
 
     def _describe_range(self) -> str:
-        bounds = (("at least", self.least), ("above", self.above), ("at most", self.most))
+        bounds = (("at least", self.minimum), ("above", self.exclusive_minimum), ("at most", self.maximum))
         return ", ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
 
 
-def setting(default: object, about: str, flag: str = "", unit: str | None = None, **more: Any) -> Any:
-    """Return a dataclass field with a declared setting; `more` are further fields of Setting."""
-    return field(default=default, metadata={"setting": Setting(about, flag, unit, **more)})
+def setting(default: object, description: str, flag: str = "", unit: str | None = None, **more: Any) -> Any:
+    """Return a dataclass field that declares a setting; `more` are additional fields of Setting."""
+    return field(default=default, metadata={"setting": Setting(description, flag, unit, **more)})
 
 
 def list_settings(dataclass_type: Any) -> Iterator[tuple[str, Setting]]:
-    """Yield (name, declaration) of each field of a dataclass or instance that declares a setting."""
+    """Yield the name and declaration of each setting in a dataclass or an instance of one."""
     declared = ((one.name, one.metadata.get("setting")) for one in fields(dataclass_type))
     return ((name, one) for name, one in declared if one is not None)

@@ -58,23 +58,25 @@ class SchedulerSettings:
         "Maximum number of requests in one iteration (default: the engine's limit).",
         "--batch",
         "N",
-        least=1,
+        minimum=1,
     )
     first_quantum_s: float | None = setting(
         None,
         "Service time in seconds after which a request leaves the first queue (default: the shortest iteration).",
         "--quantum",
         "SECONDS",
-        above=0,
+        exclusive_minimum=0,
         unused_by=_VLLM_POLICIES,
     )
-    levels: int | None = setting(None, "Number of queues (default: enough for the longest prefill).", least=1)
+    levels: int | None = setting(
+        None, "Number of queues (default: enough for the longest prefill).", minimum=1
+    )
     eta: int = setting(
         1,
         "Minimum number of levels by which a demotion lowers a request.",
         "--eta",
         "N",
-        least=1,
+        minimum=1,
         unused_by=_VLLM_POLICIES,
     )
     alpha_s: float = setting(
@@ -82,7 +84,7 @@ class SchedulerSettings:
         "Move a request to the first queue after this many seconds without service, to prevent starvation.",
         "--alpha",
         "SECONDS",
-        least=0,
+        minimum=0,
         unused_by=_VLLM_POLICIES,
     )
     mlfq: MlfqVariant = setting(  # noqa: RUF009 - it returns a dataclass field
@@ -101,7 +103,7 @@ class SchedulerSettings:
         " paper).",
         "--alpha-scale",
         "FACTOR",
-        least=0,
+        minimum=0,
         unused_by=_VLLM_POLICIES,
     )
     promoted_cap: float | None = setting(
@@ -109,7 +111,7 @@ class SchedulerSettings:
         "Maximum share of the batch for promoted requests in the first queue (default: 0.25; no limit with --mlfq paper).",
         "--promoted",
         "SHARE",
-        least=0,
+        minimum=0,
         unused_by=_VLLM_POLICIES,
     )
     oldest_share: float = setting(
@@ -117,8 +119,8 @@ class SchedulerSettings:
         "Share of time in which requests are served in arrival order; a larger share delays long requests less.",
         "--oldest-share",
         "SHARE",
-        least=0,
-        most=1,
+        minimum=0,
+        maximum=1,
         unused_by=_VLLM_POLICIES,
     )
     reserve_quantile: float = setting(
@@ -127,8 +129,8 @@ class SchedulerSettings:
         " that would run last are evicted for it.",
         "--reserve",
         "QUANTILE",
-        least=0,
-        most=1,
+        minimum=0,
+        maximum=1,
         unused_by=_VLLM_POLICIES,
     )
     strategy: KvStrategy | None = setting(  # noqa: RUF009 - it returns a dataclass field
@@ -145,7 +147,7 @@ class SchedulerSettings:
         " deadline).",
         "--kv-host-memory",
         "BYTES",
-        least=0,
+        minimum=0,
     )
     factor: float = setting(
         24.0,
@@ -153,7 +155,7 @@ class SchedulerSettings:
         " FACTOR lets more short prompts pass a long one.",
         "--deadline-factor",
         "FACTOR",
-        least=0,
+        minimum=0,
         unused_by=(FCFS, MLFQ),
     )
     slo_s: float | None = setting(
@@ -162,7 +164,7 @@ class SchedulerSettings:
         " meet it.",
         "--deadline-slo",
         "SECONDS",
-        above=0,
+        exclusive_minimum=0,
         unused_by=(FCFS, MLFQ),
     )
     classes: str | None = setting(
@@ -180,7 +182,7 @@ class SchedulerSettings:
         " and in /metrics; default: no prediction.",
         "--shadow",
         "SECONDS",
-        least=1,
+        minimum=1,
         unused_by=(MLFQ,),
         live=True,
     )

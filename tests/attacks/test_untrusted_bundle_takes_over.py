@@ -73,7 +73,7 @@ def test_pulled_unsigned_bundle_is_not_selected(
     assert _selected(model) == mine
     assert store.find_by_reference("org/tiny", trust=inspection.trust) == mine
     noted = inspection.look_up(model).notes
-    assert noted == ("org/tiny:v2 was passed over for v1: the bundle is not signed",)
+    assert noted == ("org/tiny:v2 was skipped in favor of v1: the bundle is not signed",)
 
 
 def test_prune_removes_the_unsigned_bundle(run: Run, store: Store, home: Path, wanted: Key) -> None:
@@ -100,7 +100,7 @@ def test_only_unsigned_bundle_needs_untrusted_option(run: Run, home: Path, model
     assert "is not trusted" in refused.stderr
     assert not list(Cache.at().root.glob("vllm/*/modelinfos/*"))
     allowed = run("serve", model, "--dry-run", "--untrusted")
-    assert "its sizes and its list of the weights are unverified" in allowed.stderr
+    assert "its sizes and weights plan are unverified" in allowed.stderr
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["same key", "nearest"])
@@ -132,7 +132,7 @@ def test_pulled_older_bundle_is_reported_and_not_selected(
     assert "is older than v1" in done.stderr
     assert [bundle.version for bundle in store.list_bundles()] == [1, 2] and _selected(model) == mine
     (note,) = inspection.look_up(model).notes
-    assert "v2 was passed over for v1: it was made earlier" in note
+    assert "v2 was skipped in favor of v1: it was created earlier" in note
     run("prune", mine.ref)
     assert _selected(model) == store.find_by_reference("org/tiny:v2")
 

@@ -115,7 +115,7 @@ def test_model_is_read_when_its_configuration_has_infinity_and_equal_members(mod
 def test_pointer_is_named_with_the_command_that_gets_the_content(model: Path, name: str) -> None:
     (model / name).write_bytes(LFS)
     error = _refused(model)
-    assert error.message == f"{model / name} is a Git LFS pointer, without the content"
+    assert error.message == f"{model / name} is a Git LFS pointer; its content was not downloaded"
     assert error.hint == f"git -C '{model}' lfs pull"
 
 
