@@ -29,7 +29,9 @@ ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
     "llama-lora": ("LlamaConfig", _WIDE | {"num_key_value_heads": 1}, "AutoModelForCausalLM"),
 }
 ADAPTER = "/adapter"
-LORA = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", "styled={adapter}")
+# On the CPU, vLLM 0.32 applies the adapter in the last slot to requests of the base model that share a batch with any adapter
+# (its index -1 means none, and selects the last one: vllm-project/vllm pull request 48421). The last of two slots stays empty.
+LORA = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules", "styled={adapter}")
 
 
 def build(name: str, models: Path) -> Path:
