@@ -2,53 +2,75 @@
 
 An experiment returns rows of (what, paper, ours). `python -m benchmarks papers/fastserve-11` runs one and writes
 results/papers/fastserve-11.json; `python -m benchmarks papers/fastserve` runs all of that paper. `python -m benchmarks tables`
-writes the rows into the page of the paper.
+writes the rows into the page of the paper. An experiment that needs a GPU can be rehearsed: `papers/medusa-3 --rehearse`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.common import finish
+from benchmarks.common import finish, parser
+from coldstart.system.devices import nvml
 
 Rows = list[tuple[str, str, str]]
 """What is compared, the paper's value, and ours."""
+Found = tuple[Rows, Mapping[str, Any]]
+"""The rows, and details that are only stored."""
 
 
 @dataclass(frozen=True)
 class Experiment:
     """One figure or table of a paper.
 
-    `measure` returns the rows, and details that are only stored. `differs` is the reason for the difference. Without
-    `measure` the experiment needs a GPU.
+    `differs` is the reason for the difference. With `needs_gpu`, `measure` gets the option --shapes and whether it rehearses,
+    and `paper` is shown until there is a result.
     """
 
     title: str
     workload: str
     sweep: str
     differs: str
+    measure: Callable[..., Found]
     kind: str = "simulated"
-    measure: Callable[[], tuple[Rows, Mapping[str, Any]]] | None = None
+    needs_gpu: bool = False
     paper: str = ""
 
 
-def run(name: str, experiments: Mapping[str, Experiment], numbers: Iterable[str]) -> None:
-    """Run experiments of the paper `name`, all without `numbers`. Raises SystemExit for an unknown number."""
-    wanted = list(numbers) or [number for number, one in experiments.items() if one.measure]
+def run(name: str, experiments: Mapping[str, Experiment], arguments: Sequence[str]) -> None:
+    """Run experiments of the paper `name`; without numbers, all that need no GPU, or rehearse all others.
+
+    Raises SystemExit for an unknown number, and without a GPU where one is needed. A rehearsal stores no result.
+    """
+    options = parser(None)
+    options.add_argument("numbers", nargs="*", metavar="NUMBER")
+    options.add_argument(
+        "--rehearse", action="store_true", help="take the steps on the CPU, and store no result"
+    )
+    options.add_argument("--shapes", help="models on the GPU, of benchmarks/llama.py, such as 1B,7b")
+    given = options.parse_args(arguments)
+    wanted = given.numbers or [
+        number for number, one in experiments.items() if one.needs_gpu == given.rehearse
+    ]
     if unknown := [number for number in wanted if number not in experiments]:
         hint = f"hint: choose among {', '.join(experiments)}"
         raise SystemExit(f"error: {name} has no experiment {unknown[0]}\n{hint}")
     for number in wanted:
-        one = experiments[number]
-        if one.measure is None:
-            print(f"{name}-{number}: {one.title}: needs a GPU. Paper: {one.paper}")
-            continue
-        rows, details = one.measure()
+        one, full = experiments[number], f"papers/{name}-{number}"
+        command = ["python", "-m", "benchmarks", full, *(["--shapes", given.shapes] if given.shapes else [])]
+        if (given.rehearse or given.shapes) and not one.needs_gpu:
+            raise SystemExit(
+                f"error: --rehearse and --shapes have no effect on {full}\nhint: python -m benchmarks {full}"
+            )
+        if one.needs_gpu and not given.rehearse and nvml.read_free_bytes() is None:
+            raise SystemExit(
+                f"error: {full} needs a GPU\nhint: rehearse it on the CPU: {' '.join(command)} --rehearse"
+            )
+        rows, details = one.measure(given.shapes, given.rehearse) if one.needs_gpu else one.measure()
         declared = {"title": one.title, "kind": one.kind, "workload": one.workload, "sweep": one.sweep}
-        command = ["python", "-m", "benchmarks", f"papers/{name}-{number}"]
-        result = {"command": command, **declared, "rows": rows, "details": details}
-        finish(f"papers/{name}-{number}", result)
+        if not given.rehearse:
+            finish(full, {"command": command, **declared, "rows": rows, "details": details})
+        prefix = "rehearsal, no measurement: " if given.rehearse else ""
         for what, paper, ours in rows:
-            print(f"{what}: paper {paper}, ours {ours}")
+            print(f"{prefix}{what}: paper {paper}, ours {ours}")

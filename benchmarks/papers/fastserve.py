@@ -14,7 +14,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any, cast
 
-from benchmarks.papers import Experiment, Rows, run
+from benchmarks.papers import Experiment, Found, run
 from benchmarks.papers.engine import (
     OPT_2_7B,
     OPT_13B,
@@ -40,7 +40,6 @@ from coldstart.scheduling.settings import SchedulerSettings
 
 BATCH, SLO_S, COUNT, MANY = 16, 0.3, 160, 1000
 WORKLOADS = 10_000
-Found = tuple[Rows, Mapping[str, Any]]
 FORMS = {"FastServe": mlfq(), "FastServe, alpha 60 s": mlfq(60.0), "tempered": mlfq(form="tempered")}
 SYSTEMS: dict[str, dict[str, Any]] = {
     "FasterTransformer": {"order": fcfs, "whole": True},

@@ -17,18 +17,17 @@ Result: papers/mcache-table3.json and one for each other figure
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache as once
 from itertools import chain
 from math import exp
 from random import Random
 from statistics import fmean
-from typing import Any
 
 from benchmarks.common import load
 from benchmarks.host.baselines import NAMES, cache
 from benchmarks.host.families import GB, Arrivals, capacity
-from benchmarks.papers import Experiment, Rows, run
+from benchmarks.papers import Experiment, Found, run
 from coldstart.host.policies import ModelCost
 
 SIZES_GB = {
@@ -51,7 +50,6 @@ PAPER3 = {
     0.8: (4.38, 2.57, 2.23, 2.01, 1.68),
 }
 BASELINES = ("lfu", "lru", "arc", "srrip")
-Found = tuple[Rows, Mapping[str, Any]]
 
 
 def arrivals(kind: str, seed: int) -> Arrivals:

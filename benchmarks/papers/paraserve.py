@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks.common import RESULTS
 from benchmarks.fleet.baselines import Cached, FirstFit, Locality
 from benchmarks.fleet.published import ATTAINMENT, COLD_TTFT_S, RPS, SIZES_GB
-from benchmarks.papers import Experiment, Rows, run
+from benchmarks.papers import Experiment, Found, Rows, run
 from benchmarks.traces import azure_functions
 from coldstart.fleet.roster import Roster
 from coldstart.fleet.sizing import Offer, list_schemes
@@ -40,7 +40,6 @@ from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, Over
 from coldstart.lab.fleet import simulate
 from coldstart.lab.records import ModelRequest, Replay, RequestRecord
 
-Found = tuple[Rows, Mapping[str, Any]]
 GB = 10**9
 CALIBRATION = json.loads((RESULTS / "fleet-cold-ttft.json").read_text())
 FIT = CALIBRATION["fit"]

@@ -25,8 +25,10 @@ class Figures(Part):
             title = f"Figure {number}" if number.isdigit() else number.capitalize().replace("Table", "Table ")
             command = f"`python -m benchmarks papers/{self.result}-{number}`"
             found = load(f"papers/{self.result}-{number}", results)
-            if one.measure is None or found is None:
-                state = f"Paper: {one.paper}. Needs a GPU: not measured" if one.paper else "Not measured yet"
+            if found is None:
+                state = (
+                    f"Paper: {one.paper}. Needs a GPU: not measured" if one.needs_gpu else "Not measured yet"
+                )
                 yield from (f"**{title}: {one.title}.** {state} ({command}).", "")
                 continue
             yield f"**{title}: {one.title}** ({found['kind']}). {one.workload}; {one.sweep}. {command}"

@@ -1,0 +1,209 @@
+"""MEDUSA's experiments that need a GPU: figures 3, 10 and 11, and table 1, with random weights of Llama shapes.
+
+In figures 10 and 11 no server runs when the first request of a trace arrives: that arrival starts it, and the client holds all
+requests until it has answered one for a token. Latencies count from the arrivals. A rehearsal takes the same steps with a tiny
+model on vLLM's CPU build, which has no CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from coldstart.artifacts.bundle import Bundle
+from coldstart.artifacts.store import Store
+from pandas import Series
+
+from benchmarks import llama
+from benchmarks.gpu.plan import REHEARSAL, START_S, VLLM_ARGS
+from benchmarks.papers import Found, Rows
+from benchmarks.papers.lengths import arrive, sharegpt
+from coldstart.graphs import prove, tables
+from coldstart.lab.live import VOCABULARY, Target, replay
+from coldstart.lab.plan import generate_prompt
+from coldstart.lab.records import tabulate
+from coldstart.lab.traces import TraceRequest
+from coldstart.launch.completions import CompletionClient
+from coldstart.models import inspection
+from coldstart.system.devices import nvml
+from coldstart.system.paths import Cache
+from coldstart.validate import launchers
+from coldstart.validate.launch import HOST, LaunchedServer, run_server
+
+VLLM, EAGER, OURS = "vLLM", "vLLM without CUDA graphs", "mode fresh with restored graphs"
+PROMPT, OUTPUT = 161, 338
+SPEEDUP, NODES = "up to 2.4x", {"7b": "12,518 (Llama2-7B)"}
+# Requests per second, and the paper's reduction of P99 TTFT.
+TRACES = {2.0: "50.5 % less (Llama2-7B)", 10.0: "53.0 % less (Llama2-7B)"}
+THROUGHPUT = {1.0: "-", 3.0: "-", 4.5: "43.0 % less (Llama2-7B, 4.5 requests/s served)", 6.0: "-", 8.0: "-"}
+ROUNDS, SECONDS = 3, 60.0
+SHAPES = ("1B", "7b")
+
+
+class Model:
+    """Checkpoint of random weights, and its servers. A rehearsal has short requests, one round and one rate."""
+
+    def __init__(self, shape: str, work: Path, *, rehearse: bool) -> None:
+        place = Cache.at().models / "bench-papers" / shape
+        llama.build(shape, place)
+        self.shape, self.work, self.rehearse = shape, work, rehearse
+        self.rounds, self.seconds = (1, 2.0) if rehearse else (ROUNDS, SECONDS)
+        vllm_args = tuple(REHEARSAL if rehearse else VLLM_ARGS)
+        self.subject = launchers.ModelUnderTest(str(place), str(place), vllm_args)
+        # vLLM captures each of these graphs as FULL, so that a bundle can restore all of them.
+        self.with_graphs = replace(self.subject, vllm_args=(*vllm_args, "-cc", launchers.FULL_DECODE_ONLY))
+
+    def limit(self, prompt: int, output: int) -> tuple[int, int]:
+        """Return the tokens of a prompt and of its answer."""
+        return (min(prompt, 64), min(output, 8)) if self.rehearse else (prompt, output)
+
+    def materialize(self) -> Bundle:
+        """Build the bundle with graphs. Raises CalledProcessError."""
+        options = ("--graphs", "--format", "json", *self.with_graphs.separated_vllm_args)
+        command = [*launchers.coldstart_command(), "materialize", self.subject.model, *options]
+        printed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+        return Store(Cache.at().bundles).find_by_reference(json.loads(printed)["ref"])
+
+    @contextmanager
+    def serve(self, system: str) -> Iterator[tuple[LaunchedServer, CompletionClient]]:
+        """Start a server, which has answered one request for a token when the block begins."""
+        mode = launchers.VLLM_EAGER if system == EAGER else launchers.VLLM_WARM
+        launcher = (
+            launchers.ServeLauncher(self.with_graphs, launchers.FRESH, self.work / "run")
+            if system == OURS
+            else launchers.VllmLauncher(self.subject, self.work / "vllm", mode)
+        )
+        with run_server(launcher, Path(tempfile.mkdtemp(dir=self.work)) / "start") as server:
+            client = CompletionClient(HOST, server.files.port)
+            client.first_token("a", deadline_s=time.monotonic() + START_S, check=server.check_alive)
+            yield server, client
+
+    def start_from_zero(self, system: str, rate: float, seed: int) -> dict[str, Any]:
+        """Start a server at the first arrival of a trace; return the TTFT of its requests, and facts about the start."""
+        sizes = [self.limit(*size) for size in sharegpt(max(2, round(rate * self.seconds)), seed)]
+        arrivals = arrive(sizes, rate, seed=seed)
+        with self.serve(system) as (server, _):
+            start_s = time.monotonic() - server.launched_s
+            begin_s = arrivals[0][0] + start_s
+            rows = [TraceRequest(at - begin_s, prompt, output) for at, prompt, output in arrivals]
+            done = replay(rows, Target(f"http://{HOST}:{server.files.port}", "m"), seed)
+            fallbacks = server.read_readiness().get("fallbacks")
+        frame = tabulate(done.records)
+        if not frame["ok"].all():
+            raise RuntimeError(f"{system}: a request failed: {frame['error'].dropna().iloc[0]}")
+        served = len(frame) / (start_s + done.duration_s)
+        return {
+            "ttft_s": frame["ttft_s"].tolist(),
+            "start_s": start_s,
+            "requests_per_s": served,
+            "fallbacks": fallbacks,
+        }
+
+
+def prepare(measure: Callable[[Sequence[Model]], Found]) -> Callable[[str | None, bool], Found]:
+    """Return the measurement with its options: names of shapes, by default those that fit on the GPU, and a rehearsal."""
+
+    def run(shapes: str | None, rehearse: bool) -> Found:
+        free = nvml.read_free_bytes() or 0
+        fitting = [shape for shape in SHAPES if 2 * llama.count_parameters(shape) < free / 2]
+        chosen = shapes.split(",") if shapes else ["tiny"] if rehearse else fitting
+        with tempfile.TemporaryDirectory(prefix="medusa-") as work:
+            return measure([Model(shape, Path(work), rehearse=rehearse) for shape in chosen])
+
+    return run
+
+
+def figure3(models: Sequence[Model]) -> Found:
+    """Decode of one request at a time with CUDA graphs over --enforce-eager, both by stock vLLM."""
+    rows, details = Rows(), {}
+    for model in models:
+        rates = {}
+        prompt, output = model.limit(PROMPT, OUTPUT)
+        tokens = generate_prompt(TraceRequest(0.0, prompt, output), 0, 0, VOCABULARY)
+        for system in (VLLM, EAGER):
+            with model.serve(system) as (_, client):
+                times = [client.complete(tokens, output).seconds for _ in range(model.rounds + 1)][1:]
+            rates[system] = output / median(times)
+        shown = f"{rates[VLLM] / rates[EAGER]:.2f}x ({rates[VLLM]:.1f} over {rates[EAGER]:.1f} tokens/s)"
+        rows.append(
+            (f"decode with graphs over without, {model.shape}, {prompt} + {output} tokens", SPEEDUP, shown)
+        )
+        details[model.shape] = rates
+    return rows, {"tokens_per_s": details}
+
+
+def figure10(models: Sequence[Model]) -> Found:
+    """P99 TTFT at the paper's rates."""
+    return compare_starts(models, TRACES)
+
+
+def figure11(models: Sequence[Model]) -> Found:
+    """P99 TTFT by throughput."""
+    return compare_starts(models, THROUGHPUT)
+
+
+def compare_starts(models: Sequence[Model], paper: dict[float, str]) -> Found:
+    """P99 TTFT of traces whose first request starts the server, by rate and the paper's value there."""
+    rows, details = Rows(), dict[str, Any]()
+    for model in models:
+        model.materialize()
+        for system in (VLLM, EAGER):
+            with model.serve(system):
+                pass  # fills vLLM's caches, and the page cache
+        for rate in [2.0] if model.rehearse else paper:
+            of = details[f"{model.shape}, {rate:g}"] = {name: [] for name in (VLLM, EAGER, OURS)}
+            for number in range(model.rounds):
+                for name in (*[*of][number:], *[*of][:number]):
+                    of[name].append(model.start_from_zero(name, rate, number))
+            ttft_s = {name: Series([s for one in runs for s in one["ttft_s"]]) for name, runs in of.items()}
+            p99 = {name: values.quantile(0.99) for name, values in ttft_s.items()}
+            for name, runs in of.items():
+                served = fmean(one["requests_per_s"] for one in runs)
+                shown = (
+                    f"{p99[name]:.2f} s, {1 - p99[name] / p99[VLLM]:.1%} less; {served:.2f} requests/s served"
+                )
+                rows.append(
+                    (
+                        f"P99 TTFT, {model.shape}, {rate:g} requests/s, {name}",
+                        paper[rate] if name == OURS else "-",
+                        shown,
+                    )
+                )
+    return rows, details
+
+
+def table1(models: Sequence[Model]) -> Found:
+    """Nodes of the CUDA graphs in the bundle of each model."""
+    rows, details = Rows(), {}
+    for model in models:
+        bundle = model.materialize()
+        paper = NODES.get(model.shape, "-")
+        if not bundle.has_section("graphs"):
+            reason = inspection.list_missing_sections(bundle).get("graphs", "unknown reason")
+            rows.append((f"nodes of the graphs of {model.shape}", paper, f"no graph in the bundle: {reason}"))
+            continue
+        with prove.extract(bundle) as directory:
+            found, captured = count_nodes(directory)
+        sizes = ", ".join(f"{size}: {count}" for size, count in found.items())
+        shown = f"{sum(found.values()):,} in {len(found)} graphs ({sizes}); {captured} more are captured at each start"
+        rows.append((f"nodes of the graphs of {model.shape}, by batch size", paper, shown))
+        details[model.shape] = found
+    return rows, {"nodes_by_batch_size": details}
+
+
+def count_nodes(directory: Path) -> tuple[dict[int, int], int]:
+    """Return the nodes of each graph of an extracted section by its batch size, and the number of graphs that it lacks.
+
+    Raises AlteredTableError.
+    """
+    found = tables.load(directory)
+    graphs = sorted(found.graphs.values(), key=lambda graph: graph.size)
+    return {graph.size: len(graph.nodes) for graph in graphs}, len(found.refused)
