@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coldstart.artifacts.files import open_replacement
-from coldstart.commands._output import Output, Verbatim, format_table
+from coldstart.commands._output import Output, format_table
 
 from coldstart.bench.report import FORMATS, Report
 from coldstart.errors import UsageError
@@ -66,9 +66,9 @@ def write_report(out: Output, exports: Exports, report: Report) -> list[str]:
     """
     files, plain = exports.write(report), replace(out, format="text")
     if exports.form is not None:
-        plain.print_result(report.document, Verbatim(report.render(exports.form)))
+        plain.print_result(report.document, report.render(exports.form))
     elif out.format == "json":
-        plain.print_result(report.document, Verbatim(json.dumps(report.document, default=str)))
+        plain.print_result(report.document, json.dumps(report.document, default=str))
     else:
         tables = "\n\n".join(format_table(headers, rows) for headers, rows in report.tables)
         out.print_result(report.document, "\n".join([tables, "", *report.notes]))

@@ -11,7 +11,7 @@ import typer
 from coldstart.commands._completion import complete_model
 from coldstart.commands._options import Common
 from coldstart.commands._options import command as declare
-from coldstart.commands._output import Verbatim, escape_control_characters, escape_line, format_table
+from coldstart.commands._output import escape_control_characters, escape_line, format_table
 
 from coldstart.contract import environment
 from coldstart.errors import UsageError
@@ -113,7 +113,7 @@ def logs(
     host = _connect(common, url, api_key, silent_s=_LOAD_TIMEOUT_S if follow else 15.0)
     if not follow:
         log = host.read_body(path).decode(errors="replace")
-        common.out.print_result({"model": name, "log": log}, Verbatim(log))
+        common.out.print_result({"model": name, "log": log}, log)
         return
     if common.out.format == "json" or common.out.out_file is not None:
         raise UsageError("--follow prints text to stdout only", hint="remove --format and -o")

@@ -6,10 +6,8 @@ stdout (or ``-o FILE``) contains only the result. stderr contains progress, note
 
 import io
 import json
-import re
 import shutil
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,8 +116,7 @@ class Output:
         elif self.quiet and brief is not None:
             self._write(escape_control_characters(brief))
         else:
-            shown = text if isinstance(text, str) else text()
-            self._write(escape_control_characters(shown if self.out_file else wrap_lines(shown)))
+            self._write(escape_control_characters(text if isinstance(text, str) else text()))
 
     def print_success(self, outcome: str, *, where: str | None = None, then: str | None = None) -> None:
         """Print the closing line: the outcome, where the result is, the elapsed seconds, and the next command."""
@@ -203,71 +200,30 @@ def prepare_document(data: Mapping[str, object]) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, **cast("dict[str, Any]", secrets.redact_document(data))}
 
 
-class Verbatim(str):
-    """Text that is printed without line wrapping, such as a manifest or a log."""
-
-    __slots__ = ()
-
-
-def find_width() -> int | None:
-    """Return the width of the terminal at stdout, in columns; None if stdout is not a terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def wrap_lines(text: str) -> str:
-    """Wrap lines at spaces to the width of the terminal; return the text unchanged without a terminal.
-
-    A line with a label and a value, separated by two spaces, continues below the value.
-    """
-    width = find_width()
-    if width is None or isinstance(text, Verbatim):
-        return text
-    return "\n".join(_wrap_line(line, width) for line in text.splitlines())
-
-
-def _wrap_line(line: str, width: int) -> str:
-    if len(line) <= width:
-        return line
-    label = re.match(r" *(?:\S+(?: \S+)*  +)?", line)
-    indent = len(label[0]) if label else 0
-    indent = indent if indent <= width // 2 else len(line) - len(line.lstrip()) + _GAP
-    return textwrap.fill(
-        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
-
-
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Format rows as a table with aligned columns, wrapped to the width of the terminal. Numbers are right-aligned.
+    """Format rows as a table with aligned columns, and right-aligned numbers, in the width of a terminal at stdout.
 
-    If the terminal is too narrow even for the longest words, each cell has its own line.
+    Only the widest column is wrapped, and no word is divided, so a table can be wider than the terminal.
     """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     columns = [[header, *(escape_line(str(row[n])) for row in rows)] for n, header in enumerate(headers)]
-    words = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
-    gaps, width = _GAP * (len(columns) - 1), find_width()
-    if width is not None and sum(words) + gaps > width:
-        name = max(map(len, headers))
-        lines = [
-            [f"{column[0].ljust(name)}  {column[n + 1]}".rstrip() for column in columns]
-            for n in range(len(rows))
-        ]
-        return "\n\n".join(map("\n".join, lines))
+    lengths = [max(map(len, column)) for column in columns]
+    widest = lengths.index(max(lengths))
     grid = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="")
-    for n, (column, least) in enumerate(zip(columns, words, strict=True)):
+    for n, column in enumerate(columns):
         is_right = bool(rows) and all(isinstance(row[n], int | float) for row in rows)
-        grid.add_column(Text(column[0]), justify="right" if is_right else "left", min_width=least)
+        grid.add_column(Text(column[0]), justify="right" if is_right else "left", no_wrap=n != widest)
     for row in zip(*(column[1:] for column in columns), strict=True):
         grid.add_row(*map(Text, row))
-    full_width = sum(max(map(len, column)) for column in columns) + gaps
-    console = Console(
-        file=io.StringIO(),
-        width=min(width or full_width, full_width),
-        color_system=None,
-        legacy_windows=False,
-    )
+    width = sum(lengths) + _GAP * len(columns)
+    if sys.stdout.isatty():
+        longest_word = max(len(word) for cell in columns[widest] for word in (cell.split() or [""]))
+        least = width - lengths[widest] + longest_word
+        width = max(min(width, shutil.get_terminal_size().columns), least)
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as captured:
         console.print(grid)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
