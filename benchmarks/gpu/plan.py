@@ -116,10 +116,6 @@ class Part:
         """Run a command of this interpreter's coldstart."""
         return self.run(name, sys.executable, "-m", "coldstart.commands.cli", *words)
 
-    def script(self, name: str, text: str, *words: str) -> Any:
-        """Run a Python text and return the JSON of its last line."""
-        return json.loads(self.run(name, sys.executable, "-c", text, *words).splitlines()[-1])
-
     def start(self, name: str, launcher: Launcher) -> dict[str, Any]:
         """Start a server, measure it until it has answered, and end it."""
         settings = measure.RunSettings((PROMPT,), TOKENS, min(START_S, self.left()), steady=False)

@@ -75,12 +75,12 @@ def gamma(
     return _merge({n: renewal(rate * share, cv, end, random) for n, share in zip(names, shares, strict=True)})
 
 
-def churn(names: list[str], random: Random) -> Arrivals:
-    """Return a load whose popularity is shuffled every half hour."""
-    found: Arrivals = []
-    for part in range(12):
-        found += [(part * HOUR / 2 + t, n) for t, n in gamma(1.0, names, random, 250, HOUR / 2)]
-    return found
+def churn(
+    names: list[str], random: Random, parts: int = 12, requests: int = 250, part_s: float = HOUR / 2
+) -> Arrivals:
+    """Return a load whose popularity is shuffled after each part, by default of half an hour."""
+    drawn = ((part, gamma(1.0, names, random, requests, part_s)) for part in range(parts))
+    return [(part * part_s + time, name) for part, arrivals in drawn for time, name in arrivals]
 
 
 def cron(names: list[str], random: Random) -> Arrivals:
@@ -163,14 +163,9 @@ def sessions(names: list[str], random: Random) -> Arrivals:
 
 def mcache(names: list[str], random: Random) -> Arrivals:
     """The paper's recipe (6.1): services of long-tailed popularity without the top tenth, an hour, each a random model."""
-    return bound_services(lambda count: [random.choice(names) for _ in range(count)], random)
-
-
-def bound_services(bind: Callable[[int], list[str]], random: Random, requests: int = 2389) -> Arrivals:
-    """Return the requests of an hour; `bind` returns the model of each of so many services, by ascending popularity."""
     popularity = sorted(random.lognormvariate(0, 2.3) for _ in range(120))[:108]
-    bound = bind(len(popularity))
-    services = random.choices(range(len(popularity)), popularity, k=requests)
+    bound = [random.choice(names) for _ in popularity]
+    services = random.choices(range(len(popularity)), popularity, k=2389)
     return sorted((random.uniform(0, HOUR), bound[service]) for service in services)
 
 

@@ -21,6 +21,8 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
+from pandas import DataFrame
+
 from benchmarks import llama
 from benchmarks.common import finish, parser
 from benchmarks.host.baselines import GDSF
@@ -134,21 +136,14 @@ async def measure(
 
 def totals(rounds: Sequence[Row]) -> list[Row]:
     """Return one row for each policy over all rounds."""
-    found = []
-    for policy in COMPARED:
-        runs = [run for one in rounds for run in one["runs"] if run["policy"] == policy]
-        base = [run for one in rounds for run in one["runs"] if run["policy"] == "lru"]
-        row = {key: sum(run[key] for run in runs) for key in ("starts", "start_s", "simulated_start_s")}
-        row |= {key: fmean(run[key] for run in runs) for key in ("hit_ratio", "mean_latency_s")}
-        over = {
-            f"{key}_over_lru": row[key] / (sum(run[key] for run in base) or 1.0)
-            for key in ("start_s", "simulated_start_s")
-        }
-        by_round = [
-            round(run["start_s"] / (of["start_s"] or 1.0), 3) for run, of in zip(runs, base, strict=True)
-        ]
-        found.append({"policy": policy, **row, **over, "over_lru_by_round": by_round})
-    return found
+    runs = DataFrame([{"round": number, **run} for number, one in enumerate(rounds) for run in one["runs"]])
+    by_policy = runs.groupby("policy")
+    sums = by_policy[["starts", "start_s", "simulated_start_s"]].sum()
+    over = (sums / sums.loc["lru"])[["start_s", "simulated_start_s"]].add_suffix("_over_lru")
+    table = sums.join([by_policy[["hit_ratio", "mean_latency_s"]].mean(), over]).to_dict("index")
+    seconds = runs.pivot_table(index="round", columns="policy", values="start_s")
+    by_round = seconds.div(seconds["lru"], axis=0).round(3)
+    return [{"policy": one, **table[one], "over_lru_by_round": by_round[one].tolist()} for one in COMPARED]
 
 
 def main() -> None:

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import log
 from random import Random
-from statistics import stdev
 from typing import Any
+
+from pandas import DataFrame
 
 from benchmarks import traces
 from benchmarks.common import finish
 from benchmarks.host.baselines import GDSF
-from benchmarks.host.families import Arrivals, gamma, renewal, zipf
+from benchmarks.host.families import Arrivals, churn, gamma, renewal, zipf
 from coldstart.host.policies import POLICIES
 from coldstart.host.specification import HostSettings, ModelSpec
 from coldstart.lab.host import simulate
@@ -47,10 +48,7 @@ def draw(kind: str, names: list[str], seed: int, seconds: float) -> Arrivals:
     if kind == "bursts":
         return gamma(4.0, names, random, requests, seconds)
     if kind == "churn":
-        parts = [gamma(1.0, names, random, requests // 4, seconds / 4) for _ in range(4)]
-        return [
-            (number * seconds / 4 + when, name) for number, part in enumerate(parts) for when, name in part
-        ]
+        return churn(names, random, 4, requests // 4, seconds / 4)
     if kind == "functions":
         rows = traces.azure_functions()
         bound = dict(zip(random.sample(sorted({of for _, of in rows}), len(names)), names, strict=True))
@@ -104,15 +102,20 @@ def main() -> None:
     for estimates, given in (("right", None), ("of a bundle", of_bundle)):
         for kind in KINDS:
             drawn = [draw(kind, list(MODELS), seed, SECONDS) for seed in SEEDS]
-            costs = {
-                name: [replay(name, one, MODELS, limit(MODELS), given) for one in drawn] for name in NAMES
-            }
-            pairs = list(zip(costs["predictive"], costs["lru"], strict=True))
-            over = {name: round(sum(of) / sum(costs["lru"]), 3) for name, of in costs.items()}
-            better, worse = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+            costs = DataFrame(
+                {name: [replay(name, one, MODELS, limit(MODELS), given) for one in drawn] for name in NAMES}
+            )
+            over, ours, lru = costs.sum() / costs["lru"].sum(), costs["predictive"], costs["lru"]
             rows.append(
-                {"estimates": estimates, "trace": kind, "seeds": len(drawn), "cost_over_lru": over}
-                | {"better": better, "worse": worse, "deviation": round(stdev(a / b for a, b in pairs), 3)}
+                {
+                    "estimates": estimates,
+                    "trace": kind,
+                    "seeds": len(drawn),
+                    "cost_over_lru": over.round(3).to_dict(),
+                    "better": int((ours < lru).sum()),
+                    "worse": int((ours > lru).sum()),
+                    "deviation": round(float((ours / lru).std()), 3),
+                }
             )
     finish(
         "host-short-traces", {"kind": "simulated", "memory_share": SHARE, "seconds": SECONDS, "rows": rows}

@@ -150,12 +150,12 @@ class Engine:
 
     def __init__(
         self, model: Model, order: Callable[[IterationProfile], Policy], batch: int, *, strategy: str = "proactive",
-        kv_tokens: float | None = None, whole: bool = False, link: float = LINK,
+        kv_tokens: float | None = None, whole: bool = False,
     ) -> None:  # fmt: skip
         self.profile, self.batch, self.strategy, self.whole = model.profile(), batch, strategy, whole
         self.policy = order(self.profile)
         self.capacity = model.kv_tokens if kv_tokens is None else kv_tokens
-        self.copy_s = model.kv_bytes_per_token / (link * model.gpus)
+        self.copy_s = model.kv_bytes_per_token / (LINK * model.gpus)
         self.context_s = model.kv_bytes_per_token / (BANDWIDTH * model.gpus)
         self.held = self.peak = self.steps = 0
         self._of: dict[str, Served] = {}
@@ -165,8 +165,8 @@ class Engine:
         self._link_free, self._now = 0.0, 0.0
         self._members: list[Job] = []
 
-    def run(self, requests: Sequence[tuple[float, int, int]], stop_s: float = inf) -> list[Served]:
-        """Serve (arrival in seconds, prompt, output) in order of arrival, and return them; those after `stop_s` are cut."""
+    def run(self, requests: Sequence[tuple[float, int, int]]) -> list[Served]:
+        """Serve (arrival in seconds, prompt, output) in order of arrival, and return them."""
         served, place = [Served(*one) for one in requests], 0
         while place < len(served) or len(self.policy):
             if not len(self.policy):
@@ -178,8 +178,6 @@ class Engine:
                 place += 1
             following = served[place].arrival_s if place < len(served) else inf
             self._step(following)
-            if self._now > stop_s:
-                break
         return served
 
     def _step(self, following: float) -> None:

@@ -8,10 +8,11 @@ Alpaca's outputs (1.1). The real file is replayed by `coldstart trace-replay`.
 
 from __future__ import annotations
 
-import csv
 from itertools import accumulate, islice
 from math import log, sqrt
 from random import Random
+
+from pandas import read_csv
 
 from benchmarks.traces import HERE
 from coldstart.lab.plan import generate_gamma_gaps
@@ -23,9 +24,8 @@ LONGEST = 2048
 
 
 def alpaca(count: int, seed: int = 1) -> Sizes:
-    with (HERE / "alpaca_lengths.csv").open(newline="") as file:
-        rows = [(int(row["prompt"]), int(row["output"])) for row in csv.DictReader(file)]
-    return Random(seed).choices(rows, k=count)
+    rows = read_csv(HERE / "alpaca_lengths.csv")[["prompt", "output"]].to_numpy().tolist()
+    return Random(seed).choices([(prompt, output) for prompt, output in rows], k=count)
 
 
 def sharegpt(count: int, seed: int = 1) -> Sizes:

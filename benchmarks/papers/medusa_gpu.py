@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -36,16 +37,16 @@ from coldstart.models import inspection
 from coldstart.system.devices import nvml
 from coldstart.system.paths import Cache
 from coldstart.validate import launchers
-from coldstart.validate.launch import HOST, LaunchedServer, run_server
+from coldstart.validate.launch import HOST, LaunchedServer, Launcher, run_server
 
-VLLM, EAGER, OURS = "vLLM", "vLLM without CUDA graphs", "mode fresh with restored graphs"
+VLLM, EAGER, OURS = "vLLM", "vLLM without CUDA graphs", "mode fresh with graphs in the bundle"
+MODES = {VLLM: launchers.VLLM_WARM, EAGER: launchers.VLLM_EAGER}
 PROMPT, OUTPUT = 161, 338
 SPEEDUP, NODES = "up to 2.4x", {"7b": "12,518 (Llama2-7B)"}
 # Requests per second, and the paper's reduction of P99 TTFT.
 TRACES = {2.0: "50.5 % less (Llama2-7B)", 10.0: "53.0 % less (Llama2-7B)"}
 THROUGHPUT = {1.0: "-", 3.0: "-", 4.5: "43.0 % less (Llama2-7B, 4.5 requests/s served)", 6.0: "-", 8.0: "-"}
-ROUNDS, SECONDS = 3, 60.0
-SHAPES = ("1B", "7b")
+ROUNDS, SECONDS, SHAPES = 3, 60.0, ("1B", "7b")
 
 
 class Model:
@@ -75,12 +76,11 @@ class Model:
     @contextmanager
     def serve(self, system: str) -> Iterator[tuple[LaunchedServer, CompletionClient]]:
         """Start a server, which has answered one request for a token when the block begins."""
-        mode = launchers.VLLM_EAGER if system == EAGER else launchers.VLLM_WARM
-        launcher = (
-            launchers.ServeLauncher(self.with_graphs, launchers.FRESH, self.work / "run")
-            if system == OURS
-            else launchers.VllmLauncher(self.subject, self.work / "vllm", mode)
-        )
+        launcher: Launcher
+        if system == OURS:
+            launcher = launchers.ServeLauncher(self.with_graphs, launchers.FRESH, self.work / "run")
+        else:
+            launcher = launchers.VllmLauncher(self.subject, self.work / "vllm", MODES[system])
         with run_server(launcher, Path(tempfile.mkdtemp(dir=self.work)) / "start") as server:
             client = CompletionClient(HOST, server.files.port)
             client.first_token("a", deadline_s=time.monotonic() + START_S, check=server.check_alive)
@@ -92,20 +92,16 @@ class Model:
         arrivals = arrive(sizes, rate, seed=seed)
         with self.serve(system) as (server, _):
             start_s = time.monotonic() - server.launched_s
-            begin_s = arrivals[0][0] + start_s
-            rows = [TraceRequest(at - begin_s, prompt, output) for at, prompt, output in arrivals]
+            began_s = arrivals[0][0] + start_s
+            rows = [TraceRequest(at - began_s, prompt, output) for at, prompt, output in arrivals]
             done = replay(rows, Target(f"http://{HOST}:{server.files.port}", "m"), seed)
             fallbacks = server.read_readiness().get("fallbacks")
         frame = tabulate(done.records)
-        if not frame["ok"].all():
-            raise RuntimeError(f"{system}: a request failed: {frame['error'].dropna().iloc[0]}")
+        assert frame["ok"].all(), frame["error"].dropna().tolist()
         served = len(frame) / (start_s + done.duration_s)
-        return {
-            "ttft_s": frame["ttft_s"].tolist(),
-            "start_s": start_s,
-            "requests_per_s": served,
-            "fallbacks": fallbacks,
-        }
+        print(f"{self.shape}, {rate:g} requests/s, {system}: started in {start_s:.1f} s", flush=True)
+        ttft_s = frame["ttft_s"].tolist()
+        return {"ttft_s": ttft_s, "start_s": start_s, "requests_per_s": served, "fallbacks": fallbacks}
 
 
 def prepare(measure: Callable[[Sequence[Model]], Found]) -> Callable[[str | None, bool], Found]:
@@ -115,6 +111,13 @@ def prepare(measure: Callable[[Sequence[Model]], Found]) -> Callable[[str | None
         free = nvml.read_free_bytes() or 0
         fitting = [shape for shape in SHAPES if 2 * llama.count_parameters(shape) < free / 2]
         chosen = shapes.split(",") if shapes else ["tiny"] if rehearse else fitting
+        if not chosen or set(chosen) - llama.SHAPES.keys():
+            reason = (
+                f"there is no model {shapes}" if chosen else f"{free / 2**30:.1f} GiB of the GPU are free"
+            )
+            raise SystemExit(
+                f"error: cannot choose models: {reason}\nhint: --shapes 1B, of {', '.join(llama.SHAPES)}"
+            )
         with tempfile.TemporaryDirectory(prefix="medusa-") as work:
             return measure([Model(shape, Path(work), rehearse=rehearse) for shape in chosen])
 
@@ -140,16 +143,6 @@ def figure3(models: Sequence[Model]) -> Found:
     return rows, {"tokens_per_s": details}
 
 
-def figure10(models: Sequence[Model]) -> Found:
-    """P99 TTFT at the paper's rates."""
-    return compare_starts(models, TRACES)
-
-
-def figure11(models: Sequence[Model]) -> Found:
-    """P99 TTFT by throughput."""
-    return compare_starts(models, THROUGHPUT)
-
-
 def compare_starts(models: Sequence[Model], paper: dict[float, str]) -> Found:
     """P99 TTFT of traces whose first request starts the server, by rate and the paper's value there."""
     rows, details = Rows(), dict[str, Any]()
@@ -158,52 +151,50 @@ def compare_starts(models: Sequence[Model], paper: dict[float, str]) -> Found:
         for system in (VLLM, EAGER):
             with model.serve(system):
                 pass  # fills vLLM's caches, and the page cache
-        for rate in [2.0] if model.rehearse else paper:
+        for rate in [*paper][:1] if model.rehearse else paper:
             of = details[f"{model.shape}, {rate:g}"] = {name: [] for name in (VLLM, EAGER, OURS)}
             for number in range(model.rounds):
                 for name in (*[*of][number:], *[*of][:number]):
                     of[name].append(model.start_from_zero(name, rate, number))
-            ttft_s = {name: Series([s for one in runs for s in one["ttft_s"]]) for name, runs in of.items()}
-            p99 = {name: values.quantile(0.99) for name, values in ttft_s.items()}
+            p99 = {
+                name: Series([s for one in runs for s in one["ttft_s"]]).quantile(0.99)
+                for name, runs in of.items()
+            }
             for name, runs in of.items():
+                what = f"P99 TTFT, {model.shape}, {rate:g} requests/s, {name}"
                 served = fmean(one["requests_per_s"] for one in runs)
-                shown = (
-                    f"{p99[name]:.2f} s, {1 - p99[name] / p99[VLLM]:.1%} less; {served:.2f} requests/s served"
-                )
-                rows.append(
-                    (
-                        f"P99 TTFT, {model.shape}, {rate:g} requests/s, {name}",
-                        paper[rate] if name == OURS else "-",
-                        shown,
-                    )
-                )
+                less = 1 - p99[name] / p99[VLLM]
+                shown = f"{p99[name]:.2f} s, {less:.1%} less; {served:.2f} requests/s served"
+                if fallbacks := {one["section"] for run in runs for one in run["fallbacks"] or ()}:
+                    shown += f"; fallbacks: {', '.join(sorted(fallbacks))}"
+                rows.append((what, paper[rate] if name == OURS else "-", shown))
     return rows, details
+
+
+figure10 = partial(compare_starts, paper=TRACES)
+figure11 = partial(compare_starts, paper=THROUGHPUT)
 
 
 def table1(models: Sequence[Model]) -> Found:
     """Nodes of the CUDA graphs in the bundle of each model."""
-    rows, details = Rows(), {}
+    rows, details = Rows(), dict[str, dict[int, int]]()
     for model in models:
-        bundle = model.materialize()
-        paper = NODES.get(model.shape, "-")
-        if not bundle.has_section("graphs"):
-            reason = inspection.list_missing_sections(bundle).get("graphs", "unknown reason")
-            rows.append((f"nodes of the graphs of {model.shape}", paper, f"no graph in the bundle: {reason}"))
-            continue
-        with prove.extract(bundle) as directory:
-            found, captured = count_nodes(directory)
-        sizes = ", ".join(f"{size}: {count}" for size, count in found.items())
-        shown = f"{sum(found.values()):,} in {len(found)} graphs ({sizes}); {captured} more are captured at each start"
-        rows.append((f"nodes of the graphs of {model.shape}, by batch size", paper, shown))
+        bundle, found = model.materialize(), dict[int, int]()
+        shown = inspection.list_missing_sections(bundle).get("graphs", "")
+        if bundle.has_section("graphs"):
+            with prove.extract(bundle) as directory:
+                found, captured = count_nodes(directory)
+            sizes = ", ".join(f"{size}: {count}" for size, count in found.items())
+            shown = f"{sum(found.values()):,} in {len(found)} graphs ({sizes}); {captured} more are captured at each start"
+        rows.append(
+            (f"nodes of the graphs of {model.shape}, by batch size", NODES.get(model.shape, "-"), shown)
+        )
         details[model.shape] = found
     return rows, {"nodes_by_batch_size": details}
 
 
 def count_nodes(directory: Path) -> tuple[dict[int, int], int]:
-    """Return the nodes of each graph of an extracted section by its batch size, and the number of graphs that it lacks.
-
-    Raises AlteredTableError.
-    """
+    """Return the nodes of each graph of a section by batch size, and how many it lacks. Raises AlteredTableError."""
     found = tables.load(directory)
     graphs = sorted(found.graphs.values(), key=lambda graph: graph.size)
     return {graph.size: len(graph.nodes) for graph in graphs}, len(found.refused)
