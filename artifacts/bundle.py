@@ -245,19 +245,6 @@ def sort_best_first(bundles: Iterable[Bundle], trust: TrustCheck | None) -> list
     return sorted((rank_bundle(bundle, trust) for bundle in bundles), key=lambda one: one.rank, reverse=True)
 
 
-def describe_choice(bundle: Bundle, versions: Sequence[Bundle], trust: TrustCheck | None) -> str:
-    """Describe why `bundle` is the best of `versions`: it is the newest, the newest readable or the newest trusted one."""
-    ranked = sort_best_first(versions, trust)
-    chosen = next(one for one in ranked if one.bundle == bundle)
-    if chosen.read_error is None and ranked[-1].read_error is not None:
-        what = "newest readable"
-    elif any((one.created_at, one.bundle.version) > (chosen.created_at, bundle.version) for one in ranked):
-        what = "newest trusted"
-    else:
-        what = "newest"
-    return f"{bundle.name}:v{bundle.version}, the {what} of {len(versions)}"
-
-
 def find_newer(bundle: Bundle, others: Iterable[Bundle], trust: TrustCheck | None) -> list[Bundle]:
     """Return the trusted bundles in `others` that have the key of `bundle` and are newer."""
     same = [other for other in others if other != bundle and other.key_digest == bundle.key_digest]

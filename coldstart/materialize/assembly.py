@@ -278,7 +278,7 @@ class Assembly:
         return Provenance(
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             tool=tool,
-            arguments=secrets.redact_arguments(self.vllm_args),
+            arguments=tuple(secrets.redact_arguments(self.vllm_args)),
             seconds={name: round(value, 3) for name, value in self.seconds.items()},
             model_name=self.model.name,
         )

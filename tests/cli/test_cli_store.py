@@ -104,7 +104,7 @@ def test_a_name_means_its_newest_version_and_the_command_says_which(
 ) -> None:
     store = Store(Cache.at().bundles)
     newer = publish(store, home / "scratch", key(dtype="float16"), blocks=9)
-    note = "Using org/tiny:v2, the newest of 2\n"
+    note = "Using org/tiny:v2 of 2 versions\n"
     for command, *more in (["inspect"], ["export"], ["validate"], ["push", str(home / "there")]):
         done = run(command, "org/tiny", *more)
         assert done.stderr.count(note) == 1, command
@@ -123,7 +123,7 @@ def test_a_name_means_its_newest_trusted_version(run: Run, bundle: Bundle, home:
     publish(store, home / "scratch", key(dtype="bfloat16"))
     done = run("validate", "org/tiny", "--format", "json")
     assert json.loads(done.stdout)["bundles"][0]["ref"] == signed.ref
-    assert "Using org/tiny:v2, the newest trusted of 3\n" in done.stderr
+    assert "Using org/tiny:v2 of 3 versions\n" in done.stderr
 
 
 @pytest.mark.parametrize(

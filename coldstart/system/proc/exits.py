@@ -28,23 +28,16 @@ def describe_exit(code: int) -> str:
 
 
 def count_oom_kills() -> int:
-    """Return the number of out-of-memory kills in this process's control group or its parents, else on the machine."""
-    groups = [count for file in _list_oom_counters() if (count := _read_oom_count(file)) is not None]
-    return max(groups) if groups else _read_oom_count(Path("/proc/vmstat")) or 0
+    """Return the number of out-of-memory kills in this process's control group (version 2), else on the machine."""
+    counts = map(_read_oom_count, _list_oom_counters())
+    return next((count for count in counts if count is not None), 0)
 
 
 def _list_oom_counters() -> Iterator[Path]:
-    """Yield the files with the kill counters of this process's control group, for cgroup versions 2 and 1."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return  # a kernel without control groups
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if not controllers:
-            yield Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events"
-        elif "memory" in controllers.split(","):
-            yield Path("/sys/fs/cgroup/memory") / group.lstrip("/") / "memory.oom_control"
+    with suppress(OSError):  # a kernel without control groups
+        group = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].strip()
+        yield Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events"
+    yield Path("/proc/vmstat")
 
 
 def _read_oom_count(file: Path) -> int | None:

@@ -111,8 +111,7 @@ def find_outer_pid(guardian: int, inner: int) -> int:
     pending = [guardian]
     while pending:
         pid = pending.pop()
-        status = Path(f"/proc/{pid}/status").read_text()
-        names = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
+        names = read_field(f"/proc/{pid}/status", "NSpid").split()
         if len(names) > 1 and int(names[-1]) == inner:
             return pid
         pending += list_children(pid)
@@ -133,8 +132,13 @@ def read_total_memory() -> int:
 
 def read_meminfo(name: str) -> int:
     """Return a value from /proc/meminfo in its unit (mostly KiB); 0 if the kernel does not report it."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    return next((int(words[1]) for words in lines if words[0] == f"{name}:"), 0)
+    return int((read_field("/proc/meminfo", name) or "0").split()[0])
+
+
+def read_field(path: str, name: str) -> str:
+    """Return the value of the first line "NAME: VALUE" of a file in /proc; "" if there is none. Raises OSError."""
+    pairs = (line.partition(":") for line in Path(path).read_text().splitlines())
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
 
 
 def _control_groups() -> Iterator[tuple[int, int]]:

@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 from coldstart.contract import environment
+from coldstart.system.proc import processes
 
 VARIABLE = environment.CRIU
 # Capabilities as bits of CapEff: CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE; CAP_SYS_RESOURCE.
@@ -58,8 +59,7 @@ def _find_missing_requirement() -> tuple[str, str] | None:
         return f"{program} is CRIU {found}: 4.2 or newer is required", _BUILD
     if shutil.which("unshare") is None:
         return "unshare (util-linux) was not found", "apt-get install util-linux"
-    held = int(_read_status_field("CapEff") or "0", 16)
-    if held & _CAPABILITIES != _CAPABILITIES:
+    if _read_capabilities() & _CAPABILITIES != _CAPABILITIES:
         how = "run as root; container: --cap-add SYS_ADMIN --cap-add CHECKPOINT_RESTORE"
         return (
             "CRIU needs CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE: run as root, or in a container with both",
@@ -86,7 +86,7 @@ def list_options() -> list[str]:
     CAP_SYS_RESOURCE. With --unprivileged it keeps its limit, and needs only the capabilities that this module checks.
     """
     most, hard = int(_NR_OPEN.read_text()), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    may_raise = int(_read_status_field("CapEff") or "0", 16) & _RESOURCE
+    may_raise = _read_capabilities() & _RESOURCE
     return [] if may_raise or hard >= most else ["--unprivileged"]
 
 
@@ -95,6 +95,5 @@ def run_criu(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*find_command(), *arguments], capture_output=True, text=True, check=False)
 
 
-def _read_status_field(field: str) -> str | None:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next((line.split()[1] for line in lines if line.startswith(field + ":")), None)
+def _read_capabilities() -> int:
+    return int(processes.read_field("/proc/self/status", "CapEff") or "0", 16)

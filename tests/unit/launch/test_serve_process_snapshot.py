@@ -52,7 +52,7 @@ def fake_criu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         program.write_text(FAKE_CRIU.format(calls=calls, code=code))
         program.chmod(0o755)
         monkeypatch.setenv(criu.VARIABLE, str(program))
-        monkeypatch.setattr(criu, "_read_status_field", lambda _: "ffffffffffffffff")
+        monkeypatch.setattr(criu, "_read_capabilities", lambda: (1 << 64) - 1)
         return calls
 
     criu.read_version.cache_clear()

@@ -22,7 +22,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def _hold(monkeypatch: pytest.MonkeyPatch, held: int, hard: int) -> None:
-    monkeypatch.setattr(criu, "_read_status_field", lambda field: f"{held:016x}")
+    monkeypatch.setattr(criu, "_read_capabilities", lambda: held)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, hard))
 
 

@@ -13,7 +13,6 @@ from coldstart.system.proc import exits
     ("line", "file", "text"),
     [
         ("0::/job", "sys/fs/cgroup/job/memory.events", "low 0\noom 9\noom_kill 4\n"),
-        ("4:cpu,memory:/job", "sys/fs/cgroup/memory/job/memory.oom_control", "under_oom 0\noom_kill 4\n"),
         ("0::/", "proc/vmstat", "nr_free_pages 7\noom_kill 4\n"),
     ],
 )

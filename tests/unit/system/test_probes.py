@@ -40,7 +40,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     made.write_text("#!/bin/sh\n[ $1 = check ] && echo 'Looks good.' || echo 'Version: 4.2.1'\n")
     made.chmod(0o755)
     monkeypatch.setenv(criu.VARIABLE, str(made))
-    monkeypatch.setattr(criu, "_read_status_field", lambda field: f"{(1 << 41) - 1:x}")
+    monkeypatch.setattr(criu, "_read_capabilities", lambda: (1 << 41) - 1)
     return made
 
 
@@ -55,7 +55,7 @@ def test_probe_reports_a_criu_that_cannot_run(program: Path) -> None:
 
 
 def test_probe_reports_missing_criu_and_privileges(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(criu, "_read_status_field", lambda field: "0")
+    monkeypatch.setattr(criu, "_read_capabilities", lambda: 0)
     assert "CAP_CHECKPOINT_RESTORE" in probes.probe_criu().found
     assert str(probes.probe_criu().hint).startswith("run as root; container: --cap-add SYS_ADMIN")
     program.unlink()
