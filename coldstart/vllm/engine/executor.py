@@ -57,9 +57,7 @@ class ColdExecutor(UniProcExecutor):
 
     def _adopt(self, worker: WorkerWrapperBase) -> None:
         self.driver_worker = worker
-        # The KV transfer settings belong to this server, not to the prebuilt worker.
-        worker.worker.kv_transfer_config = self.vllm_config.kv_transfer_config
-        worker.worker.vllm_config.kv_transfer_config = self.vllm_config.kv_transfer_config
+        worker.worker.take_over(self.vllm_config.kv_transfer_config)
 
 
 def require_worker(config: VllmConfig) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from vllm.config import CompilationMode
+from vllm.config import CompilationMode, KVTransferConfig
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -101,8 +101,17 @@ class ColdWorker(CPUWorker):
                 except (PeerError, OSError) as error:
                     reason = str(error)
                 if reason:
-                    self._fall_back("sharing", f"this worker has its own copy of the weights: {reason}")
+                    self._report_unshared(reason)
             super().load_model(**kwargs)
+
+    def take_over(self, config: KVTransferConfig | None) -> None:
+        """Prepare this worker, which a template built before the fork, for a server with the KV transfer settings `config`."""
+        self.kv_transfer_config = self.vllm_config.kv_transfer_config = config
+        if environment.WEIGHTS_SOCKET.read():
+            self._report_unshared("they were loaded before the fork, by the engine template")
+
+    def _report_unshared(self, reason: str) -> None:
+        self._fall_back("sharing", f"this worker has its own copy of the weights: {reason}")
 
     def _share(self, stack: ExitStack) -> None:
         from coldstart.vllm.weights import sharing

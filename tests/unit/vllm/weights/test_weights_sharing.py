@@ -130,3 +130,23 @@ def test_a_worker_loads_its_own_weights_when_no_rank_shares_them(
     made.model_runner, made.parallel_config = SimpleNamespace(), SimpleNamespace(world_size=1)
     made.load_model()
     assert loads == ["loaded"] and [one.stage for one in made.fallbacks] == ["sharing"]
+
+
+def test_an_adopted_worker_reports_that_it_shares_no_weights(
+    socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coldstart.vllm.engine import executor, worker
+
+    def adopt() -> Any:
+        made = worker.ColdWorker.__new__(worker.ColdWorker)
+        made.vllm_config, made.fast_path, made.fallbacks = SimpleNamespace(), {}, []
+        own = executor.ColdExecutor.__new__(executor.ColdExecutor)
+        own.vllm_config = SimpleNamespace(kv_transfer_config="of the server")
+        own._adopt(SimpleNamespace(worker=made))
+        assert made.kv_transfer_config == made.vllm_config.kv_transfer_config == "of the server"
+        return made
+
+    (fallback,) = adopt().fallbacks
+    assert fallback.stage == "sharing" and "before the fork" in fallback.reason
+    monkeypatch.delenv("COLDSTART_WEIGHTS_SOCKET")
+    assert adopt().fallbacks == []
