@@ -236,7 +236,11 @@ class BlockCopies:
         wanted = held.blocks[query.skip :][: query.count] if held and query.skip >= 0 else ()
         for name in self._layers.keys() & set(query.layers):
             base, stride, page = self._layers[name]
-            yield name, b"".join(ctypes.string_at(base + block * stride, page) for block in wanted)
+            data = b"".join(ctypes.string_at(base + block * stride, page) for block in wanted)
+            with self._announced:
+                if query.pin not in self._held:  # the blocks may already belong to another request
+                    return
+            yield name, data
 
     def _fetch(self, load: Load) -> None:
         began, missing, total = time.monotonic(), set(self._layers), 0
