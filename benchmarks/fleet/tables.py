@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.tables import Part, met
+from benchmarks.tables import Part, listed, met
 
 PAGE = "docs/reference/fleet-measurements.md"
 Row = Mapping[str, Any]
@@ -35,6 +35,33 @@ def scale_verdicts(result: Row) -> str:
     )
 
 
+GAP_S, GAP_95_S, CPU_RATIO, FAULTS = 0.15, 0.3, 0.1, 200
+
+
+def move_verdicts(result: Row) -> str:
+    """Return how streams moved with their KV, and what faults during moves did."""
+    gap, cpu, faults = result["gap_s"], result["cpu"], result["faults"]
+    holds = met(gap["median"] <= GAP_S and gap["p95"] <= GAP_95_S)
+    free = max(result["free_s"].values())
+    loaded = listed(
+        f"{one['loaded_s']:.3f} s of {one['computed_s']:.2f} s"
+        f" ({kind}, {met(one['loaded_s'] <= CPU_RATIO * one['computed_s'])})"
+        for kind, one in cpu.items()
+    )
+    kinds = listed(f"{count} {name}" for name, count in faults.items() if " of the " in name)
+    return (
+        f"- {result['moved']} of {len(result['rows'])} streams moved, {result['with_kv']} with their KV,"
+        f" {result['broken']} broken; vLLM loaded {sum(result['loaded_tokens'].values()):,.0f} tokens;"
+        f" {result['differ']} of {result['greedy']} greedy ones have another token.\n"
+        f"- Gap {gap['median']:.3f} s (median), {gap['p95']:.3f} s (95 %), {gap['max']:.2f} s (longest); target {GAP_S} s and"
+        f" {GAP_95_S} s: {holds}. Load average before: {result['load_before']:.1f}.\n"
+        f"- CPU of the target for 2,000 tokens, loaded instead of computed, target {CPU_RATIO:.0%}: {loaded}.\n"
+        f"- {faults['made']} faults ({kinds}), target {FAULTS}: {met(faults['made'] >= FAULTS)}; {faults['lost']} streams lost,"
+        f" {faults['differ']} with another token; longest wait {faults['longest_wait_s']:.1f} s.\n"
+        f"- All blocks free according to vLLM {free:.1f} s after the last request at most."
+    )
+
+
 PARTS = [
     Part(
         PAGE,
@@ -49,6 +76,7 @@ PARTS = [
         ),
         "fleet/cold_ttft",
     ),
+    Part(PAGE, "moves", "fleet-moves-cpu", (move_verdicts,), "fleet/moves"),
     Part(
         PAGE,
         "scale",

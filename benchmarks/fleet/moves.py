@@ -1,0 +1,203 @@
+"""Streams that move between two real vLLM servers with their KV: gaps, tokens and CPU; then faults during moves.
+
+The servers run tiny-llama on the CPU in network namespaces of their own (`fleet/linked.py`), first in bf16, then in fp32. The
+gateway moves each stream as after a consolidation. Every second stream is greedy, and its tokens are compared with those of
+the same request that stays. `gap` is the time from stopping a stream to the first token of the other server. `cpu` is the
+time of the target's processes to have the KV of 2,000 tokens: loaded, and computed.
+
+Then faults at random times of moves in fp32: a process of one of the two servers is killed, or stopped for a while, or its
+link is cut for a while. The client's tokens must be those of the request that stays, each once. At the end vLLM must
+count no used block; a lease ends in an iteration, so each server gets short requests until then.
+
+Run: python -m benchmarks fleet/moves [--moves N] [--kills N] [--minutes M]
+Time: at most 20 minutes after the first run, which builds the bundles; no fault begins after M minutes
+Result: fleet-moves-cpu.json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from random import Random
+from statistics import median
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from benchmarks.common import finish, parser
+from benchmarks.fleet.linked import Heard, LinkedFleet, linked_fleet, materialize
+from coldstart.contract.arguments import Arguments
+from coldstart.fleet.live.moves import FleetReplica, FleetTicket, Moves
+from coldstart.fleet.live.state import ModelDeployment
+from coldstart.fleet.specification import Costs, FleetModel, FleetSettings, ServerSpec
+from coldstart.host.launches import Launch
+
+MODEL, PLACES, TOKENS, LENGTHS = "tiny-llama", ("one", "two"), 300, (100, 3000)
+WORDS = ["--max-model-len", "4096", "--hf-overrides", '{"max_position_embeddings": 4096}']
+WORDS += ["--block-size", "32", "--kv-cache-memory-bytes", str(256 << 20), "--dtype"]
+SETTINGS = FleetSettings(most_ranks=1, consolidate=False, retries=8, backoff_s=0.1, backoff_max_s=0.2)
+CPU_TOKENS, CPU_ROUNDS, LIMIT_S, MARKS = 2000, 7, 60.0, {"median": 50, "p95": 95, "max": 100}
+KINDS, PAUSES_S = ("kill", "cut", "stall"), (0.1, 0.5, 1.5, 3.0)
+SIGNALS = {"kill": signal.SIGKILL, "stall": signal.SIGSTOP}
+FIXED = {"max_tokens": TOKENS, "ignore_eos": True}
+Row = dict[str, Any]
+Ids = list[int]
+
+
+class Pair:
+    """Two servers of the model in the data type `kind`."""
+
+    def __init__(self, fleet: LinkedFleet, session: aiohttp.ClientSession, kind: str) -> None:
+        self.fleet, self.session, self.kind, self.chance = fleet, session, kind, Random(kind)
+        launch = Launch(kind, MODEL, Arguments([*WORDS, kind]))
+        spec = FleetModel(kind, 10, 10, Costs(library_s=0.1), batch=64, least=2, most=2, idle_s=3600.0)
+        fleet.control.deploy(ModelDeployment(launch, spec))
+
+    async def serve(self) -> None:
+        """Wait until both servers serve, and no request is open."""
+        await self.fleet.until(lambda: self.replicas() and not self.fleet.control._tickets)
+
+    def replicas(self) -> list[FleetReplica]:
+        """Return both servers; nothing unless both serve."""
+        groups = self.fleet.control.core.groups
+        found = [one for name, one in self.fleet.control.replicas.items() if name in groups]
+        return found if len(found) == len(PLACES) else []
+
+    def other(self, ticket: FleetTicket) -> FleetReplica:
+        """Return the server that does not have the request."""
+        (found,) = (one for one in self.replicas() if one is not ticket.target)
+        return found
+
+    def prompt(self, length: int = 0) -> Ids:
+        return [self.chance.randrange(10, 1900) for _ in range(length or self.chance.randint(*LENGTHS))]
+
+    async def stream(self, prompt: Ids, heard: Heard, temperature: float = 0.0, name: str = "") -> Heard:
+        """Request a stream. The gateway cannot always move a sampled one whose token ids are shown."""
+        body = FIXED | {"model": self.kind, "prompt": prompt, "temperature": temperature}
+        body |= {"cache_salt": name or self.chance.randbytes(8).hex(), "return_token_ids": not temperature}
+        return await self.fleet.stream(self.session, body, heard, name)
+
+    async def begin(self, prompt: Ids, temperature: float = 0.0) -> tuple[asyncio.Task[Heard], FleetTicket]:
+        """Return a stream that has some tokens."""
+        heard, name, after = Heard(), self.chance.randbytes(8).hex(), self.chance.randint(5, 40)
+        task = asyncio.create_task(self.stream(prompt, heard, temperature, name))
+        await self.fleet.until(lambda: len(heard.times) >= after or task.done())
+        return task, next(one for one in self.fleet.control._tickets.values() if one.request_id == name)
+
+
+async def measure_move(pair: Pair, temperature: float) -> Row:
+    """Move one stream."""
+    prompt = pair.prompt()
+    task, ticket = await pair.begin(prompt, temperature)
+    pair.fleet.move(ticket, pair.other(ticket))
+    heard = await task
+    row = {"kind": pair.kind, "prompt": len(prompt), "greedy": not temperature, "error": heard.error}
+    row |= {"whole": heard.whole and heard.counted == TOKENS}
+    row |= {name: pair.fleet.moved(ticket).get(name) for name in ("made", "gap_s", "with_kv")}
+    return row | ({} if temperature else {"equal": heard.ids == (await pair.stream(prompt, Heard())).ids})
+
+
+async def measure_cpu(pair: Pair) -> dict[str, float]:
+    """Return the CPU seconds in which a target has the KV of a long prompt: loaded, and computed."""
+    found = {"loaded_s": list[float](), "computed_s": list[float]()}
+    for name in [*found] * CPU_ROUNDS:
+        task, ticket = await pair.begin(pair.prompt(CPU_TOKENS))
+        source, target, stream = ticket.target, pair.other(ticket), ticket.stream
+        assert source is not None and stream is not None
+        kv = await pair.fleet.control.moves._hold_kv(ticket, source, target, stream)
+        assert kv is not None, pair.fleet.lines("kv not held")
+        before = pair.fleet.cpu_s(target)
+        await Moves._complete(target, stream.warming(kv if name == "loaded_s" else None), LIMIT_S)
+        found[name].append(pair.fleet.cpu_s(target) - before)
+        task.cancel()
+        await pair.serve()
+    return {name: median(each) for name, each in found.items()}
+
+
+async def make_fault(pair: Pair, kind: str, victim: FleetReplica) -> None:
+    """Kill or stop a process of the server, or cut its link; end what can be ended after a while."""
+    place, family = pair.fleet.processes(victim)
+    one, links = pair.chance.choice(family), pair.fleet.links
+    links.cut(place) if kind == "cut" else one.send_signal(SIGNALS[kind])
+    await asyncio.sleep(0 if kind == "kill" else pair.chance.choice(PAUSES_S))
+    if kind != "kill":
+        links.reconnect(place) if kind == "cut" else one.send_signal(signal.SIGCONT)
+
+
+async def measure_faults(pair: Pair, count: int, end_s: float) -> Row:
+    """Make `count` faults during moves, fewer if the time `end_s` comes first."""
+    prompts = [pair.prompt(int(length)) for length in np.linspace(*LENGTHS, 8)]
+    stay = [(await pair.stream(one, Heard())).ids for one in prompts]
+    found, errors, waits = Counter[str](made=0, moved=0, lost=0, differ=0), list[str](), list[float]()
+    while found["made"] < count and time.monotonic() < end_s:
+        kind, which = KINDS[found["made"] % len(KINDS)], pair.chance.randrange(len(prompts))
+        task, ticket = await pair.begin(prompts[which])
+        side, target = pair.chance.choice(("source", "target")), pair.other(ticket)
+        victim = target if side == "target" or ticket.target is None else ticket.target
+        pair.fleet.move(ticket, target)
+        await asyncio.sleep(pair.chance.uniform(0, 0.25))
+        await make_fault(pair, kind, victim)
+        heard = await task
+        while kind == "kill" and victim.group in pair.fleet.control.core.groups:
+            await asyncio.sleep(0.1)
+        found.update([f"{kind} of the {side}", "made", *["moved"] * bool(pair.fleet.moved(ticket))])
+        found["lost"] += bool(heard.error) or not heard.whole
+        found["differ"] += heard.ids != stay[which]
+        errors += [f"{kind} of the {side}: {heard.error}"] if heard.error else []
+        waits += [b - a for a, b in zip(heard.times, heard.times[1:], strict=False)]
+        await pair.serve()
+    return {**found, "errors": errors, "longest_wait_s": max(waits, default=0.0)}
+
+
+async def measure(moves: int, kills: int, end_s: float) -> Row:
+    """Run all parts on one fleet."""
+    rows, found = list[Row](), {name: Row() for name in ("cpu", "loaded_tokens", "free_s", "faults")}
+    async with linked_fleet(SETTINGS) as (fleet, session):
+        for name in PLACES:
+            fleet.join(ServerSpec(name, 10, 1e9, 1e9), movable=True)
+        template = Launch("template", MODEL, Arguments([*WORDS, "float32"]))
+        await asyncio.gather(*(node.warm(template) for node in fleet.nodes.values()))
+        for kind in ("bfloat16", "float32"):
+            pair = Pair(fleet, session, kind)
+            await pair.serve()
+            rows += [await measure_move(pair, 0.8 * (number % 2)) for number in range(moves // 2)]
+            found["cpu"][kind] = await measure_cpu(pair)
+            found["loaded_tokens"][kind] = await fleet.metric("external_prefix_cache_hits_total")
+            found["free_s"][kind] = await fleet.free_s(kind, LIMIT_S)
+            if kind == "float32":
+                found["faults"] = await measure_faults(pair, kills, end_s)
+                found["free_s"]["faults"] = await fleet.free_s(kind, LIMIT_S)
+            fleet.control.remove(kind)
+    gaps = [row["gap_s"] for row in rows if row["gap_s"] is not None] or [0.0]
+    return {
+        "moved": sum(row["gap_s"] is not None for row in rows),
+        "with_kv": sum(bool(row["with_kv"]) for row in rows),
+        "broken": sum(bool(row["error"]) or not row["whole"] for row in rows),
+        "greedy": sum(row["greedy"] for row in rows),
+        "differ": sum(not row.get("equal", True) for row in rows),
+        "gap_s": {name: round(float(np.percentile(gaps, at)), 4) for name, at in MARKS.items()},
+        **found,
+        "rows": rows,
+    }
+
+
+def main() -> None:
+    """Measure, and store the result."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--moves", type=int, default=100)
+    arguments.add_argument("--kills", type=int, default=200, help="faults: kills, cuts and stalls")
+    arguments.add_argument("--minutes", type=float, default=18.0)
+    given = arguments.parse_args()
+    began, load = time.monotonic(), os.getloadavg()[0]
+    for kind in ("bfloat16", "float32"):
+        materialize(MODEL, *WORDS, kind)
+    found = asyncio.run(measure(given.moves, given.kills, began + 60 * given.minutes))
+    finish("fleet-moves-cpu", {"load_before": load, "run_s": time.monotonic() - began, **found})
+
+
+if __name__ == "__main__":
+    main()
