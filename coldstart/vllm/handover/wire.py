@@ -8,7 +8,6 @@ the KV cache.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 import socket
@@ -163,7 +162,8 @@ def _receive(connection: socket.socket, size: int) -> bytearray:
 
 
 def _mac(secret: str, *parts: bytes | bytearray) -> bytes:
-    digest = hashlib.blake2b(digest_size=MAC, key=bytes.fromhex(secret)[:64])
+    # SHA-256 has instructions of its own, and takes half the CPU time of BLAKE2b.
+    digest = hmac.new(bytes.fromhex(secret), digestmod="sha256")
     for part in parts:
         digest.update(part)
     return digest.digest()
