@@ -68,7 +68,6 @@ _COMMAND_FUNCTIONS: Mapping[str, tuple[str, str]] = {
     "install": ("machine", "install"),
     "doctor": ("machine", "doctor"),
 }
-ALIASES: Mapping[str, str] = {"ls": "list"}
 # Extra of coldstart that each command needs, if any.
 EXTRAS: Mapping[str, str] = {"host": "host", "fleet": "fleet", "trace-replay": "lab"}
 # Hint for each error number of the operating system.
@@ -104,11 +103,10 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         """Load one command; for an unknown name, fail and suggest the most similar one."""
-        name = ALIASES.get(cmd_name, cmd_name)
-        if name not in COMMANDS:
-            near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
-            ctx.fail(f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
-        return load(name)
+        if cmd_name not in COMMANDS:
+            near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
+            ctx.fail(f"No such command {cmd_name!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        return load(cmd_name)
 
     def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:  # type: ignore[override]
         """Complete command names from COMMANDS without importing a command."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from coldstart.bench import floor, run_order
+from coldstart.bench import measure, run_order
 from coldstart.bench.measure import MeasuredRun, RunSettings, SteadyState, run
 from coldstart.contract import fallback
 from coldstart.errors import NO_BUNDLE, ColdstartError, CommandFailedError, NoBundleError
@@ -133,7 +133,7 @@ class Bench:
 
     def _measure_imports(self, measured: BenchRuns) -> None:
         try:
-            measured.imports_s.append(floor.measure_import_seconds())
+            measured.imports_s.append(measure.measure_import_seconds())
         except ModeUnavailableError as error:
             measured.floor_error = str(error)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from coldstart.bench.measure import STAGES
 from coldstart.bench.report import Plot, Report, Table, draw_bars
-from coldstart.bench.stages import STAGES
 
 Document = Mapping[str, Any]
 

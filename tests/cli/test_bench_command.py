@@ -9,7 +9,7 @@ import pytest
 from coldstart.commands import cli
 from support.fake_launcher import FakeLauncher
 
-from coldstart.bench import benchmark, floor
+from coldstart.bench import benchmark, measure
 from coldstart.validate.launch import Launcher
 from coldstart.validate.launchers import ModelUnderTest
 
@@ -27,7 +27,7 @@ def replace_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         benchmark, "prepare_subject", lambda wanted: ModelUnderTest(wanted.model, wanted.model)
     )
-    monkeypatch.setattr(floor, "measure_import_seconds", lambda: 0.01)
+    monkeypatch.setattr(measure, "measure_import_seconds", lambda: 0.01)
 
 
 def bench(*arguments: str, modes: str = "vllm-warm,fresh", runs: int = 1) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coldstart.bench import benchmark, floor, measure, result
+from coldstart.bench import benchmark, measure, result
 from coldstart.bench.measure import RunSettings, SteadyState
 from coldstart.bench.runner import Bench
 from coldstart.errors import NoBundleError
@@ -19,7 +19,7 @@ Fake = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def quick_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floor, "measure_import_seconds", lambda: 0.01)
+    monkeypatch.setattr(measure, "measure_import_seconds", lambda: 0.01)
 
 
 def bench(

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from coldstart.bench import stages
+from coldstart.bench import measure
 from coldstart.system.timeline import Span
 from coldstart.vllm import counting
 
@@ -25,24 +25,24 @@ def test_stages_do_not_count_a_moment_twice_within_a_stage() -> None:
         span("compile or warm up", 6.5, 9.0),
         span("compile or warm up", 6.6, 8.9),  # a method that calls the overridden one
     ]
-    found = stages.measure_stages(spans, 0.0, 10.0)
+    found = measure.measure_stages(spans, 0.0, 10.0)
     assert found == pytest.approx(
         {"structure": 0.5, "weights": 2.5, "tokenizer": 1.5, "KV": 1.5, "capture": 2.5, "rest": 2.0}
     )
 
 
 def test_stage_that_began_before_the_launch_counts_from_the_launch() -> None:
-    found = stages.measure_stages([span("load the model", -5.0, 1.0)], 0.0, 2.0)
+    found = measure.measure_stages([span("load the model", -5.0, 1.0)], 0.0, 2.0)
     assert (found["weights"], found["rest"]) == (1.0, 1.0)
 
 
 def test_stages_are_unknown_without_a_span() -> None:
-    assert stages.measure_stages([], 0.0, 1.0) == {}
+    assert measure.measure_stages([], 0.0, 1.0) == {}
 
 
 def test_each_stage_has_a_step_of_vllm() -> None:
     steps = {name for steps in counting.STEPS.values() for name in steps.values()}
-    assert all(names & steps for names in stages.STAGE_SPANS.values())
+    assert all(names & steps for names in measure.STAGE_SPANS.values())
 
 
 @pytest.mark.slow

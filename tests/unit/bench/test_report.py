@@ -7,10 +7,9 @@ import pytest
 from support import pages
 
 from coldstart.bench import report, result, starts
-from coldstart.bench.measure import MeasuredRun, SteadyState
+from coldstart.bench.measure import STAGES, MeasuredRun, SteadyState
 from coldstart.bench.report import Report
 from coldstart.bench.runner import BenchRuns
-from coldstart.bench.stages import STAGES
 
 PROOF = {"fast_path": {"compile": True}, "fallbacks": []}
 
