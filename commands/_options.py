@@ -24,6 +24,7 @@ from coldstart.contract import environment
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import AuthRequiredError, UsageError
 from coldstart.scheduling.declaration import list_settings
+from coldstart.system import paths
 from coldstart.system.dry_run import dry_run
 from coldstart.system.paths import Cache
 
@@ -254,6 +255,9 @@ def command(
                 )
             typed = frozenset(name for name in given if _declared.is_typed(ctx, name))
             common = _common(**{name: given.pop(name) for name in SHARED})
+            # Servers and templates take these arguments, and they need sockets.
+            if takes_vllm_args and (notice := paths.describe_other_runtime_dir()):
+                common[0].print_note(notice)
             _declared.resolve_keys(ctx, given, common[0])
             if chooses_scheduler or compares_schedulers:
                 from coldstart.scheduling import settings

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,6 +157,15 @@ def temporary_dir(socket_path_bytes: int = 0) -> Path:
     """
     own, *more = _list_temporary()
     return _choose_private_directory([own, *_list_xdg(), *more], socket_path_bytes)
+
+
+def describe_other_runtime_dir() -> str | None:
+    """Return why sockets are not in XDG_RUNTIME_DIR and where they are, or None."""
+    for wanted in _list_xdg():
+        with suppress(UsageError):  # where a socket is needed, the error has the reasons
+            if (place := runtime_dir()).parent != wanted.parent:
+                return f"XDG_RUNTIME_DIR is not used: {_claim_directory(wanted)}. Sockets are in {place}."
+    return None
 
 
 def frozen_dir() -> Path:

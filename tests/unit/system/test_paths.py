@@ -103,6 +103,11 @@ def test_an_unsafe_place_is_replaced_and_stays_as_it_is(
         assert not own.is_relative_to(bad) and own.stat().st_mode & 0o777 == 0o700
         assert own.stat().st_uid == os.getuid()
     assert not bad.is_dir() or list(bad.iterdir()) == []
+    said = paths.describe_other_runtime_dir()
+    if variable == "TMPDIR":
+        assert said is None
+    else:
+        assert said is not None and str(bad) in said and str(paths.runtime_dir()) in said
 
 
 @pytest.mark.parametrize("value", ["missing", "relative", "/proc/nothing/x"])
@@ -124,6 +129,7 @@ def test_without_a_private_place_every_reason_is_reported(
         paths.runtime_dir()
     assert f"{place} is not writable" in str(caught.value)
     assert "set XDG_RUNTIME_DIR" in str(caught.value.hint)
+    assert paths.describe_other_runtime_dir() is None
 
 
 @pytest.fixture
