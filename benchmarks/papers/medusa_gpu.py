@@ -24,7 +24,7 @@ from coldstart.artifacts.store import Store
 from pandas import Series
 
 from benchmarks import llama
-from benchmarks.gpu.plan import REHEARSAL, START_S, VLLM_ARGS
+from benchmarks.gpu.plan import REHEARSAL, VLLM_ARGS
 from benchmarks.papers import Found, Rows
 from benchmarks.papers.lengths import arrive, sharegpt
 from coldstart.graphs import prove, tables
@@ -46,7 +46,7 @@ SPEEDUP, NODES = "up to 2.4x", {"7b": "12,518 (Llama2-7B)"}
 # Requests per second, and the paper's reduction of P99 TTFT.
 TRACES = {2.0: "50.5 % less (Llama2-7B)", 10.0: "53.0 % less (Llama2-7B)"}
 THROUGHPUT = {1.0: "-", 3.0: "-", 4.5: "43.0 % less (Llama2-7B, 4.5 requests/s served)", 6.0: "-", 8.0: "-"}
-ROUNDS, SECONDS, SHAPES = 3, 60.0, ("1B", "7b")
+ROUNDS, SECONDS, START_S, SHAPES = 3, 60.0, 600.0, ("1B", "7b")
 
 
 class Model:
