@@ -70,6 +70,20 @@ def when(result: Row) -> str:
     )
 
 
+def compare_live(result: Row) -> str:
+    """Return the default policy against each other one, and what the simulation of the same traces says."""
+    of = {row["policy"]: row for row in result["totals"]}
+    ours = of.pop("predictive")
+    ratios = {name: ours["start_s"] / row["start_s"] for name, row in of.items()}
+    lost = listed(name for name, ratio in ratios.items() if ratio > 1) or "none"
+    return (
+        "Start times of the default, `predictive`, over those of the others: "
+        f"{listed(f'{name} {ratio:.2f}' for name, ratio in ratios.items())}. It loses to {lost} here;"
+        f" {len(result['rounds'])} rounds do not decide a difference of this size. Simulated on the same traces, it has"
+        f" {ours['simulated_start_s_over_lru']:.2f} of LRU's."
+    )
+
+
 def policies(path: str) -> Table:
     """Return a table of the cost of each policy over that of GDSF."""
     columns = {group: f"{{{group}:.2f}}" for group in GROUPS}
@@ -105,7 +119,7 @@ TOTALS = Table(
 FAMILIES = Table(families, {"family": "{name}", "set": "{kind}", **{one: f"{{{one}:.2f}}" for one in SHOWN}})
 LOADS = "{cold[about][load_before]:.1f} in `cold`, {overhead[about][load_before]:.1f} in `overhead`"
 PARTS = [
-    Part(LIVE, "live-policies", "host-policies-live-cpu", (TOTALS, when), "host/live_policies"),
+    Part(LIVE, "live-policies", "host-policies-live-cpu", (TOTALS, compare_live, when), "host/live_policies"),
     Part(LIVE, "short-traces", "host-short-traces", (SHORT,), "host/short_traces"),
     Part(LIVE, "host-load", "host-live-cpu", (LOADS,), "host/live"),
     Part(
