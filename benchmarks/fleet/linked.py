@@ -47,7 +47,7 @@ from coldstart.validate.launchers import coldstart_command
 from coldstart.weights.prefetch import client
 from tests.tools.link_cluster import LinkCluster, find_missing, link_cluster  # type: ignore[import-not-found]
 
-NAMESPACE, CLONE_NEWNET, READY_S, POLL_S = "BENCHMARK_NAMESPACE", 0x40000000, 600.0, 0.02
+NAMESPACE, CLONE_NEWNET, READY_S, POLL_S = "BENCHMARK_NAMESPACE", 0x40000000, 180.0, 0.02
 
 
 class _LinkedStarter(Starter):
@@ -123,13 +123,15 @@ class Heard:
 
 
 class LinkedFleet:
-    """Gateway and control in this process, and its nodes by name. `log` has the lines of the fleet's log."""
+    """Gateway at `url` and control in this process, a client `session`, and the nodes by name."""
+
+    url: str
+    session: aiohttp.ClientSession
 
     def __init__(self, links: LinkCluster, root: Path, settings: FleetSettings) -> None:
         self.links, self.root, self.nodes = links, root, dict[str, LinkedNode]()
         self._sink = io.StringIO()
         self.control = FleetControl(settings, FleetState(None), log=Log(self._sink))
-        self.url = ""
         self._tasks = list[asyncio.Task[None]]()
 
     def join(self, spec: ServerSpec, rate: float | None = None, *, movable: bool = False) -> None:
@@ -138,6 +140,10 @@ class LinkedFleet:
         made = self.nodes[spec.name] = LinkedNode(self.links, spec.name, self.root, movable=movable)
         self.control.add_server(spec, made)
         self._tasks.append(asyncio.create_task(self._hear(made)))
+
+    async def warm(self, launch: Launch) -> None:
+        """Start a runtime template on each node."""
+        await asyncio.gather(*(made.warm(launch) for made in self.nodes.values()))
 
     async def _hear(self, made: LinkedNode) -> None:
         after = 0
@@ -161,15 +167,13 @@ class LinkedFleet:
             await asyncio.sleep(POLL_S)
         return found
 
-    async def stream(
-        self, session: aiohttp.ClientSession, body: Mapping[str, Any], heard: Heard, name: str = ""
-    ) -> Heard:
+    async def stream(self, body: Mapping[str, Any], heard: Heard, name: str = "") -> Heard:
         """Request a stream with the id `name`, and record it in `heard` as it arrives."""
         heard.began = time.monotonic()
         headers = {"X-Request-Id": name} if name else {}
         asked = {"stream": True, "stream_options": {"include_usage": True}, **body}
         try:
-            async with session.post(f"{self.url}/v1/completions", json=asked, headers=headers) as answer:
+            async with self.session.post(f"{self.url}/v1/completions", json=asked, headers=headers) as answer:
                 if answer.status != 200:
                     heard.error = f"{answer.status} {(await answer.text())[:300]}"
                 async for line in answer.content:
@@ -190,12 +194,13 @@ class LinkedFleet:
         return next((one for one in self.lines("moved") if one["request"] == ticket.number), {})
 
     def processes(self, replica: FleetReplica) -> tuple[str, list[psutil.Process]]:
-        """Return the node of a server, and the processes of the server."""
+        """Return the node of a server, and the processes of the server that it needs."""
         worker = self.control.core.groups[replica.group].workers[0]
         up = self.nodes[worker.server].processes[worker.name].up
         assert up is not None and up.pid is not None
         first = psutil.Process(up.pid)
-        return worker.server, [first, *first.children(recursive=True)]
+        needed = [one for one in first.children(recursive=True) if "tracker" not in " ".join(one.cmdline())]
+        return worker.server, [first, *needed]
 
     def cpu_s(self, replica: FleetReplica) -> float:
         """Return the CPU time of a server so far."""
@@ -236,8 +241,8 @@ class LinkedFleet:
 
 
 @asynccontextmanager
-async def linked_fleet(settings: FleetSettings) -> AsyncIterator[tuple[LinkedFleet, aiohttp.ClientSession]]:
-    """Yield a fleet without servers, with a client. Raises SystemExit where no namespaces can be made."""
+async def linked_fleet(settings: FleetSettings) -> AsyncIterator[LinkedFleet]:
+    """Yield a fleet without servers. Raises SystemExit where no namespaces can be made."""
     if reason := find_missing():
         raise SystemExit(f"error: cannot make the fleet's links: {reason}")
     # A port is bound in the namespace of its server, whose addresses this process does not have.
@@ -254,8 +259,8 @@ async def linked_fleet(settings: FleetSettings) -> AsyncIterator[tuple[LinkedFle
                 connector = aiohttp.TCPConnector(limit=0, force_close=True)
                 async with aiohttp.ClientSession(
                     connector=connector, timeout=aiohttp.ClientTimeout(None)
-                ) as session:
-                    yield fleet, session
+                ) as fleet.session:
+                    yield fleet
             finally:
                 server.stop(at_once=True)
                 await fleet.end()

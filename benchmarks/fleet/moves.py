@@ -1,13 +1,12 @@
 """Streams that move between two real vLLM servers with their KV: gaps, tokens and CPU; then faults during moves.
 
-The servers run tiny-llama on the CPU in network namespaces of their own (`fleet/linked.py`), first in bf16, then in fp32. The
-gateway moves each stream as after a consolidation. Every second stream is greedy, and its tokens are compared with those of
-the same request that stays. `gap` is the time from stopping a stream to the first token of the other server. `cpu` is the
-time of the target's processes to have the KV of 2,000 tokens: loaded, and computed.
+The servers run tiny-llama on the CPU in network namespaces (`fleet/linked.py`), first in bf16, then in fp32. The gateway
+moves each stream as after a consolidation. Every second one is greedy: its tokens are compared with those of the same
+request that stays. `gap` is the time from stopping a stream to its next token. `cpu` is the target's CPU time to have the
+KV of 2,000 tokens: loaded, and computed.
 
-Then faults at random times of moves in fp32: a process of one of the two servers is killed, or stopped for a while, or its
-link is cut for a while. The client's tokens must be those of the request that stays, each once. At the end vLLM must
-count no used block; a lease ends in an iteration, so each server gets short requests until then.
+Then a process of one of the servers is killed, or stopped for a while, or its link is cut, at random times of moves in
+fp32. At the end vLLM must count no used block. A lease ends in an iteration, so the servers get short requests until then.
 
 Run: python -m benchmarks fleet/moves [--moves N] [--kills N] [--minutes M]
 Time: at most 20 minutes after the first run, which builds the bundles; no fault begins after M minutes
@@ -25,7 +24,6 @@ from random import Random
 from statistics import median
 from typing import Any
 
-import aiohttp
 import numpy as np
 
 from benchmarks.common import finish, parser
@@ -41,36 +39,32 @@ WORDS = ["--max-model-len", "4096", "--hf-overrides", '{"max_position_embeddings
 WORDS += ["--block-size", "32", "--kv-cache-memory-bytes", str(256 << 20), "--dtype"]
 SETTINGS = FleetSettings(most_ranks=1, consolidate=False, retries=8, backoff_s=0.1, backoff_max_s=0.2)
 CPU_TOKENS, CPU_ROUNDS, LIMIT_S, MARKS = 2000, 7, 60.0, {"median": 50, "p95": 95, "max": 100}
-KINDS, PAUSES_S = ("kill", "cut", "stall"), (0.1, 0.5, 1.5, 3.0)
-SIGNALS = {"kill": signal.SIGKILL, "stall": signal.SIGSTOP}
+KINDS, PAUSES_S = ("kill", "cut", "stall"), (0.1, 0.4, 1.0, 2.5)
 FIXED = {"max_tokens": TOKENS, "ignore_eos": True}
 Row = dict[str, Any]
 Ids = list[int]
+Started = tuple[asyncio.Task[Heard], FleetTicket, FleetReplica]
 
 
 class Pair:
     """Two servers of the model in the data type `kind`."""
 
-    def __init__(self, fleet: LinkedFleet, session: aiohttp.ClientSession, kind: str) -> None:
-        self.fleet, self.session, self.kind, self.chance = fleet, session, kind, Random(kind)
+    def __init__(self, fleet: LinkedFleet, kind: str) -> None:
+        self.fleet, self.kind, self.chance = fleet, kind, Random(kind)
         launch = Launch(kind, MODEL, Arguments([*WORDS, kind]))
         spec = FleetModel(kind, 10, 10, Costs(library_s=0.1), batch=64, least=2, most=2, idle_s=3600.0)
         fleet.control.deploy(ModelDeployment(launch, spec))
 
-    async def serve(self) -> None:
-        """Wait until both servers serve, and no request is open."""
-        await self.fleet.until(lambda: self.replicas() and not self.fleet.control._tickets)
+    async def serve(self, ended: str = "") -> None:
+        """Wait until both servers serve, the group `ended` does not, and no request is open."""
+        now = self.fleet.control
+        await self.fleet.until(lambda: ended not in now.core.groups and self.replicas() and not now._tickets)
 
     def replicas(self) -> list[FleetReplica]:
         """Return both servers; nothing unless both serve."""
         groups = self.fleet.control.core.groups
         found = [one for name, one in self.fleet.control.replicas.items() if name in groups]
         return found if len(found) == len(PLACES) else []
-
-    def other(self, ticket: FleetTicket) -> FleetReplica:
-        """Return the server that does not have the request."""
-        (found,) = (one for one in self.replicas() if one is not ticket.target)
-        return found
 
     def prompt(self, length: int = 0) -> Ids:
         return [self.chance.randrange(10, 1900) for _ in range(length or self.chance.randint(*LENGTHS))]
@@ -79,21 +73,22 @@ class Pair:
         """Request a stream. The gateway cannot always move a sampled one whose token ids are shown."""
         body = FIXED | {"model": self.kind, "prompt": prompt, "temperature": temperature}
         body |= {"cache_salt": name or self.chance.randbytes(8).hex(), "return_token_ids": not temperature}
-        return await self.fleet.stream(self.session, body, heard, name)
+        return await self.fleet.stream(body, heard, name)
 
-    async def begin(self, prompt: Ids, temperature: float = 0.0) -> tuple[asyncio.Task[Heard], FleetTicket]:
-        """Return a stream that has some tokens."""
+    async def begin(self, prompt: Ids, temperature: float = 0.0) -> Started:
+        """Return a stream that has some tokens, and the server that does not have it."""
         heard, name, after = Heard(), self.chance.randbytes(8).hex(), self.chance.randint(5, 40)
         task = asyncio.create_task(self.stream(prompt, heard, temperature, name))
         await self.fleet.until(lambda: len(heard.times) >= after or task.done())
-        return task, next(one for one in self.fleet.control._tickets.values() if one.request_id == name)
+        ticket = next(one for one in self.fleet.control._tickets.values() if one.request_id == name)
+        return task, ticket, next(one for one in self.replicas() if one is not ticket.target)
 
 
 async def measure_move(pair: Pair, temperature: float) -> Row:
     """Move one stream."""
     prompt = pair.prompt()
-    task, ticket = await pair.begin(prompt, temperature)
-    pair.fleet.move(ticket, pair.other(ticket))
+    task, ticket, target = await pair.begin(prompt, temperature)
+    pair.fleet.move(ticket, target)
     heard = await task
     row = {"kind": pair.kind, "prompt": len(prompt), "greedy": not temperature, "error": heard.error}
     row |= {"whole": heard.whole and heard.counted == TOKENS}
@@ -105,8 +100,8 @@ async def measure_cpu(pair: Pair) -> dict[str, float]:
     """Return the CPU seconds in which a target has the KV of a long prompt: loaded, and computed."""
     found = {"loaded_s": list[float](), "computed_s": list[float]()}
     for name in [*found] * CPU_ROUNDS:
-        task, ticket = await pair.begin(pair.prompt(CPU_TOKENS))
-        source, target, stream = ticket.target, pair.other(ticket), ticket.stream
+        task, ticket, target = await pair.begin(pair.prompt(CPU_TOKENS))
+        source, stream = ticket.target, ticket.stream
         assert source is not None and stream is not None
         kv = await pair.fleet.control.moves._hold_kv(ticket, source, target, stream)
         assert kv is not None, pair.fleet.lines("kv not held")
@@ -122,47 +117,49 @@ async def make_fault(pair: Pair, kind: str, victim: FleetReplica) -> None:
     """Kill or stop a process of the server, or cut its link; end what can be ended after a while."""
     place, family = pair.fleet.processes(victim)
     one, links = pair.chance.choice(family), pair.fleet.links
-    links.cut(place) if kind == "cut" else one.send_signal(SIGNALS[kind])
-    await asyncio.sleep(0 if kind == "kill" else pair.chance.choice(PAUSES_S))
+    links.cut(place) if kind == "cut" else one.send_signal(
+        signal.SIGKILL if kind == "kill" else signal.SIGSTOP
+    )
     if kind != "kill":
+        await asyncio.sleep(pair.chance.choice(PAUSES_S))
         links.reconnect(place) if kind == "cut" else one.send_signal(signal.SIGCONT)
 
 
 async def measure_faults(pair: Pair, count: int, end_s: float) -> Row:
     """Make `count` faults during moves, fewer if the time `end_s` comes first."""
-    prompts = [pair.prompt(int(length)) for length in np.linspace(*LENGTHS, 8)]
-    stay = [(await pair.stream(one, Heard())).ids for one in prompts]
+    stay = [(one, (await pair.stream(one, Heard())).ids) for one in map(pair.prompt, range(*LENGTHS, 400))]
     found, errors, waits = Counter[str](made=0, moved=0, lost=0, differ=0), list[str](), list[float]()
     while found["made"] < count and time.monotonic() < end_s:
-        kind, which = KINDS[found["made"] % len(KINDS)], pair.chance.randrange(len(prompts))
-        task, ticket = await pair.begin(prompts[which])
-        side, target = pair.chance.choice(("source", "target")), pair.other(ticket)
+        kind, (prompt, ids) = KINDS[found["made"] % len(KINDS)], pair.chance.choice(stay)
+        task, ticket, target = await pair.begin(prompt)
+        side = pair.chance.choice(("source", "target"))
         victim = target if side == "target" or ticket.target is None else ticket.target
         pair.fleet.move(ticket, target)
         await asyncio.sleep(pair.chance.uniform(0, 0.25))
         await make_fault(pair, kind, victim)
         heard = await task
-        while kind == "kill" and victim.group in pair.fleet.control.core.groups:
-            await asyncio.sleep(0.1)
         found.update([f"{kind} of the {side}", "made", *["moved"] * bool(pair.fleet.moved(ticket))])
         found["lost"] += bool(heard.error) or not heard.whole
-        found["differ"] += heard.ids != stay[which]
+        found["differ"] += heard.ids != ids
         errors += [f"{kind} of the {side}: {heard.error}"] if heard.error else []
         waits += [b - a for a, b in zip(heard.times, heard.times[1:], strict=False)]
-        await pair.serve()
+        try:
+            await pair.serve(victim.group if kind == "kill" else "")
+        except TimeoutError as error:
+            errors.append(f"{kind} of the {side}: {error}")
+            break
     return {**found, "errors": errors, "longest_wait_s": max(waits, default=0.0)}
 
 
 async def measure(moves: int, kills: int, end_s: float) -> Row:
     """Run all parts on one fleet."""
     rows, found = list[Row](), {name: Row() for name in ("cpu", "loaded_tokens", "free_s", "faults")}
-    async with linked_fleet(SETTINGS) as (fleet, session):
+    async with linked_fleet(SETTINGS) as fleet:
         for name in PLACES:
             fleet.join(ServerSpec(name, 10, 1e9, 1e9), movable=True)
-        template = Launch("template", MODEL, Arguments([*WORDS, "float32"]))
-        await asyncio.gather(*(node.warm(template) for node in fleet.nodes.values()))
+        await fleet.warm(Launch("template", MODEL, Arguments([*WORDS, "float32"])))
         for kind in ("bfloat16", "float32"):
-            pair = Pair(fleet, session, kind)
+            pair = Pair(fleet, kind)
             await pair.serve()
             rows += [await measure_move(pair, 0.8 * (number % 2)) for number in range(moves // 2)]
             found["cpu"][kind] = await measure_cpu(pair)
@@ -192,9 +189,9 @@ def main() -> None:
     arguments.add_argument("--kills", type=int, default=200, help="faults: kills, cuts and stalls")
     arguments.add_argument("--minutes", type=float, default=18.0)
     given = arguments.parse_args()
-    began, load = time.monotonic(), os.getloadavg()[0]
     for kind in ("bfloat16", "float32"):
         materialize(MODEL, *WORDS, kind)
+    began, load = time.monotonic(), os.getloadavg()[0]
     found = asyncio.run(measure(given.moves, given.kills, began + 60 * given.minutes))
     finish("fleet-moves-cpu", {"load_before": load, "run_s": time.monotonic() - began, **found})
 
