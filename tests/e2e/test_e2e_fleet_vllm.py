@@ -15,6 +15,7 @@ import psutil
 import pytest
 from support.waiting import has_ended
 from tools.machine import PROMPTS, READY_S, VLLM, Machine, Tokens
+from tools.replays import check_replay
 
 # ray is not imported: it changes the environment, on which templates depend.
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("ray") is None, reason="no ray")]
@@ -57,6 +58,7 @@ def test_model_starts_at_a_request_and_stops_when_idle(
         assert [tuple(one.choices[0].token_ids) for one in made] == reference
         (group,) = json.loads(machine.run("fleet", "status", "--format", "json"))["models"][0]["groups"]
         assert (group["mode"], group["fallbacks"]) == ("template-engine", []) and group["phase"] == "serving"
+        check_replay(machine, url, "--model", "tiny-llama")
         descendants = set(psutil.Process().children(recursive=True))
         fleet = [
             one

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from support.families import find_family, remaining
 from tools.machine import EAGER, PROMPTS, READY_S, VLLM, Machine, Tokens
+from tools.replays import check_replay
 
 pytestmark = pytest.mark.vllm
 BIG = 3 << 29
@@ -90,6 +91,10 @@ def test_two_models_in_memory_for_one(
         assert "tiny-llama  ready" in shown and "template-engine" in shown
         _wait(lambda: host.status()["models"][0]["memory_source"] == "observed")
         assert 64 << 20 < host.status()["models"][0]["held_bytes"] < BIG
+        assert check_replay(machine, host.url, "--models", "tiny-llama,tiny-qwen2")["models"].keys() == {
+            "tiny-llama",
+            "tiny-qwen2",
+        }
         host.process.send_signal(signal.SIGTERM)
         assert host.process.wait(60) == 143
     template = [one for one in host.family if _is_template(machine, one.pid)]
