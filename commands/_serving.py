@@ -238,7 +238,7 @@ def start_detached(
         CommandFailedError: The process exits before the server is ready.
     """
     from coldstart.launch import server_process
-    from coldstart.launch.server import end_on_error
+    from coldstart.launch.server import stop_on_error
 
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     reader, writer = os.pipe()
@@ -256,12 +256,12 @@ def start_detached(
     finally:
         os.close(output)
         os.close(writer)
-    child = server_process.Child(process)
+    child = server_process.ChildServer(process)
     try:
         # Also on Ctrl-C: otherwise the server would keep starting although no command waits for it.
-        with end_on_error(child):
+        with stop_on_error(child):
             on_spawn(process.pid)
-            return server_process.acknowledged(child, reader, time.monotonic(), None, on_progress).report
+            return server_process.await_readiness(child, reader, time.monotonic(), None, on_progress).report
     except server_process.ServerExitedError as exit_error:
         raise _describe_exit(exit_error, log) from exit_error
 

@@ -11,7 +11,7 @@ from coldstart.commands._options import command as declare
 from coldstart.errors import CommandFailedError
 
 if TYPE_CHECKING:
-    from coldstart.launch.template_pool import Warm
+    from coldstart.launch.template_pool import RunningTemplate
     from coldstart.launch.up_records import UpRecord
 
 
@@ -36,7 +36,7 @@ def command(
 
     servers = list(_stop_servers(common, model))
     templates, failures = ([], []) if keep_template else _stop_templates(common, model)
-    template_pool.sweep()
+    template_pool.remove_unfinished()
     lines = [
         *map(_describe_stopped, servers),
         *(f"stopped the {template.level} template of {template.model}" for template in templates),
@@ -72,7 +72,7 @@ def _describe_stopped(record: "UpRecord") -> str:
 def _stop_servers(common: Common, model: str | None) -> Iterator["UpRecord"]:
     from coldstart.launch import up_records
 
-    names = None if model is None else up_records.list_names(model)
+    names = None if model is None else up_records.list_model_names(model)
     for directory in up_records.list_directories(common.cache):
         record = directory.read()
         if record is not None and names is not None and names.isdisjoint((record.argument, record.path)):
@@ -83,19 +83,21 @@ def _stop_servers(common: Common, model: str | None) -> Iterator["UpRecord"]:
         directory.remove()
 
 
-def _stop_templates(common: Common, model: str | None) -> tuple[list["Warm"], list[CommandFailedError]]:
+def _stop_templates(
+    common: Common, model: str | None
+) -> tuple[list["RunningTemplate"], list[CommandFailedError]]:
     from coldstart.launch import preparation, template_pool, up_records
 
-    names = None if model is None else up_records.list_names(model)
-    stopped: list[Warm] = []
+    names = None if model is None else up_records.list_model_names(model)
+    stopped: list[RunningTemplate] = []
     failures: list[CommandFailedError] = []
-    for warm in preparation.list_prepared(common.cache):
-        if names is not None and names.isdisjoint(warm.owner):
+    for template in preparation.list_prepared(common.cache):
+        if names is not None and names.isdisjoint(template.owner):
             continue
         try:
-            template_pool.stop(warm)
+            template_pool.stop(template)
         except CommandFailedError as error:
             failures.append(error)
         else:
-            stopped += [warm] if warm.pid is not None else []
+            stopped += [template] if template.pid is not None else []
     return stopped, failures

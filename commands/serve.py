@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Mode = str
 else:
-    Mode = Literal[(modes.AUTO, *modes.names())]
+    Mode = Literal[(modes.AUTO, *modes.list_names())]
 OnMiss = Literal["fail", "warn", "materialize"]
 Capture = Literal["all", "deferred"]
 
@@ -99,15 +99,15 @@ def command(
     """Start the server, report when it is ready, and wait until it exits."""
     from coldstart.launch import listening, planning
     from coldstart.launch.planning import ServeRequest
-    from coldstart.launch.scheduler import check
+    from coldstart.launch.scheduler import check_scheduler
 
     for file in filter(None, (ready_file, timeline)):
         _require_writable_directory(file)
     # Report wrong options before any lookup.
-    check(choice, common.vllm_args)
+    check_scheduler(choice, common.vllm_args)
     lookup = _serving.look_up_model(common, model, revision, untrusted=untrusted)
     lookup = lookup.drop_weights() if weights_from is not None else lookup
-    check(choice, lookup.vllm_args)
+    check_scheduler(choice, lookup.vllm_args)
     listen = listening.choose_address(host, port, lookup.vllm_args)
     if not dry_run:
         listening.require_free_port(lookup.vllm_args, listen)

@@ -64,7 +64,7 @@ def freeze(
     directory = process_snapshot.find_runtime(common.cache)
     is_new = force or directory is None or runtime_image.describe_image(directory).obstacle is not None
     if directory is None or is_new:
-        if why := RUNTIME_SNAPSHOT.unavailable():
+        if why := RUNTIME_SNAPSHOT.find_limit():
             raise CommandFailedError(f"cannot freeze the runtime: {why.reason}", hint=why.hint)
         with common.out.show_phase("freeze the imported runtime"):
             directory = process_snapshot.freeze_runtime(common.cache, ready_timeout)
@@ -99,7 +99,7 @@ def status(common: Common) -> None:
     from coldstart.launch import template_pool
     from coldstart.system.snapshot import runtime_image
 
-    templates = list(template_pool.listed())
+    templates = list(template_pool.list_templates())
     images = list(runtime_image.list_images(common.cache.runtimes))
     rows = [
         (w.level, w.model, w.key[7:19], w.pid or "exited", "yes" if w.ready else "no", len(w.servers))
@@ -129,7 +129,7 @@ def stop(
     """Stop the selected templates."""
     from coldstart.launch import template_pool
 
-    selected = [warm for warm in template_pool.listed() if level in (None, warm.level)]
+    selected = [warm for warm in template_pool.list_templates() if level in (None, warm.level)]
     if not selected:
         common.out.print_note("no template is running")
     for warm in selected:

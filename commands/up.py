@@ -82,7 +82,7 @@ def command(
             f"The previous server of {model} no longer runs: process {ended.pid} has exited"
         )
     # Until the server accepts requests, `down` must be able to find and stop this process.
-    own_record = up_records.describe_own(lookup)
+    own_record = up_records.create_own_record(lookup)
     directory.write(own_record)
     try:
         listen = listening.choose_address(host, port, lookup.vllm_args)

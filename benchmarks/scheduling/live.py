@@ -135,7 +135,7 @@ def measure_bursts(seconds: float) -> Row:
             launcher = ServeLauncher(ModelUnderTest(MODEL, MODEL, ARGS, flags), FRESH, work / "run")
             server = stack.enter_context(run_server(launcher, work / str(len(ports))))
             client = completions.CompletionClient(HOST, server.files.port)
-            client.first_token("a", deadline_s=time.monotonic() + 300, check=server.check_alive)
+            client.await_first_token("a", deadline_s=time.monotonic() + 300, check=server.check_alive)
             ports[scheduler], fallbacks[scheduler] = client.port, server.read_readiness()["fallbacks"]
         runs: dict[str, list[dict[str, float]]] = {scheduler: [] for scheduler in SCHEDULERS}
         equal, end, number = dict.fromkeys(SCHEDULERS, 0), time.monotonic() + seconds, 0

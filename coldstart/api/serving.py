@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from coldstart.api.bundles import PathLike, check_arguments, check_choice, look_up
 from coldstart.launch import driver, listening, modes
 from coldstart.launch.planning import ServeRequest
-from coldstart.launch.scheduler import STOCK, check
+from coldstart.launch.scheduler import STOCK, check_scheduler
 from coldstart.launch.server import Server
 from coldstart.materialize.materialize import MaterializationPlan
 from coldstart.materialize.options import Options, Phase
@@ -64,9 +64,9 @@ def serve(
         AuthRequiredError: The hub requires authentication, or `offline` forbids a download.
         CommandFailedError: The server exited or exceeded `ready_timeout_s`, or its bundle lacks a required signature.
     """
-    check_choice("mode", mode, (modes.AUTO, *modes.names()))
+    check_choice("mode", mode, (modes.AUTO, *modes.list_names()))
     check_choice("on_miss", on_miss, get_args(OnMiss))
-    check(scheduler, check_arguments(vllm_args))
+    check_scheduler(scheduler, check_arguments(vllm_args))
     lookup = look_up(
         model, vllm_args, revision=revision, offline=offline, cache_dir=cache_dir, untrusted=untrusted
     )

@@ -113,10 +113,10 @@ def measure(
 ) -> MeasuredRun:
     """Measure a launched server; `cpu_before` is the result of `read_cpu_s` before the launch.
 
-    Raises the errors of `run`, and NoAnswerError."""
+    Raises the errors of `run`, and CompletionFailedError."""
     client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
     deadline_s = server.launched_s + settings.ready_timeout_s
-    first = client.first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check_alive)
+    first = client.await_first_token(settings.prompts[0], deadline_s=deadline_s, check=server.check_alive)
     readiness = (
         server.read_readiness()
     )  # before `processes`: it may report a server outside the command's process tree
@@ -151,11 +151,13 @@ def _read_reported_spans(server: LaunchedServer) -> Timeline:
 
 
 def measure_steady_state(client: CompletionClient, prompts: Sequence[str], max_tokens: int) -> SteadyState:
-    """Measure the steady state of a warm server. Raises NoAnswerError."""
+    """Measure the steady state of a warm server. Raises CompletionFailedError."""
     alone = [client.complete(prompts[0], max_tokens).seconds for _ in range(SINGLE_REQUESTS)]
     short = [client.complete(prompts[0], 1).seconds for _ in range(SINGLE_REQUESTS)]
     requests = [prompts[i % len(prompts)] for i in range(2 * CONCURRENCY)]
-    return SteadyState(median(alone), median(short), client.tokens_per_s(requests, max_tokens, CONCURRENCY))
+    return SteadyState(
+        median(alone), median(short), client.measure_tokens_per_s(requests, max_tokens, CONCURRENCY)
+    )
 
 
 def read_cpu_s(processes: Iterable[psutil.Process] | None = None) -> dict[psutil.Process, float]:

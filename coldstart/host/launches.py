@@ -1,6 +1,6 @@
-"""Launch specifications of the models of a host, and the model names that requests can use.
+"""Launch specifications of a host's models, and the model names that requests can use.
 
-Invariant: each name refers to one model. LoRA adapters have the names of vLLM's option `--lora-modules`.
+Invariant: each name refers to one model. The names of LoRA adapters come from vLLM's option `--lora-modules`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from coldstart.errors import UsageError
 from coldstart.launch import modes
 from coldstart.launch.modes import TEMPLATE_RUNTIME
 
-MODES = (modes.AUTO, *modes.repeatable_names())
+MODES = (modes.AUTO, *modes.list_repeatable_names())
 FORKED = (modes.AUTO, TEMPLATE_RUNTIME.name)
 """Start modes in which a server can be forked from a runtime template."""
 FAIL, WARN = "fail", "warn"
@@ -22,11 +22,11 @@ FAIL, WARN = "fail", "warn"
 
 @dataclass(frozen=True)
 class Launch:
-    """Launch specification of the model `name`; `model` is an alias, a repository id or a directory.
+    """Launch specification of the model `name`; `model` is an alias, a repository ID or a directory.
 
-    `on_miss` is "fail" or "warn" (start stock vLLM if no bundle matches). An `unlisted` model is not listed in /v1/models.
-    `weights_from` is the source of the weights on a machine without them. `devices` are the numbers of the GPUs that its
-    server can see; empty if it sees all.
+    `on_miss` is "fail", or "warn" to start stock vLLM if no bundle matches. An `unlisted` model does not appear in
+    /v1/models. `weights_from` is the source of the weights on a machine without them. `devices` are the numbers of the
+    GPUs that the server can use; empty means all.
     """
 
     name: str
@@ -59,7 +59,8 @@ class Launch:
             if self.args.gives(flag):
                 where = f"--{flag.replace('_', '-')}"
                 raise UsageError(
-                    f"models.{self.name}: {where} is set by the host", hint="coldstart host run --help"
+                    f"models.{self.name}: args must not contain {where}, which the host sets",
+                    hint=f"remove {where} from args",
                 )
 
     @cached_property
@@ -70,23 +71,23 @@ class Launch:
 
     @property
     def served(self) -> str:
-        """Return the first served name."""
+        """Return the first served model name."""
         return self.served_names[0]
 
     @cached_property
     def adapters(self) -> tuple[str, ...]:
-        """Return the names of its LoRA adapters."""
+        """Return the names of the model's LoRA adapters."""
         given = self.args.value("lora_modules", [])
         return tuple(_adapter_name(one) for one in (given if isinstance(given, list) else [given]))
 
     @property
     def server_identity(self) -> tuple[object, ...]:
-        """Return a tuple that is equal for two launches if their servers would be identical."""
+        """Return a tuple that is equal for two launches whose servers would be identical."""
         arguments = (self.model, tuple(self.args), self.served_names)
         return (*arguments, self.revision, self.untrusted, self.devices)
 
     def names(self) -> Iterator[tuple[str, str]]:
-        """Yield each name that requests can use, with the model name that its server expects."""
+        """Yield each name that requests can use, with the model name that the server expects."""
         yield from ((name, self.served) for name in (self.name, *self.served_names, *self.aliases))
         yield from ((name, name) for name in self.adapters)
 
@@ -97,14 +98,14 @@ def _adapter_name(given: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Destination of a request: the model, and the model name that its server expects."""
+    """Destination of a request: the model, and the model name that the server expects."""
 
     model: str
     served: str
 
 
 class Catalogue:
-    """Launches of a host by model, with a lookup by requested model name.
+    """Launch specifications of a host by model, with a lookup by requested model name.
 
     Raises:
         UsageError: A name refers to two models, or the default model is unknown.
@@ -129,7 +130,7 @@ class Catalogue:
                     )
 
     def route(self, asked: str | None) -> Destination | None:
-        """Return the destination of a request for the model name `asked`; None if the name is unknown.
+        """Return the destination of a request for the model name `requested_name`; None if the name is unknown.
 
         A request without a model name goes to the default model, or to the only model of the host.
         """

@@ -1,11 +1,11 @@
-"""Compiler caches of a GPU engine that are stored in a bundle: vLLM's ahead-of-time artifacts, Triton, FlashInfer, DeepGEMM.
+"""Compiler caches of a GPU engine in a bundle: vLLM's ahead-of-time artifacts, Triton, FlashInfer, DeepGEMM.
 
-Offline, all compilers write below one root directory; that tree becomes the bundle's `compile` section. A start copies
-the section to a writable directory, because compilers add missing entries. Triton's group files contain
-absolute paths, so the copy rewrites them. vLLM's worker loads the ahead-of-time artifacts (coldstart.vllm.engine.compiled).
+During materialization all compilers write below one root directory, which becomes the bundle's `compile` section. A start
+copies the section to a writable directory, because compilers add missing entries. Triton's group files contain absolute
+paths, so the copy rewrites them. vLLM's worker loads the ahead-of-time artifacts (coldstart.vllm.engine.compiled).
 
-A linker writes a shared object at its final path. If it is killed while writing, every later start would load the
-truncated file and crash: `remove_truncated_libraries` removes such files.
+A linker writes a shared object at its final path. If the linker is killed, every later start would load the truncated
+file and crash, so `remove_truncated_libraries` removes such files.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ AOT = "aot"
 _HEAD, _MAGIC = struct.Struct("<16s24xQ10xHH2x"), b"\x7fELF"
 
 
-def environment(root: Path) -> dict[str, str]:
-    """Return the environment variables that move each compiler's cache below `root`."""
+def build_environment(root: Path) -> dict[str, str]:
+    """Return the environment variables that place each compiler's cache below `root`."""
     return {name: str(root / folder) for name, folder in VARIABLES.items()}
 
 
-def collect(root: Path, vllm_root: Path, target: Path) -> list[str]:
+def collect_caches(root: Path, vllm_root: Path, target: Path) -> list[str]:
     """Copy the non-empty compiler caches into the new directory `target`; return their names."""
     sources = {folder: root / folder for folder in VARIABLES.values()}
     sources[AOT] = vllm_root / "torch_compile_cache" / "torch_aot_compile"
@@ -50,10 +50,10 @@ def collect(root: Path, vllm_root: Path, target: Path) -> list[str]:
 
 
 def copy_section(section: Path, root: Path) -> Path:
-    """Copy an unpacked section to the writable directory `root`, unless it exists; return `root`.
+    """Copy an unpacked section to the writable directory `root` unless that exists; return `root`.
 
     Raises:
-        OSError: The copy failed. Its partial copy is removed. The next copy or `sweep` removes those of killed processes.
+        OSError: The copy failed, and the partial copy was removed.
     """
     if not root.is_dir():
         with scratch.create_owned_directory(root.parent, f"{root.name}.") as draft:
@@ -68,13 +68,13 @@ def copy_section(section: Path, root: Path) -> Path:
     return root
 
 
-def sweep(directory: Path) -> None:
+def remove_partial_copies(directory: Path) -> None:
     """Remove partial copies that killed starts left below `directory`. Raises OSError."""
     scratch.remove_dead_below(directory, "?" * 64 + ".")
 
 
 def _relocate_groups(triton: Path, final: Path) -> None:
-    """Rewrite the absolute paths in Triton's group files, which locate the files of each kernel."""
+    """Rewrite the absolute paths in Triton's group files, which point to the files of each kernel."""
     for group in triton.glob("*/__grp__*"):
         try:
             members = canonical.read_json(group)["child_paths"]
@@ -94,7 +94,7 @@ def remove_truncated_libraries(cache: Path) -> list[Fallback]:
         with suppress(OSError):
             if not _is_being_written(path):
                 path.unlink()
-                reason = f"{path.name} was removed: a killed compiler had left it unfinished"
+                reason = f"removed {path.name}, which a killed compiler left incomplete"
                 steps.append(Fallback("compile", reason))
     return steps
 

@@ -21,11 +21,11 @@ COMPLETIONS = "/v1/completions"
 _DATA = b"data:"
 
 
-class NoAnswerError(Exception):
-    """The server returned no token; the message is the reason."""
+class CompletionFailedError(Exception):
+    """The server did not complete a request. The message is the reason."""
 
 
-class RequestRefusedError(NoAnswerError):
+class RequestRejectedError(CompletionFailedError):
     """The server is ready but rejects the request, for example because the prompt is too long."""
 
 
@@ -54,11 +54,11 @@ class CompletionClient:
     port: int
     timeout_s: float = 600.0
 
-    def first_token(self, prompt: str, *, deadline_s: float, check: Callable[[], None]) -> FirstToken:
-        """Send a request every POLL_S until a streamed token arrives.
+    def await_first_token(self, prompt: str, *, deadline_s: float, check: Callable[[], None]) -> FirstToken:
+        """Send a streaming request every POLL_S until a token arrives.
 
-        `check` is called between attempts; it raises if the server has exited. Raises NoAnswerError at `deadline_s`, or at
-        once if the server rejects the request.
+        `check` is called before each attempt, and raises if the server has exited. Raises CompletionFailedError after
+        `deadline_s` (seconds on CLOCK_MONOTONIC), or immediately if the server rejects the request.
         """
         reason = "no connection was accepted"
         while (left_s := deadline_s - time.monotonic()) > 0:
@@ -70,28 +70,28 @@ class CompletionClient:
             except (OSError, http.client.HTTPException, _StillStartingError) as error:
                 reason = f"{type(error).__name__}: {error}"
             time.sleep(POLL_S)
-        raise NoAnswerError(f"no token within the time limit; last: {reason}")
+        raise CompletionFailedError(f"no token within the time limit; last attempt: {reason}")
 
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
-        """Return the complete response to a prompt. Raises NoAnswerError if there is none."""
+        """Return the full response to a prompt. Raises CompletionFailedError."""
         began_s = time.monotonic()
         try:
             status, body = self._post(_request(prompt, max_tokens, stream=False))
             if status != 200:
-                raise _no_answer(status, body)
+                raise _build_error(status, body)
             choice = json.loads(body)["choices"][0]
             tokens, text = tuple(choice.get("token_ids") or ()), choice["text"]
         except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
-            raise NoAnswerError(f"{type(error).__name__}: {error}") from error
+            raise CompletionFailedError(f"{type(error).__name__}: {error}") from error
         return Completion(tokens, text, time.monotonic() - began_s)
 
     def complete_all(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> list[Completion]:
-        """Return the response to each prompt, with `concurrency` requests in flight. Raises NoAnswerError."""
+        """Return the response to each prompt, with `concurrency` requests in flight. Raises CompletionFailedError."""
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(lambda prompt: self.complete(prompt, max_tokens), prompts))
 
-    def tokens_per_s(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> float:
-        """Measure output tokens per second with `concurrency` requests in flight. Raises NoAnswerError."""
+    def measure_tokens_per_s(self, prompts: Sequence[str], max_tokens: int, concurrency: int) -> float:
+        """Measure the output tokens per second with `concurrency` requests in flight. Raises CompletionFailedError."""
         began_s = time.monotonic()
         answers = self.complete_all(prompts, max_tokens, concurrency)
         produced = sum(len(answer.tokens) or max_tokens for answer in answers)
@@ -121,8 +121,8 @@ class _StillStartingError(Exception):
     """Response of a server that is not ready."""
 
 
-def _no_answer(status: int, body: bytes) -> NoAnswerError:
-    kind = RequestRefusedError if 400 <= status < 500 else NoAnswerError
+def _build_error(status: int, body: bytes) -> CompletionFailedError:
+    kind = RequestRejectedError if 400 <= status < 500 else CompletionFailedError
     return kind(f"HTTP {status}: {body[:300].decode(errors='replace')}")
 
 
@@ -137,28 +137,28 @@ def _first_event_s(response: http.client.HTTPResponse) -> float:
     if response.status in STARTING:
         raise _StillStartingError(f"HTTP {response.status}")
     if response.status != 200:
-        raise _no_answer(response.status, response.read(300))
+        raise _build_error(response.status, response.read(300))
     while line := response.readline():
         arrived_s = time.monotonic()
         try:
             event = parse_event(line)
         except ServerError as error:
-            raise NoAnswerError(f"the server answered: {error}") from error
+            raise CompletionFailedError(f"the server reported an error: {error}") from error
         if event is not None and event.token:
             return arrived_s
     raise _StillStartingError("the stream ended without a token")
 
 
 class ServerError(Exception):
-    """The server reported an error in the stream."""
+    """The response stream contains an error event."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """Server-sent event: a chunk of the response, and the token usage if the server reports it.
+    """Server-sent event: a chunk of the response, or the token usage.
 
-    `token` is True if the event carries an output token. A token may decode to empty text (part of a character), so an event
-    with a token id or the end of the response also counts.
+    `has_token` is True if the event carries an output token. A token can decode to empty text (part of a character), so
+    an event with a token ID or a finish reason also counts.
     """
 
     choice: bool
@@ -176,7 +176,7 @@ def build_request(
     token_ids: bool = False,
     usage: bool = False,
 ) -> dict[str, Any]:
-    """Build the body of a request. `token_ids` asks for token ids (a vLLM extension), `usage` for token counts."""
+    """Build a completion request. `token_ids` requests token IDs (a vLLM extension), `usage` requests token counts."""
     body: dict[str, Any] = {
         "prompt": prompt,
         "max_tokens": max_tokens,

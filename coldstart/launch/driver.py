@@ -11,7 +11,7 @@ from pathlib import Path
 from coldstart.contract.plan import LaunchPlan
 from coldstart.launch import ladder, planning
 from coldstart.launch.planning import ServeRequest
-from coldstart.launch.server import Server, end_on_error, stay
+from coldstart.launch.server import Server, stop_on_error, supervise
 from coldstart.system.recording import record_timeline
 from coldstart.system.timeline import Timeline
 
@@ -27,21 +27,21 @@ def run(
     Args:
         request: Options of the start.
         plan: Plan of the request.
-        announce: Called with the timeline of the start once the server is ready; if it raises, the server is stopped.
-        save_to: File for the timeline as Chrome trace-event JSON, written at readiness and at the end.
+        announce: Called with the server and the timeline of its start once it is ready; if it raises, the server is stopped.
+        save_to: File for the timeline as Chrome trace-event JSON, written when the server is ready and when it exits.
 
     Returns:
-        The exit code for this process, see `server.stay`.
+        The exit code for this process, see `server.supervise`.
 
     Raises:
         CommandFailedError: The server exited or was not ready in time.
     """
     with record_timeline(save_to) as recorded:
         server = ladder.start(request, plan)
-        with end_on_error(server.running.process):
+        with stop_on_error(server.running.process):
             recorded.save_start()
             announce(server, recorded.timeline)
-            return stay(server.running.process)
+            return supervise(server.running.process)
 
 
 def start(request: ServeRequest) -> Server:
@@ -66,7 +66,7 @@ def start(request: ServeRequest) -> Server:
             server.stop()
         select.select([server.running.process], [], [])
 
-    # The kernel ends a server when the thread that forked it ends, so that thread stays as long as the server.
+    # The kernel kills a server when the thread that forked it exits, so the thread must run as long as the server.
     threading.Thread(target=keep, name="coldstart-server", daemon=True).start()
     try:
         return ready.result()

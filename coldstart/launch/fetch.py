@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 PAGE_IN_MIN_BYTES = 64 << 20
 # Value of `--weights-from` for the weights that a `vllm preload` daemon keeps on the device.
 PRELOADED = "preload"
-# Both a package and the name of vLLM's load format that needs it.
+# Name of a package, and of the vLLM load format that needs it.
 INSTANT_TENSOR = "instanttensor"
 
 
@@ -65,9 +65,9 @@ def _format(given: Arguments, name: str = LOAD_FORMAT) -> list[str]:
 
 @dataclass(frozen=True)
 class Weights:
-    """Source of a server's weights: the model, the vLLM arguments that select it, and an optional remote source.
+    """Weights source of a server: the model, the vLLM arguments that select it, and an optional remote source.
 
-    `identity` is the digest of the weights, or "" if no bundle must match it.
+    `identity` is the digest of the weights; it is empty if no bundle has to match it.
     """
 
     model: ResolvedModel
@@ -111,16 +111,16 @@ def choose_weights_source(
     if source == PRELOADED:
         fallbacks, own = _take_preloaded(lookup, model, own)
     elif source is not None and donor is None:
-        reason = f"no bundle has a weights plan for {redact_url(source)}: the model's own directory is read"
+        reason = f"no bundle has a weights plan for {redact_url(source)}: weights are read from the model's directory"
         fallbacks = [Fallback("weights", reason)]
     arguments = given.prepend_model(str(model.path), model.name).prepend(*own).append(*listen)
     return Weights(model, arguments, identity, request, fallbacks)
 
 
 def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tuple[list[Fallback], list[str]]:
-    """Return vLLM arguments that map the weights of a `vllm preload` daemon, or `own` and the reason why not.
+    """Return vLLM arguments that map the weights of a `vllm preload` daemon, or `own` with a fallback.
 
-    The directory of the daemon's sockets is named by the digest of the weights, because vLLM compares only file headers and
+    The digest of the weights names the directory of the daemon's sockets, because vLLM compares only file headers and
     would accept a base model's weights for a fine-tune (vllm#59647).
     """
     limit = gpu_starts.find_preload_limit(lookup.vllm_args, on_cpu=runtime.targets_cpu())
@@ -134,7 +134,7 @@ def _take_preloaded(lookup: Lookup, model: ResolvedModel, own: list[str]) -> tup
         daemon = gpu_starts.preload(model.path, place, secrets.redact_arguments(lookup.vllm_args))
         limit = "no vllm preload daemon has these weights", shlex.join(daemon)
     assert limit is not None
-    return [Fallback("weights", f"{limit[0]}: the model's own directory is read", limit[1])], own
+    return [Fallback("weights", f"{limit[0]}: weights are read from the model's directory", limit[1])], own
 
 
 def _read_weights_plan(bundle: Bundle) -> Mapping[str, Any]:
@@ -146,7 +146,7 @@ def _read_weights_plan(bundle: Bundle) -> Mapping[str, Any]:
         return known
     raise CommandFailedError(
         f"the bundle {bundle.ref} has no usable weights plan",
-        hint="run where the weights are: coldstart materialize MODEL --force",
+        hint="on a machine that has the weights: coldstart materialize MODEL --force",
     )
 
 
@@ -154,9 +154,7 @@ def _list_tensors(plan: Mapping[str, Any]) -> list[str]:
     try:
         return [tensor.name for tensor in checkpoint.list_tensors(plan)]
     except checkpoint.UnreadableWeightsError as error:
-        raise CommandFailedError(
-            f"these weights cannot be fetched: {error}", hint="omit --weights-from"
-        ) from error
+        raise CommandFailedError(f"cannot fetch the weights: {error}", hint="omit --weights-from") from error
 
 
 def _untie_head(config: Mapping[str, Any], names: Sequence[str], given: Arguments) -> list[str]:
@@ -171,8 +169,8 @@ def _untie_head(config: Mapping[str, Any], names: Sequence[str], given: Argument
 def start_early(plan: LaunchPlan, config: Mapping[str, Any]) -> Iterator[ExitStack]:
     """Fetch or page in the weights while the block starts a server that loads them.
 
-    The fetch stops at the end of the block. If the server loads its weights later, the caller keeps the fetch alive with
-    `pop_all` and must hold the result.
+    The fetch stops at the end of the block. If the server loads its weights later, the caller takes over the yielded
+    ExitStack with `pop_all`, and closes it when the server has loaded them.
     """
     given, early, reading = plan.vllm_args, ExitStack(), None
     is_ours = given.value("load_format") == LOAD_FORMAT

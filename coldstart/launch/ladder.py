@@ -1,6 +1,7 @@
-"""Start a server in the first start mode that works, and report why each faster mode did not.
+"""Start a server in the fastest start mode that works, and report why each faster mode was not used.
 
-Invariant: the last mode is `fresh`, a new process. A server whose restored state gives wrong tokens never serves requests.
+Invariant: the last mode is `fresh`, a new process. A server whose restored state generates wrong tokens never serves
+requests.
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ from coldstart.errors import ColdstartError, LaunchRefusedError
 from coldstart.launch import caches, fetch, modes, planning, prepare
 from coldstart.launch.modes import FRESH, Reason, StartMode
 from coldstart.launch.planning import ServeRequest, ServerStart
-from coldstart.launch.server import Account, Server
+from coldstart.launch.server import UnusedModes, Server
 from coldstart.launch.server_process import ServerExitedError
 from coldstart.system import timeline
 from coldstart.system.ipc.peers import PeerError
 
 
 def start(request: ServeRequest, plan: LaunchPlan) -> Server:
-    """Start the server with the requested mode, or the next one that works, and wait until it is ready.
+    """Start the server in the requested mode, or in the next mode that works, and wait until it is ready.
 
     Raises:
         CommandFailedError: The server exits or is not ready in time.
     """
     root = plan.env.get("VLLM_CACHE_ROOT")
-    account = Account(caches.remove_truncated_libraries(Path(root)) if root is not None else [])
+    unused = UnusedModes(caches.remove_truncated_libraries(Path(root)) if root is not None else [])
     one = ServerStart(request, plan, timeline.now())
-    for mode in modes.attempts(request.mode):
-        if (started := _attempt(mode, one, account)) is not None:
+    for mode in modes.list_attempts(request.mode):
+        if (started := _attempt(mode, one, unused)) is not None:
             return started
     raise AssertionError("the ladder ends with fresh, which either starts or raises")
 
 
 def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallback]]:
-    """Return the mode that `start` would try first, and why it would skip faster ones, without starting anything."""
+    """Return the mode that `start` would try first, and why it would skip faster modes, without starting anything."""
     one, skipped = ServerStart(request, plan, timeline.now()), list[Fallback]()
-    for mode in modes.attempts(request.mode):
+    for mode in modes.list_attempts(request.mode):
         if (why := _find_obstacle(mode, one)) is None:
             return mode.name, skipped
         skipped.append(_create_fallback(mode, one, why))
@@ -52,20 +53,20 @@ def find_mode(request: ServeRequest, plan: LaunchPlan) -> tuple[str, list[Fallba
 
 def _find_obstacle(mode: StartMode, one: ServerStart) -> Reason | None:
     try:
-        why = mode.unavailable(one)
-        return modes.find_obstacle(mode) if why is None else _choose_reason(mode, one, why)
+        why = mode.find_limit(one)
+        return modes.find_criu_limit(mode) if why is None else _choose_reason(mode, one, why)
     except (BundleError, LaunchRefusedError) as error:
         return Reason(str(error), error.hint or "")
 
 
 def _choose_reason(mode: StartMode, one: ServerStart, why: Reason) -> Reason:
-    """Return the reason to report: if the machine cannot run a requested mode, that precedes what the start lacks for it.
+    """Return the reason to report for a skipped mode. If the machine cannot run a requested mode, that reason has precedence.
 
     With `auto`, CRIU is not probed, because the probe would delay every start.
     """
-    if one.request.mode == modes.AUTO or mode.unavailable() is not None:
+    if one.request.mode == modes.AUTO or mode.find_limit() is not None:
         return why
-    return modes.find_obstacle(mode) or why
+    return modes.find_criu_limit(mode) or why
 
 
 def _create_fallback(mode: StartMode, one: ServerStart, why: Reason) -> Fallback:
@@ -74,57 +75,57 @@ def _create_fallback(mode: StartMode, one: ServerStart, why: Reason) -> Fallback
     return Fallback(mode.name, why.reason, re.sub(r"\bMODEL\b", lambda _: model, why.hint))
 
 
-def _attempt(mode: StartMode, one: ServerStart, account: Account) -> Server | None:
+def _attempt(mode: StartMode, one: ServerStart, unused: UnusedModes) -> Server | None:
     """Start the server in `mode`; return None if the next mode should be tried."""
     try:
-        if (why := mode.unavailable(one)) is not None:
+        if (why := mode.find_limit(one)) is not None:
             why = _choose_reason(mode, one, why)
-            listed = account.unavailable if one.request.mode == modes.AUTO else account.fallbacks
+            listed = unused.unavailable if one.request.mode == modes.AUTO else unused.fallbacks
             listed += [_create_fallback(mode, one, why)]
             return None
         plan, config = one.plan, one.request.lookup.model.config
         with fetch.start_early(plan, config) if mode.loads_weights else ExitStack() as early:
             running = mode.launch(one)
             # A later node of a pipeline reports readiness before it loads its weights.
-            ahead = early.pop_all() if plan.vllm_args.gives("headless") else None
+            early_fetch = early.pop_all() if plan.vllm_args.gives("headless") else None
     except ServerExitedError as died:
         if one.plan.weights_from is not None and WEIGHTS_ERROR_PREFIX in died.message:
-            return _start_fresh(_without_source(one, died, account), account)
+            return _start_fresh(_without_source(one, died, unused), unused)
         if mode is FRESH or died.is_final:
-            return _start_fresh(_without_untrusted_bundle(one, died, account), account)
-        account.fall_back(mode.name, died)
+            return _start_fresh(_without_untrusted_bundle(one, died, unused), unused)
+        unused.fall_back(mode.name, died)
         return None
     except (PeerError, BundleError, LaunchRefusedError) as error:
-        account.fall_back(mode.name, error)
+        unused.fall_back(mode.name, error)
         return None
     if running.report.get("canary") is not False:
-        return Server(mode.name, one.plan, running, account, began=one.began, ahead=ahead)
+        return Server(mode.name, one.plan, running, unused, began=one.began, early_fetch=early_fetch)
     running.process.wait()
-    return _start_fresh(_without_bundle_state(mode.name, one, account), account)
+    return _start_fresh(_without_bundle_state(mode.name, one, unused), unused)
 
 
-def _start_fresh(one: ServerStart, account: Account) -> Server:
-    return Server(FRESH.name, one.plan, FRESH.launch(one), account, began=one.began)
+def _start_fresh(one: ServerStart, unused: UnusedModes) -> Server:
+    return Server(FRESH.name, one.plan, FRESH.launch(one), unused, began=one.began)
 
 
-def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, account: Account) -> ServerStart:
-    """Return the start without its bundle if no trusted key signed it: such a bundle must not prevent a start.
+def _without_untrusted_bundle(one: ServerStart, died: ServerExitedError, unused: UnusedModes) -> ServerStart:
+    """Return the start without its bundle if the bundle is untrusted: such a bundle must not prevent a start.
 
     Raises:
-        ServerExitedError: `died`, if the bundle is trusted or unused.
+        ServerExitedError: `died`, if the bundle is trusted or not used.
     """
     request, lookup = one.request, one.request.lookup
     if lookup.bundle is None or request.trust(lookup.bundle).ok:
         raise died
     reason = f"{died.message}; the bundle {lookup.bundle.ref} has no trusted signature and is not used"
-    account.fallbacks += [Fallback("bundle", reason)]
+    unused.fallbacks += [Fallback("bundle", reason)]
     missing = replace(lookup, bundle=None, untrusted=lookup.bundle)
     ordinary = replace(request, lookup=missing, without_bundle=True)
     return replace(one, request=ordinary, plan=planning.plan(ordinary))
 
 
-def _without_source(one: ServerStart, died: ServerExitedError, account: Account) -> ServerStart:
-    """Return the start with local weights, after the remote source failed during the start.
+def _without_source(one: ServerStart, died: ServerExitedError, unused: UnusedModes) -> ServerStart:
+    """Return the start with local weights, after the remote weights source failed.
 
     Raises:
         ServerExitedError: `died`, if there are no local weights.
@@ -135,16 +136,14 @@ def _without_source(one: ServerStart, died: ServerExitedError, account: Account)
     except ColdstartError as error:
         died.hint = f"pass --weights-from a source that has the weights of the bundle: {error.message}"
         raise died from error
-    account.fallbacks += [
-        Fallback("weights", f"{died.message.rstrip('.')}: the model's own directory is read")
+    unused.fallbacks += [
+        Fallback("weights", f"{died.message.rstrip('.')}; weights are read from the model's directory")
     ]
     return replace(one, request=request, plan=plan)
 
 
-def _without_bundle_state(mode: str, one: ServerStart, account: Account) -> ServerStart:
-    """Return the start without the bundle's restored state, after a server started in `mode` returned a wrong canary token."""
-    reason = (
-        f"a {mode} start gave another token than the bundle's canary: the server starts without the bundle"
-    )
-    account.fallbacks += [Fallback("canary", reason)]
+def _without_bundle_state(mode: str, one: ServerStart, unused: UnusedModes) -> ServerStart:
+    """Return the start without the bundle's restored state, after a server in `mode` generated a wrong canary token."""
+    reason = f"a {mode} start generated a token that differs from the bundle's canary: the bundle is not used"
+    unused.fallbacks += [Fallback("canary", reason)]
     return replace(one, plan=prepare.drop_restored_state(one.plan))

@@ -25,7 +25,7 @@ def choose_address(host: str | None, port: int | None, vllm_args: Arguments) -> 
         host = DEFAULT_HOST
     asked = port if port is not None else vllm_args.number("port", DEFAULT_PORT)
     if asked == 0 and not vllm_args.gives("uds"):
-        with suppress(OSError):  # vLLM reports an address that is not this machine's
+        with suppress(OSError):  # vLLM reports an address that this machine does not have
             port = addresses.find_free_port(host or str(vllm_args.value("host") or ""))
     return [*(["--host", host] if host else []), *(["--port", str(port)] if port is not None else [])]
 
@@ -51,12 +51,12 @@ def require_free_port(vllm_args: Arguments, listen: Sequence[str]) -> None:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
-            return  # vLLM reports an address that is not this machine's
+            return  # vLLM reports an address that this machine does not have
         raise addresses.explain_port_in_use(host or "0.0.0.0", port) from error
 
 
 def is_listening(host: str, asked: str) -> bool:
-    """Return whether a server listening at `host` is reachable at address `asked`, without name resolution."""
+    """Return whether a server that listens at `host` accepts connections to the address `asked`, without resolving names."""
     if host == "::" or (host in _EVERY_ADDRESS and ":" not in asked):
         return True
     host, asked = (DEFAULT_HOST if one == "localhost" else one for one in (host, asked))
@@ -76,7 +76,7 @@ def is_at_every_address(vllm_args: Arguments) -> bool:
 
 
 def describe_exposure(vllm_args: Arguments, environ: Mapping[str, str]) -> str | None:
-    """Return a warning for a server that other machines can use without an API key, else None."""
+    """Return a warning if other machines can use the server without an API key, else None."""
     host = str(vllm_args.value("host") or "")
     if requires_key(vllm_args, environ) or not is_at_every_address(vllm_args):
         return None

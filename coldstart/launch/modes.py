@@ -17,9 +17,9 @@ from coldstart.system import runtime
 
 if TYPE_CHECKING:
     from coldstart.launch.planning import ServerStart
-    from coldstart.launch.process_snapshot import Thawed
-    from coldstart.launch.server_process import Running, ServerProcess
-    from coldstart.launch.template_pool import Warm
+    from coldstart.launch.process_snapshot import RestoredTemplate
+    from coldstart.launch.server_process import ReadyServer, ServerProcess
+    from coldstart.launch.template_pool import RunningTemplate
     from coldstart.system.probes import Probe
 
 AUTO = "auto"
@@ -42,36 +42,39 @@ class StartMode:
         name: Value of `--mode`.
         loads_weights: Whether the server loads its weights itself, so that an early fetch helps.
         probes: Names of the probes of `coldstart doctor` that must succeed.
-        on_cpu: Why the mode is unavailable with vLLM's CPU build; None if it is available.
-        on_gpu: Why the mode is unavailable with vLLM's GPU build; None if it is available.
-        repeatable: Whether one preparation allows any number of starts, as a host and a benchmark need.
-        unproven_on_gpu: Whether the mode is untested on GPUs, and so used there only on request.
+        cpu_limit: Why the mode is unavailable with vLLM's CPU build; None if it is available.
+        gpu_limit: Why the mode is unavailable with vLLM's GPU build; None if it is available.
+        is_repeatable: Whether one preparation serves any number of starts, as a host and a benchmark require.
+        is_untested_on_gpu: Whether the mode is untested on GPUs, and therefore used there only on request.
     """
 
     name: str
     loads_weights: bool = True
     probes: tuple[str, ...] = ()
-    on_cpu: Reason | None = None
-    on_gpu: Reason | None = None
-    repeatable: bool = True
-    unproven_on_gpu: bool = False
+    cpu_limit: Reason | None = None
+    gpu_limit: Reason | None = None
+    is_repeatable: bool = True
+    is_untested_on_gpu: bool = False
 
-    def unavailable(self, start: ServerStart | None = None) -> Reason | None:
-        """Return why this machine or vLLM build cannot run the mode; None if it can.
+    def find_limit(self, start: ServerStart | None = None) -> Reason | None:
+        """Return why this machine or vLLM build does not support the mode; None if it does.
 
-        With `start`, also consider its bundle and templates.
+        With `start`, also check its bundle and templates.
 
         Raises:
-            LaunchRefusedError: The availability cannot be determined.
+            LaunchRefusedError: The check failed.
         """
-        here = self.on_cpu if runtime.targets_cpu() else self.on_gpu
+        here = self.cpu_limit if runtime.targets_cpu() else self.gpu_limit
         return here if here is not None or start is None else self.find_missing(start)
 
     def find_missing(self, start: ServerStart) -> Reason | None:
-        """Return what this start lacks for the mode; None if nothing. Raises the errors of `unavailable`."""
+        """Return what this start lacks for the mode, such as a template; None if it lacks nothing.
+
+        Raises LaunchRefusedError.
+        """
         return None
 
-    def launch(self, start: ServerStart) -> Running:
+    def launch(self, start: ServerStart) -> ReadyServer:
         """Start the server and wait until it is ready.
 
         Raises:
@@ -82,7 +85,7 @@ class StartMode:
         raise NotImplementedError
 
 
-def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Running:
+def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> ReadyServer:
     """Wait until the launched server is ready. Kill it on any exception.
 
     Raises:
@@ -92,10 +95,10 @@ def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Runn
     from coldstart.launch import server, server_process
 
     process, reader = launched
-    with server.end_on_error(process):
+    with server.stop_on_error(process):
         start.request.observe(process.pid)
         request = start.request
-        return server_process.acknowledged(
+        return server_process.await_readiness(
             process, reader, start.began, request.ready_timeout, request.on_progress
         )
 
@@ -103,16 +106,16 @@ def await_ready(start: ServerStart, launched: tuple[ServerProcess, int]) -> Runn
 class FreshMode(StartMode):
     """Start in a new process that imports, loads and builds everything itself. Always available."""
 
-    def launch(self, start: ServerStart) -> Running:
-        """Start a new server process, as specified by StartMode."""
+    def launch(self, start: ServerStart) -> ReadyServer:
+        """Start a new server process (see StartMode)."""
         from coldstart.launch import server_process
 
-        return await_ready(start, server_process.fresh(start.plan))
+        return await_ready(start, server_process.start_fresh(start.plan))
 
 
 @dataclass(eq=False)
 class TemplateMode(StartMode):
-    """Start from a template of one of `levels`: the template forks the server, or wakes up and becomes it.
+    """Start from a template of one of `levels`: the template forks the server, or a sleeping engine wakes up and becomes it.
 
     A template that is not ready yet counts as available.
     """
@@ -124,13 +127,15 @@ class TemplateMode(StartMode):
         if self._templates(start):
             return None
         model = start.request.lookup.model.name
-        reason = f"no {self.name} runs for {model}"
-        if any(warm.model == model and warm.level in self.levels for warm in _list_templates(start)):
-            reason = f"the {self.name} that runs for {model} was started with other arguments or versions"
+        reason = f"no {self.name} is running for {model}"
+        if any(
+            template.model == model and template.level in self.levels for template in _list_templates(start)
+        ):
+            reason = f"the running {self.name} for {model} was started with other arguments or versions"
         return Reason(reason, start.request.lookup.format_template(self.levels[0]))
 
-    def launch(self, start: ServerStart) -> Running:
-        """Have the template fork the server or wake up. Raises the errors of `StartMode.launch`."""
+    def launch(self, start: ServerStart) -> ReadyServer:
+        """Let the template fork the server or wake up. Raises the errors of `StartMode.launch`."""
         from coldstart.launch import server_process, template_pool
 
         found = self._templates(start)
@@ -139,39 +144,44 @@ class TemplateMode(StartMode):
             if found and found[0].pid:
                 raise LaunchRefusedError(f"the {self.name} of {found[0].model} is not ready yet")
             raise LaunchRefusedError(f"the {self.name} has died", "coldstart template stop")
-        warm = ready[0]
+        template = ready[0]
 
-        def judge() -> None:
-            if (reason := template_pool.obstacle(warm, start.plan)) is not None:
+        def check() -> None:
+            if (reason := template_pool.find_incompatibility(template, start.plan)) is not None:
                 raise LaunchRefusedError(reason, "run coldstart template stop, then start the template again")
 
         try:
-            launched = server_process.forked(start.plan, warm.socket, judge=judge)
+            launched = server_process.fork_server(start.plan, template.socket, check=check)
         except server_process.TemplateHungError as error:
-            template_pool.discard(warm)
+            template_pool.discard(template)
             raise LaunchRefusedError(str(error), "coldstart template status") from error
         return await_ready(start, launched)
 
-    def _templates(self, start: ServerStart) -> list[Warm]:
+    def _templates(self, start: ServerStart) -> list[RunningTemplate]:
         """Return the templates that fit this start, ready or not, in the order of `levels`."""
         try:
-            listed = [warm for warm in _list_templates(start) if warm.python == sys.executable]
+            listed = [template for template in _list_templates(start) if template.python == sys.executable]
         except (OSError, UsageError) as error:  # no private directory for sockets, or no space in it
             raise LaunchRefusedError(str(error)) from error
         lookup = start.request.lookup
-        fitting = [warm for warm in listed if warm.level == RUNTIME or warm.key == lookup.key.digest]
-        return [warm for level in self.levels for warm in fitting if warm.level == level]
+        fitting = [
+            template for template in listed if template.level == RUNTIME or template.key == lookup.key.digest
+        ]
+        return [template for level in self.levels for template in fitting if template.level == level]
 
 
-def _list_templates(start: ServerStart) -> Iterator[Warm]:
+def _list_templates(start: ServerStart) -> Iterator[RunningTemplate]:
     from coldstart.launch import template_pool
 
     for root in dict.fromkeys((start.request.templates, None)):
-        yield from template_pool.listed(root)
+        yield from template_pool.list_templates(root)
 
 
-def _fork_thawed(start: ServerStart, thaw: Callable[[], Thawed]) -> Running:
-    """Restore a template with CRIU for this server alone, and have it fork the server. Raises as `StartMode.launch`."""
+def _fork_thawed(start: ServerStart, thaw: Callable[[], RestoredTemplate]) -> ReadyServer:
+    """Restore a template with CRIU for this server only, and let it fork the server.
+
+    Raises the errors of `StartMode.launch`.
+    """
     from coldstart.launch import server_process
 
     try:
@@ -179,7 +189,7 @@ def _fork_thawed(start: ServerStart, thaw: Callable[[], Thawed]) -> Running:
     except (UsageError, OSError, LookupError, ValueError, TypeError) as error:
         raise LaunchRefusedError(str(error)) from error
     try:
-        launched = server_process.forked(start.plan, thawed.socket, thawed)
+        launched = server_process.fork_server(start.plan, thawed.socket, thawed)
     except BaseException:
         thawed.end()
         raise
@@ -187,29 +197,29 @@ def _fork_thawed(start: ServerStart, thaw: Callable[[], Thawed]) -> Running:
 
 
 class ParkedMode(TemplateMode):
-    """Start from an engine parked in host memory: the driver has moved all of its GPU state off the GPU."""
+    """Start from an engine whose GPU state the driver has moved to host memory."""
 
-    def unavailable(self, start: ServerStart | None = None) -> Reason | None:
-        """Return why the mode is unavailable, also if the driver is too old."""
+    def find_limit(self, start: ServerStart | None = None) -> Reason | None:
+        """Return why the mode is unavailable; a driver that is too old is one reason."""
         if not runtime.targets_cpu():
             from coldstart.system.devices import nvml, parking
 
             if (limit := parking.find_limit(nvml.read_driver_version())) is not None:
                 return Reason(*limit)
-        return super().unavailable(start)
+        return super().find_limit(start)
 
 
 class SnapshotMode(StartMode):
-    """Start from a process image of a bundle's engine, including weights on CPU, or by `vllm snapshot` on a GPU."""
+    """Start from a process image of a bundle's engine: on CPU a CRIU image with the weights, on a GPU a `vllm snapshot`."""
 
-    def unavailable(self, start: ServerStart | None = None) -> Reason | None:
-        """Return why the mode is unavailable, also if this machine does not support `vllm snapshot`."""
+    def find_limit(self, start: ServerStart | None = None) -> Reason | None:
+        """Return why the mode is unavailable; on a GPU, a machine without support for `vllm snapshot` is one reason."""
         if not runtime.targets_cpu():
             from coldstart.vllm import gpu_starts
 
             if (limit := gpu_starts.find_missing_tool(os.environ, os.geteuid())) is not None:
                 return Reason(*limit)
-        return super().unavailable(start)
+        return super().find_limit(start)
 
     def find_missing(self, start: ServerStart) -> Reason | None:
         """Return a reason if the bundle has no snapshot."""
@@ -229,22 +239,22 @@ class SnapshotMode(StartMode):
             return None
         return Reason("the bundle has no snapshot", lookup.format_materialize("--snapshot"))
 
-    def launch(self, start: ServerStart) -> Running:
-        """Start the server: on CPU a restored engine forks it, on a GPU vLLM restores it."""
+    def launch(self, start: ServerStart) -> ReadyServer:
+        """Start the server: on CPU from a restored template, on a GPU with `vllm snapshot`."""
         from coldstart.launch import process_snapshot, vllm_snapshot
 
         if not runtime.targets_cpu():
             return vllm_snapshot.restore(start)
         lookup, plan = start.request.lookup, replace(start.plan, must_adopt=True)
         bundle, trust = lookup.bundle, start.request.trust
-        assert bundle is not None, "unavailable() was not asked"
+        assert bundle is not None, "the caller did not check find_missing()"
         return _fork_thawed(
             replace(start, plan=plan), lambda: process_snapshot.thaw(bundle, plan, lookup.cache, trust)
         )
 
 
 class RuntimeSnapshotMode(StartMode):
-    """Start from a process image of the imported runtime, without a model."""
+    """Start from a process image that contains the imported runtime but no model."""
 
     def find_missing(self, start: ServerStart) -> Reason | None:
         """Return a reason if there is no process image."""
@@ -256,14 +266,14 @@ class RuntimeSnapshotMode(StartMode):
             raise LaunchRefusedError(str(error)) from error
         return None if exists else Reason("no runtime snapshot exists on this machine", _FREEZE)
 
-    def launch(self, start: ServerStart) -> Running:
-        """Have the restored runtime fork the server."""
+    def launch(self, start: ServerStart) -> ReadyServer:
+        """Let the restored runtime template fork the server."""
         from coldstart.launch import process_snapshot
 
-        def thaw() -> Thawed:
+        def thaw() -> RestoredTemplate:
             image = process_snapshot.find_runtime(start.request.lookup.cache)
             if image is None:
-                raise LaunchRefusedError("the frozen runtime was removed", _FREEZE)
+                raise LaunchRefusedError("the runtime snapshot was removed during the start", _FREEZE)
             return process_snapshot.thaw_runtime(image, start.plan)
 
         try:
@@ -273,24 +283,24 @@ class RuntimeSnapshotMode(StartMode):
 
 
 _NO_SLEEP = Reason(
-    "vLLM's sleep mode works on devices only: the CPU build would free no memory",
+    "vLLM's sleep mode requires a GPU: the CPU build would free no memory",
     "use the mode template-engine: coldstart template start MODEL --level engine",
 )
 STANDBY = TemplateMode(
     "standby",
     loads_weights=False,
-    on_cpu=_NO_SLEEP,
-    repeatable=False,  # each engine that sleeps is one server
+    cpu_limit=_NO_SLEEP,
+    is_repeatable=False,  # each sleeping engine becomes one server
     levels=tuple(level for level in SLEEP_LEVELS if level != PARKED),
 )
 PARKED_ENGINE = ParkedMode(
-    "parked", loads_weights=False, on_cpu=_NO_SLEEP, repeatable=False, levels=(PARKED,)
+    "parked", loads_weights=False, cpu_limit=_NO_SLEEP, is_repeatable=False, levels=(PARKED,)
 )
 TEMPLATE_ENGINE = TemplateMode(
     "template-engine",
     loads_weights=False,
     probes=("template",),
-    on_gpu=Reason(
+    gpu_limit=Reason(
         "a built GPU engine cannot be forked: CUDA does not survive a fork",
         "coldstart template start MODEL --level runtime, which forks before CUDA is initialised",
     ),
@@ -300,14 +310,14 @@ SNAPSHOT = SnapshotMode(
     "snapshot",
     loads_weights=False,
     probes=("criu",),
-    unproven_on_gpu=True,
+    is_untested_on_gpu=True,
 )
 TEMPLATE_RUNTIME = TemplateMode("template-runtime", probes=("template",), levels=(RUNTIME,))
 RUNTIME_SNAPSHOT = RuntimeSnapshotMode(
     "runtime-snapshot",
     probes=("criu",),
-    on_gpu=Reason(
-        "freezing a runtime that has queried the GPU driver was never tested",
+    gpu_limit=Reason(
+        "freezing a runtime that has queried the GPU driver is untested",
         "coldstart template start MODEL --level runtime",
     ),
 )
@@ -317,40 +327,43 @@ LADDER: list[StartMode] = [
 ]  # fmt: skip
 
 
-def names() -> tuple[str, ...]:
-    """Return the names of all modes, the fastest first."""
+def list_names() -> tuple[str, ...]:
+    """Return the names of all start modes, fastest first."""
     return tuple(mode.name for mode in LADDER)
 
 
-def repeatable_names() -> tuple[str, ...]:
-    """Return the names of the modes that a host and a benchmark can use, the fastest first."""
-    return tuple(mode.name for mode in LADDER if mode.repeatable)
+def list_repeatable_names() -> tuple[str, ...]:
+    """Return the names of the start modes that a host and a benchmark can use, fastest first."""
+    return tuple(mode.name for mode in LADDER if mode.is_repeatable)
 
 
-def attempts(name: str) -> list[StartMode]:
-    """Return the modes to try for `--mode NAME`, in order. The last one is always `fresh`. Raises KeyError."""
+def list_attempts(name: str) -> list[StartMode]:
+    """Return the modes to try for `--mode NAME`, in order; the last is always `fresh`.
+
+    Raises KeyError for an unknown name.
+    """
     if name == AUTO:
-        return [mode for mode in LADDER if runtime.targets_cpu() or not mode.unproven_on_gpu]
+        return [mode for mode in LADDER if runtime.targets_cpu() or not mode.is_untested_on_gpu]
     known = {mode.name: mode for mode in LADDER}
     return list(dict.fromkeys((known[name], FRESH)))
 
 
 def list_permitted(results: Sequence[Probe]) -> dict[str, bool]:
-    """Return, by mode, whether a machine with these probe results can start servers in it."""
+    """Return by mode name whether a machine with these probe results can start servers in the mode."""
     from coldstart.system import probes
 
     good = {probe.name for probe in results if probe.status == "ok"}
     able = probes.can_serve(results)
-    return {mode.name: able and not mode.unavailable() and good.issuperset(mode.probes) for mode in LADDER}
+    return {mode.name: able and not mode.find_limit() and good.issuperset(mode.probes) for mode in LADDER}
 
 
 def list_reasons() -> dict[str, Reason]:
-    """Return the reasons why the installed vLLM does not support modes, by mode."""
-    return {mode.name: why for mode in LADDER if (why := mode.unavailable()) is not None}
+    """Return by mode name why the installed vLLM does not support the mode; supported modes are omitted."""
+    return {mode.name: why for mode in LADDER if (why := mode.find_limit()) is not None}
 
 
-def find_obstacle(mode: StartMode) -> Reason | None:
-    """Return why CRIU cannot run on this machine, if the mode needs it, in the words of `coldstart doctor`."""
+def find_criu_limit(mode: StartMode) -> Reason | None:
+    """Return why CRIU cannot run on this machine, with the hint of `coldstart doctor`; None if it can or the mode does not need it."""
     from coldstart.system import probes
 
     if (

@@ -1,7 +1,7 @@
 """Request to start a server, and its launch plan. This module does not start processes; `ladder` does.
 
-Compatibility is decided from the bundle's manifest, before torch or vLLM is imported. Each section that the plan does not use
-has a Fallback with the reason.
+Compatibility is decided from the bundle's manifest before torch or vLLM is imported. Each section that the plan does not
+use has a Fallback with the reason.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from coldstart.system import runtime, start_progress
 if TYPE_CHECKING:
     from coldstart.artifacts.bundle import TrustCheck
 
-# Flags that only the command `vllm serve` acts on. Servers here parse and ignore them: one process serves the API over HTTP.
+# Flags that only the command `vllm serve` implements. coldstart's servers accept them without effect.
 _ONE = "coldstart serves the API with one process"
 _HTTP = "coldstart serves the API over HTTP only"
 _SUPERVISOR = (
-    "only the supervisor of --data-parallel-multi-port-external-lb reads it, which does not run here"
+    "coldstart does not run the supervisor of --data-parallel-multi-port-external-lb, which reads it"
 )
-UNSERVED: Mapping[str, str] = {
+INEFFECTIVE_FLAGS: Mapping[str, str] = {
     "api_server_count": _ONE,
     "grpc": _HTTP,
     "grpc_port": _HTTP,
@@ -41,7 +41,7 @@ UNSERVED: Mapping[str, str] = {
     "dp_supervisor_probe_failure_threshold": _SUPERVISOR,
 }
 
-# Values that ask for the default: no value, or one server.
+# Values that select the default behavior: for an ordinary flag, and for api_server_count.
 _AS_IT_IS = ((None, False), (None, 0, 1))
 
 
@@ -97,34 +97,33 @@ def plan(request: ServeRequest) -> LaunchPlan:
     """
     lookup = request.lookup
     if request.weights_from is None and lookup.model.repo_id is None:
-        resolution.check_weights(
-            lookup.model
-        )  # before a missing bundle is reported, which could not be built either
+        # Report missing weights before a missing bundle, which could not be built without them.
+        resolution.check_weights(lookup.model)
     signed_by = request.trust if request.require_signature else None
     missing = inspection.require_bundle(lookup, bundle=not request.without_bundle, signed_by=signed_by)
     weights = fetch.choose_weights_source(lookup, request.weights_from, request.weights_pace, request.listen)
     if lookup.bundle is None:
         planned = prepare.plan_without_bundle(lookup, weights, missing)
     else:
-        planned = prepare.prepare(lookup, lookup.bundle, weights, trust=request.trust)
+        planned = prepare.plan_with_bundle(lookup, lookup.bundle, weights, trust=request.trust)
     if request.defer_capture:
         planned = _defer_capture(planned)
-    planned.fallbacks.extend([*list_unserved(planned.vllm_args), *weights.fallbacks])
-    return scheduler.apply(planned, request.scheduler, lookup.bundle, on_cpu=runtime.targets_cpu())
+    planned.fallbacks.extend([*list_ineffective_flags(planned.vllm_args), *weights.fallbacks])
+    return scheduler.apply_scheduler(planned, request.scheduler, lookup.bundle, on_cpu=runtime.targets_cpu())
 
 
 def _defer_capture(plan: LaunchPlan) -> LaunchPlan:
     if runtime.targets_cpu() or plan.engine.restore is not None:
         here = "the bundle's graphs are restored" if plan.engine.restore else "the CPU has no CUDA graphs"
-        plan.fallbacks.append(Fallback("graphs", f"--capture deferred has no effect: {here}."))
+        plan.fallbacks.append(Fallback("graphs", f"--capture deferred has no effect: {here}"))
         return plan
     return replace(plan, engine=replace(plan.engine, deferred=True))
 
 
-def list_unserved(given: Arguments) -> list[Fallback]:
-    """Return a fallback for each flag in `given` that has no effect."""
+def list_ineffective_flags(given: Arguments) -> list[Fallback]:
+    """Return a fallback for each flag in `given` that has no effect in coldstart's servers."""
     return [
-        Fallback("server", f"--{name.replace('_', '-')} has no effect: {reason}.")
-        for name, reason in UNSERVED.items()
+        Fallback("server", f"--{name.replace('_', '-')} has no effect: {reason}")
+        for name, reason in INEFFECTIVE_FLAGS.items()
         if given.value(name) not in _AS_IT_IS[name == "api_server_count"]
     ]

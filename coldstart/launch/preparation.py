@@ -20,7 +20,7 @@ from coldstart.contract.plan import ENGINE, LEVELS, PARKED, RUNTIME, SLEEP_LEVEL
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
 from coldstart.launch import template_pool, up_records
 from coldstart.launch.modes import LADDER, TemplateMode
-from coldstart.launch.template_pool import Warm
+from coldstart.launch.template_pool import RunningTemplate
 from coldstart.models.inspection import Lookup
 from coldstart.system.devices import parking
 from coldstart.system.paths import Cache
@@ -31,12 +31,12 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Preparation:
-    """Prepared template (None if there is none), and why each faster mode was not prepared.
+    """Prepared template, or None, and why each faster mode could not be prepared.
 
     `is_new` is False if the template was already running.
     """
 
-    template: Warm | None
+    template: RunningTemplate | None
     is_new: bool
     failures: tuple[Fallback, ...]
 
@@ -56,8 +56,8 @@ def prepare_fastest(
     failures: list[Fallback] = []
     for level in (ENGINE, RUNTIME):
         try:
-            warm, is_new = _prepare_template(level, lookup, plan, phase, timeout_s or TIMEOUT_S)
-            return Preparation(warm, is_new, tuple(failures))
+            template, is_new = _prepare_template(level, lookup, plan, phase, timeout_s or TIMEOUT_S)
+            return Preparation(template, is_new, tuple(failures))
         except ColdstartError as error:
             if isinstance(error, CommandFailedError) and error.is_final:
                 raise
@@ -68,22 +68,22 @@ def prepare_fastest(
 
 
 def _explain(error: ColdstartError) -> str:
-    """Return the error as one line: the cause found in the log, or else the message."""
+    """Return the error as one line: the error in the template's log if it was found, else the message."""
     if isinstance(error, template_pool.TemplateExitedError) and error.cause:
         return f"the template exited before it was ready: {error.cause}"
     return error.message.replace("\n", " ")
 
 
-def list_prepared(cache: Cache) -> Iterator[Warm]:
+def list_prepared(cache: Cache) -> Iterator[RunningTemplate]:
     """Yield the templates that `prepare_fastest` started for this store."""
     own = up_records.identify_store(cache)
-    return (warm for warm in template_pool.listed() if own in warm.owner[:1])
+    return (template for template in template_pool.list_templates() if own in template.owner[:1])
 
 
 def _prepare_template(
     level: str, lookup: Lookup, plan: LaunchPlan, phase: Phase, timeout_s: float
-) -> tuple[Warm, bool]:
-    """Find or start the template; return it and whether it is new. Raises ColdstartError."""
+) -> tuple[RunningTemplate, bool]:
+    """Find or start the template; return it and whether it was started. Raises ColdstartError."""
     if (usable := _find_usable(level, lookup, plan)) is not None:
         return usable, False
     owner = (up_records.identify_store(lookup.cache), lookup.model.argument, str(lookup.model.path))
@@ -97,22 +97,22 @@ def _prepare_template(
         return usable, False
 
 
-def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> Warm | None:
-    """Return a running template that fits the plan, and stop one that does not.
+def _find_usable(level: str, lookup: Lookup, plan: LaunchPlan) -> RunningTemplate | None:
+    """Return a running template that fits the plan; stop a template that no longer fits.
 
     Raises CommandFailedError if a template of a different model has the same key.
     """
     name = lookup.model.name
-    if (warm := template_pool.find(level, plan.key)) is None:
+    if (template := template_pool.find_ready(level, plan.key)) is None:
         return None
-    if level == ENGINE and warm.model != name:
+    if level == ENGINE and template.model != name:
         raise CommandFailedError(
-            f"a template of {warm.model} with the same key as {name} is running",
+            f"cannot start a template for {name}: a template of {template.model} with the same key is running",
             hint="coldstart template stop --level engine",
         )
-    if template_pool.obstacle(warm, plan) is None:
-        return warm
-    template_pool.stop(warm)
+    if template_pool.find_incompatibility(template, plan) is None:
+        return template
+    template_pool.stop(template)
     return None
 
 
@@ -131,18 +131,18 @@ def start_template(
     timeout: float,
     root: Path | None = None,
     owner: Sequence[str] = (),
-) -> Warm:
+) -> RunningTemplate:
     """Start a template and wait until it listens. The arguments are those of `template_pool.start`.
 
     Raises:
         UsageError: This machine or plan does not support the template, or one is already running.
         CommandFailedError: The template exits, or is not ready in `timeout` seconds.
     """
-    if why := find_mode(level).unavailable():
+    if why := find_mode(level).find_limit():
         raise UsageError(f"cannot start a template of level {level}: {why.reason}", hint=why.hint)
     if level in SLEEP_LEVELS and not plan.vllm_args.gives("enable_sleep_mode"):
         raise UsageError(
-            "vLLM's engine cannot sleep without --enable-sleep-mode",
+            f"cannot start a template of level {level}: an engine cannot sleep without --enable-sleep-mode",
             hint=f"pass it to every command: coldstart template start {model} --level {level} -- --enable-sleep-mode",
         )
     if level == PARKED and (limit := parking.find_engine_limit(plan.vllm_args)):

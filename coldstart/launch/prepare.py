@@ -1,7 +1,6 @@
 """Build a launch plan from a bundle without importing torch or vLLM.
 
-Each unusable section becomes an entry in `fallbacks`, and vLLM does that work itself. An unusable section never prevents a
-start.
+Each unusable section becomes an entry in `fallbacks`, and vLLM does that work itself. A section never prevents a start.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from coldstart.system.proc.processes import read_available_memory
 from coldstart.system.trust.unpacked import unpack_section
 
 KV_FLAG = "kv_cache_memory_bytes"
-# vLLM's own variable for the KV size on the CPU. If the user has set it, no size is chosen here.
+# vLLM's own variable for the CPU engine's KV cache size. If the user sets it, the bundle's size is not used.
 KV_VARIABLE = environment.VLLM_CPU_KVCACHE_SPACE
-# Bytes of free memory that must remain for the process beside the KV cache.
+# Bytes of memory that must remain free for the process in addition to the KV cache.
 HEADROOM = 1 << 30
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
 
 
-def inductor_env(compile_dir: Path) -> dict[str, str]:
+def build_inductor_env(compile_dir: Path) -> dict[str, str]:
     """Return the Inductor environment variables that must be equal when kernels are built and when they are loaded.
 
-    They set the vector ISA, which Inductor would otherwise determine with the compiler, and disable precompiled headers, whose
-    path would become part of every kernel's cache key.
+    They set the vector ISA, which Inductor would otherwise detect with a compiler, and disable precompiled headers, whose
+    path would become part of each kernel's cache key.
     """
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(compile_dir / "inductor"),
@@ -53,8 +52,8 @@ def inductor_env(compile_dir: Path) -> dict[str, str]:
     }
 
 
-def base_env(caches: Path) -> dict[str, str]:
-    """Return the environment variables that move vLLM's caches below the cache root."""
+def build_base_env(caches: Path) -> dict[str, str]:
+    """Return the environment variables that place vLLM's caches in the directory `caches`, and disable usage statistics."""
     return {"VLLM_CACHE_ROOT": str(caches), "VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -64,15 +63,15 @@ def plan_without_bundle(lookup: Lookup, weights: fetch.Weights, reason: str) -> 
         weights.arguments,
         key=lookup.key.digest,
         weights=weights.identity,
-        env=base_env(lookup.cache.vllm_cache_dir(lookup.key.digest)),
+        env=build_base_env(lookup.cache.vllm_cache_dir(lookup.key.digest)),
         weights_from=weights.request,
         fallbacks=[Fallback("bundle", reason)],
     )
 
 
 def drop_restored_state(plan: LaunchPlan) -> LaunchPlan:
-    """Return `plan` without the bundle's code and restored state, but with its arguments and vLLM's own caches."""
-    restored = {*inductor_env(Path()), *caches.VARIABLES}
+    """Return `plan` without the bundle's code and restored state. Its arguments and vLLM's own caches remain."""
+    restored = {*build_inductor_env(Path()), *caches.VARIABLES}
     env = {name: value for name, value in plan.env.items() if name not in restored}
     task = replace(plan.engine, restore=None, compiled=None)
     return replace(plan, compile_dir=None, canary=None, env=env, engine=task)
@@ -90,7 +89,7 @@ class _Preparation:
     def drop_section(self, section: str, reason: str) -> None:
         self.fallbacks.append(Fallback(section, reason))
 
-    def json(self, section: str) -> dict[str, Any]:
+    def read_section(self, section: str) -> dict[str, Any]:
         try:
             document = self.bundle.read_json(section)
         except BundleError as error:
@@ -101,66 +100,68 @@ class _Preparation:
             return {}
         return dict(document)
 
-    def compile_dir(self) -> Path | None:
-        """Return the directory of the unpacked `compile` section, which all starts share."""
+    def unpack_compiled(self) -> Path | None:
+        """Unpack the `compile` section, which all starts share; return its directory, or None after recording a fallback."""
         if not self.bundle.has_section("compile") and (
             why := inspection.list_missing_sections(self.bundle).get("compile")
         ):
-            self.drop_section("compile", f"the bundle has none: {why}")
+            self.drop_section("compile", f"the bundle has no compiled code: {why}")
             return None
-        return self.code("compile")
+        return self.unpack_code("compile")
 
-    def code(self, section: str) -> Path | None:
-        """Unpack a code section and return its directory; if it is unusable, record a fallback and return None."""
+    def unpack_code(self, section: str) -> Path | None:
+        """Unpack a section that contains code; return its directory, or None after recording a fallback."""
         refused: list[str] = []
         try:
             return unpack_section(self.bundle, section, self.root, self.trust, refused)
         except BundleError as error:
             self.drop_section(section, f"{error.message} [{error.code}]")
         except OSError as error:
-            self.drop_section(section, f"cannot unpack it: {error}")
+            self.drop_section(section, f"cannot unpack the section: {error}")
         finally:
             for reason in refused:
                 self.drop_section(section, reason)
         return None
 
-    def compiled(self, section: Path) -> None:
+    def create_compiler_caches(self, section: Path) -> None:
         """Copy the unpacked `compile` section to a writable directory for a GPU engine's compilers."""
         root = paths.compiled_dir()
         laid = root / section.name
         if not is_dry_run() and (fault := ownership.ensure_private_directory(root)) is not None:
-            self.drop_section("compile", f"cannot create its caches: {fault}")
+            self.drop_section("compile", f"cannot create the compiler caches: {fault}")
             return
         try:
             if not is_dry_run():
                 caches.copy_section(section, laid)
         except OSError as error:
-            self.drop_section("compile", f"cannot create its caches: {error}")
+            self.drop_section("compile", f"cannot create the compiler caches: {error}")
             return
-        self.env |= caches.environment(laid)
+        self.env |= caches.build_environment(laid)
         self.task = replace(self.task, compiled=laid / caches.AOT)
 
-    def kv_args(self, given: Arguments) -> list[str]:
+    def choose_kv_args(self, given: Arguments) -> list[str]:
         """Return the bundle's KV cache size as a vLLM argument, unless the user set one or free memory is too small."""
         if given.gives(KV_FLAG) or KV_VARIABLE in os.environ:
             return []
-        sizing = self.json("kv")
+        sizing = self.read_section("kv")
         if not sizing:
             return []
         wanted = sizing.get("bytes")
         if not isinstance(wanted, int) or wanted <= 0:
-            self.drop_section("kv", f"its `bytes` is not a positive number: {wanted!r}")
+            self.drop_section("kv", f"expected `bytes` to be a positive integer, found {wanted!r}")
             return []
         if not runtime.targets_cpu():
-            self.startup_plans(sizing.get("plans"))
+            self.pass_kv_plans(sizing.get("plans"))
             return []
         free = read_available_memory()
         if wanted + HEADROOM > free:
-            self.drop_section("kv", f"the bundle's KV cache needs {wanted} bytes, but only {free} are free")
+            self.drop_section(
+                "kv", f"the bundle's KV cache needs {wanted} bytes, but only {free} bytes are free"
+            )
             return []
         return ["--kv-cache-memory-bytes", str(wanted)]
 
-    def startup_plans(self, data: object) -> None:
+    def pass_kv_plans(self, data: object) -> None:
         """Pass the KV cache size of each GPU to its worker, which checks the free memory again."""
         from coldstart.system.devices import nvml
         from coldstart.vllm.graphs import kv_plan
@@ -174,16 +175,16 @@ class _Preparation:
             return
         self.task = replace(self.task, kv_plan=msgspec.to_builtins(plans))
 
-    def graphs(self) -> None:
+    def unpack_graphs(self) -> None:
         """Unpack the `graphs` section if there is one; it counts as code because it contains kernels."""
-        if self.bundle.has_section("graphs") and (place := self.code("graphs")) is not None:
+        if self.bundle.has_section("graphs") and (place := self.unpack_code("graphs")) is not None:
             self.task = replace(self.task, restore=place)
 
-    def modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
-        """Write the model class information to vLLM's cache, so that vLLM need not start a process to inspect the class."""
-        info = self.json("modelinfo")
+    def write_modelinfo(self, env: Mapping[str, str]) -> dict[str, Any]:
+        """Write the section's model class descriptions to vLLM's cache, so that vLLM starts no process to inspect the class."""
+        info = self.read_section("modelinfo")
         if info and not self.trust(self.bundle).ok:
-            # vLLM would use it in every later start, even after the bundle is removed.
+            # vLLM would use the files in every later start, even after the bundle is removed.
             self.drop_section("modelinfo", "not used: the bundle has no trusted signature")
             return {}
         if not is_dry_run():
@@ -200,7 +201,7 @@ def write_modelinfos(info: Mapping[str, Any], cache_root: Path) -> None:
             files.write_atomic(target, content.encode())
 
 
-def prepare(
+def plan_with_bundle(
     lookup: Lookup,
     bundle: Bundle,
     weights: fetch.Weights,
@@ -215,17 +216,17 @@ def prepare(
     """
     cache, key = lookup.cache, bundle.key_digest
     preparation = _Preparation(bundle, trust, root or cache.unpacked)
-    env = base_env(cache.vllm_cache_dir(key))
-    info = preparation.modelinfo(env)
-    compile_dir = preparation.compile_dir()
+    env = build_base_env(cache.vllm_cache_dir(key))
+    info = preparation.write_modelinfo(env)
+    compile_dir = preparation.unpack_compiled()
     if compile_dir is not None and runtime.targets_cpu():
-        env |= inductor_env(compile_dir)
+        env |= build_inductor_env(compile_dir)
     elif compile_dir is not None:
-        preparation.compiled(compile_dir)
-        compile_dir = None  # a GPU runs vLLM's worker, which reads its own cache
-    preparation.graphs()
-    kv_args = preparation.kv_args(lookup.vllm_args)
-    # Other weights of the same layout produce other tokens.
+        preparation.create_compiler_caches(compile_dir)
+        compile_dir = None  # on a GPU, vLLM's own worker reads the caches
+    preparation.unpack_graphs()
+    kv_args = preparation.choose_kv_args(lookup.vllm_args)
+    # Different weights with the same layout generate different tokens.
     canary = _canary(info.get("canary")) if weights.identity == info.get("weights") else None
     return LaunchPlan(
         Arguments((*weights.arguments, *kv_args)),

@@ -1,13 +1,14 @@
-"""Process snapshots: CRIU checkpoints a template process (freeze) and restores it (thaw).
+"""Process snapshots: CRIU dumps a template process (freeze) and restores it (thaw).
 
-The frozen process is a template with a built engine, or with only the imported runtime: that image contains no user's model
-and starts every model. It is not a server: it has no port, event loop or client, so one snapshot starts any number of
-servers, at any address, each in its own namespaces.
+The frozen process is a template with a built engine, or with only the imported runtime. An image of the runtime contains
+no user's model and starts every model. A template has no port, event loop or client, so one snapshot starts any number of
+servers at any address, each in its own namespaces.
 
-The image refers to files by path. Therefore the compiled kernels that it maps are unpacked to one directory per user, which
-does not depend on the cache root. The image contains the content digests of its source files (fingerprint.py) and the
-variables that it has read (template_environment.py). Its large memory, mainly the weights, is a file that every thawed process
-maps (criu_memory.py). The paths of that file and of the kernels depend on the directory where the frozen template listened.
+The image refers to files by path. The compiled kernels that it maps are therefore unpacked to one directory per user,
+which does not depend on the cache root. The image contains the content digests of its source files (fingerprint.py) and
+the variables that it has read (template_environment.py). Its large memory, mainly the weights, is one file that every
+restored process maps (criu_memory.py). The paths of that file and of the kernels depend on the directory of the
+template's socket.
 """
 
 from __future__ import annotations
@@ -43,22 +44,22 @@ from coldstart.system.trust.unpacked import unpack_section
 ABOUT = runtime_image.ABOUT
 _PREFIX = "thawed-"
 _OPTIONS = ["--file-locks", "--ext-unix-sk", "--tcp-established", "--link-remap", "-v1"]
-# A private mount gives every thawed template its own socket directory under the frozen path.
+# A private mount gives each restored template its own socket directory at the path of the frozen one.
 _THAW = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
 def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -> str | None:
-    """Build a template for `plan` and freeze it into the existing directory `out`.
+    """Start a template for `plan`, and dump it into the existing directory `out`.
 
     Returns:
         Why restored processes cannot share the image's memory; None if they can.
 
     Raises:
-        CommandFailedError: CRIU is missing or may not run, or the template or the dump fails.
+        CommandFailedError: CRIU is unavailable, or the template or the dump failed.
     """
     _require_criu(level)
-    meeting = meeting_dir()
-    # One at a time: every frozen template listens at the same path.
+    meeting = frozen_socket_dir()
+    # All frozen templates listen at the same path, so only one can be created at a time.
     with hold_lock(meeting / "lock"):
         process = template_pool.spawn(
             level, plan, meeting / "socket", subprocess.DEVNULL, timeout, bound=True, alone=True
@@ -74,9 +75,10 @@ def freeze(plan: LaunchPlan, out: Path, timeout: float, level: str = "engine") -
             _clear(meeting)
     if done.returncode != 0:
         raise CommandFailedError(
-            f"cannot freeze the {level} with CRIU: {first_error(out / 'dump.log')}", hint="coldstart doctor"
+            f"cannot freeze the {level} with CRIU: {find_first_error(out / 'dump.log')}",
+            hint="coldstart doctor",
         )
-    read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
+    read = template_environment.select_relevant(template_environment.build_environment(os.environ, plan))
     _, vllm = runtime.find_vllm_distribution() or ("", "")
     about = {
         "criu": criu.read_version(*criu.find_command()),
@@ -102,7 +104,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _clear(meeting: Path) -> None:
-    """Remove the frozen template's files from its directory; a restored template does not need them."""
+    """Remove the files of the frozen template from its socket directory; a restored template does not need them."""
     for left in meeting.iterdir():
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
@@ -110,8 +112,8 @@ def _clear(meeting: Path) -> None:
             left.unlink(missing_ok=True)
 
 
-class Thawed:
-    """Restored template: its socket directory, which `remove` removes, and the process that holds its namespaces."""
+class RestoredTemplate:
+    """Restored template: its directory, and the process that holds its namespaces."""
 
     def __init__(self, directory: Path, process: subprocess.Popen[bytes], remove: Callable[[], None]) -> None:
         self.directory, self.process, self.pid, self._remove = directory, process, process.pid, remove
@@ -122,15 +124,15 @@ class Thawed:
         return self.directory / "socket"
 
     def end(self) -> None:
-        """Kill the template and every process in its namespaces, and remove its directory."""
+        """Kill the template and all processes in its namespaces, and remove its directory."""
         inside = _pidfds(self.pid)
         if self.process.poll() is None:  # not yet reaped, so its PID is not reused
-            # Kill the group at once: CRIU may still run, and a process that it forks now is in the group too.
+            # Kill the process group: CRIU may still be running, and processes that it forks now are in the group too.
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.process.kill()
             self.process.wait()
-        for pidfd in inside:  # a namespace's first process ends last, and CRIU may write until then
+        for pidfd in inside:  # the first process of a namespace exits last, and CRIU may write until then
             select.select([pidfd], [], [])
             os.close(pidfd)
         self._remove()
@@ -146,11 +148,11 @@ def _pidfds(parent: int) -> list[int]:
     return found
 
 
-def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustCheck) -> Thawed:
-    """Restore the engine of `bundle` that was frozen on this machine, for the server of `plan`.
+def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustCheck) -> RestoredTemplate:
+    """Restore the frozen engine of `bundle` for the server of `plan`.
 
     Raises:
-        LaunchRefusedError: CRIU cannot run, or the snapshot does not exist or does not fit this machine or this start.
+        LaunchRefusedError: CRIU cannot run, or the snapshot is missing or does not fit this machine or this start.
         BundleError: The compiled code is damaged, or the bundle is not trusted.
     """
     bundle.require_trust("compile", trust)
@@ -161,45 +163,41 @@ def thaw(bundle: Bundle, plan: LaunchPlan, cache: Cache, trust: TrustCheck) -> T
             # The image maps the kernels at this path.
             unpack_section(bundle, "compile", _meeting(images).parent, trust, exact=True)
         except OSError as error:
-            raise LaunchRefusedError(
-                f"the kernels that the snapshot maps cannot be unpacked: {error}"
-            ) from error
-    return restored(images, plan)
+            raise LaunchRefusedError(f"cannot unpack the kernels that the snapshot maps: {error}") from error
+    return restore_template(images, plan)
 
 
 def _meeting(images: Path) -> Path:
-    """Return the directory in which the frozen template listened and its kernels are stored.
+    """Return the socket directory of the frozen template, which also contains its kernels.
 
     Raises:
-        LaunchRefusedError: The path is unknown, or not a private directory on this machine.
+        LaunchRefusedError: The path is unknown, or is not a private directory on this machine.
     """
     try:
         meeting = Path(canonical.read_json(images / ABOUT)["meeting"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LaunchRefusedError("the snapshot does not record the directory where it was frozen") from error
+        raise LaunchRefusedError("the snapshot does not record its socket directory") from error
     if (reason := ownership.ensure_private_directory(meeting.parent)) is not None:
-        raise LaunchRefusedError(
-            f"the snapshot needs the directory {meeting.parent}, where it was frozen, but {reason}"
-        )
+        raise LaunchRefusedError(f"the snapshot needs the directory {meeting.parent}: {reason}")
     return meeting
 
 
 def check(images: Path, plan: LaunchPlan) -> None:
-    """Check that this machine's files and this start's environment equal those of the image.
+    """Check that the files of this machine and the environment of this start match the image.
 
     Raises:
-        LaunchRefusedError: A file or variable differs.
+        LaunchRefusedError: A file or a variable differs.
     """
     reason = fingerprint.find_mismatch(images, "snapshot")
     if reason is None:
         read = canonical.read_json(images / ABOUT)["environment"]
-        reason = template_environment.difference(read, os.environ | plan.env, "snapshot")
+        reason = template_environment.find_difference(read, os.environ | plan.env, "snapshot")
     if reason is not None:
         raise LaunchRefusedError(reason)
 
 
-def restored(images: Path, plan: LaunchPlan) -> Thawed:
-    """Restore the template in `images`, a private directory, for the server of `plan`.
+def restore_template(images: Path, plan: LaunchPlan) -> RestoredTemplate:
+    """Restore the template in the private directory `images` for the server of `plan`.
 
     Raises:
         LaunchRefusedError: The image does not fit, or CRIU fails.
@@ -213,9 +211,9 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
         (own / criu_memory.MEMORY_FILE).symlink_to(images.absolute() / criu_memory.MEMORY_FILE)
     os.mkfifo(own / "resumed")
     resumed = os.open(own / "resumed", os.O_RDONLY | os.O_NONBLOCK)
-    thawed = Thawed(own, _spawn(images, meeting, own), stack.close)
+    thawed = RestoredTemplate(own, _spawn(images, meeting, own), stack.close)
     try:
-        check(images, plan)  # concurrent with CRIU: the template does nothing before a request
+        check(images, plan)  # runs while CRIU restores: the template does nothing before a request
     except BaseException:
         thawed.end()
         os.close(resumed)
@@ -225,13 +223,13 @@ def restored(images: Path, plan: LaunchPlan) -> Thawed:
     os.close(pidfd)
     os.close(resumed)
     if ended:
-        reason = first_error(own / "restore.log")
+        reason = find_first_error(own / "restore.log")
         thawed.end()
         raise LaunchRefusedError(f"cannot thaw the snapshot with CRIU: {reason}")
     return thawed
 
 
-def sweep() -> None:
+def remove_dead_templates() -> None:
     """Remove the directories of restored templates whose supervisor was killed. Raises OSError."""
     base = paths.runtime_dir()
     scratch.remove_dead_below(base, _PREFIX)
@@ -263,20 +261,20 @@ def _spawn(images: Path, meeting: Path, own: Path) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        # The parent's death ends it, without a lease: unshare kills its child, and with it the pid namespace.
+        # If this process dies, the kernel kills unshare, and unshare's child and PID namespace with it.
         preexec_fn=partial(die_with_parent, signal.SIGKILL),  # noqa: PLW1509 - only prctl, and this process has no other thread
     )
 
 
-def meeting_dir() -> Path:
-    """Return the directory in which frozen templates listen. Each restored one has a private directory mounted over it."""
+def frozen_socket_dir() -> Path:
+    """Return the socket directory of frozen templates. Each restored template has a private directory mounted over it."""
     directory = paths.frozen_dir() / "meeting"
     directory.mkdir(mode=0o700, exist_ok=True)
     return directory
 
 
-def first_error(log: Path) -> str:
-    """Return the first error in CRIU's log; later ones are consequences."""
+def find_first_error(log: Path) -> str:
+    """Return the first error in CRIU's log; later errors are consequences."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     complaints = [line for line in lines if "Error" in line]
     return complaints[0] if complaints else "its log contains no error"
@@ -298,9 +296,9 @@ def freeze_runtime(cache: Cache, timeout: float) -> Path:
     _require_criu("runtime")
     image = runtime_image.choose_image_directory(cache.runtimes)
     model = tiny.build("tiny-llama", cache.models)
-    # The settings of a start from a bundle: inductor reads them when it is imported.
+    # Use the variables of a start from a bundle, because Inductor reads them when it is imported.
     caches = cache.vllm_cache_dir(image.name)
-    env = prepare.base_env(caches) | prepare.inductor_env(caches)
+    env = prepare.build_base_env(caches) | prepare.build_inductor_env(caches)
     plan = LaunchPlan(Arguments(["--model", str(model)]), env=env)
     try:
         with runtime_image.publish_image(image) as partial:
@@ -321,10 +319,10 @@ def find_runtime(cache: Cache) -> Path | None:
     return image if image.is_dir() else None
 
 
-def thaw_runtime(image: Path, plan: LaunchPlan) -> Thawed:
+def thaw_runtime(image: Path, plan: LaunchPlan) -> RestoredTemplate:
     """Restore the runtime template in `image` for the server of `plan`. Raises LaunchRefusedError, OSError."""
     _require_usable(image)
-    return restored(image, plan)
+    return restore_template(image, plan)
 
 
 def _require_usable(images: Path) -> None:

@@ -1,4 +1,4 @@
-"""Prune the store and all files on this machine that were derived from removed bundles.
+"""Remove old bundles, and the files on this machine that were derived from removed bundles.
 
 Invariant: sections of bundles in the store, and files that a running process has mapped, are never removed.
 """
@@ -45,7 +45,7 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
         ReadOnlyStoreError: The store is not writable.
     """
     store = Store(cache.bundles)
-    # A name of several keys does not say which of them to remove.
+    # A name with bundles of several keys is ambiguous.
     drop = [store.find_by_reference(ref, require_one_key=True) for ref in refs]
     pruned = store.prune(None if drop else keep, drop=drop, dry_run=dry_run, trust=inspection.trust)
     remaining = [bundle for bundle in store.list_bundles() if bundle.digest not in pruned.removed]
@@ -61,33 +61,33 @@ def prune(cache: Cache, refs: Sequence[str] = (), *, keep: int = 1, dry_run: boo
                 runtime_image.remove_image(path)
     if not dry_run:
         scratch.remove_dead_directories()
-        process_snapshot.sweep()
+        process_snapshot.remove_dead_templates()
         tiny.remove_stale_drafts(cache.models)
-        caches.sweep(paths.compiled_dir())
-        # Of materializations that were killed.
+        caches.remove_partial_copies(paths.compiled_dir())
+        # Leftovers of killed materializations.
         scratch.remove_dead_below(cache.work)
     every = (*pruned.paths, *unpacked, *frozen)
     return replace(pruned, unpacked=unpacked, frozen=frozen, freed_bytes=freed, paths=every)
 
 
 def _find_unpacked(cache: Cache, remaining: Sequence[Bundle]) -> tuple[Path, ...]:
-    """Return the directories unpacked from sections that no remaining bundle of any sharing store contains."""
+    """Return the unpacked sections that no bundle in a store contains any more."""
     live = {blob.digest.removeprefix("sha256:") for bundle in remaining for blob in _list_layers(bundle)}
     roots = [cache.unpacked, paths.compiled_dir()]
     if (paths.state_dir() / "unpacked").is_dir():
-        with suppress(UsageError):  # A directory of another user contains nothing of this store.
+        with suppress(UsageError):  # a directory of another user contains nothing from this store
             roots += [paths.frozen_dir(), paths.frozen_dir() / "unpacked"]
-    return find_dead(roots, live)
+    return find_unreferenced(roots, live)
 
 
 def _list_layers(bundle: Bundle) -> tuple[Descriptor, ...]:
     try:
         return bundle.image_manifest.layers
     except BundleError:
-        return ()  # nothing was ever unpacked from what cannot be read
+        return ()  # an unreadable bundle was never unpacked
 
 
-def find_dead(roots: Iterable[Path], live: Collection[str]) -> tuple[Path, ...]:
+def find_unreferenced(roots: Iterable[Path], live: Collection[str]) -> tuple[Path, ...]:
     """Return the entries below `roots` whose hexadecimal digest is not in `live` and that no process has mapped."""
     dead = [path for root in roots for path, digest in _list_named_entries(root) if digest not in live]
     mapped = _list_mapped_files() if dead else set()
@@ -128,7 +128,7 @@ def _find_partial_images(root: Path) -> Iterator[list[Path]]:
 
 
 def _find_images(cache: Cache, remaining: Sequence[Bundle]) -> Iterator[Path]:
-    """Yield images that can no longer be restored, and engine images of removed bundles."""
+    """Yield images that cannot be restored any more, and engine images of removed bundles."""
     yield from (
         image.directory for image in runtime_image.list_images(cache.runtimes) if image.obstacle is not None
     )

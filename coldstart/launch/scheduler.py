@@ -1,7 +1,7 @@
-"""Turn the choice of a scheduler into vLLM's flags.
+"""Translate a scheduler choice into vLLM flags.
 
-Invariant: the choice is not part of the bundle's key. The order of requests, the batch cap and KV copies on the host change
-neither compiled code nor weights nor the KV size. So one bundle and one template serve every scheduler.
+Invariant: the choice is not part of the bundle key. Request order, batch limit and KV copies in host memory do not affect
+compiled code, weights or KV cache size, so one bundle and one template serve every scheduler.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coldstart.scheduling.classes import Classes
 from coldstart.scheduling.settings import DEADLINE, FCFS, MLFQ, SchedulerSettings
 
 DEFAULT_HOST_BYTES = 1 << 30
-# Flags that pass the scheduler to vLLM. The user can set these flags or choose a scheduler, not both.
+# vLLM flags that a scheduler choice sets. The user can set these flags or choose a scheduler, not both.
 _OURS = ("scheduler_cls", "additional_config", "kv_transfer_config")
 _DEADLINE = ("scheduler_cls", "additional_config", "scheduling_policy")
 _COPIES_FLAG = "--kv-transfer-config"
@@ -33,8 +33,8 @@ STOCK = SchedulerSettings(FCFS)
 """vLLM's own scheduler, unchanged."""
 
 
-def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
-    """Check a scheduler choice. Raises UsageError if `vllm_args` select another scheduler or a setting is wrong."""
+def check_scheduler(choice: SchedulerSettings, vllm_args: Arguments) -> None:
+    """Raise UsageError if the scheduler settings are invalid, or `vllm_args` select another scheduler."""
     if choice == STOCK:
         return
     try:
@@ -56,8 +56,10 @@ def check(choice: SchedulerSettings, vllm_args: Arguments) -> None:
             raise UsageError(f"{flag} cannot be combined with {own}, which sets it", hint=hint)
 
 
-def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *, on_cpu: bool) -> LaunchPlan:
-    """Return the plan with the chosen scheduler, which `check` must have accepted."""
+def apply_scheduler(
+    plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *, on_cpu: bool
+) -> LaunchPlan:
+    """Return the plan with the chosen scheduler. The choice must have passed `check_scheduler`."""
     if choice == STOCK:
         return plan
     from coldstart.vllm.scheduling import serve_arguments
@@ -76,20 +78,20 @@ def apply(plan: LaunchPlan, choice: SchedulerSettings, bundle: Bundle | None, *,
 
 
 def _profile(bundle: Bundle | None) -> tuple[Mapping[str, object] | None, list[Fallback]]:
-    """Return the bundle's iteration times if they are valid, and a fallback otherwise."""
+    """Return the bundle's iteration profile, or None with a fallback if it is missing or invalid."""
     from coldstart.scheduling.profile import IterationProfile, ProfileError
 
     try:
         if bundle is not None and bundle.has_section("iterations"):
             return IterationProfile.parse(bundle.read_json("iterations")).encode(), []
-        reason = "no iteration times for this model: requests are ordered with a typical profile"
+        reason = "the bundle has no iteration profile: requests are ordered with a typical profile"
     except (ProfileError, BundleError) as problem:
         reason = f"{problem}: requests are ordered with a typical profile"
     return None, [Fallback("iterations", reason)]
 
 
 def _host_bytes(bundle: Bundle | None) -> int:
-    """Return as many bytes of host memory as the device has for KV."""
+    """Return the size in bytes of the host memory for KV copies: the size of the bundle's KV cache, or else a default."""
     try:
         sizing = bundle.read_json("kv") if bundle is not None and bundle.has_section("kv") else None
     except BundleError:
@@ -99,7 +101,7 @@ def _host_bytes(bundle: Bundle | None) -> int:
 
 
 def reserve_cores(ranks: int) -> dict[str, str]:
-    """Return the variable that undoes vLLM's reservation of one core per rank for KV transfer, which our copies do not need."""
+    """Return the variable that stops vLLM from reserving one core per rank for KV transfer, which KV copies do not need."""
     if any(name in os.environ for name in _CPU_CORES):
         return {}
     return {environment.VLLM_CPU_NUM_OF_RESERVED_CPU: str(ranks)}

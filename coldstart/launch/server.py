@@ -1,6 +1,6 @@
-"""A server that is ready: its handle, its end, and the supervision of its process.
+"""Handle of a running server, and the supervision of its process.
 
-Nothing but `stay`, which serves the command line, installs a signal handler.
+Only `supervise`, which serves the command line, installs signal handlers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coldstart.contract.fallback import Fallback
 from coldstart.contract.plan import LaunchPlan
 from coldstart.errors import LaunchRefusedError, UsageError
 from coldstart.launch import listening
-from coldstart.launch.server_process import SIGNAL_CHECK_S, Running, ServerProcess
+from coldstart.launch.server_process import SIGNAL_CHECK_S, ReadyServer, ServerProcess
 from coldstart.system.proc import scratch
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ STOP_TIMEOUT_S = 30.0
 
 
 @dataclass
-class Account:
-    """Modes that were not used: `fallbacks` of modes that failed, `unavailable` modes that were not prepared."""
+class UnusedModes:
+    """Start modes that were not used: `fallbacks` are modes that failed, `unavailable` are modes that were not prepared."""
 
     fallbacks: list[Fallback] = field(default_factory=list)
     unavailable: list[Fallback] = field(default_factory=list)
 
     def fall_back(self, stage: str, error: Exception) -> None:
-        """Record the failure of `stage`."""
+        """Record that the start mode `stage` failed."""
         hint = error.hint if isinstance(error, LaunchRefusedError) else None
         self.fallbacks += [Fallback(stage, str(error), hint)]
 
@@ -49,24 +49,24 @@ class Server:
     Attributes:
         mode: Name of the start mode that was used.
         plan: Launch plan that it was started with.
-        running: Its process, and its report of readiness.
-        account: Start modes that were not used.
-        began: Begin of the start, in seconds on CLOCK_MONOTONIC.
-        ahead: Weight fetch that may still run; it ends with this object.
+        running: Ready server process, with its readiness report.
+        unused: Start modes that were not used.
+        began: Time at which the start began, in seconds on CLOCK_MONOTONIC.
+        early_fetch: Weight fetch that may still be running; it stops with this object.
     """
 
     mode: str
     plan: LaunchPlan
-    running: Running
-    account: Account
+    running: ReadyServer
+    unused: UnusedModes
     began: float = 0.0
-    ahead: ExitStack | None = None
+    early_fetch: ExitStack | None = None
     _ending: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _code: int | None = field(default=None, init=False, repr=False)
 
     @property
     def url(self) -> str:
-        """Address of the server, without a path."""
+        """URL of the server, without a path."""
         return listening.find_url(self.plan.vllm_args)
 
     @property
@@ -76,16 +76,16 @@ class Server:
 
     @property
     def ready_s(self) -> float:
-        """Seconds from the launch until the server returned its first token."""
+        """Seconds from the launch to the server's first token."""
         return self.running.ready_s
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """The parts of the start that vLLM did in its ordinary way, each with the reason."""
-        return (*self.account.fallbacks, *fallback.decode(self.running.report.get("fallbacks")))
+        """Start stages that ran without their optimization, with reasons."""
+        return (*self.unused.fallbacks, *fallback.decode(self.running.report.get("fallbacks")))
 
     def document(self) -> dict[str, Any]:
-        """Return the ready file: address, mode, pid, seconds, and the server's report on its fast path."""
+        """Build the ready file: address, start mode, PID, start time in seconds, and the server's report on its optimizations."""
         report = self.running.report
         return {
             "url": self.url,
@@ -94,11 +94,11 @@ class Server:
             "ready_s": round(self.ready_s, 4),
             "first_token_s": round(self.ready_s, 4),
             "fast_path": {
-                "mode": not self.account.fallbacks,
+                "mode": not self.unused.fallbacks,
                 **report.get("fast_path", {}),
             },
-            "fallbacks": [*fallback.encode(self.account.fallbacks), *report.get("fallbacks", [])],
-            "absent": fallback.encode(self.account.unavailable),
+            "fallbacks": [*fallback.encode(self.unused.fallbacks), *report.get("fallbacks", [])],
+            "absent": fallback.encode(self.unused.unavailable),
             "canary": report.get("canary"),
             "tokens": report.get("tokens"),
             "loads": report.get("loads", []),
@@ -120,23 +120,23 @@ class Server:
         """Wait until the server ends.
 
         Args:
-            timeout_s: Longest time to wait, in seconds; None waits without a limit.
+            timeout_s: Maximum time to wait, in seconds; None means no limit.
 
         Returns:
             The exit code of the server, 128 + n after signal n.
 
         Raises:
-            TimeoutError: The server still runs after `timeout_s`.
+            TimeoutError: The server is still running after `timeout_s` seconds.
         """
         if not self._has_ended(timeout_s):
-            raise TimeoutError(f"server {self.pid} at {self.url} still runs after {timeout_s:g} s")
+            raise TimeoutError(f"server {self.pid} at {self.url} is still running after {timeout_s:g} s")
         with self._ending:
             if self._code is None:
                 self._code = _reap(self.running.process)
             return self._code
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Stop the server: SIGTERM, then SIGKILL if it still runs after `timeout_s` seconds. A stopped server stays stopped.
+        """Send SIGTERM to the server, then SIGKILL if it is still running after `timeout_s` seconds. Later calls do nothing.
 
         Returns:
             The exit code of the server, 128 + n after signal n.
@@ -147,13 +147,13 @@ class Server:
             return self._code
 
     def _has_ended(self, timeout_s: float | None) -> bool:
-        # `poll` would reap the process, and its session could no longer be ended with it.
+        # `poll` would reap the process, after which its session could no longer be killed.
         return self._code is not None or has_ended(self.running.process, timeout_s)
 
 
 @contextmanager
-def end_on_error(process: ServerProcess) -> Iterator[None]:
-    """End the server if the block raises, Ctrl-C included."""
+def stop_on_error(process: ServerProcess) -> Iterator[None]:
+    """Stop the server if the block raises an exception, including KeyboardInterrupt."""
     try:
         yield
     except BaseException:
@@ -162,7 +162,7 @@ def end_on_error(process: ServerProcess) -> Iterator[None]:
 
 
 def end(process: ServerProcess, patience_s: float | None = None) -> int:
-    """End the server: SIGTERM, then SIGKILL after `patience_s` seconds (None: no limit). Return its exit code."""
+    """Send SIGTERM to the server, then SIGKILL after `patience_s` seconds (None: never); return its exit code."""
     if not has_ended(process, 0.0):
         process.signal(signal.SIGTERM)
         if not has_ended(process, patience_s):
@@ -170,10 +170,10 @@ def end(process: ServerProcess, patience_s: float | None = None) -> int:
     return _reap(process)
 
 
-def stay(process: ServerProcess) -> int:
-    """Wait until the server exits, forward SIGINT and SIGTERM, and return the exit code for this process.
+def supervise(process: ServerProcess) -> int:
+    """Wait until the server exits, forward SIGINT and SIGTERM to it, and return the exit code for this process.
 
-    The code is 130 or 143 after a signal. It is 1 if the server exits by itself with any code: a server should keep running.
+    The code is 130 after SIGINT and 143 after SIGTERM. It is 1 if the server exits by itself, with any code.
     """
     caught: list[int] = []
 
@@ -183,7 +183,7 @@ def stay(process: ServerProcess) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, forward)
-    # Python handles a signal that arrives just before the wait only after it.
+    # Python runs the handler of a signal that arrives just before `select` only after `select` returns.
     while not has_ended(process, SIGNAL_CHECK_S):
         pass
     _reap(process)
@@ -191,12 +191,12 @@ def stay(process: ServerProcess) -> int:
 
 
 def has_ended(process: ServerProcess, timeout_s: float | None) -> bool:
-    """Return whether the server ends within `timeout_s` seconds (None: no limit)."""
+    """Return whether the server exits within `timeout_s` seconds (None: no limit)."""
     return bool(select.select([process.fileno()], [], [], timeout_s)[0])
 
 
 def _reap(process: ServerProcess) -> int:
-    """Wait until the server has ended, remove what it leaves behind, and return its exit code."""
+    """Wait for the exit of the server, remove its directories, and return its exit code."""
     code = process.wait()
     _sweep(process)
     return code
@@ -204,8 +204,7 @@ def _reap(process: ServerProcess) -> int:
 
 def _sweep(process: ServerProcess) -> None:
     with suppress(OSError, UsageError):
-        # An engine that went back to sleep keeps its directory.
+        # An engine that went back to sleep still uses its directory.
         resident = Path(f"/proc/{process.pid}").exists()
-        scratch.remove_dead_directories(
-            None if resident else process.pid
-        )  # a killed server leaves its directory
+        # A killed server does not remove its directory itself.
+        scratch.remove_dead_directories(None if resident else process.pid)

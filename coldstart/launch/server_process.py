@@ -1,7 +1,8 @@
-"""Start one server process, in any start mode, and supervise it.
+"""Start one server process in any start mode, and wait until it is ready.
 
-Every mode returns a Running server that has reported readiness: it listens and has generated one token. The report is a line
-on a pipe, so that no sleep or poll is needed. The server ends when its Running handle ends.
+Each start mode returns a ReadyServer, which listens and has generated one token. The server reports readiness as a line
+on a pipe, so that waiting needs neither sleeps nor polling. The server exits when its supervising process or connection
+ends.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.vllm.engine.rejection import Failure
 
-# Time in seconds in which a template must answer; a fork of a large engine takes less than one.
-TEMPLATE_ANSWER_S = 10.0
-# Longest time in seconds after which a wait for readiness handles a signal.
+# Time in seconds within which a template must respond; forking a large engine takes less than one second.
+TEMPLATE_RESPONSE_S = 10.0
+# Maximum delay in seconds until a wait for readiness handles a signal.
 SIGNAL_CHECK_S = 0.5
 
 
 class ServerProcess(Protocol):
-    """A server process, whether it is our child or a template's."""
+    """Server process: a child of this process, or a process that a template forked."""
 
     pid: int
 
@@ -49,46 +50,49 @@ class ServerProcess(Protocol):
 
 
 class ServerExitedError(CommandFailedError):
-    """The server exited before it was ready, with `code` (128 + n after signal n)."""
+    """The server exited before it was ready; `code` is its exit code (128 + n after signal n)."""
 
     code: int | None = None
 
 
 class TemplateHungError(peers.PeerError):
-    """The template accepted a connection and did not answer."""
+    """The template accepted a connection but did not respond."""
 
 
 @dataclass
-class Running:
-    """A server that has reported readiness. `report` contains fast_path, fallbacks, tokens and canary."""
+class ReadyServer:
+    """Server process that is ready.
+
+    `report` contains fast_path, fallbacks, tokens and canary; `ready_s` is the start time in seconds.
+    """
 
     process: ServerProcess
     report: Mapping[str, Any]
     ready_s: float
 
 
-class Guardian(Protocol):
-    """The process that holds the namespaces of a thawed template."""
+class NamespaceHolder(Protocol):
+    """Process that holds the namespaces of a restored template."""
 
     pid: int
 
     def end(self) -> None:
-        """End the template and every process in its namespaces, and remove its directory."""
+        """Kill the template and all processes in its namespaces, and remove its directory."""
 
 
-class Child:
-    """A server that is a child of this process."""
+class ChildServer:
+    """Server process that is a child of this process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process, self.pid = process, process.pid
         self._pidfd = os.pidfd_open(process.pid)
 
     def fileno(self) -> int:
-        """Return the process's pidfd."""
+        """Return the pidfd of the process."""
         return self._pidfd
 
     def wait(self) -> int:
-        """Wait as specified by ServerProcess, and kill the rest of the session (worker processes of vLLM's executors)."""
+        """Wait for the exit, and kill the rest of the session (worker processes of vLLM's executors); return the exit code."""
         if self.process.returncode is None:
             select.select([self._pidfd], [], [])
             with suppress(ProcessLookupError):
@@ -96,26 +100,26 @@ class Child:
         return _exit_code(self.process.wait())
 
     def signal(self, number: int) -> None:
-        """Send the signal, as specified by ServerProcess."""
+        """Send a signal to the process."""
         self.process.send_signal(number)
 
 
-class Leased:
-    """A server that a template forked. The server ends when the connection to the template closes."""
+class ForkedServer:
+    """Server process that a template forked. It exits when the connection to the template closes."""
 
-    def __init__(self, connection: json_lines.Channel, guardian: Guardian | None) -> None:
-        self.connection, self.guardian = connection, guardian
+    def __init__(self, connection: json_lines.Channel, holder: NamespaceHolder | None) -> None:
+        self.connection, self.holder = connection, holder
         self._replies = connection.iterate_replies()
         self._code: int | None = None
-        if not select.select([connection], [], [], TEMPLATE_ANSWER_S)[0]:
-            raise TemplateHungError(f"the template did not answer within {TEMPLATE_ANSWER_S:g} s")
+        if not select.select([connection], [], [], TEMPLATE_RESPONSE_S)[0]:
+            raise TemplateHungError(f"the template did not respond within {TEMPLATE_RESPONSE_S:g} s")
         answer = next(self._replies, {})
         if "pid" not in answer:
             raise peers.PeerError(answer.get("error", "the template closed the connection"))
         self.pid = int(answer["pid"])
-        if guardian is not None:
+        if holder is not None:
             try:
-                self.pid = processes.find_outer_pid(guardian.pid, self.pid)
+                self.pid = processes.find_outer_pid(holder.pid, self.pid)
             except OSError as error:
                 raise peers.PeerError(f"the forked server has already exited: {error}") from error
 
@@ -124,15 +128,15 @@ class Leased:
         return self.connection.fileno()
 
     def wait(self) -> int:
-        """Wait as specified by ServerProcess. Return 1 if the template disconnected without reporting an exit code."""
+        """Wait for the exit and return the exit code; return 1 if the template disconnected without reporting it."""
         if self._code is None:
             self._code = next((_exit_code(int(m["exit"])) for m in self._replies if "exit" in m), 1)
-            if self.guardian is not None:
-                self.guardian.end()
+            if self.holder is not None:
+                self.holder.end()
         return self._code
 
     def signal(self, number: int) -> None:
-        """Send the signal, as specified by ServerProcess; do nothing if the template has disconnected."""
+        """Send a signal to the process; do nothing if the template has disconnected."""
         with suppress(OSError):
             self.connection.send({"signal": int(number)})
 
@@ -151,21 +155,21 @@ def spawn(
     variable: str | None = None,
     **options: Any,
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a module of `coldstart.vllm.engine` in a session of its own, with a pipe on which it reports readiness.
+    """Start a module of `coldstart.vllm.engine` in its own session, with a pipe on which it reports readiness.
 
-    In its own session the process receives a terminal's Ctrl-C once, through this process.
+    Because of its own session, the process receives Ctrl-C only from this process, and only once.
 
     Args:
         module: Name of the module.
-        plan: Launch plan, in a file without a name, so that it never outlives both processes.
-        list_arguments: Returns the arguments for the descriptors of that file and of the pipe.
+        plan: Launch plan. It is passed in an unnamed file, which does not outlive the two processes.
+        list_arguments: Function that returns the module's arguments for the descriptors of the plan file and the pipe.
         output: Destination of the process's output.
         env: Environment of the process.
-        variable: Variable that receives the descriptor of the pipe, too.
-        options: Further arguments of subprocess.Popen.
+        variable: Environment variable that also receives the descriptor of the pipe.
+        options: Additional arguments of subprocess.Popen.
 
     Returns:
-        The process, and the descriptor of the pipe's other end.
+        The process, and the descriptor of the reading end of the pipe.
     """
     reader, writer = os.pipe()
     with tempfile.TemporaryFile("w") as file:
@@ -190,8 +194,8 @@ def spawn(
     return process, reader
 
 
-def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProcess, int]:
-    """Start a server in a new process. Its log goes to `output`, by default to our standard error.
+def start_fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProcess, int]:
+    """Start a server in a new process. Its log goes to `output` (default: standard error of this process).
 
     Returns:
         The process, and the descriptor on which the server reports readiness.
@@ -205,30 +209,30 @@ def fresh(plan: LaunchPlan, output: IO[bytes] | None = None) -> tuple[ServerProc
         env=os.environ | supervisor | plan.env,
         variable=READY_FD_ENV,
     )
-    return Child(process), reader
+    return ChildServer(process), reader
 
 
-def forked(
+def fork_server(
     plan: LaunchPlan,
     socket_path: Path,
-    guardian: Guardian | None = None,
+    holder: NamespaceHolder | None = None,
     *,
-    judge: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[ServerProcess, int]:
-    """Have a template fork the server.
+    """Request a server process from a template, which forks it.
 
     Args:
-        plan: The launch plan of the server.
+        plan: Launch plan of the server.
         socket_path: Socket of the template.
-        guardian: Holds the namespaces of a thawed template, and ends with the server.
-        judge: Called while the template forks. The server begins after `judge` returns, and never if it raises.
+        holder: Process that holds the namespaces of a restored template; it ends with the server.
+        check: Called while the template forks. The server starts only after `check` returns, and never if it raises.
 
     Returns:
         The process, and the descriptor on which the server reports readiness.
 
     Raises:
-        peers.PeerError: No template answers.
-        Exception: Any error that `judge` raises.
+        peers.PeerError: No template responds.
+        Exception: Any error that `check` raises.
     """
     connection = json_lines.Channel(peers.connect(socket_path))
     reader, writer = os.pipe()
@@ -239,12 +243,12 @@ def forked(
         "env": dict(os.environ),
         "now": timeline.now(),
     }
-    # Arguments and variables contain secrets: they travel where the server reads them, and the template does not.
+    # Arguments and variables can contain secrets. Only the server reads this memory file, the template does not.
     private = json_lines.create_sealed_memfd(json.dumps(request).encode())
     try:
         connection.send({}, (private, 0, 2, 2, writer, leave))
-        judge()
-        leased = Leased(connection, guardian)
+        check()
+        leased = ForkedServer(connection, holder)
         os.write(give_leave, b"1")
         return leased, reader
     except BaseException as error:
@@ -258,20 +262,20 @@ def forked(
             os.close(descriptor)
 
 
-def acknowledged(
+def await_readiness(
     process: ServerProcess,
     reader: int,
     since: float,
     timeout: float | None,
     on_progress: start_progress.Report = start_progress.ignore_progress,
-) -> Running:
-    """Wait until the server reports readiness; `since` is its start on CLOCK_MONOTONIC in seconds.
+) -> ReadyServer:
+    """Wait until the server reports readiness. `since` is the time of its launch in seconds on CLOCK_MONOTONIC.
 
-    `on_progress` is called with each report of the start's progress.
+    `on_progress` is called with each progress report of the start.
 
     Raises:
-        ServerExitedError: The server exits before it is ready.
-        CommandFailedError: `timeout` seconds have passed; the server is killed.
+        ServerExitedError: The server exited before it was ready.
+        CommandFailedError: The server was not ready after `timeout` seconds and was killed.
     """
     deadline = None if timeout is None else since + timeout
     lines, report = start_progress.LineReader(reader), None
@@ -279,7 +283,7 @@ def acknowledged(
     with os.fdopen(reader):
         while report is None:
             left = SIGNAL_CHECK_S if deadline is None else max(0.0, deadline - timeline.now())
-            # Python handles a signal that arrives just before the call only after it.
+            # Python runs the handler of a signal that arrives just before `select` only after `select` returns.
             if not select.select([reader], [], [], min(left, SIGNAL_CHECK_S))[0]:
                 if left >= SIGNAL_CHECK_S:
                     continue
@@ -292,9 +296,9 @@ def acknowledged(
             if messages is None:
                 raise _explain_exit(process.wait(), cause)
             for line in messages:
-                # An error alone ends nothing: the server may still become ready.
+                # An error report is not final: the server may still become ready.
                 if start_progress.KEY in line:
-                    with suppress(OSError):  # what reads the progress may have gone
+                    with suppress(OSError):  # the reader of the progress may have disconnected
                         on_progress(start_progress.StartProgress.parse(line[start_progress.KEY]))
                 elif "failed" in line:
                     failed = Failure(**line["failed"])
@@ -304,11 +308,11 @@ def acknowledged(
     if reason := report.get("unfit"):
         process.wait()
         raise ServerExitedError(f"the prepared engine does not fit this start: {reason}")
-    return Running(process, report, timeline.now() - since)
+    return ReadyServer(process, report, timeline.now() - since)
 
 
 def await_exit(process: subprocess.Popen[bytes], pipe: int, on_progress: start_progress.Report) -> int:
-    """Wait for `process`, pass on the progress that it writes to `pipe`, and return its exit code."""
+    """Wait for `process` to exit, forward the progress reports that it writes to `pipe`, and return its exit code."""
     lines, ended = start_progress.LineReader(pipe), os.pidfd_open(process.pid)
     watched = [pipe, ended]
     try:
@@ -324,14 +328,14 @@ def await_exit(process: subprocess.Popen[bytes], pipe: int, on_progress: start_p
 
 
 def _explain_exit(code: int, cause: Failure | None) -> ServerExitedError:
-    """Return the error for a server that exited before it was ready; `cause` is what it reported, None for nothing."""
-    from coldstart.system import probes  # what else it imports, no start needs
+    """Return the error for a server that exited before it was ready; `cause` is the error that it reported, if any."""
+    from coldstart.system import probes  # a successful start does not need its imports
 
     if cause is not None and cause.is_final:
         died = cause.build_error(ServerExitedError)
     else:
-        ended = f"The server {exits.describe_exit(code)} before it was ready"
-        because = "." if exits.is_killed(code) else "; its log has the reason."
+        ended = f"the server {exits.describe_exit(code)} before it was ready"
+        because = "" if exits.is_killed(code) else "; its log contains the reason"
         died = ServerExitedError(
             f"{ended}: {cause.message}" if cause else ended + because, hint=probes.find_full_directory()
         )

@@ -1,10 +1,11 @@
-"""Environment of a template or a snapshot: the variables it may have, and those that must match a start.
+"""Environment of templates and snapshots: the variables that they receive, and those that must match a start.
 
-A template or a snapshot read its environment when it was started: libraries at their load, modules at their import, the
-worker when it was built. Two rules follow. It receives only the variables named here, so that its memory contains no secret.
-A start must have the same value for every relevant variable; otherwise the start gets the name of the first that differs.
+A template or snapshot reads its environment early: libraries when they are loaded, modules when they are imported, the
+worker when it is built. Two rules follow. A template receives only the variables listed here, so that its memory contains
+no secret. A start must have the same value for every relevant variable; otherwise it reports the first variable that
+differs.
 
-A variable of a family is relevant unless `is_irrelevant` names it. A secret is never relevant: no
+A variable that belongs to a listed family is relevant unless `is_irrelevant` matches it. A secret is never relevant: no
 template receives it, and code that needs a secret reads the server's own environment.
 """
 
@@ -19,7 +20,7 @@ from coldstart.contract.environment import is_service_variable
 from coldstart.contract.plan import LaunchPlan
 from coldstart.system import secrets
 
-# Prefixes of the variables of all software whose sources or libraries a server loads.
+# Prefixes of the variables of all software that a server loads.
 _FAMILIES_TEXT = """
     VLLM _VLLM TORCH _TORCH PYTORCH PT2_ PT_ TRITON INDUCTOR AOT FX_ FSDP_ DCP_ PARTITIONER_ TENSORIFY_ UNSAFE_SKIP_
     FAKE_ALLOW_ CUTLASS CUTEDSL ENABLE_ LOG_AUTOTUNE DUMP_AOTI COMPILE_STROBELIGHT DISABLE_ TEARDOWN_ HALIDE QUACK_ FLA_ LTC_
@@ -38,8 +39,8 @@ _NAMES_TEXT = """
     _SPLITTER_MERGE_OVERLAPPING_FUSIONS CI LOGLEVEL LOG_LEVEL S3_ENDPOINT_URL AWS_ENDPOINT_URL
 """
 _NAMES = frozenset(_NAMES_TEXT.split())
-# Variables of a family on which nothing that a template builds depends: the location of files, logs and counters, addresses
-# (a template has one rank and no connection), and what the server reads again after the fork (vllm/engine/renewal.py).
+# Variables of these families that do not affect what a template builds: paths of files, logs and counters, addresses (a
+# template has one rank and no connection), and variables that the server reads again after the fork (vllm/engine/renewal.py).
 _IRRELEVANT = re.compile(
     r"VLLM_CACHE_ROOT|TORCHINDUCTOR_CACHE_DIR|TRITON_CACHE_DIR|FLASHINFER_WORKSPACE_BASE|DG_JIT_CACHE_DIR"
     r"|VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR|VLLM_RPC_BASE_PATH"
@@ -51,22 +52,22 @@ _IRRELEVANT = re.compile(
     r"|VLLM_(?:CONFIGURE_LOGGING|LOG(?:GING)?_\w+|DISABLE_LOG_LOGO|DEBUG_LOG_\w+)"
     r"|(?:HF|HF_HUB|HF_DATASETS|TRANSFORMERS)_OFFLINE"
 )
-# Variables that a process needs to run at all, or that its users expect it to have. No result depends on them.
+# Variables that a process needs to run, or that users expect it to have. No result depends on them.
 _PASSED_TEXT = """
     PATH HOME USER LOGNAME SHELL TMPDIR TZ LANG LANGUAGE VIRTUAL_ENV CONDA_PREFIX SSL_CERT_FILE SSL_CERT_DIR
     XDG_CACHE_HOME XDG_CONFIG_HOME XDG_STATE_HOME XDG_DATA_HOME XDG_RUNTIME_DIR COLDSTART_CACHE_DIR COLDSTART_CRIU
     COLDSTART_TIMELINE_EVENTS NO_COLOR FORCE_COLOR
 """
-PASSED = frozenset(_PASSED_TEXT.split())
+ALWAYS_ALLOWED = frozenset(_PASSED_TEXT.split())
 
 
-def counts(name: str) -> bool:
-    """Return whether a template could have read this variable for something that it built."""
+def is_relevant(name: str) -> bool:
+    """Return whether this variable can affect what a template builds."""
     return _is_of_family(name) and not is_irrelevant(name) and not secrets.is_secret_name(name)
 
 
 def is_irrelevant(name: str) -> bool:
-    """Return whether nothing that a template builds depends on this variable."""
+    """Return whether this variable cannot affect what a template builds, although it belongs to a listed family."""
     return _IRRELEVANT.fullmatch(name) is not None
 
 
@@ -75,17 +76,17 @@ def _is_of_family(name: str) -> bool:
 
 
 def select_allowed(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of `environment` that a template or a snapshot may have."""
+    """Return the variables of `environment` that a template or snapshot may receive."""
     return secrets.select_harmless(environment, filter(_may_pass, environment))
 
 
-def spawned(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
-    """Return the complete environment of a template that is started from `environment` for `plan`."""
+def build_environment(environment: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
+    """Return the complete environment of a template that is started in `environment` for `plan`."""
     return select_allowed(environment) | redact_plan(plan).env
 
 
 def redact_plan(plan: LaunchPlan) -> LaunchPlan:
-    """Return `plan` without secret arguments and variables, and without a weights source that has credentials in its URL."""
+    """Return `plan` without secret arguments and variables, and without a weights source whose URL contains credentials."""
     kept_env, request = secrets.select_harmless(plan.env, plan.env), plan.weights_from
     if request is not None and secrets.redact_text(request.source, plan.env) != request.source:
         request = None
@@ -94,20 +95,20 @@ def redact_plan(plan: LaunchPlan) -> LaunchPlan:
 
 
 def _may_pass(name: str) -> bool:
-    return name in PASSED or name.startswith("LC_") or is_irrelevant(name) or _is_of_family(name)
+    return name in ALWAYS_ALLOWED or name.startswith("LC_") or is_irrelevant(name) or _is_of_family(name)
 
 
 def select_relevant(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that must be equal, with their values."""
+    """Return the variables that must be equal in a template and a start from it."""
     return {
         name: value
         for name, value in sorted(environment.items())
-        if counts(name) and not is_service_variable(name, value)
+        if is_relevant(name) and not is_service_variable(name, value)
     }
 
 
-def difference(recorded: Mapping[str, str], wanted: Mapping[str, str], what: str) -> str | None:
-    """Return why `what`, built under the relevant variables `recorded`, cannot serve under `wanted`; None if it can."""
+def find_difference(recorded: Mapping[str, str], wanted: Mapping[str, str], what: str) -> str | None:
+    """Return why `what`, built with the variables `recorded`, does not fit the environment `wanted`; None if it fits."""
     start = select_relevant(wanted)
     for name in sorted({*recorded, *start}):
         if recorded.get(name) != start.get(name):

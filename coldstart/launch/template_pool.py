@@ -1,9 +1,9 @@
-"""Running template processes of this user: started for a model and its arguments, found by level and key.
+"""Template processes of this user, found by level and bundle key.
 
-A template has a directory `<runtime dir>/templates/<level>-<key>` with its socket, plan and log. The socket exists while the
-template is ready. A directory without a listening socket belongs to a template that is still starting or has died.
+Each template has a directory `<runtime dir>/templates/<level>-<key>` with its socket, description and log. The socket
+exists while the template is ready. In a directory without a socket, the template is still starting or has died.
 
-A caller that passes another `root` has its own templates there, which end with the process that started them.
+A caller that passes another `root` has its own templates there. They end with the process that started them.
 """
 
 from __future__ import annotations
@@ -30,23 +30,27 @@ from coldstart.system.proc import exits, processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
 from coldstart.vllm.engine import rejection
 
-# Seconds until a template that ignores SIGTERM is killed.
+# Time in seconds after which a template that ignores SIGTERM is killed.
 _PATIENCE_S = 10.0
 
 
 class TemplateExitedError(CommandFailedError):
-    """The template exited before it was ready, with `code` (128 + n after signal n). `cause` is the error in its log."""
+    """The template exited before it was ready, with exit code `code` (128 + n after signal n).
+
+    `cause` is the error in its log.
+    """
 
     code: int | None = None
     cause: str | None = None
 
 
 @dataclass(frozen=True)
-class Warm:
-    """A template. `pid` is None after its process exited. `servers` are the processes it has forked, or itself when awake.
+class RunningTemplate:
+    """Template process with its directory. `pid` is None if the process has exited.
 
-    `python` is its interpreter: a server forked from it runs the vLLM of that interpreter. `birth` distinguishes its process
-    from a later one with its PID. `owner` are the store and the names of the model for which `up` started it, if `up` did.
+    `servers` are the PIDs of the processes it has forked; for an awake engine, its own PID. `python` is its interpreter,
+    whose vLLM all forked servers run. `birth` distinguishes the process from a later process with the same PID. `owner`
+    contains the store ID and the model names if `coldstart up` started the template, and is empty otherwise.
     """
 
     level: str
@@ -71,34 +75,38 @@ class Warm:
         return self.pid is not None and self.socket.exists()
 
 
-def find(level: str, key: str, root: Path | None = None) -> Warm | None:
-    """Return the ready template for `key` at `level`, or None. A runtime template serves every key of its interpreter."""
+def find_ready(level: str, key: str, root: Path | None = None) -> RunningTemplate | None:
+    """Return the ready template for `key` at `level`, or None. A runtime template fits every key of its interpreter."""
     fits = (
-        warm for warm in listed(root) if warm.level == level and warm.ready and warm.python == sys.executable
+        template
+        for template in list_templates(root)
+        if template.level == level and template.ready and template.python == sys.executable
     )
-    return next((warm for warm in fits if level == RUNTIME or warm.key == key), None)
+    return next((template for template in fits if level == RUNTIME or template.key == key), None)
 
 
-def listed(root: Path | None = None) -> Iterator[Warm]:
-    """Yield the templates below `root`, by default those of this user, that were started and not stopped."""
+def list_templates(root: Path | None = None) -> Iterator[RunningTemplate]:
+    """Yield the templates below `root` (default: all templates of this user), including those whose process has exited."""
     for directory in sorted(_root(root).iterdir()):
         try:
             about = canonical.read_json(directory / "about.json")
-            warm = Warm(**about | {"directory": directory, "owner": tuple(about["owner"])})
+            template = RunningTemplate(**about | {"directory": directory, "owner": tuple(about["owner"])})
         except (OSError, ValueError, LookupError, TypeError):
             continue  # being written, or being removed
-        pid = warm.pid if warm.pid and processes.is_alive(warm.pid, warm.birth) else None
-        servers = _awake(pid, directory) if warm.level in SLEEP_LEVELS else _servers(pid)
-        yield replace(warm, pid=pid, servers=servers)
+        pid = template.pid if template.pid and processes.is_alive(template.pid, template.birth) else None
+        servers = _awake(pid, directory) if template.level in SLEEP_LEVELS else _servers(pid)
+        yield replace(template, pid=pid, servers=servers)
 
 
-def obstacle(warm: Warm, plan: LaunchPlan) -> str | None:
-    """Return why this template cannot fork a server for `plan`, or None.
+def find_incompatibility(template: RunningTemplate, plan: LaunchPlan) -> str | None:
+    """Return why this template cannot fork a server for `plan`; None if it can.
 
-    The installed files and the relevant environment variables must be those that the template was started with.
+    The installed files and the relevant environment variables must be the same as when the template was started.
     """
-    reason = fingerprint.find_mismatch(warm.directory, "template")
-    return reason or template_environment.difference(warm.environment, os.environ | plan.env, "template")
+    reason = fingerprint.find_mismatch(template.directory, "template")
+    return reason or template_environment.find_difference(
+        template.environment, os.environ | plan.env, "template"
+    )
 
 
 def start(
@@ -108,48 +116,58 @@ def start(
     timeout: float,
     root: Path | None = None,
     owner: Sequence[str] = (),
-) -> Warm:
-    """Start a template and wait until it listens. A start of the same one by another process ends before.
+) -> RunningTemplate:
+    """Start a template and wait until it listens. A concurrent start of the same template is waited for first.
 
     Raises:
-        UsageError: A template of this level and key already runs.
-        CommandFailedError: The template exits, or is not ready in `timeout` seconds.
+        UsageError: A template of this level and key is already running.
+        CommandFailedError: The template exits, or is not ready within `timeout` seconds.
     """
     directory = _choose_directory(f"{level}-{plan.key.removeprefix('sha256:')[:12]}", root)
     with files.hold_lock(_lock(directory)):
-        if any(warm.directory == directory and warm.pid for warm in listed(root)):
+        if any(template.directory == directory and template.pid for template in list_templates(root)):
             raise UsageError(
-                f"a template of level {level} for {model} already runs", hint="coldstart template status"
+                f"a template of level {level} for {model} is already running",
+                hint="coldstart template status",
             )
         shutil.rmtree(directory, ignore_errors=True)
         try:
             directory.mkdir()
             process = _spawn_logged(level, plan, directory, timeout, bound=root is not None)
             return _describe(
-                process, Warm(level, plan.key, directory, model, process.pid, owner=tuple(owner)), plan
+                process,
+                RunningTemplate(level, plan.key, directory, model, process.pid, owner=tuple(owner)),
+                plan,
             )
-        except BaseException:  # a signal included: an unlisted directory would remain
+        except BaseException:  # including a signal: otherwise an unlisted directory would remain
             shutil.rmtree(directory, ignore_errors=True)
             raise
 
 
-def _describe(process: subprocess.Popen[bytes], started: Warm, plan: LaunchPlan) -> Warm:
-    """Write the files by which `listed` finds the ready template, and return its description. On an error end the template."""
-    read = template_environment.select_relevant(template_environment.spawned(os.environ, plan))
-    warm = replace(
+def _describe(
+    process: subprocess.Popen[bytes], started: RunningTemplate, plan: LaunchPlan
+) -> RunningTemplate:
+    """Write the files by which `list_templates` finds the template, and return its description.
+
+    Kill the template on an error.
+    """
+    read = template_environment.select_relevant(template_environment.build_environment(os.environ, plan))
+    template = replace(
         started, python=sys.executable, environment=read, birth=processes.read_identity(process.pid)
     )
     try:
-        fingerprint.write_fingerprint(process.pid, warm.directory / fingerprint.MODULES, warm.directory)
-        (warm.directory / "about.json").write_text(json.dumps(asdict(warm), default=str))
+        fingerprint.write_fingerprint(
+            process.pid, template.directory / fingerprint.MODULES, template.directory
+        )
+        (template.directory / "about.json").write_text(json.dumps(asdict(template), default=str))
     except BaseException:
         _kill(process)
         raise
-    return warm
+    return template
 
 
-def sweep() -> None:
-    """Remove what a killed process left of a template that it was starting."""
+def remove_unfinished() -> None:
+    """Remove the directories of templates whose start was killed."""
     for directory in _root().iterdir():
         if directory.is_dir() and (lock := files.try_lock(_lock(directory))) is not None:
             if not (directory / "about.json").exists():
@@ -162,12 +180,13 @@ def _lock(directory: Path) -> Path:
 
 
 def _choose_directory(name: str, root: Path | None) -> Path:
-    """Return the directory of a new template. One of another installation of this user retains its own.
+    """Return an unused directory for a new template.
 
-    Below a `root`, a hidden one retains its own until its servers end.
+    Templates of other interpreters, and below a `root` retired templates whose servers still run, retain their
+    directories.
     """
     names = (name if number == 0 else f"{name}-{number}" for number in count())
-    alive = [warm for warm in listed(root) if warm.pid]
+    alive = [template for template in list_templates(root) if template.pid]
     retained = {one.directory for one in alive if (root and not one.ready) or one.python != sys.executable}
     return next(path for one in names if (path := _root(root) / one) not in retained)
 
@@ -201,22 +220,22 @@ def spawn(
     bound: bool = False,
     alone: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a template process that listens at `socket`, without any secret in its variables and arguments.
+    """Start a template process that listens at `socket`, without secrets in its environment and arguments.
 
     Args:
         level: Level of the template.
-        plan: Launch plan; secrets are removed from it, because the template is forked for other starts, or frozen.
-        socket: Path to listen on.
-        log: Destination of its output.
-        timeout: Seconds until the template must be ready.
-        bound: End the template with the thread that calls this.
-        alone: Continue as a single-threaded child of the returned process, so that CRIU can freeze it.
+        plan: Launch plan; its secrets are removed, because the template also serves other starts.
+        socket: Path of the socket to listen on.
+        log: Destination of the template's output.
+        timeout: Maximum time in seconds until the template is ready.
+        bound: End the template with the calling thread.
+        alone: Continue as a single-threaded child of the returned process, so that CRIU can dump it.
 
     Raises:
         CommandFailedError: The template exits, or is not ready in time.
     """
     plan = template_environment.redact_plan(plan)
-    # A template that outlived its killed start would listen in the place of a later one.
+    # A template that outlives its killed start would occupy the socket path of a later template.
     supervisor = {str(SUPERVISOR_ENV): str(os.getpid())} if bound or level not in SLEEP_LEVELS else {}
     lasts = ["alone"] if alone else [] if bound else ["outlives"]
     process, reader = server_process.spawn(
@@ -236,7 +255,7 @@ def spawn(
             )
         if os.read(reader, 1) == b"":
             raise TemplateExitedError("the template exited before it was ready")
-    except BaseException as error:  # Ctrl-C included: otherwise an unlisted template would remain
+    except BaseException as error:  # including Ctrl-C: otherwise an unlisted template would remain
         code = _kill(process)
         if isinstance(error, TemplateExitedError):
             error.code = code if code >= 0 else 128 - code
@@ -247,29 +266,32 @@ def spawn(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> int:
-    """Kill a template and what it has started, such as a compiler, and return its exit code."""
+    """Kill a template and its child processes, such as a compiler, and return its exit code."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)  # not yet reaped, so its PID is not reused
     return process.wait()
 
 
-def stop(warm: Warm, *, force: bool = False) -> None:
-    """End a template and remove its directory. Raises CommandFailedError while its servers run, unless `force`."""
-    if warm.servers and not force:
+def stop(template: RunningTemplate, *, force: bool = False) -> None:
+    """Stop a template and remove its directory.
+
+    Raises CommandFailedError if its servers are running, unless `force` is set.
+    """
+    if template.servers and not force:
         raise CommandFailedError(
-            f"{len(warm.servers)} server(s) forked from this template still run and would end with the template",
+            f"cannot stop the template: {len(template.servers)} server(s) forked from it are running and would end with it",
             hint="stop the servers first, or run coldstart template stop --force",
         )
-    if warm.pid is not None:
-        processes.terminate(warm.pid, warm.birth, _PATIENCE_S)
-    shutil.rmtree(warm.directory, ignore_errors=True)
+    if template.pid is not None:
+        processes.terminate(template.pid, template.birth, _PATIENCE_S)
+    shutil.rmtree(template.directory, ignore_errors=True)
 
 
-def discard(warm: Warm) -> None:
-    """Let no further start use a template that does not answer; kill it if no server would end with it."""
-    warm.socket.unlink(missing_ok=True)
-    if warm.pid is not None and not _servers(warm.pid):
-        processes.terminate(warm.pid, warm.birth, 0.0)
+def discard(template: RunningTemplate) -> None:
+    """Prevent further starts from a template that does not respond, and kill it if no server would end with it."""
+    template.socket.unlink(missing_ok=True)
+    if template.pid is not None and not _servers(template.pid):
+        processes.terminate(template.pid, template.birth, 0.0)
 
 
 def _root(given: Path | None = None) -> Path:

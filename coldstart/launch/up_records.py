@@ -1,10 +1,10 @@
-"""Records of the servers that `coldstart up` started: one directory per model, with the record and a log.
+"""Records of the servers that `coldstart up` started: one directory for each model, with a record and a log.
 
-The process that brings a model up, and then the one that supervises its server, holds the lock beside the directory. The
-kernel releases it with the last of them, so a record whose lock is free belongs to a process that has ended.
+The process that starts a model holds the lock file beside the directory, and later its supervisor does. The kernel
+releases the lock when they exit, so a record whose lock is free belongs to a process that has exited.
 
-The runtime directory is the user's, whatever store they use. The name of a record's directory therefore begins with the
-digest of the store and of the state directory that the server uses: a command sees only the servers of the same store.
+All stores of a user share the runtime directory. The name of a record's directory therefore begins with a digest of the
+store and the state directory, so that a command sees only the servers of its own store.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from coldstart.system.proc import processes
 
 STOP_TIMEOUT_S = 30.0
 API_KEY = "API key"
-"""Name of the setting that clients need, from --api-key, or from VLLM_API_KEY without it."""
+"""Name under which the API key is compared: the value of --api-key, or else of VLLM_API_KEY."""
 _ADDRESS = ("host", "port")
 _RECORD = "record.json"
 _VERSION = re.compile(r":v\d+$|@sha256:[0-9a-f]+$")
@@ -40,11 +40,11 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class UpRecord:
-    """A supervised server. `url` and `mode` are None while it is prepared or starts.
+    """Record of a supervised server. `url` and `mode` are None until the server is ready.
 
-    `planned_url` is known as soon as the port is chosen. `host` is the address at which it listens, which `url` may not show.
-    `log` is the path of its log, None in the foreground. `argument` and `path` name the model on a command line, `pid` and
-    `birth` identify the supervisor. `settings` are those of `digest_settings` with `salt`.
+    `planned_url` is set once the port has been chosen. `host` is the listening address. `log` is the path of the log;
+    None for a server in the foreground. `argument` and `path` are the names of the model on a command line. `pid` and
+    `birth` identify the supervisor. `settings` are the digests that `digest_settings` computes with `salt`.
     """
 
     argument: str
@@ -63,50 +63,50 @@ class UpRecord:
 
 @dataclass(frozen=True)
 class UpDirectory:
-    """Files of one model."""
+    """Directory with the record and the log of one model."""
 
     path: Path
 
     @property
     def log(self) -> Path:
-        """Return the log of a server in the background."""
+        """Path of the log of a background server."""
         return self.path / "log"
 
     def read(self) -> UpRecord | None:
-        """Return the record of a supervisor that runs, None without one."""
+        """Return the record if its supervisor is running, else None."""
         if (handle := files.try_lock(self._lock)) is not None:
             os.close(handle)
             return None
-        # Another command may hold the lock for a moment, to look whether a supervisor does.
+        # The lock may be held by another command that only checks whether a supervisor holds it.
         record = self.read_last()
         return record if record is not None and processes.is_alive(record.pid, record.birth) else None
 
     def read_last(self) -> UpRecord | None:
-        """Return the record, also of a supervisor that has ended."""
+        """Return the record even if its supervisor has exited; None if there is no valid record."""
         try:
             return UpRecord(**canonical.read_json(self.path / _RECORD))
         except (OSError, ValueError, TypeError):
             return None
 
     def write(self, record: UpRecord) -> None:
-        """Replace the record. Raises OSError."""
+        """Create or replace the record. Raises OSError."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         files.write_atomic(self.path / _RECORD, json.dumps(asdict(record)).encode(), mode=0o600)
 
     def end(self) -> None:
-        """Remove the record of a supervisor that ends, and retain the log."""
+        """Remove the record of an exiting supervisor, and retain the log."""
         (self.path / _RECORD).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove record and log unless a supervisor runs."""
+        """Remove the record and the log unless a supervisor is running."""
         if (handle := files.try_lock(self._lock)) is not None:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(handle)
 
     def claim(self, await_other: Callable[[], None]) -> UpRecord | int:
-        """Return the record of the server that is up, or else the lock of the model, for the process that starts one.
+        """Return the record of the running server, or acquire the model's start lock and return its descriptor.
 
-        Wait for another start of the model, after a call of `await_other`. The lock is a descriptor.
+        If another process is starting the model, call `await_other` once, then wait for that start.
         """
         waits = False
         while (handle := files.try_lock(self._lock)) is None:
@@ -125,19 +125,19 @@ class UpDirectory:
 
 
 def identify_store(cache: Cache) -> str:
-    """Return a short digest of this store and state, for names in directories that all stores of a user share."""
+    """Return a short digest of the store and the state directory, for names in directories that all stores of a user share."""
     home = f"{cache.root.resolve()}\0{paths.state_dir().resolve()}"
     return hashlib.sha256(home.encode()).hexdigest()[:8]
 
 
 def find_directory(lookup: Lookup) -> UpDirectory:
-    """Return the directory of the lookup's model. Raises UsageError if `paths.runtime_dir` does."""
+    """Return the directory of the lookup's model. Raises UsageError under the same conditions as `paths.runtime_dir`."""
     model = hashlib.sha256(str(lookup.model.path or lookup.model.argument).encode()).hexdigest()[:8]
     return UpDirectory(_root() / f"{identify_store(lookup.cache)}-{model}")
 
 
-def describe_own(lookup: Lookup) -> UpRecord:
-    """Return the record of this process as the supervisor of the lookup's server, before it starts."""
+def create_own_record(lookup: Lookup) -> UpRecord:
+    """Return the record of this process as the supervisor of the lookup's server, before the server starts."""
     pid, model, salt = os.getpid(), lookup.model, randomness.token_hex()
     return UpRecord(
         model.argument,
@@ -151,7 +151,10 @@ def describe_own(lookup: Lookup) -> UpRecord:
 
 
 def digest_settings(lookup: Lookup, salt: str) -> dict[str, str]:
-    """Return a salted digest of each setting of a server: an option with dashes, or `API_KEY`. Secrets are among them."""
+    """Return a salted digest of each server setting by option name; the API key has the name API_KEY.
+
+    The digests allow comparing settings without storing secrets.
+    """
     settings: dict[str, list[str]] = {}
     for name, words in group_by_flag(lookup.vllm_args):
         if name not in _ADDRESS:
@@ -163,14 +166,14 @@ def digest_settings(lookup: Lookup, salt: str) -> dict[str, str]:
 
 
 def list_differences(running: UpRecord, lookup: Lookup) -> list[str]:
-    """Return the names of the settings in which a running server differs from what the lookup asks for."""
+    """Return the names of the settings in which a running server differs from the lookup's arguments."""
     asked = digest_settings(lookup, running.salt)
     every = {*running.settings, *asked}
     return sorted(name for name in every if running.settings.get(name) != asked.get(name))
 
 
 def list_directories(cache: Cache) -> list[UpDirectory]:
-    """Return the directories of this store and state, with or without a server that runs.
+    """Return the directories of all models of this store, whether their servers run or not.
 
     Raises UsageError under the same conditions as `paths.runtime_dir`.
     """
@@ -179,12 +182,12 @@ def list_directories(cache: Cache) -> list[UpDirectory]:
 
 
 def stop(record: UpRecord, timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """End the supervisor, and its server with it: SIGTERM, then SIGKILL after `timeout_s` seconds."""
+    """Stop the supervisor and its server: SIGTERM, then SIGKILL after `timeout_s` seconds."""
     processes.terminate(record.pid, record.birth, timeout_s)
 
 
-def list_names(word: str) -> set[str]:
-    """Return the values of `argument` and `path` that `word` can mean on a command line; no model is looked up."""
+def list_model_names(word: str) -> set[str]:
+    """Return the model names in `UpRecord.argument` or `UpRecord.path` that the command-line argument `word` can refer to."""
     if word.lower() not in NAMES and paths.expand_user(word).is_dir():
         return {str(paths.expand_user(word).resolve())}
     word = _VERSION.sub("", word)

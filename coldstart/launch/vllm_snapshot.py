@@ -1,9 +1,9 @@
-"""The mode `snapshot` on a GPU: vLLM's own snapshot of the engine of a bundle, driven and checked here.
+"""Start mode `snapshot` on a GPU: create and restore vLLM's own snapshot of a bundle's engine.
 
-Identity is the bundle, whose digest names the directory, and vLLM's manifest, which must have this model, commit and arguments.
-vLLM compares host, device, driver, versions and variables itself. The image is read only from a private directory of this user
-and for a trusted bundle. The restored server must return the bundle's canary token. The port answers before that check, because
-vLLM chooses when it listens. Not run on a device by this project.
+The bundle digest names the snapshot's directory. vLLM's manifest must match the model, the commit and the arguments; vLLM
+itself compares host, device, driver, versions and variables. A snapshot is restored only from a private directory of this
+user and for a trusted bundle. The restored server must reproduce the bundle's canary tokens. Its port accepts requests
+before that check, because vLLM decides when it listens. This project has not run this module on a GPU.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from coldstart.artifacts.bundle import Bundle
 from coldstart.contract import fallback
 from coldstart.contract.arguments import Arguments
 from coldstart.errors import CommandFailedError, LaunchRefusedError, describe_reason
-from coldstart.launch.completions import CompletionClient, NoAnswerError
+from coldstart.launch.completions import CompletionClient, CompletionFailedError
 from coldstart.launch.listening import DEFAULT_HOST, DEFAULT_PORT
-from coldstart.launch.server_process import Running
+from coldstart.launch.server_process import ReadyServer
 from coldstart.models.inspection import Lookup
 from coldstart.system import timeline
 from coldstart.system.snapshot import runtime_image
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 TIMEOUT = "VLLM_SNAPSHOT_TIMEOUT_S"
-ANSWER_S = 120.0
+RESPONSE_TIMEOUT_S = 120.0
 _END_S = 10.0
 
 
 class RestoredServer:
-    """A server that `vllm snapshot restore` left: processes that are no children of this one, the server's own first."""
+    """Server that `vllm snapshot restore` started. Its processes, whose PIDs are `tree`, are not children of this process."""
 
     def __init__(self, tree: Sequence[int]) -> None:
         self.pid, self._asked = tree[0], False
@@ -53,7 +53,7 @@ class RestoredServer:
         return self._handles[0]
 
     def wait(self) -> int:
-        """Wait until the server has ended, and kill the rest of its processes. Return 0 if it was asked to end, else 1."""
+        """Wait until the server exits, and kill its other processes. Return 0 if a signal was sent to it before, else 1."""
         select.select([self], [], [])
         for handle in self._handles[1:]:
             with suppress(ProcessLookupError):
@@ -69,7 +69,7 @@ class RestoredServer:
 
 
 def find_missing(start: ServerStart) -> Limit | None:
-    """Return what this start lacks for a restore, None if nothing."""
+    """Return why this start cannot restore a snapshot, with a hint; None if it can."""
     lookup, given = start.request.lookup, start.plan.vllm_args
     model = lookup.model
     if limit := gpu_starts.find_snapshot_limit(given, model.repo_id, model.revision, os.environ):
@@ -85,10 +85,10 @@ def exists(lookup: Lookup, bundle: Bundle) -> bool:
 
 
 def create(lookup: Lookup, bundle: Bundle) -> None:
-    """Have vLLM start the engine of `bundle` and write its snapshot.
+    """Start the engine of `bundle` and write its snapshot with `vllm snapshot create`.
 
     Raises:
-        CommandFailedError: A limit of vLLM forbids it, or vLLM failed.
+        CommandFailedError: vLLM does not support this configuration, or it failed.
     """
     model = lookup.model
     limit = gpu_starts.find_snapshot_limit(lookup.vllm_args, model.repo_id, model.revision, os.environ)
@@ -96,34 +96,36 @@ def create(lookup: Lookup, bundle: Bundle) -> None:
         raise CommandFailedError(f"cannot create a snapshot: {limit[0]}", hint=limit[1])
     place = _place(lookup, bundle)
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # vLLM wants a new directory, and a killed run leaves one without a manifest.
+    # vLLM requires a new directory, and a killed run leaves a directory without a manifest.
     shutil.rmtree(place, ignore_errors=True)
     _run(gpu_starts.create_snapshot(place, _engine(lookup)), {})
 
 
-def restore(start: ServerStart) -> Running:
-    """Have vLLM restore the server, and compare its tokens with the bundle's canary.
+def restore(start: ServerStart) -> ReadyServer:
+    """Restore the server with vLLM, and compare its tokens with the bundle's canary.
 
     Raises:
-        LaunchRefusedError: The snapshot does not fit, vLLM refuses it, or the tokens differ.
+        LaunchRefusedError: The snapshot does not fit, vLLM rejects it, or the tokens differ.
         BundleError: The bundle is not trusted.
     """
     lookup, given = start.request.lookup, start.plan.vllm_args
-    assert lookup.bundle is not None, "unavailable() was not asked"
+    assert lookup.bundle is not None, "the caller did not check find_missing()"
     lookup.bundle.require_trust("compile", start.request.trust)
     place, again = _place(lookup, lookup.bundle), lookup.format_materialize("--snapshot", "--force")
     if (reason := ownership.ensure_private_directory(place)) is not None:
-        raise LaunchRefusedError(f"the snapshot is not private: {reason}", again)
+        raise LaunchRefusedError(
+            f"cannot restore the snapshot: its directory is not private: {reason}", again
+        )
     try:
         manifest: Any = canonical.read_json(place / MANIFEST)
         reason = gpu_starts.find_difference(manifest, _engine(lookup), lookup.model.revision or "")
         tree = gpu_starts.read_tree(manifest)
     except (OSError, ValueError, AttributeError) as error:
         raise LaunchRefusedError(
-            f"cannot read the snapshot of vLLM: {describe_reason(error)}", again
+            f"cannot read vLLM's snapshot {place}: {describe_reason(error)}", again
         ) from error
     if reason is not None:
-        raise LaunchRefusedError(f"the snapshot is of another engine: {reason}", again)
+        raise LaunchRefusedError(f"the snapshot was created for a different engine: {reason}", again)
     timeout = start.request.ready_timeout
     try:
         _run(
@@ -144,25 +146,25 @@ def restore(start: ServerStart) -> Running:
         raise
 
 
-def _check(start: ServerStart, process: RestoredServer) -> Running:
-    """Return the server if its greedy tokens are those of the canary. Raises LaunchRefusedError."""
+def _check(start: ServerStart, process: RestoredServer) -> ReadyServer:
+    """Return the server if its greedy tokens match the canary. Raises LaunchRefusedError."""
     plan, known = start.plan, start.plan.canary
     tokens: list[int] = []
     if known is not None:
-        client = CompletionClient(*_find_address(plan.vllm_args), ANSWER_S)
+        client = CompletionClient(*_find_address(plan.vllm_args), RESPONSE_TIMEOUT_S)
         try:
             tokens = list(client.complete(known["prompt"], len(known["tokens"])).tokens)
-        except NoAnswerError as error:
-            raise LaunchRefusedError(f"the restored server gave no answer: {error}") from error
+        except CompletionFailedError as error:
+            raise LaunchRefusedError(f"the restored server returned no completion: {error}") from error
         if tokens != known["tokens"]:
-            raise LaunchRefusedError("the restored server gave other tokens than the bundle's canary")
+            raise LaunchRefusedError("the restored server's tokens differ from the bundle's canary")
     report = {
         "fast_path": {"snapshot": True},
         "fallbacks": fallback.encode(plan.fallbacks),
         "tokens": tokens,
         "canary": None if known is None else True,
     }
-    return Running(process, report, timeline.now() - start.began)
+    return ReadyServer(process, report, timeline.now() - start.began)
 
 
 def _find_address(given: Arguments) -> tuple[str, int]:
@@ -181,7 +183,7 @@ def _engine(lookup: Lookup) -> list[str]:
 
 
 def _run(command: Sequence[str], variables: dict[str, str]) -> None:
-    """Run a command of vLLM until it ends. Raises CommandFailedError with the end of its output."""
+    """Run a vLLM command until it exits. Raises CommandFailedError with the last line of its output."""
     done = subprocess.run(
         command, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, check=False,

@@ -92,10 +92,10 @@ class Assembly:
 
     def offline(self) -> None:
         """Run the engine in a child process with empty caches, and write its results to `out`."""
-        env = prepare.base_env(self.work / "vllm")
-        env |= prepare.inductor_env(self.work / "unused")
+        env = prepare.build_base_env(self.work / "vllm")
+        env |= prepare.build_inductor_env(self.work / "unused")
         if not runtime.targets_cpu():
-            env |= caches.environment(self.work / "caches")
+            env |= caches.build_environment(self.work / "caches")
         plan = LaunchPlan(self._arguments(), key=self.key, env=env)
         with self._stage("run the engine offline"):
             self._engine("offline", plan, str(self.out), str(self.profile_s))
@@ -103,7 +103,7 @@ class Assembly:
             self.not_made |= self._read(NOT_MADE)
         if not runtime.targets_cpu():
             self._profile_kv_cache(plan)
-            caches.collect(self.work / "caches", self.work / "vllm", self.out / "compile")
+            caches.collect_caches(self.work / "caches", self.work / "vllm", self.out / "compile")
 
     def _arguments(self, *words: str) -> Arguments:
         return self.vllm_args.prepend_model(str(self.model.path), self.model.name).prepend(*words)
@@ -124,8 +124,8 @@ class Assembly:
             self.not_made["graphs"] = reason
 
     def _graphs_round(self, name: str, task: EngineTask) -> None:
-        env = prepare.base_env(self.work / "vllm")
-        env |= caches.environment(self.work / "caches")
+        env = prepare.build_base_env(self.work / "vllm")
+        env |= caches.build_environment(self.work / "caches")
         arguments = self._arguments().append(*graphs.kv_cache_arguments(self._read("kv"), self.vllm_args))
         with self._stage(name):
             self._engine(
@@ -210,10 +210,12 @@ class Assembly:
             private_directory(PROOF) as directory,
         ):
             plan, began = self._plan_test_start(directory / "socket"), timeline.now()
-            process, reader = server_process.fresh(replace(plan, env=plan.env | environment), output=log)
+            process, reader = server_process.start_fresh(
+                replace(plan, env=plan.env | environment), output=log
+            )
             try:
                 with PeakMemory(process.pid) as device:
-                    running = server_process.acknowledged(process, reader, began, None, self._show)
+                    running = server_process.await_readiness(process, reader, began, None, self._show)
                 sections = [name for name in ("compile", "graphs") if (self.out / name).is_dir()]
                 require_fast_path(running.report, sections, canary="canary" in info)
                 memory = processes.measure_pss_bytes(processes.list_tree(process.pid))
@@ -238,7 +240,7 @@ class Assembly:
 
     def _plan_test_start(self, socket: Path) -> LaunchPlan:
         info, compile_dir, task = self._read("modelinfo"), self.out / "compile", EngineTask()
-        env = prepare.base_env(self.work / "vllm")
+        env = prepare.build_base_env(self.work / "vllm")
         args = self._arguments(*fetch.select_loader(self.vllm_args, self.model)).append("--uds", str(socket))
         if (self.out / "graphs").is_dir():
             args = args.append(*graphs.kv_cache_arguments(self._read("kv"), self.vllm_args))
@@ -248,13 +250,13 @@ class Assembly:
             # A copy at another path proves that the bundle works after a move.
             moved = shutil.copytree(compile_dir, self.work / "moved")
             if runtime.targets_cpu():
-                env, used = env | prepare.inductor_env(moved), str(moved)
+                env, used = env | prepare.build_inductor_env(moved), str(moved)
             else:
                 # In separate caches, so that the start can use nothing but the bundle.
                 env |= {"VLLM_CACHE_ROOT": str(self.work / "proof-vllm")}
                 prepare.write_modelinfos(info, Path(env["VLLM_CACHE_ROOT"]))
                 laid = caches.copy_section(moved, self.work / "proof-caches")
-                env, task = env | caches.environment(laid), replace(task, compiled=laid / caches.AOT)
+                env, task = env | caches.build_environment(laid), replace(task, compiled=laid / caches.AOT)
         return LaunchPlan(
             args, key=self.key, compile_dir=used, canary=info.get("canary"), env=env, engine=task
         )

@@ -42,7 +42,7 @@ def materialize(requested: Lookup, options: Options, phase: Phase) -> Bundle:
         UsageError: The weight files of a local model are incomplete or do not match their index (checked first).
         NoSpaceError, ReadOnlyStoreError: The store cannot be written.
     """
-    if options.snapshot and (why := SNAPSHOT.unavailable()):
+    if options.snapshot and (why := SNAPSHOT.find_limit()):
         raise CommandFailedError(f"cannot create a snapshot: {why.reason}", hint=why.hint)
     if options.snapshot and runtime.targets_cpu() and (reason := criu.explain_unavailable()) is not None:
         raise CommandFailedError(f"cannot create a snapshot: {reason}", hint="coldstart doctor")
@@ -98,7 +98,7 @@ def add_snapshot(lookup: Lookup, bundle: Bundle, phase: Phase) -> None:
         with phase("snapshot by vLLM"):
             vllm_snapshot.create(lookup, bundle)
         return
-    plan = prepare.prepare(
+    plan = prepare.plan_with_bundle(
         lookup, bundle, fetch.choose_weights_source(lookup), trust=inspection.trust, root=paths.frozen_dir()
     )
     image_dir = runtime_image.choose_engine_image_directory(lookup.cache.runtimes, bundle.digest)

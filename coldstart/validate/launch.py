@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from coldstart.artifacts import canonical
 from coldstart.errors import CommandFailedError, describe_reason
-from coldstart.launch.completions import NoAnswerError
+from coldstart.launch.completions import CompletionFailedError
 from coldstart.system.ipc.addresses import find_free_port
 from coldstart.system.proc import exits, processes, scratch
 
@@ -213,7 +213,7 @@ def run_server(launcher: Launcher, directory: Path) -> Iterator[LaunchedServer]:
         server = launch(launcher, RunFiles.create(directory), sockets)
         try:
             yield server
-        except NoAnswerError as error:
+        except CompletionFailedError as error:
             server.check_alive()
             raise CommandFailedError(
                 [

@@ -65,7 +65,7 @@ class ModelUnderTest:
 class VllmLauncher:
     """Launcher of plain vLLM.
 
-    Warm starts share `caches`. A cold start has empty caches; the first one creates and fills `caches`, which saves a
+    RunningTemplate starts share `caches`. A cold start has empty caches; the first one creates and fills `caches`, which saves a
     compilation. VLLM_FREE uses every vLLM option that shortens a start at no later cost. VLLM_EAGER neither compiles nor
     captures CUDA graphs. Both start warm.
     """
@@ -112,7 +112,7 @@ class ServeLauncher:
         Raises ModeUnavailableError if this machine cannot run the mode, NoBundleError, or CommandFailedError.
         """
         (mode,) = (one for one in modes.LADDER if one.name == self.mode)
-        if (reason := mode.unavailable()) is not None:
+        if (reason := mode.find_limit()) is not None:
             raise ModeUnavailableError(f"{reason.reason} (hint: {reason.hint})")
         if self.mode == modes.RUNTIME_SNAPSHOT.name:
             if (problem := criu.explain_unavailable()) is not None:

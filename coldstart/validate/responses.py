@@ -63,7 +63,7 @@ def collect_responses(launcher: Launcher, directory: Path, settings: PromptSetti
     with run_server(launcher, directory) as server:
         client = CompletionClient(HOST, server.files.port, settings.ready_timeout_s)
         deadline_s = server.launched_s + settings.ready_timeout_s
-        client.first_token(prompts[0], deadline_s=deadline_s, check=server.check_alive)
+        client.await_first_token(prompts[0], deadline_s=deadline_s, check=server.check_alive)
         readiness = server.read_readiness()
         responses = {ALONE: complete_sequentially(client, prompts, max_tokens)}
         responses |= {
@@ -76,14 +76,14 @@ def collect_responses(launcher: Launcher, directory: Path, settings: PromptSetti
 def complete_sequentially(
     client: CompletionClient, prompts: Sequence[str], max_tokens: int
 ) -> list[Response]:
-    """Send the prompts one after the other; return their responses. Raises NoAnswerError."""
+    """Send the prompts one after the other; return their responses. Raises CompletionFailedError."""
     return [_to_response(client.complete(prompt, max_tokens)) for prompt in prompts]
 
 
 def complete_concurrently(
     client: CompletionClient, prompts: Sequence[str], max_tokens: int, count: int
 ) -> list[Response]:
-    """Send `count` requests at a time; prompts repeat until there are `count`. Raises NoAnswerError."""
+    """Send `count` requests at a time; prompts repeat until there are `count`. Raises CompletionFailedError."""
     asked = [prompts[index % len(prompts)] for index in range(max(count, len(prompts)))]
     return [_to_response(one) for one in client.complete_all(asked, max_tokens, count)]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from coldstart.artifacts.bundle import Bundle
 from coldstart.artifacts.errors import BundleError
 from coldstart.errors import ColdstartError, CommandFailedError, UsageError
-from coldstart.launch.completions import RequestRefusedError
+from coldstart.launch.completions import RequestRejectedError
 from coldstart.models import inspection
 from coldstart.system.devices import nvml
 from coldstart.validate import responses
@@ -82,7 +82,7 @@ def _collect_responses(
         launcher.prepare()
         return collect_responses(launcher, directory, settings)
     except (CommandFailedError, ModeUnavailableError) as error:
-        if isinstance(error.__cause__, RequestRefusedError):
+        if isinstance(error.__cause__, RequestRejectedError):
             raise UsageError(
                 f"the server rejected a prompt: {error.__cause__}",
                 hint="use other prompts (--prompts FILE) or fewer tokens (--max-tokens N)",

@@ -104,7 +104,7 @@ def test_client_that_is_no_admin_controls_nothing(tmp_path: Path) -> None:
             assert (await _ask(stage, "key-of-ci", "a"))[0] == 200
             for method, path in ADMIN:
                 status, content, _ = await _send(stage, method, path, "key-of-ci")
-                assert status == 403 and "ci may use models only" in content["error"]["message"]
+                assert status == 403 and "client ci has no admin access" in content["error"]["message"]
             for key in ("key-of-operator", "operators-key"):
                 for path in ("/status", "/metrics", "/logs/a"):
                     assert (await _send(stage, "GET", path, key))[0] == 200
@@ -145,7 +145,7 @@ def test_running_gateway_notices_a_changed_key_and_survives_a_broken_file(tmp_pa
             (tmp_path / "keys.toml").write_text("[ci\n")
             await wait_until(lambda: "client keys refused" in sink.getvalue())
             assert await answers(stage, "rotated") == 200 and "rotated" not in sink.getvalue()
-            assert "is not TOML" in stage.driver.status()["host"]["client_keys_error"]
+            assert "as TOML: " in stage.driver.status()["host"]["client_keys_error"]
             assert b"coldstart_host_client_keys_refused 1.0" in stage.driver.metrics.text()
             write_clients(tmp_path, {"ci": 'models = ["a", "absent"]'})
             await wait_until(lambda: "ci may use absent, but no model has this name" in sink.getvalue())

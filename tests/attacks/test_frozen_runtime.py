@@ -31,7 +31,7 @@ from coldstart.system.snapshot import criu, criu_memory, runtime_image
 
 NAMES = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY", "DB_PASSWORD", "NO_NAME_THAT_TELLS")
 # With the variables that a bundle's plan has: the image is made with them.
-PLAN = LaunchPlan(Arguments(["says"]), env=prepare.inductor_env(Path("/none")))
+PLAN = LaunchPlan(Arguments(["says"]), env=prepare.build_inductor_env(Path("/none")))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def cache(
     return Cache.at()
 
 
-def _thawed(cache: Cache) -> process_snapshot.Thawed:
+def _thawed(cache: Cache) -> process_snapshot.RestoredTemplate:
     image = process_snapshot.find_runtime(cache)
     assert image is not None
     return process_snapshot.thaw_runtime(image, PLAN)
@@ -63,10 +63,10 @@ def _server_output(cache: Cache, behaviour: str, file: Path) -> str:
     with file.open("w") as out:
         os.dup2(out.fileno(), 2)
         try:
-            process, reader = server_process.forked(
+            process, reader = server_process.fork_server(
                 replace(PLAN, vllm_args=Arguments([behaviour])), thawed.socket, thawed
             )
-            server_process.acknowledged(process, reader, time.monotonic(), 20)
+            server_process.await_readiness(process, reader, time.monotonic(), 20)
         finally:
             os.dup2(saved, 2)
             os.close(saved)

@@ -67,7 +67,7 @@ class Victim:
     store: Store
     image: Path
     code: Path
-    warm: template_pool.Warm
+    warm: template_pool.RunningTemplate
     scratch: Path
     segment: Path
 

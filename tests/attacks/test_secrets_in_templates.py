@@ -42,14 +42,14 @@ def plan(*arguments: str) -> LaunchPlan:
 @pytest.fixture
 def warm(
     home: Path, fake_engine: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> template_pool.Warm:
+) -> template_pool.RunningTemplate:
     fake_engine("serves")
     for name, value in PLANTED.items():
         monkeypatch.setenv(name, value)
     return template_pool.start("engine", plan(*ARGUMENTS), "tiny", 20)
 
 
-def test_template_holds_no_secret_of_its_starter(warm: template_pool.Warm) -> None:
+def test_template_holds_no_secret_of_its_starter(warm: template_pool.RunningTemplate) -> None:
     try:
         for name in ("environ", "cmdline"):
             assert b"PLANTED" not in Path(f"/proc/{warm.pid}/{name}").read_bytes()
@@ -62,10 +62,10 @@ def test_template_holds_no_secret_of_its_starter(warm: template_pool.Warm) -> No
         template_pool.stop(warm, force=True)
 
 
-def test_template_holds_no_secret_of_a_server_that_it_forks(warm: template_pool.Warm) -> None:
+def test_template_holds_no_secret_of_a_server_that_it_forks(warm: template_pool.RunningTemplate) -> None:
     try:
-        process, reader = server_process.forked(plan(*ARGUMENTS), warm.socket)
-        report = server_process.acknowledged(process, reader, time.monotonic(), 20).report
+        process, reader = server_process.fork_server(plan(*ARGUMENTS), warm.socket)
+        report = server_process.await_readiness(process, reader, time.monotonic(), 20).report
         assert report["args"] == ARGUMENTS[1:]
         assert process_memory.find(warm.pid or 0, b"PLANTED-") == []
     finally:
@@ -73,7 +73,7 @@ def test_template_holds_no_secret_of_a_server_that_it_forks(warm: template_pool.
 
 
 def test_forked_server_has_the_environment_of_its_caller(
-    warm: template_pool.Warm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    warm: template_pool.RunningTemplate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SAID", "by the caller")
     read = tmp_path / "said"
@@ -84,8 +84,8 @@ def test_forked_server_has_the_environment_of_its_caller(
             saved = os.dup(2)
             os.dup2(out.fileno(), 2)
             try:
-                process, reader = server_process.forked(plan("says"), warm.socket)
-                server_process.acknowledged(process, reader, time.monotonic(), 20)
+                process, reader = server_process.fork_server(plan("says"), warm.socket)
+                server_process.await_readiness(process, reader, time.monotonic(), 20)
             finally:
                 os.dup2(saved, 2)
                 os.close(saved)
@@ -108,7 +108,7 @@ def test_plan_names_the_source_when_it_holds_no_credential(source: str, kept: bo
     assert redacted.weights_from == (request if kept else None)
 
 
-def test_template_record_holds_no_secret(warm: template_pool.Warm) -> None:
+def test_template_record_holds_no_secret(warm: template_pool.RunningTemplate) -> None:
     try:
         about = json.loads((warm.directory / "about.json").read_text())
         assert about["environment"]["OMP_NUM_THREADS"] == "1" and "PLANTED" not in json.dumps(about)

@@ -209,7 +209,7 @@ def test_fingerprint_is_invalid(tmp_path: Path, replace: Replace) -> None:
 
 def test_lock_and_shared_object_do_not_hang(home: Path, tmp_path: Path, replace: Replace) -> None:
     replace(paths.runtime_dir() / "thawed-x" / "lock")
-    assert isinstance(_call(process_snapshot.sweep), (OSError, type(None)))
+    assert isinstance(_call(process_snapshot.remove_dead_templates), (OSError, type(None)))
     (tmp_path / "compiled").mkdir()
     replace(tmp_path / "compiled" / "k.so")
     assert _call(lambda: list(caches.find_truncated_libraries(tmp_path / "compiled"))) == []

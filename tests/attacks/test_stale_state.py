@@ -79,42 +79,44 @@ def test_large_library_with_another_mtime_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def warm(home: Path, fake_engine: Callable[[str], None]) -> Iterator[template_pool.Warm]:
+def warm(home: Path, fake_engine: Callable[[str], None]) -> Iterator[template_pool.RunningTemplate]:
     fake_engine("serves")
     started = template_pool.start("engine", PLAN, "tiny", 20)
     yield started
     template_pool.stop(started)
 
 
-def test_a_template_of_an_older_commit_is_refused(warm: template_pool.Warm) -> None:
+def test_a_template_of_an_older_commit_is_refused(warm: template_pool.RunningTemplate) -> None:
     """Our code has changed since the template recorded it: its memory differs from the files."""
-    assert template_pool.obstacle(warm, PLAN) is None
+    assert template_pool.find_incompatibility(warm, PLAN) is None
     record = warm.directory / fingerprint.ABOUT
     about = json.loads(record.read_text())
     ours = next(path for path in about["files"] if path.endswith("coldstart/launch/template_pool.py"))
     size, modified_ns, changed_ns, digest = about["files"][ours]
     about["files"][ours] = [size, modified_ns, changed_ns - 1, digest[::-1]]
     record.write_text(json.dumps(about))
-    assert f"{ours} has changed since the template was created" == template_pool.obstacle(warm, PLAN)
+    assert f"{ours} has changed since the template was created" == template_pool.find_incompatibility(
+        warm, PLAN
+    )
 
 
-def test_template_without_record_is_refused(warm: template_pool.Warm) -> None:
+def test_template_without_record_is_refused(warm: template_pool.RunningTemplate) -> None:
     (warm.directory / fingerprint.ABOUT).unlink()
-    assert "no valid fingerprint" in str(template_pool.obstacle(warm, PLAN))
+    assert "no valid fingerprint" in str(template_pool.find_incompatibility(warm, PLAN))
     (warm.directory / fingerprint.ABOUT).write_text(json.dumps({"format": 1}))
-    assert "no valid fingerprint" in str(template_pool.obstacle(warm, PLAN))
+    assert "no valid fingerprint" in str(template_pool.find_incompatibility(warm, PLAN))
 
 
 def test_a_template_of_another_environment_is_refused(
-    warm: template_pool.Warm, monkeypatch: pytest.MonkeyPatch
+    warm: template_pool.RunningTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
-    assert str(template_pool.obstacle(warm, PLAN)).startswith(
+    assert str(template_pool.find_incompatibility(warm, PLAN)).startswith(
         "TORCHINDUCTOR_MAX_AUTOTUNE: the template was created with none"
     )
 
 
-def test_template_of_another_machine_is_refused(warm: template_pool.Warm) -> None:
+def test_template_of_another_machine_is_refused(warm: template_pool.RunningTemplate) -> None:
     record = warm.directory / fingerprint.ABOUT
     about = json.loads(record.read_text())
     assert all(about["machine"].values())
@@ -122,5 +124,5 @@ def test_template_of_another_machine_is_refused(warm: template_pool.Warm) -> Non
         other = about | {"machine": about["machine"] | {name: "another"}}
         record.write_text(json.dumps(other))
         assert f"was created on {name} another, but this machine has" in str(
-            template_pool.obstacle(warm, PLAN)
+            template_pool.find_incompatibility(warm, PLAN)
         )

@@ -22,11 +22,11 @@ VARIABLES = (
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_difference_names_variable_that_a_worker_could_read(name: str) -> None:
-    reason = template_environment.difference({}, {name: "1"}, "template")
+    reason = template_environment.find_difference({}, {name: "1"}, "template")
     assert reason == f"{name}: the template was created with none, this start has '1'"
-    assert template_environment.difference({name: "1"}, {name: "2"}, "template") is not None
+    assert template_environment.find_difference({name: "1"}, {name: "2"}, "template") is not None
     assert (
-        template_environment.difference(
+        template_environment.find_difference(
             {name: "1"}, {name: "1", "HOME": "/x", "HF_TOKEN": "abcdefghi"}, "template"
         )
         is None
@@ -78,8 +78,8 @@ def test_forked_server_reports_reason_when_the_worker_does_not_fit(
     fake_engine("serves")
     warm = template_pool.start("engine", LaunchPlan(["serves"], key="sha256:" + "a" * 64), "tiny", 20)
     try:
-        process, reader = server_process.forked(LaunchPlan(["unfit"]), warm.socket)
+        process, reader = server_process.fork_server(LaunchPlan(["unfit"]), warm.socket)
         with pytest.raises(server_process.ServerExitedError, match="does not fit this start: a leaf differs"):
-            server_process.acknowledged(process, reader, time.monotonic(), 20)
+            server_process.await_readiness(process, reader, time.monotonic(), 20)
     finally:
         template_pool.stop(warm, force=True)

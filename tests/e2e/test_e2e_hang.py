@@ -86,7 +86,7 @@ def test_stopped_server_is_replaced(machine: Machine, tmp_path: Path) -> None:
             asking.join(READY_S)
             ((status, document),) = answers
             assert status == 502 and "hung and was killed" in document["error"]["message"], document
-            assert "one of its processes was stopped" in (tmp_path / "log").read_text()
+            assert "one of its processes was suspended by a signal" in (tmp_path / "log").read_text()
             wait_until(partial(_is_gone, api.pid))
             again = _ask(url, 16)
             assert again[0] == 200 and again[1]["choices"][0]["text"] == text, again

@@ -13,7 +13,7 @@ import pytest
 from tools.bursts import BLOCK_BYTES, BLOCK_TOKENS, body, count_overtaken, counters, metrics, together
 from tools.machine import VLLM, Machine, Served
 
-from coldstart.launch.prepare import inductor_env
+from coldstart.launch.prepare import build_inductor_env
 
 pytestmark = pytest.mark.vllm
 
@@ -47,7 +47,7 @@ def forked(machine: Machine, *options: str) -> Iterator[Served]:
     """Serve with the small pool from the runtime template, which needs no bundle of these arguments."""
     how = ("--on-miss", "warn", "--mode", "template-runtime")
     # Inductor's settings of the bundle of the template, which a fork must have, too.
-    equal = Machine(machine.root, inductor_env(machine.root / "inductor"))
+    equal = Machine(machine.root, build_inductor_env(machine.root / "inductor"))
     with equal.serving("tiny-llama", *how, *options, vllm=SMALL) as served:
         assert served.report["mode"] == "template-runtime", served.report["fallbacks"]
         assert {one["section"] for one in served.report["fallbacks"]} <= {"bundle", "iterations"}

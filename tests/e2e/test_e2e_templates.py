@@ -31,4 +31,4 @@ def test_two_servers_of_one_engine_template(
 
 def test_a_second_template_for_the_same_key_is_refused(machine: Machine, engine_template: None) -> None:
     machine.run("template", "start", "tiny-llama", "--level", "engine", "--", *VLLM, code=2)
-    assert "for tiny-llama already runs" in machine.error()
+    assert "for tiny-llama is already running" in machine.error()

@@ -79,8 +79,8 @@ def main() -> None:
         time.sleep(3600)
     reasons = {
         "fell-back": ("compile", "another ISA"),
-        "compiles-nothing": ("compile", "the bundle has none: vLLM compiles no part"),
-        "other-canary": ("canary", "a fresh start gave another token than the bundle's canary"),
+        "compiles-nothing": ("compile", "the bundle has no compiled code: vLLM compiles no part"),
+        "other-canary": ("canary", "a fresh start generated a token that differs from the bundle's canary"),
     }
     fallbacks = (
         [dict(zip(("section", "reason"), reasons[behaviour], strict=True))] if behaviour in reasons else []

@@ -15,7 +15,7 @@ from coldstart.vllm import late
 
 def permit_modes(module: ModuleType) -> None:
     """Permit the modes that need a device."""
-    module.STANDBY.on_cpu = module.PARKED_ENGINE.on_cpu = None
+    module.STANDBY.cpu_limit = module.PARKED_ENGINE.cpu_limit = None
 
 
 def permit_sleep(module: ModuleType) -> None:

@@ -1,14 +1,14 @@
-"""Process that starts servers for a host: it has imported all modules of a start, and forks one supervisor per server.
+"""Starter process: it has imported all modules of a start, and forks one supervisor per server.
 
-A start takes about a second of CPU time, and a server must learn of its supervisor's death. So neither happens
-in the gateway, whose event loop must not block. A supervisor is a small process that plans, starts and supervises one
-server as `coldstart serve` does, without the interpreter start and the imports (0.4 s) each time.
+A start takes about a second of CPU time, and a server must exit with its supervisor. Neither is possible in the gateway,
+whose event loop must not block. A supervisor is a small process that plans, starts and supervises one server as
+`coldstart serve` does, but saves the start of an interpreter and its imports (0.4 s).
 
-The gateway has one connection to the starter and one to each supervisor. The latter is a lease: its end, for any
-reason, ends the server. Messages of a supervisor: {"process": pid} for itself and for each process of its start,
-{"progress": members of StartProgress}, {"ready": document}, {"failed": members of Failure, "killed": bool, "final": bool},
-{"code": exit code of the server}, {"exit": code}; to it: {"signal": n}. A template is supervised in the same way. It is
-in the host's own directory, for servers of this host only, and ends with its lease.
+The gateway has one connection to the starter and one to each supervisor. The latter is a lease: when it closes, for any
+reason, the server is stopped. A supervisor sends {"process": pid} for itself and each process of its start, {"progress":
+fields of StartProgress}, {"ready": document}, {"failed": fields of Failure, "killed": bool, "final": bool}, {"code": exit
+code of the server} and {"exit": code}; it receives {"signal": n}. A template is supervised in the same way. It is in the
+host's own directory, serves this host only, and is stopped when its lease closes.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from coldstart.contract.plan import LaunchPlan
     from coldstart.launch.planning import ServeRequest
     from coldstart.launch.server import Server
-    from coldstart.launch.template_pool import Warm
+    from coldstart.launch.template_pool import RunningTemplate
     from coldstart.system.timeline import Timeline
 
-# Time in seconds from the end of the lease until the server is killed.
+# Time in seconds between the end of the lease and a forced stop of the server.
 GRACE_S = 10.0
 # Interval in seconds at which a retired template is checked for remaining servers.
 RETIRES_S = 0.5
@@ -55,9 +55,9 @@ Run = Callable[[Mapping[str, Any], json_lines.Channel], int]
 class StartOrder:
     """Order to start a server of `launch`, or a template of the level `template`.
 
-    The server listens as vLLM's arguments in `listen` define, by default at its socket; `environment` is added to its
-    environment. `pace` limits the rate at which weights are fetched. The directories `cache` and `templates`, and `offline`,
-    are those of the `servers.Starter`, which sets them.
+    `listen` contains vLLM's arguments for the listening address, by default a Unix socket. `environment` contains
+    additional variables. `pace` limits the rate at which weights are fetched. `servers.Starter` sets `cache`, `templates`
+    and `offline`.
     """
 
     launch: Launch
@@ -76,27 +76,27 @@ class StartOrder:
 
     @classmethod
     def parse(cls, message: Mapping[str, Any]) -> StartOrder:
-        """Return the order of a message."""
+        """Decode the order in a message."""
         return msgspec.convert(message, cls, dec_hook=decode_arguments)
 
 
 def main(descriptor: int) -> None:
-    """Fork a supervisor for each message until the gateway's end of the connection closes."""
+    """Fork a supervisor for each message until the gateway closes the connection."""
     die_with_supervisor()
-    die_with_parent(signal.SIGKILL)  # also ends it while it is stopped
+    die_with_parent(signal.SIGKILL)  # SIGKILL also ends a process that is suspended
     import_start()
     serve_forever(json_lines.Channel(socket.socket(fileno=descriptor)), supervise)
 
 
 def import_start() -> None:
-    """Import what a start imports, so that each forked supervisor has it."""
+    """Import the modules of a start, so that forked supervisors need not import them."""
     import coldstart.host.live.profiles
     import coldstart.launch.driver
     import coldstart.launch.preparation  # noqa: F401
 
 
 def serve_forever(channel: json_lines.Channel, run: Run) -> None:
-    """Fork one process for each message, which carries the lease and the log as file descriptors."""
+    """Fork one process for each message. The message carries the lease and the log as file descriptors."""
     # Supervisors are not waited for: their leases report how they ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for message in channel.iterate_replies():
@@ -134,7 +134,7 @@ def _answered(message: Mapping[str, Any], channel: json_lines.Channel, run: Run)
         code = stopped.code if isinstance(stopped.code, int) else 1
     except Exception as error:  # noqa: BLE001 - the gateway reports any error to the client
         killed = exits.is_killed(getattr(error, "code", None))
-        # The log of a server has nothing to add to an error of vLLM that was recognized in it.
+        # A final error was recognized in the server's log, so the log contains no better reason.
         flags = {"killed": killed, "final": getattr(error, "is_final", False)}
         failed = {"failed": asdict(_describe(error))}
         return _send(channel, failed | {name: True for name, is_set in flags.items() if is_set}, 1)
@@ -161,7 +161,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _forward_signals(channel: json_lines.Channel) -> None:
-    """Forward the gateway's signals to this process's main thread; end when the lease ends."""
+    """Forward the gateway's signals to the main thread; stop the server when the lease ends."""
     with suppress(Exception):
         for message in channel.iterate_replies():
             os.kill(os.getpid(), int(message["signal"]))
@@ -173,13 +173,13 @@ def _forward_signals(channel: json_lines.Channel) -> None:
 
 
 def supervise(message: Mapping[str, Any], channel: json_lines.Channel) -> int:
-    """Start the server that the message describes, report when it is ready, and supervise it; return its exit code.
+    """Start the server that the message describes, report its readiness, and supervise it; return its exit code.
 
     Raises the errors of planning and starting.
     """
     channel.send({"process": os.getpid()})
     order = StartOrder.parse(message)
-    # Set the environment before any code looks for a device.
+    # Set the environment before any code enumerates devices.
     os.environ.update(order.environment)
     if order.template is not None:
         return _template(order, order.template, channel)
@@ -213,7 +213,7 @@ def _request(order: StartOrder, listen: Sequence[str] = ()) -> ServeRequest:
 
     launch = order.launch
     found = profiles.look_up_model(launch, Cache.at(Path(order.cache)), offline=order.offline)
-    # Weights that are on this machine are read from it.
+    # Use local weights if they exist.
     fetched = launch.weights_from is not None and not found.model.weight_files
     return ServeRequest(
         found,
@@ -228,7 +228,7 @@ def _request(order: StartOrder, listen: Sequence[str] = ()) -> ServeRequest:
 
 
 def _plan(request: ServeRequest) -> LaunchPlan:
-    """Return the plan of a start. Raises the errors of `planning.plan`, with the hint for a model of a host."""
+    """Return the launch plan. Raises the errors of `planning.plan`, with a hint for the operator of a host."""
     from coldstart.launch import planning
 
     try:
@@ -241,29 +241,30 @@ def _plan(request: ServeRequest) -> LaunchPlan:
 
 
 def _template(order: StartOrder, level: str, channel: json_lines.Channel) -> int:
-    """Supervise a template for this host's servers."""
+    """Start and supervise a template for this host's servers."""
     from coldstart.launch import preparation, template_pool
 
     request, root = _request(order), Path(order.templates)
     plan, model = _plan(request), request.lookup.model.name
-    warm = preparation.start_template(level, plan, model, order.ready_timeout_s, root=root)
-    return _guard(warm, channel, lambda: template_pool.stop(warm, force=True))
+    template = preparation.start_template(level, plan, model, order.ready_timeout_s, root=root)
+    return _guard(template, channel, lambda: template_pool.stop(template, force=True))
 
 
-def _guard(warm: Warm, channel: json_lines.Channel, stop: Callable[[], None]) -> int:
-    """Wait until a template ends or its lease does.
+def _guard(template: RunningTemplate, channel: json_lines.Channel, stop: Callable[[], None]) -> int:
+    """Wait until the template exits or its lease ends, then call `stop`.
 
-    After SIGUSR1, or when a start has hidden it because it did not answer, end it after its last forked process.
+    After SIGUSR1, or after a start has discarded an unresponsive template, stop it when its last forked process has
+    exited.
     """
     import select
 
-    assert warm.pid is not None
-    signal.signal(signal.SIGUSR1, lambda *_: warm.socket.unlink(missing_ok=True))
-    pidfd = os.pidfd_open(warm.pid)
+    assert template.pid is not None
+    signal.signal(signal.SIGUSR1, lambda *_: template.socket.unlink(missing_ok=True))
+    pidfd = os.pidfd_open(template.pid)
     try:
-        channel.send({"ready": {"mode": f"template-{warm.level}", "pid": warm.pid}})
+        channel.send({"ready": {"mode": f"template-{template.level}", "pid": template.pid}})
         while not select.select([pidfd], [], [], RETIRES_S)[0]:
-            if not warm.socket.exists() and not processes.list_children(warm.pid):
+            if not template.socket.exists() and not processes.list_children(template.pid):
                 break
     finally:
         stop()

@@ -11,7 +11,7 @@ from coldstart.bench import benchmark, measure, result
 from coldstart.bench.measure import RunSettings, SteadyState
 from coldstart.bench.runner import Bench
 from coldstart.errors import NoBundleError
-from coldstart.launch.completions import CompletionClient, NoAnswerError
+from coldstart.launch.completions import CompletionClient, CompletionFailedError
 from coldstart.validate.launch import Launcher
 
 Fake = Callable[..., Any]
@@ -68,7 +68,7 @@ def test_server_that_dies_after_its_start_fails_alone(
     fake: Fake, settings: RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(one: CompletionClient, *_: object) -> SteadyState:
-        raise NoAnswerError("broken off")
+        raise CompletionFailedError("broken off")
 
     monkeypatch.setattr(measure, "measure_steady_state", fail)
     settings = RunSettings(settings.prompts, 4, 20.0, steady=True)

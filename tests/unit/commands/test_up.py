@@ -56,7 +56,7 @@ def supervisor(lookup: Lookup) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", code], pass_fds=(lock,)) as process:
         os.close(lock)
         own = replace(
-            up_records.describe_own(lookup), pid=process.pid, birth=processes.read_identity(process.pid)
+            up_records.create_own_record(lookup), pid=process.pid, birth=processes.read_identity(process.pid)
         )
         directory.write(replace(own, url="http://x:1", mode="fresh"))
         yield process
@@ -225,7 +225,7 @@ def reach(
         directory = up_records.find_directory(lookup)
         record = directory.read()
         assert record is not None
-        own = up_records.describe_own(replace(lookup, vllm_args=Arguments(running)))
+        own = up_records.create_own_record(replace(lookup, vllm_args=Arguments(running)))
         directory.write(replace(record, salt=own.salt, settings=own.settings))
         between()
         now = replace(lookup, vllm_args=Arguments(asked or ()))
@@ -394,7 +394,7 @@ def test_up_after_one_that_was_killed_in_the_middle_starts_a_server(
 
     def claim() -> None:
         directory.claim(lambda: None)
-        directory.write(up_records.describe_own(replace(lookup, vllm_args=Arguments(API_KEYS[0]))))
+        directory.write(up_records.create_own_record(replace(lookup, vllm_args=Arguments(API_KEYS[0]))))
         claimed.set()
         signal.pause()
 

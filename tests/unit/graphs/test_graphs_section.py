@@ -58,7 +58,9 @@ def publish(place: Path, section: Path, *, signed: bool = True, **kv: Any) -> Bu
 def prepared(bundle: Bundle, place: Path) -> Any:
     model = ResolvedModel("tiny", None, "org/tiny", None, {})
     lookup = Lookup(model, Arguments(), Cache(place / "cache"), bundle.key, bundle)
-    return prepare.prepare(lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust)
+    return prepare.plan_with_bundle(
+        lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust
+    )
 
 
 def test_from_the_store_to_an_engine_with_other_addresses(

@@ -33,7 +33,7 @@ def test_every_name_leads_to_its_model_under_the_name_its_server_knows() -> None
     [
         ({"mode": "quickly"}, "unknown mode 'quickly'"),
         ({"on_miss": "materialize"}, "unknown on_miss 'materialize'"),
-        ({"args": ["--port", "1"]}, "--port is set by the host"),
+        ({"args": ["--port", "1"]}, "args must not contain --port, which the host sets"),
         ({"args": [5]}, r"args\[0\]: expected `str`, got `int`"),
         ({"args": "--x"}, "args: expected `array`, got `str`"),
         ({"pinned": "yes"}, "pinned: expected `bool`, got `str`"),

@@ -34,7 +34,7 @@ def process(lookup: Lookup) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def read_record(lookup: Lookup, pid: int) -> UpRecord:
-    return replace(up_records.describe_own(lookup), pid=pid, birth=processes.read_identity(pid))
+    return replace(up_records.create_own_record(lookup), pid=pid, birth=processes.read_identity(pid))
 
 
 def test_record_is_read_while_the_supervisor_runs(lookup: Lookup, process: subprocess.Popen[bytes]) -> None:
@@ -62,7 +62,7 @@ def test_a_process_with_a_reused_pid_is_not_ended(lookup: Lookup, process: subpr
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff", b"x" * 10_000])
 def test_damaged_record_counts_as_none_and_is_removed(lookup: Lookup, content: bytes) -> None:
     directory = up_records.find_directory(lookup)
-    directory.write(up_records.describe_own(lookup))
+    directory.write(up_records.create_own_record(lookup))
     (record,) = directory.path.iterdir()
     record.write_bytes(content)
     assert directory.read_last() is None

@@ -26,7 +26,7 @@ def plan(lookup: Lookup) -> LaunchPlan:
 @pytest.fixture(autouse=True)
 def templates(home: Path) -> Iterator[None]:
     yield
-    for warm in template_pool.listed():
+    for warm in template_pool.list_templates():
         template_pool.stop(warm, force=True)
 
 
@@ -86,7 +86,7 @@ def test_an_unusable_template_is_replaced(
     first = template_pool.start("engine", plan, lookup.model.name, 20)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # the template was started without it
     assert prepare(lookup, plan).is_new
-    (second,) = template_pool.listed()
+    (second,) = template_pool.list_templates()
     assert second.pid != first.pid
 
 
@@ -97,8 +97,11 @@ def test_the_template_of_another_model_with_this_key_is_retained(
     other = template_pool.start("engine", plan, "other", 20)
     prepared = prepare(lookup, plan)
     assert prepared.mode == "template-runtime"
-    assert prepared.failures[0].reason == "a template of other with the same key as tiny is running"
-    assert template_pool.find("engine", plan.key) == other
+    assert (
+        prepared.failures[0].reason
+        == "cannot start a template for tiny: a template of other with the same key is running"
+    )
+    assert template_pool.find_ready("engine", plan.key) == other
 
 
 def test_each_level_that_does_not_start_is_reported(

@@ -80,7 +80,7 @@ def thawed(
         "runtime", replace(PLAN, key="another"), home / "thawed", subprocess.DEVNULL, 20
     )
     made = FakeThawed(home / "thawed", process)
-    monkeypatch.setattr(process_snapshot, "restored", lambda image, plan: made)
+    monkeypatch.setattr(process_snapshot, "restore_template", lambda image, plan: made)
     monkeypatch.setattr(processes, "find_outer_pid", lambda _, pid: pid)
     yield made
     made.end()
@@ -99,6 +99,6 @@ def test_start_is_fresh_with_a_reason_when_the_thawed_template_refuses(
     def refuses(image: Path, plan: LaunchPlan) -> FakeThawed:
         raise LaunchRefusedError("the snapshot was made with /a.py (sha256 0), found 1")
 
-    monkeypatch.setattr(process_snapshot, "restored", refuses)
+    monkeypatch.setattr(process_snapshot, "restore_template", refuses)
     document = start("runtime-snapshot").document()
     assert document["mode"] == "fresh" and "/a.py" in document["fallbacks"][0]["reason"]

@@ -48,12 +48,14 @@ def started(start_server: Callable[..., Server]) -> Callable[..., Server]:
 
 
 @pytest.fixture
-def template(lookup: Lookup, fake_engine: FakeEngine) -> Iterator[Callable[[str], template_pool.Warm]]:
+def template(
+    lookup: Lookup, fake_engine: FakeEngine
+) -> Iterator[Callable[[str], template_pool.RunningTemplate]]:
     """Return template(level), which starts a warm template for the bundle's key."""
     fake_engine("serves")
-    made: list[template_pool.Warm] = []
+    made: list[template_pool.RunningTemplate] = []
 
-    def start(level: str) -> template_pool.Warm:
+    def start(level: str) -> template_pool.RunningTemplate:
         made.append(template_pool.start(level, replace(PLAN, key=lookup.key.digest), "tiny", 20))
         return made[-1]
 
@@ -88,7 +90,7 @@ def thawed(
 
 
 Started = Callable[..., Server]
-Template = Callable[[str], template_pool.Warm]
+Template = Callable[[str], template_pool.RunningTemplate]
 
 
 def test_auto_takes_the_warmest_template(started: Started, template: Template) -> None:
@@ -108,7 +110,7 @@ def test_untrusted_bundle_is_omitted_when_its_start_fails(lookup: Lookup, fake_e
     one = ladder.start(request, dying)
     one.running.process.signal(signal.SIGKILL)
     one.running.process.wait()
-    (step,) = one.account.fallbacks
+    (step,) = one.unused.fallbacks
     assert one.mode == "fresh" and step.stage == "bundle" and "has no trusted signature" in step.reason
     assert not one.document()["fast_path"]["mode"] and "is not trusted" in one.plan.fallbacks[0].reason
     with pytest.raises(server_process.ServerExitedError, match="ended with exit code 7"):
@@ -130,7 +132,7 @@ def test_weights_that_are_lost_while_the_server_starts_are_read_from_the_models_
     )
     one.running.process.signal(signal.SIGKILL)
     one.running.process.wait()
-    (step,) = [step for step in one.account.fallbacks if step.stage == "weights"]
+    (step,) = [step for step in one.unused.fallbacks if step.stage == "weights"]
     assert "does not match its digest" in step.reason and "own directory is read" in step.reason
     assert one.mode == "fresh" and one.plan.weights_from is None
     assert one.plan.vllm_args.value("model") == str(lookup.model.path)
@@ -141,9 +143,9 @@ def test_start_is_fresh_with_a_reason_when_the_requested_mode_is_unavailable(
     started: Started, mode: str
 ) -> None:
     one = started(mode)
-    (step,) = one.account.fallbacks
+    (step,) = one.unused.fallbacks
     assert one.mode == "fresh" and step.stage == mode
-    assert step.reason == f"no {mode} runs for tiny" and "coldstart template start" in str(step.hint)
+    assert step.reason == f"no {mode} is running for tiny" and "coldstart template start" in str(step.hint)
     assert one.document()["fast_path"]["mode"] is False and one.document()["fallbacks"][0] == step.encode()
     assert one.document()["absent"] == []
 
@@ -172,7 +174,7 @@ def test_start_falls_back_when_the_template_refuses(
     monkeypatch.setattr(json_lines.Channel, "send", _refused)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     one = started("template-engine")
-    assert one.mode == "fresh" and one.account.fallbacks[0].reason == "not now"
+    assert one.mode == "fresh" and one.unused.fallbacks[0].reason == "not now"
     monkeypatch.undo()
     one.running.process.signal(signal.SIGKILL)
     one.running.process.wait()
@@ -215,11 +217,11 @@ def test_an_interrupted_start_ends_its_server(
     fake_engine("serves")
     caught: list[server_process.ServerProcess] = []
 
-    def interrupted(process: server_process.ServerProcess, *_: object) -> server_process.Running:
+    def interrupted(process: server_process.ServerProcess, *_: object) -> server_process.ReadyServer:
         caught.append(process)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(server_process, "acknowledged", interrupted)
+    monkeypatch.setattr(server_process, "await_readiness", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ladder.start(ServeRequest(lookup), PLAN)
     assert caught[0].wait() == 143
@@ -277,7 +279,7 @@ class Fake:
 )
 def test_the_exit_code_of_a_server(process: Fake, code: int, passed_on: list[int]) -> None:
     with process:
-        assert server.stay(process) == code and process.received == passed_on
+        assert server.supervise(process) == code and process.received == passed_on
 
 
 @pytest.mark.timeout(30)
@@ -287,7 +289,7 @@ def test_a_signal_that_does_not_interrupt_the_wait_is_passed_on() -> None:
     with Fake(143, signal.SIGTERM) as process:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
-            assert server.stay(process) == 143 and process.received == [signal.SIGTERM]
+            assert server.supervise(process) == 143 and process.received == [signal.SIGTERM]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

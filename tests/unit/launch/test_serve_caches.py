@@ -61,7 +61,7 @@ def test_tritons_kernels_are_found_in_a_bundle_that_has_moved(
 ) -> None:
     made = tmp_path / "offline"
     manager = _write_triton(made / "triton", monkeypatch)
-    assert caches.collect(made, tmp_path / "no-vllm", tmp_path / "section") == ["triton"]
+    assert caches.collect_caches(made, tmp_path / "no-vllm", tmp_path / "section") == ["triton"]
     shutil.rmtree(made)
     plain = shutil.copytree(tmp_path / "section" / "triton", tmp_path / "plain")
     assert not manager(plain).get_group(
@@ -132,7 +132,7 @@ def _bundle(tmp_path: Path, data: bytes, rank: str = "rank_0_0") -> Path:
     (made / rank / "model").write_bytes(data)
     (made / "inductor_cache" / "xy").mkdir(parents=True)
     (made / "inductor_cache" / "xy" / "kernel.py").write_text("k")
-    caches.collect(tmp_path / "none", vllm_root, tmp_path / "section")
+    caches.collect_caches(tmp_path / "none", vllm_root, tmp_path / "section")
     return caches.copy_section(tmp_path / "section", tmp_path / "laid") / caches.AOT
 
 
@@ -167,12 +167,12 @@ def test_vllm_finds_the_choices_of_the_autotuner_in_a_moved_bundle(
     from vllm.model_executor.warmup import flashinfer_autotune_cache as vllms
 
     def choices(root: Path) -> Path:
-        for name, value in caches.environment(root).items():
+        for name, value in caches.build_environment(root).items():
             monkeypatch.setenv(name, value)
         return vllms.resolve_flashinfer_autotune_file(SimpleNamespace(vllm_config=VllmConfig()))
 
     vllms.write_flashinfer_autotune_cache(choices(tmp_path / "offline"), b"{}")
-    collected = caches.collect(tmp_path / "offline", tmp_path / "no-vllm", tmp_path / "section")
+    collected = caches.collect_caches(tmp_path / "offline", tmp_path / "no-vllm", tmp_path / "section")
     assert collected == ["flashinfer_autotune"]
     shutil.rmtree(tmp_path / "offline")
     assert choices(caches.copy_section(tmp_path / "section", tmp_path / "user")).read_bytes() == b"{}"
@@ -198,7 +198,7 @@ def test_every_miss_has_its_reason(
 
 
 def test_caches_of_an_untrusted_bundle_are_not_used() -> None:
-    env = caches.environment(Path("/x")) | {"VLLM_CACHE_ROOT": "/y"}
+    env = caches.build_environment(Path("/x")) | {"VLLM_CACHE_ROOT": "/y"}
     task = EngineTask(compiled=Path("/x/aot"), restore=Path("/x/graphs"), kv_plan=[{"rank": 0}])
     plan = prepare.drop_restored_state(LaunchPlan([], env=env, engine=task))
     assert plan.env == {"VLLM_CACHE_ROOT": "/y"} and plan.engine == EngineTask(kv_plan=[{"rank": 0}])
@@ -216,7 +216,9 @@ def started(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     lookup = Lookup(
         ResolvedModel("tiny", None, "org/tiny", None, {}), Arguments(), Cache.at(), bundle.key, bundle
     )
-    return lambda: prepare.prepare(lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust)
+    return lambda: prepare.plan_with_bundle(
+        lookup, bundle, Weights(lookup.model, Arguments()), trust=inspection.trust
+    )
 
 
 def _of_compile(plan: LaunchPlan) -> list[str]:

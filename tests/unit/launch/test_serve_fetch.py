@@ -224,7 +224,7 @@ def test_a_source_without_any_plan_of_the_weights_is_named_and_the_directory_rea
     assert made.weights_from is None and made.vllm_args[:2] == ("--model", str(model.path))
     assert [step.stage for step in made.fallbacks] == ["bundle", "weights"]
     reason = made.fallbacks[1].reason
-    assert SOURCE in reason and "the model's own directory is read" in reason
+    assert SOURCE in reason and "weights are read from the model's directory" in reason
 
 
 def test_a_start_without_a_bundle_streams_by_another_bundles_plan(

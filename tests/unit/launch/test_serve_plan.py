@@ -159,7 +159,7 @@ def test_plan_refuses_a_bundle_without_a_trusted_signature(lookup: Lookup) -> No
     ],
 )
 def test_ignored_flags_are_named(words: list[str], named: list[str]) -> None:
-    said = planning.list_unserved(Arguments(words))
+    said = planning.list_ineffective_flags(Arguments(words))
     assert [line.reason.split()[0] for line in said] == named
     assert all(line.stage == "server" and "has no effect: " in line.reason for line in said)
 

@@ -35,7 +35,9 @@ def plenty(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 def prepare_plan(bundle: Bundle, model: ResolvedModel, *vllm_args: str) -> LaunchPlan:
     given = Arguments(vllm_args)
     lookup = Lookup(model, given, Cache.at(), bundle.key, bundle)
-    return prepare.prepare(lookup, bundle, fetch.choose_weights_source(lookup), trust=inspection.trust)
+    return prepare.plan_with_bundle(
+        lookup, bundle, fetch.choose_weights_source(lookup), trust=inspection.trust
+    )
 
 
 def reasons(plan: LaunchPlan) -> dict[str, str]:
@@ -66,7 +68,9 @@ def test_compiled_code_that_could_not_be_made_is_missing_for_that_reason(
         draft.add_json("modelinfo", {"canary": CANARY})
         draft.add_json("stages", {inspection.NOT_MADE: {"compile": "PicklingError"}})
         bundle = draft.publish(provenance(), signer=sign.load_host_key(paths.state_dir()))
-    assert reasons(prepare_plan(bundle, model)) == {"compile": "the bundle has none: PicklingError"}
+    assert reasons(prepare_plan(bundle, model)) == {
+        "compile": "the bundle has no compiled code: PicklingError"
+    }
 
 
 @pytest.mark.parametrize("section", ["kv", "modelinfo", "compile"])

@@ -90,7 +90,7 @@ def keep(store: Store, tree: Path, signer: sign.HostKey | None = None) -> Bundle
     return bundle
 
 
-def thaw(bundle: Bundle) -> process_snapshot.Thawed:
+def thaw(bundle: Bundle) -> process_snapshot.RestoredTemplate:
     return process_snapshot.thaw(bundle, PLAN, Cache.at(), inspection.trust)
 
 
@@ -160,7 +160,7 @@ def test_a_dump_that_fails_leaves_no_template(
 ) -> None:
     fake_engine("serves")
     calls = fake_criu(1)
-    monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
+    monkeypatch.setattr(process_snapshot, "frozen_socket_dir", lambda: home)
     (tmp_path / "out").mkdir()
     with pytest.raises(
         CommandFailedError, match=r"cannot freeze the engine with CRIU: Error .* no such terminal"
@@ -179,7 +179,7 @@ def test_freeze_records_the_dependencies(
 ) -> None:
     fake_engine("serves")
     fake_criu(0)
-    monkeypatch.setattr(process_snapshot, "meeting_dir", lambda: home)
+    monkeypatch.setattr(process_snapshot, "frozen_socket_dir", lambda: home)
     (tmp_path / "out").mkdir()
     unshared = process_snapshot.freeze(LaunchPlan([]), tmp_path / "out", 20)
     assert unshared is not None and "reads all of its memory from the image" in unshared  # fake images
@@ -195,6 +195,6 @@ def test_a_thawed_template_ends_with_its_namespaces(tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "60"])
     own = tmp_path / "own"
     own.mkdir()
-    thawed = process_snapshot.Thawed(own, process, own.rmdir)
+    thawed = process_snapshot.RestoredTemplate(own, process, own.rmdir)
     thawed.end()
     assert process.poll() is not None and not own.exists() and thawed.socket == own / "socket"

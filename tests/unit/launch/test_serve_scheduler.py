@@ -42,22 +42,22 @@ def fcfs(**settings: object) -> SchedulerSettings:
 
 def test_deadlines_are_priorities_of_vllms_own_scheduler(publish: Publish) -> None:
     choice = SchedulerSettings("deadline", batch=4, factor=8.0, slo_s=2.0)
-    made = scheduler.apply(PLAN, choice, publish(iterations=PROFILE), on_cpu=True)
+    made = scheduler.apply_scheduler(PLAN, choice, publish(iterations=PROFILE), on_cpu=True)
     given = flags(made)
     assert (given["--scheduling-policy"], given["--max-num-active-seqs"]) == ("priority", "4")
     assert given.keys() == {"--scheduling-policy", "--max-num-active-seqs", "--additional-config"}
     told = SchedulerSettings.read(json.loads(given["--additional-config"]))
     assert replace(told, profile=None) == choice and told.profile is not None and not made.fallbacks
-    kept = scheduler.apply(PLAN, replace(choice, host_bytes=1 << 20), None, on_cpu=True)
+    kept = scheduler.apply_scheduler(PLAN, replace(choice, host_bytes=1 << 20), None, on_cpu=True)
     assert "--kv-transfer-config" in flags(kept)
     with pytest.raises(UsageError, match="--scheduling-policy cannot be combined with --scheduler deadline"):
-        scheduler.check(choice, Arguments(["--scheduling-policy", "fcfs"]))
+        scheduler.check_scheduler(choice, Arguments(["--scheduling-policy", "fcfs"]))
     with pytest.raises(UsageError, match="cannot use --alpha with deadline"):
-        scheduler.check(replace(choice, alpha_s=1.0), PLAN.vllm_args)
+        scheduler.check_scheduler(replace(choice, alpha_s=1.0), PLAN.vllm_args)
     with pytest.raises(
         UsageError, match=r"cannot use --deadline-slo with skip-join-mlfq.*--scheduler deadline"
     ):
-        scheduler.check(mlfq(slo_s=1.0), PLAN.vllm_args)
+        scheduler.check_scheduler(mlfq(slo_s=1.0), PLAN.vllm_args)
 
 
 def test_classes_of_deadlines_reach_vllm_and_are_checked_before(
@@ -66,33 +66,33 @@ def test_classes_of_deadlines_reach_vllm_and_are_checked_before(
     monkeypatch.chdir(tmp_path)
     choice = SchedulerSettings("deadline", classes="classes.toml")
     with pytest.raises(UsageError, match="cannot read the classes in"):
-        scheduler.check(choice, PLAN.vllm_args)
+        scheduler.check_scheduler(choice, PLAN.vllm_args)
     Path("classes.toml").write_text('[batch]\npriority = 1\nheader = "X-Class: batch"')
-    scheduler.check(choice, PLAN.vllm_args)
-    given = flags(scheduler.apply(PLAN, choice, None, on_cpu=True))
+    scheduler.check_scheduler(choice, PLAN.vllm_args)
+    given = flags(scheduler.apply_scheduler(PLAN, choice, None, on_cpu=True))
     assert given["--middleware"] == "coldstart.vllm.scheduling.headers.KeepHeaders"
     told = SchedulerSettings.read(json.loads(given["--additional-config"]))
     assert told.classes == str(tmp_path / "classes.toml")
     with pytest.raises(UsageError, match="cannot use --deadline-classes with fcfs"):
-        scheduler.check(fcfs(classes="classes.toml"), PLAN.vllm_args)
+        scheduler.check_scheduler(fcfs(classes="classes.toml"), PLAN.vllm_args)
 
 
 def test_shadow_adds_its_settings_to_vllms_own_scheduler(publish: Publish) -> None:
     choice = fcfs(shadow_s=60.0)
-    given = flags(scheduler.apply(PLAN, choice, publish(iterations=PROFILE), on_cpu=True))
+    given = flags(scheduler.apply_scheduler(PLAN, choice, publish(iterations=PROFILE), on_cpu=True))
     assert given.keys() == {"--additional-config"}
     told = SchedulerSettings.read(json.loads(given["--additional-config"]))
     assert replace(told, profile=None) == choice and told.profile is not None
     with pytest.raises(UsageError, match="--additional-config cannot be combined with --shadow"):
-        scheduler.check(choice, Arguments(["--additional-config", "{}"]))
+        scheduler.check_scheduler(choice, Arguments(["--additional-config", "{}"]))
     with pytest.raises(UsageError, match="cannot use --shadow with skip-join-mlfq"):
-        scheduler.check(mlfq(shadow_s=60.0), PLAN.vllm_args)
+        scheduler.check_scheduler(mlfq(shadow_s=60.0), PLAN.vllm_args)
 
 
 def test_settings_and_the_bundles_profile_reach_vllm(publish: Publish) -> None:
     bundle = publish(iterations=PROFILE, kv={"bytes": 4096})
     choice = mlfq(batch=4, first_quantum_s=0.5, eta=2, alpha_s=3.0, oldest_share=0.5, reserve_quantile=0.8)
-    made = scheduler.apply(PLAN, choice, bundle, on_cpu=True)
+    made = scheduler.apply_scheduler(PLAN, choice, bundle, on_cpu=True)
     assert flags(made)["--scheduler-cls"] == SCHEDULER_CLS
     told = json.loads(flags(made)["--additional-config"])[KEY]
     wanted = {"batch": 4, "first_quantum_s": 0.5, "eta": 2, "alpha_s": 3.0, "reserve_quantile": 0.8}

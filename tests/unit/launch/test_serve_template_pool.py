@@ -36,16 +36,16 @@ def user(home: Path) -> Path:
 
 def test_a_template_is_started_listed_found_and_stopped(fake_engine: FakeEngine) -> None:
     fake_engine("serves")
-    assert list(template_pool.listed()) == [] and template_pool.find("engine", KEY) is None
+    assert list(template_pool.list_templates()) == [] and template_pool.find_ready("engine", KEY) is None
     warm = template_pool.start("engine", PLAN, "tiny", 20)
-    assert list(template_pool.listed()) == [warm] == [template_pool.find("engine", KEY)]
+    assert list(template_pool.list_templates()) == [warm] == [template_pool.find_ready("engine", KEY)]
     assert warm.ready and warm.servers == ()
     assert (
-        template_pool.find("engine", "sha256:" + "b" * 64) is None
-        and template_pool.find("runtime", KEY) is None
+        template_pool.find_ready("engine", "sha256:" + "b" * 64) is None
+        and template_pool.find_ready("runtime", KEY) is None
     )
     template_pool.stop(warm)
-    assert list(template_pool.listed()) == [] and not warm.directory.exists()
+    assert list(template_pool.list_templates()) == [] and not warm.directory.exists()
     assert warm.pid is not None and not processes.is_alive(warm.pid, warm.birth)
 
 
@@ -54,16 +54,16 @@ def test_a_runtime_template_serves_every_key_of_its_own_interpreter(
 ) -> None:
     fake_engine("serves")
     warm = template_pool.start("runtime", PLAN, "tiny", 20)
-    assert template_pool.find("runtime", "sha256:" + "b" * 64) == warm
+    assert template_pool.find_ready("runtime", "sha256:" + "b" * 64) == warm
     monkeypatch.setattr(sys, "executable", "/another/venv/bin/python")
-    assert template_pool.find("runtime", KEY) is None
+    assert template_pool.find_ready("runtime", KEY) is None
     template_pool.stop(warm)
 
 
 def test_a_second_start_waits_for_the_first_and_is_refused(fake_engine: FakeEngine, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     fake_engine(f"waits-for:{gate}")
-    started: list[template_pool.Warm] = []
+    started: list[template_pool.RunningTemplate] = []
     refused: list[str] = []
 
     def start() -> None:
@@ -79,8 +79,8 @@ def test_a_second_start_waits_for_the_first_and_is_refused(fake_engine: FakeEngi
     gate.touch()
     for thread in threads:
         thread.join()
-    assert len(refused) == 1 and "for tiny already runs" in refused[0]
-    assert list(template_pool.listed()) == started
+    assert len(refused) == 1 and "for tiny is already running" in refused[0]
+    assert list(template_pool.list_templates()) == started
     template_pool.stop(started[0])
 
 
@@ -115,9 +115,9 @@ def test_sweep_removes_a_directory_without_a_start(fake_engine: FakeEngine) -> N
     unfinished = warm.directory.with_name("engine-0123")
     unfinished.mkdir()
     with files.hold_lock(unfinished.with_name("engine-0123.lock")):
-        template_pool.sweep()
+        template_pool.remove_unfinished()
         assert unfinished.exists()
-    template_pool.sweep()
+    template_pool.remove_unfinished()
     assert not unfinished.exists() and warm.ready
     template_pool.stop(warm)
 
@@ -126,23 +126,23 @@ def test_stopped_template_is_killed_and_reported_as_fallback(
     fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_engine("serves")
-    monkeypatch.setattr(server_process, "TEMPLATE_ANSWER_S", 0.5)
+    monkeypatch.setattr(server_process, "TEMPLATE_RESPONSE_S", 0.5)
     warm = template_pool.start("runtime", PLAN, "tiny", 20)
     assert warm.pid is not None
     os.kill(warm.pid, signal.SIGSTOP)
     start = SimpleNamespace(request=SimpleNamespace(templates=None, lookup=None), plan=PLAN)
-    with pytest.raises(LaunchRefusedError, match=r"the template did not answer within 0\.5 s"):
+    with pytest.raises(LaunchRefusedError, match=r"the template did not respond within 0\.5 s"):
         TEMPLATE_RUNTIME.launch(cast("Any", start))
     wait_until(lambda: processes.read_identity(cast("int", warm.pid)) is None)
-    assert template_pool.find("runtime", PLAN.key) is None
+    assert template_pool.find_ready("runtime", PLAN.key) is None
 
 
-def _recorded(directory: Path, **about: object) -> template_pool.Warm:
+def _recorded(directory: Path, **about: object) -> template_pool.RunningTemplate:
     directory.mkdir(exist_ok=True)
     record = {"level": "engine", "key": KEY, "model": "m", "pid": os.getpid(), "birth": None, "owner": []}
     record |= {"python": "", "environment": {}} | about
     (directory / "about.json").write_text(json.dumps(record))
-    return next(warm for warm in template_pool.listed() if warm.directory == directory)
+    return next(warm for warm in template_pool.list_templates() if warm.directory == directory)
 
 
 def test_a_pid_that_belongs_to_another_template_is_never_signalled(fake_engine: FakeEngine) -> None:
@@ -150,7 +150,7 @@ def test_a_pid_that_belongs_to_another_template_is_never_signalled(fake_engine: 
     fake_engine("serves")
     other = template_pool.start("engine", PLAN, "tiny", 20)
     stale = _recorded(template_pool._root() / "engine-000000000000", pid=other.pid)
-    assert stale.pid is None and template_pool.find("engine", KEY) == other
+    assert stale.pid is None and template_pool.find_ready("engine", KEY) == other
     template_pool.stop(
         replace(stale, pid=other.pid), force=True
     )  # simulates that the pid was reused after the listing

@@ -31,10 +31,10 @@ IRRELEVANT = {
 
 @pytest.mark.parametrize(("name", "value"), IRRELEVANT.items())
 def test_difference_is_none_when_nothing_built_depends_on_the_variable(name: str, value: str) -> None:
-    assert template_environment.difference({}, {name: value}, "template") is None
+    assert template_environment.find_difference({}, {name: value}, "template") is None
     assert template_environment.select_relevant({name: value}) == {}
 
 
 def test_difference_names_a_variable_of_vllm() -> None:
-    reason = template_environment.difference({}, {"VLLM_CPU_SIM_MULTI_NUMA": "1"}, "snapshot")
+    reason = template_environment.find_difference({}, {"VLLM_CPU_SIM_MULTI_NUMA": "1"}, "snapshot")
     assert reason is not None and reason.startswith("VLLM_CPU_SIM_MULTI_NUMA")

@@ -191,7 +191,7 @@ def test_snapshots_of_a_gpu_are_used_only_if_they_are_requested(
     snapshot: list[int], start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert start("auto").mode == "fresh"
-    assert "snapshot" not in [mode.name for mode in modes.attempts("auto")]
+    assert "snapshot" not in [mode.name for mode in modes.list_attempts("auto")]
     monkeypatch.setenv(gpu_starts.PLUGINS, "/nowhere")
     assert "snapshot" in modes.list_reasons()
 

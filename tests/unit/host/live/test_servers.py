@@ -22,7 +22,7 @@ from coldstart.system.proc import exits, processes, scratch
 from coldstart.system.start_progress import StartProgress
 
 
-class Leased:
+class ForkedServer:
     """A server whose supervisor is this test."""
 
     def __init__(self, directory: Path) -> None:
@@ -44,7 +44,7 @@ class Leased:
 
 def test_a_server_that_came_up_and_ended(tmp_path: Path) -> None:
     async def work() -> None:
-        leased = Leased(tmp_path)
+        leased = ForkedServer(tmp_path)
         leased.there.send({"progress": {"phase": "load weights", "done": 1, "total": 2, "unit": "shards"}})
         await wait_until(lambda: leased.server.progress is not None)
         assert leased.server.progress == StartProgress("load weights", 1, 2, "shards")
@@ -75,7 +75,7 @@ def test_a_server_that_came_up_and_ended(tmp_path: Path) -> None:
 )
 def test_failed_server_reports_the_reason(tmp_path: Path, messages: list[Any], reason: str) -> None:
     async def work() -> None:
-        leased = Leased(tmp_path)
+        leased = ForkedServer(tmp_path)
         await leased.end(*messages)
         with pytest.raises(StartFailedError) as failed:
             await leased.server.ready
@@ -86,7 +86,7 @@ def test_failed_server_reports_the_reason(tmp_path: Path, messages: list[Any], r
 
 def test_malformed_message_ends_the_server(tmp_path: Path) -> None:
     async def work() -> None:
-        leased = Leased(tmp_path)
+        leased = ForkedServer(tmp_path)
         leased.there.socket.sendall(b"nonsense\n")
         assert "not JSON" in await leased.server.ended
 
@@ -135,7 +135,7 @@ def test_close_removes_directories_of_killed_servers(tmp_path: Path, monkeypatch
 
 def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
     async def work() -> None:
-        leased = Leased(tmp_path)
+        leased = ForkedServer(tmp_path)
         tree = subprocess.Popen(["/bin/sh", "-c", "sleep 60 & echo; wait"], stdout=subprocess.PIPE)
         assert tree.stdout is not None and tree.stdout.readline() == b"\n"
         leased.there.send({"process": tree.pid})
@@ -154,10 +154,10 @@ def test_kill_ends_a_stopped_supervisor_and_its_server(tmp_path: Path) -> None:
 
 def test_end_names_the_kernel_when_memory_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        leased = Leased(tmp_path)
+        leased = ForkedServer(tmp_path)
         monkeypatch.setattr(exits, "count_oom_kills", lambda: 10**9)
         assert await leased.end({"code": 137}) == (
-            "the server was killed by signal 9 (SIGKILL): out of memory, the kernel killed a process"
+            "the server was killed by signal 9 (SIGKILL): the kernel killed a process because memory was exhausted"
         )
         assert not leased.server.was_killed
 

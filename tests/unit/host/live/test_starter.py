@@ -29,7 +29,7 @@ from coldstart.host.live import starter as starter_module
 from coldstart.host.live.log import describe_failure
 from coldstart.host.live.starter import StartOrder, _guard, supervise
 from coldstart.host.specification import HostSettings, ModelSpec
-from coldstart.launch.template_pool import Warm
+from coldstart.launch.template_pool import RunningTemplate
 from coldstart.system.ipc import json_lines
 from coldstart.system.proc import processes
 from coldstart.system.proc.lifeline import SUPERVISOR_ENV
@@ -141,7 +141,7 @@ def test_a_retired_template_is_hidden_and_ends_after_its_last_server(
     ):
         assert process.stdout is not None
         server = int(process.stdout.readline())
-        warm = Warm("runtime", "key", tmp_path, "tiny", process.pid)
+        warm = RunningTemplate("runtime", "key", tmp_path, "tiny", process.pid)
         warm.socket.touch()
         said, stops, stops_beside_server = list[Any](), list[bool](), list[int]()
 

@@ -45,13 +45,13 @@ class Resident:
     port: int = 0
     stages: list[str] = field(default_factory=list)
 
-    def serve(self, *more: str) -> server_process.Running:
+    def serve(self, *more: str) -> server_process.ReadyServer:
         """Start a server of the process on a free port."""
         began, self.port = timeline.now(), addresses.find_free_port()
         self.stages.clear()
         plan = LaunchPlan([*self.arguments, "--port", str(self.port), *more], key="k")
-        launched = server_process.forked(plan, self.socket)
-        return server_process.acknowledged(
+        launched = server_process.fork_server(plan, self.socket)
+        return server_process.await_readiness(
             *launched, began, READY_S, lambda progress: self.stages.append(progress.phase)
         )
 
@@ -104,7 +104,7 @@ def resident(request: pytest.FixtureRequest, home: Path) -> Iterator[Resident]:
         process.wait()
 
 
-def _end(running: server_process.Running) -> int:
+def _end(running: server_process.ReadyServer) -> int:
     running.process.signal(signal.SIGTERM)
     return running.process.wait()
 
@@ -181,9 +181,9 @@ def test_parked_engine_returns_to_its_device_for_a_server_and_only_sleeps_when_t
     asleep = ["sleep 1", "prepare"]
     assert resident.worker_calls() == asleep and state.read_text() == parked
 
-    def serve() -> server_process.Running:
+    def serve() -> server_process.ReadyServer:
         """Start a server as soon as the engine has been parked after the last one."""
-        started: list[server_process.Running] = []
+        started: list[server_process.ReadyServer] = []
 
         def is_accepted() -> bool:
             with suppress(peers.PeerError):

@@ -28,20 +28,20 @@ def plan(*behaviour: str) -> LaunchPlan:
 
 
 @pytest.fixture
-def warm(home: Path, fake_engine: Callable[[str], None]) -> Iterator[template_pool.Warm]:
+def warm(home: Path, fake_engine: Callable[[str], None]) -> Iterator[template_pool.RunningTemplate]:
     fake_engine("serves")
     made = template_pool.start("engine", plan(), "tiny", 20)
     yield made
     template_pool.stop(made, force=True)
 
 
-def start(warm: template_pool.Warm, *behaviour: str) -> server_process.Running:
-    process, reader = server_process.forked(plan(*behaviour), warm.socket)
-    return server_process.acknowledged(process, reader, time.monotonic(), 20)
+def start(warm: template_pool.RunningTemplate, *behaviour: str) -> server_process.ReadyServer:
+    process, reader = server_process.fork_server(plan(*behaviour), warm.socket)
+    return server_process.await_readiness(process, reader, time.monotonic(), 20)
 
 
-def children(warm: template_pool.Warm) -> int:
-    return len(next(iter(template_pool.listed())).servers)
+def children(warm: template_pool.RunningTemplate) -> int:
+    return len(next(iter(template_pool.list_templates())).servers)
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
@@ -63,8 +63,8 @@ def send_request(connection: Channel, request: object, *descriptors: int) -> Non
 
 
 @contextmanager
-def raw(warm: template_pool.Warm, *behaviour: str) -> Iterator[tuple[Channel, int]]:
-    """Open a server as a raw client, without launch.Leased."""
+def raw(warm: template_pool.RunningTemplate, *behaviour: str) -> Iterator[tuple[Channel, int]]:
+    """Open a server as a raw client, without launch.ForkedServer."""
     reader, writer = os.pipe()
     leave, give_leave = os.pipe()
     os.write(give_leave, b"1")
@@ -79,7 +79,7 @@ def raw(warm: template_pool.Warm, *behaviour: str) -> Iterator[tuple[Channel, in
 
 
 def test_server_uses_directory_and_environment_of_the_client(
-    warm: template_pool.Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    warm: template_pool.RunningTemplate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SAID", "something")
@@ -103,7 +103,7 @@ def test_server_uses_directory_and_environment_of_the_client(
 
 
 def test_invalid_plan_is_refused_with_the_reason(
-    warm: template_pool.Warm, monkeypatch: pytest.MonkeyPatch
+    warm: template_pool.RunningTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     invalid = plan().document() | {"engine": None}
     monkeypatch.setattr(LaunchPlan, "document", lambda _: invalid)
@@ -114,14 +114,16 @@ def test_invalid_plan_is_refused_with_the_reason(
         start(warm)
 
 
-def test_the_end_of_the_lease_ends_the_server_and_not_the_template(warm: template_pool.Warm) -> None:
+def test_the_end_of_the_lease_ends_the_server_and_not_the_template(
+    warm: template_pool.RunningTemplate,
+) -> None:
     with raw(warm, "serves") as (_, pid):
         assert not exit_check(pid)()
     assert eventually(exit_check(pid))
     assert not has_ended(start(warm, "serves").process, 0)
 
 
-def test_client_that_disconnects_at_once_leaves_no_server(warm: template_pool.Warm) -> None:
+def test_client_that_disconnects_at_once_leaves_no_server(warm: template_pool.RunningTemplate) -> None:
     for _ in range(20):
         with Channel(peers.connect(warm.socket)) as connection:
             request = {"plan": plan("serves").document(), "cwd": "/", "env": dict(os.environ), "now": 0.0}
@@ -133,7 +135,7 @@ def test_client_that_disconnects_at_once_leaves_no_server(warm: template_pool.Wa
     assert not has_ended(start(warm, "serves").process, 0)
 
 
-def test_malformed_request_is_answered_with_an_error(warm: template_pool.Warm) -> None:
+def test_malformed_request_is_answered_with_an_error(warm: template_pool.RunningTemplate) -> None:
     for sent in (b"\xff\xff\xff\xff\n", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}"):
         with Channel(peers.connect(warm.socket)) as client:
             client.socket.sendall(sent)
@@ -145,7 +147,9 @@ def test_malformed_request_is_answered_with_an_error(warm: template_pool.Warm) -
     assert not has_ended(start(warm, "serves").process, 0)
 
 
-def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: template_pool.Warm) -> None:
+def test_a_request_without_what_a_server_needs_ends_the_server_alone(
+    warm: template_pool.RunningTemplate,
+) -> None:
     for request in (
         {},
         {"cwd": "/nowhere", "env": {}, "plan": {}, "now": 0},
@@ -159,21 +163,23 @@ def test_a_request_without_what_a_server_needs_ends_the_server_alone(warm: templ
     assert not has_ended(start(warm, "serves").process, 0)
 
 
-def test_template_without_descriptors_reports_an_error_without_spinning(warm: template_pool.Warm) -> None:
+def test_template_without_descriptors_reports_an_error_without_spinning(
+    warm: template_pool.RunningTemplate,
+) -> None:
     assert warm.pid is not None
     with Channel(peers.connect(warm.socket)) as client:  # the template is ready
         client.socket.shutdown(socket.SHUT_WR)
         assert list(client.iterate_replies())
     with exhaust_descriptors(warm.pid):
         with pytest.raises(peers.PeerError, match=r"closed the connection|Broken pipe"):
-            server_process.forked(plan("serves"), warm.socket)
+            server_process.fork_server(plan("serves"), warm.socket)
         waiting = [peers.connect(warm.socket) for _ in range(5)]
         assert busy_s(warm.pid, 0.5) < 0.25
         assert [one.recv(1) for one in waiting] == [b""] * 5
     assert not has_ended(start(warm, "serves").process, 0)
 
 
-def test_sigterm_stops_the_template_and_its_servers(warm: template_pool.Warm) -> None:
+def test_sigterm_stops_the_template_and_its_servers(warm: template_pool.RunningTemplate) -> None:
     running = start(warm, "serves")
     assert warm.pid is not None
     os.kill(warm.pid, signal.SIGTERM)
