@@ -83,7 +83,7 @@ class Model:
             launcher = launchers.VllmLauncher(self.subject, self.work / "vllm", MODES[system])
         with run_server(launcher, Path(tempfile.mkdtemp(dir=self.work)) / "start") as server:
             client = CompletionClient(HOST, server.files.port)
-            client.first_token("a", deadline_s=time.monotonic() + START_S, check=server.check_alive)
+            client.await_first_token("a", deadline_s=time.monotonic() + START_S, check=server.check_alive)
             yield server, client
 
     def start_from_zero(self, system: str, rate: float, seed: int) -> dict[str, Any]:

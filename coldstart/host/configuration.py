@@ -53,7 +53,7 @@ _HINT = 'write five fields, such as "0 8 * * 1-5" for 8:00 on weekdays'
 
 
 def parse_crontab(given: object) -> str:
-    """Check and return a cron expression. Raises UsageError if it is invalid or never matches."""
+    """Return a valid cron expression unchanged. Raises UsageError if it is invalid or never matches."""
     if not isinstance(given, str):
         raise UsageError(f"expected a cron expression, found {given!r}", hint=_HINT)
     try:
@@ -75,7 +75,7 @@ def find_next_moment(expression: str, now: float) -> float:
     from cronsim import CronSim, CronSimError
 
     if len(expression.split()) != 5:
-        raise ValueError("it does not have five fields")
+        raise ValueError("expected five fields")
     try:
         for moment in CronSim(expression, datetime.fromtimestamp(now)):
             # The later of two equal local times, where the earlier one has passed.
@@ -85,7 +85,7 @@ def find_next_moment(expression: str, now: float) -> float:
                     return at
     except CronSimError as error:
         raise ValueError(str(error)) from error
-    raise ValueError("it does not match within the next 50 years")
+    raise ValueError("no match within the next 50 years")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ Adopt = Callable[[Launch], tuple[Arguments, str]]
 
 @dataclass(frozen=True)
 class ModelTable(Launch):
-    """Table of a model in the host file. A profile supplies `memory` and `start_s` if they are None."""
+    """Table of a model in the host file. If `memory` or `start_s` is None, a profile supplies it."""
 
     memory: Size | None = None
     start_s: Seconds | None = None
@@ -134,12 +134,12 @@ class HostFile:
 
     @property
     def crontabs(self) -> dict[str, str]:
-        """Return the cron expressions of the models that are prewarmed, by model."""
+        """Return the cron expressions of the models with scheduled starts, by model name."""
         return {spec.name: spec.prewarm for spec in self.models if spec.prewarm is not None}
 
 
 def describe_limits(file: HostFile, machine: int | None, template_bytes: int = 0) -> Iterator[str]:
-    """Yield a warning if the memory limit exceeds the memory of the machine, and for each model that exceeds the limit.
+    """Yield a warning if the memory limit exceeds the machine's memory, and for each model that does not fit within the limit.
 
     Args:
         file: Configuration of the host.
@@ -167,7 +167,7 @@ def load(
     typed: Mapping[str, Any] | None = None,
     adopt: Adopt | None = None,
 ) -> HostFile:
-    """Load a host file. Values in `typed`, from the command line, take precedence over the file.
+    """Load a host file. Values in `typed`, from the command line, override the file.
 
     Raises:
         UsageError: The file cannot be read or is not a valid host configuration.
@@ -183,7 +183,7 @@ def load(
 
 
 def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Adopt | None = None) -> HostFile:
-    """Parse the content of a host configuration; `profiles` and `adopt` supply the estimates and arguments that it lacks.
+    """Parse a host configuration; `profiles` and `adopt` supply missing estimates and arguments.
 
     Raises:
         UsageError: The content is not a valid host configuration. `profiles` and `adopt` may raise other errors.
@@ -192,7 +192,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
     models, defaults = top.pop("models", None), {key: top.pop(key) for key in DEFAULTS if key in top}
     if not isinstance(models, dict) or not models:
         raise UsageError(
-            "no model: the table [models.NAME] is missing",
+            "no model is configured: the table [models.NAME] is missing",
             hint='write [models.NAME] with memory = "14GiB" and start_s = 8.0',
         )
     settings = decode(HostSettings, top)
@@ -203,7 +203,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
         content = {"model": name, **defaults, **expect_table(given, place)}
         launches[name] = decode(ModelTable, content, place, name=name, weights_from=None)
     missing = [name for name, launch in launches.items() if not launch.devices]
-    if missing and len(missing) < len(launches):  # the others would take memory of an unknown device
+    if missing and len(missing) < len(launches):  # the other models would use memory of an unknown device
         raise UsageError(
             f"models.{missing[0]}: missing key devices, which other models have",
             hint="set devices = [0], or the devices of its tensor-parallel ranks",
@@ -223,7 +223,7 @@ def parse(table: Mapping[str, Any], profiles: Profiles | None = None, adopt: Ado
 def _build_spec(model: ModelTable, profiles: Profiles | None, shares: bool) -> ModelSpec:
     """Return the specification of a model; its profile supplies the figures that the file does not set.
 
-    With `shares`, the memory that its server shares with a template is not counted.
+    With `shares`, the memory that the server shares with a template is not counted.
     """
     given: dict[str, Any] = {
         key: one for key in ("memory", "start_s") if (one := getattr(model, key)) is not None

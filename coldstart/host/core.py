@@ -1,7 +1,7 @@
 """Scheduling decisions of the model host, without I/O.
 
-Invariants after each event: requests are dispatched only to ready models, per model in order of arrival. No model with requests
-in flight is ordered to change its tier. The core reserves no more memory than the host has. The model with the oldest
+Invariants after each event: requests are dispatched only to ready models, in order of arrival for each model. A model
+with requests in flight never changes its tier. Reserved memory never exceeds the host's memory. The model of the oldest
 pending request starts first, and no other model gets the memory that is being freed for it.
 """
 
@@ -20,10 +20,10 @@ from coldstart.host.specification import REFUSE, HostSettings, ModelSpec
 
 
 class Core:
-    """Decides which models of a host run. All times are in seconds on one monotonic clock."""
+    """Scheduler that decides which models of a host run. All times are in seconds on one monotonic clock."""
 
     def __init__(self, specs: Iterable[ModelSpec], settings: HostSettings, template_bytes: int = 0) -> None:
-        """Reserve `template_bytes` of memory if the settings require a runtime template."""
+        """Create the core, and reserve `template_bytes` of memory if the settings require a runtime template."""
         self.residents = Residents(specs, settings, template_bytes)
         self.pending = PendingRequests()
         self.requests = self.hits = self.starts = self.departures = 0
@@ -54,7 +54,7 @@ class Core:
         return min(self._next_check, waits)
 
     def idle_limit(self, model: Model) -> float:
-        """Return the seconds without a request after which the model stops; infinity if it never stops."""
+        """Return the idle time in seconds after which the model stops; infinity if it never stops."""
         return (
             inf
             if self.residents.restarts_by_itself(model) or model.spec.idle_s is None

@@ -24,7 +24,7 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """A pending or running request was answered, failed, or its client disconnected."""
+    """A pending or running request was answered or failed, or its client disconnected."""
 
     request: str
 
@@ -42,7 +42,7 @@ NO_BUNDLE = "no-bundle"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Cause of a failure that is sent between processes: the message, a hint, and an error code, if any."""
+    """Cause of a failure that processes send to each other: message, hint, and error code, if any."""
 
     message: str
     hint: str = ""
@@ -57,8 +57,8 @@ class Failure:
 class ModelFailed:
     """A start failed or a server process exited; no process of the model remains.
 
-    `external` is true if the model did not cause the failure, for example if the process was killed. `hint` and `code` are
-    those of the `Failure`.
+    `external` is True if the model did not cause the failure, for example if the process was killed. `hint` and `code`
+    are those of the `Failure`.
     """
 
     model: str
@@ -70,7 +70,7 @@ class ModelFailed:
 
 @dataclass(frozen=True, slots=True)
 class TierChanged:
-    """The model is in the tier that a `ChangeTier` action ordered."""
+    """The model has reached the tier that a `ChangeTier` action ordered."""
 
     model: str
 
@@ -104,7 +104,8 @@ class ConfigurationChanged:
 class ServerOutdated:
     """The running server of the model has outdated arguments: it finishes its requests and stops, for the reason `reason`.
 
-    New requests wait for the next start. The core ignores this event while the model is starting; send it after the start.
+    New requests wait for the next start. The core ignores this event while the model is starting, so send it after the
+    start.
     """
 
     model: str
@@ -134,7 +135,7 @@ class StartModel:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTier:
-    """Move a model without running requests into a lower tier.
+    """Move a model without running requests to a lower tier.
 
     `reason` is a text for logs. `evicted_for` is the model that needs the memory, if any.
     """

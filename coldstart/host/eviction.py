@@ -11,14 +11,14 @@ from coldstart.units import format_memory
 
 
 def has_room(residents: Residents, model: Model) -> bool:
-    """Return whether `model` can start now without an eviction."""
+    """Return whether `model` can start now without evicting another model."""
     return max(residents.find_shortages(model).values()) <= 0 and _count_surplus_models(residents) <= 0
 
 
 def free_memory_for(residents: Residents, model: Model, now: float, evict_busy: bool) -> bool:
-    """Return whether `model` can start now; if it cannot, drain other models that free enough memory.
+    """Return whether `model` can start now. If not, drain other models to free the memory that it needs.
 
-    With `evict_busy`, also drain models with requests in flight if idle models do not free enough.
+    With `evict_busy`, also drain models with requests in flight if evicting idle models does not free enough.
     """
     if has_room(residents, model):
         return True
@@ -39,7 +39,7 @@ def free_memory_for(residents: Residents, model: Model, now: float, evict_busy: 
 
 
 def _describe_reason(residents: Residents, model: Model, shortages: dict[Place, int]) -> str:
-    """Return why models are evicted for `model`: the device with the largest shortage, or the maximum number of models."""
+    """Return why models are evicted for `model`: the largest memory shortage, or the maximum number of models."""
     place = max(shortages, key=lambda place: shortages[place])
     evicted = f"evicted for {model.spec.name}"
     if shortages[place] <= 0:
@@ -50,7 +50,7 @@ def _describe_reason(residents: Residents, model: Model, shortages: dict[Place, 
     available = f"{format_memory(free)} of {format_memory(limit)} are free"
     why = f"{evicted}, which needs {format_memory(needed)}{where}: {available}"
     template = residents.template_memory() if place is None else 0
-    return f"{why}, and the runtime template has {format_memory(template)}" if template else why
+    return f"{why}, and the runtime template uses {format_memory(template)}" if template else why
 
 
 def _choose_victims(
@@ -69,11 +69,14 @@ def _choose_victims(
 def _ask_policy(
     residents: Residents, candidates: list[str], place: Place, need: int, now: float
 ) -> list[str]:
-    """Return the victims of the policy that free `need` bytes on a device. The policy knows only the total of each model."""
+    """Return the policy's victims that free `need` bytes on a device.
+
+    The policy knows only the total memory of each model.
+    """
     if place is not None:
         candidates = [name for name in candidates if residents.device.reserved(name, place)]
         spread = max((len(residents.device.devices(name)) for name in candidates), default=1)
-        # A share is rounded up to a byte.
+        # Each device's share of a model is rounded up to a byte.
         need = (need + len(candidates)) * spread
     return list(residents.policy.choose_victims(candidates, max(need, 1), now)) if candidates else []
 
@@ -88,9 +91,9 @@ def _evict(
     stop: bool,
     evicted_for: str | None = None,
 ) -> bool:
-    """Drain the victims if that frees the needed bytes and at least `surplus` models; return whether it does.
+    """Drain the victims if that frees the needed bytes on each device and at least `surplus` models; return whether it does.
 
-    Each victim moves to its next lower tier, or with `stop` to `stopped`.
+    Each victim moves to its next lower tier, or to `stopped` if `stop` is set.
     """
     out = sum(residents.models[name].resident for name in victims)
     if out < surplus:
@@ -106,7 +109,7 @@ def _evict(
 
 
 def evict_excess(residents: Residents, now: float) -> None:
-    """Evict models while measured memory exceeds the capacity, even if the evictions do not free enough."""
+    """Evict models if measured memory exceeds the capacity, even if the evictions do not free enough."""
     for place in residents.device.list_places():
         excess = -residents.device.free(place) - residents.find_draining_bytes(place)
         if excess > 0:
@@ -116,6 +119,6 @@ def evict_excess(residents: Residents, now: float) -> None:
 
 
 def _count_surplus_models(residents: Residents) -> int:
-    """Return by how many models one more start would exceed `max_residents`."""
+    """Return by how many models one more start would exceed `max_residents`; negative if more models can start."""
     most = residents.settings.max_residents
     return 0 if most is None else residents.count_resident() + 1 - most

@@ -34,16 +34,21 @@ STARTABLE = (State.STOPPED, State.ASLEEP, State.FAILED)
 
 
 class IllegalTransitionError(RuntimeError):
-    """The state of a model does not allow an event. This is a bug in the caller of `Core`, not a failure of the model."""
+    """The state of a model does not allow an event.
+
+    This indicates a bug in the caller of `Core`, not a failure of the model.
+    """
 
 
 @dataclass(slots=True)
 class Model:
     """State of one model.
 
-    `tier` is the current tier, or the tier from which a start began. `target` is the next tier of a draining model, `why` the
-    reason of its last drain, and `evicted_for` the model that needed its memory. `entered` is the time of the last state
-    change; `since` is also updated when the last running request ends. A retired model is no longer configured.
+    `tier` is the current tier, or the tier from which a start began. `target` is the next tier of a draining model,
+    `drain_reason` the reason of its last drain, and `evicted_for` the model that needed its memory.
+    `is_tier_change_ordered` is True while a server carries out an ordered tier change. `state_since` is the time of the
+    last state change. `idle_since` is the same time, or the end of the last running request if that is later. A retired
+    model is no longer configured.
     """
 
     spec: ModelSpec
@@ -69,7 +74,7 @@ class Model:
     def start(self, now: float) -> None:
         self._only("start", *STARTABLE)
         if now < self.retry_at:
-            raise IllegalTransitionError(f"{self.spec.name} may not start before {self.retry_at}")
+            raise IllegalTransitionError(f"model {self.spec.name} may not start before {self.retry_at}")
         self._enter(State.STARTING, now)
 
     def ready(self, now: float, seconds: float) -> None:
@@ -80,7 +85,7 @@ class Model:
         self._enter(State.READY, now)
 
     def drain(self, target: Tier, now: float, why: str = "", evicted_for: str | None = None) -> None:
-        """Stop accepting requests. After the last request the model changes to the tier `target`."""
+        """Stop accepting requests. After its last running request the model changes to the tier `target`."""
         self._only("drain", State.READY, State.ASLEEP)
         self.target, self.why, self.evicted_for = target, why, evicted_for
         self._enter(State.DRAINING, now)
@@ -96,7 +101,7 @@ class Model:
         self._only("left", State.DRAINING)
         if self.in_flight or self.target is None:
             raise IllegalTransitionError(
-                f"model {self.spec.name} was evicted with {len(self.in_flight)} requests in flight"
+                f"model {self.spec.name} changed its tier with {len(self.in_flight)} requests in flight"
             )
         self.tier = self.target
         self._enter(State.STOPPED if self.tier is self.spec.tiers[-1] else State.ASLEEP, now)
@@ -104,7 +109,7 @@ class Model:
     def fail(
         self, failure: Failure, now: float, backoff_s: float, backoff_max_s: float, *, external: bool = False
     ) -> None:
-        """Record that the process exited or failed to start. The requests of the model end by other events."""
+        """Record that the process exited or did not start. The requests of the model are ended by other events."""
         self._only("fail", *RESIDENT, State.ASLEEP)
         self.failure, self.tier = failure, self.spec.tiers[-1]
         killed = external and self.state is State.STARTING
@@ -117,13 +122,13 @@ class Model:
         self._enter(State.FAILED, now)
 
     def end_request(self, request: str, now: float) -> None:
-        """Remove a request that has ended."""
+        """Remove a request that ended."""
         self.in_flight.discard(request)
         if self.idle:
             self.since = now
 
     def apply_spec(self, spec: ModelSpec) -> None:
-        """Apply a new specification; keep measured values if the tiers are unchanged."""
+        """Apply a new specification; retain measured values if the tiers are unchanged."""
         if spec.tiers != self.spec.tiers:
             names = {tier.name: tier for tier in spec.tiers}
             self.observed = ObservedCosts(spec)
@@ -133,12 +138,12 @@ class Model:
 
     @property
     def repeats_start(self) -> bool:
-        """Return whether requests wait for another start because the last start was killed."""
+        """Return whether pending requests wait for another start because the last start was killed."""
         return self.state is State.FAILED and 0 < self.killed_starts < MAX_KILLED_STARTS
 
     @property
     def error(self) -> str:
-        """Return the cause of the last failure; empty after a success."""
+        """Return the cause of the last failure; empty after a successful start."""
         return "" if self.failure is None else str(self.failure)
 
     @property

@@ -1,7 +1,7 @@
-"""Queue of the requests whose model is not ready, models that start without a request, and rejections of requests.
+"""Queue of requests whose model is not ready, starts of models without a request, and rejections of requests.
 
-Pinned models and the default model start without a request, after all pending requests, in this order. A pinned model may
-evict idle models. The default model starts only in free memory, while no request waits or runs.
+Pinned models and the default model start without a request, in this order, after the models of all pending requests. A
+pinned model may evict idle models. The default model starts only in free memory while no request is pending or running.
 
 Invariant: a request is in the queue at most once.
 """
@@ -23,7 +23,7 @@ from coldstart.units import format_memory
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """Request that has waited for its model since the time `since`, in seconds."""
+    """Request that waits for its model since the time `since`, in seconds."""
 
     request: str
     model: str
@@ -59,7 +59,7 @@ class PendingRequests:
         return list(first.values())
 
     def deadline(self, now: float, patience_s: float, hold_s: float) -> float:
-        """Return the next time at which a request has waited `hold_s`, or the oldest of a model `patience_s`; else infinity."""
+        """Return when the next request expires (`hold_s`) or may evict busy models (`patience_s`); infinity if none."""
         oldest = self.oldest()
         if oldest is None:
             return inf
@@ -128,15 +128,15 @@ def reject_too_large(residents: Residents, request: str, model: Model) -> Reject
     wanted, most = format_memory(model.observed.memory), format_memory(residents.find_max_memory(model))
     beside = " beside its runtime template" if residents.template_memory() else ""
     return RejectRequest(
-        request, 507, f"model {model.spec.name} needs {wanted}; the host has {most} for it{beside}"
+        request, 507, f"model {model.spec.name} needs {wanted}, but the host has only {most} for it{beside}"
     )
 
 
 def reject_failed(model: Model, request: str, now: float) -> RejectRequest:
     """Return the rejection of a request whose model failed to start.
 
-    The client gets a short reason without paths, unless no bundle fits: then it gets the difference to another bundle and
-    the command that helps. `detail` has the full error.
+    The client receives a short reason without paths. If no bundle matches, it receives the difference to another bundle
+    and a command that helps. `detail` contains the full error.
     """
     cause = model.failure or Failure("")
     is_missing = cause.code == NO_BUNDLE
@@ -156,7 +156,7 @@ def _hide_paths(text: str) -> str:
 
 
 def shorten_error(error: str) -> str:
-    """Return the first sentence of an error without paths and addresses, at most MAX_ERROR_CHARS characters."""
+    """Return the first sentence of an error without paths and URLs, at most MAX_ERROR_CHARS characters."""
     sentence = _hide_paths(_SENTENCE_END.split(error.strip(), maxsplit=1)[0]).rstrip(".:; ")
     return (
         sentence
@@ -166,19 +166,19 @@ def shorten_error(error: str) -> str:
 
 
 def reject_expired(waiting: PendingRequest, now: float) -> RejectRequest:
-    reason = f"model {waiting.model} did not become ready in {now - waiting.since:.0f} s"
+    reason = f"model {waiting.model} did not become ready within {now - waiting.since:.0f} s"
     return RejectRequest(waiting.request, 504, reason)
 
 
 def reject_without_memory(
     residents: Residents, pending: PendingRequests, request: str, model: Model
 ) -> RejectRequest:
-    reason = f"no memory for model {model.spec.name}: all others are in use or pinned"
+    reason = f"no memory for model {model.spec.name}: all other models are in use or pinned"
     return RejectRequest(request, 503, reason, _estimate_wait_s(residents, pending, model))
 
 
 def _estimate_wait_s(residents: Residents, pending: PendingRequests, model: Model) -> float:
-    """Return the seconds until all models with pending requests, and this one, could have started one after another."""
+    """Return the seconds that starting this model and all models with pending requests takes, one after another."""
     ahead = {waiting.model for waiting in pending.oldest_of_each_model()} | {model.spec.name}
     waited = (residents.models[name] for name in ahead)
     return float(ceil(max(1.0, sum(one.observed.penalty_s(one.tier) for one in waited))))

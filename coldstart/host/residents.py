@@ -1,8 +1,8 @@
-"""Models of one host with their memory: which can be evicted, how much memory that frees, and into which tier they go.
+"""Memory of a host's models: reservations, eviction candidates, and the tiers into which evicted models move.
 
-Invariants: a model that is in use, pinned, starting or draining is never an eviction candidate; the policy is notified
-of every load and every eviction once. `used` of an account is the sum of its reservations, and exceeds the capacity only
-if a model was measured to hold more than was reserved.
+Invariants: a model that is in use, pinned, starting or draining is never an eviction candidate. The policy is notified
+once of each load and each eviction. `used` of an account is the sum of its reservations; it exceeds the capacity only if
+a model was measured to use more than was reserved.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from coldstart.host.policies import ModelCost, make
 from coldstart.host.specification import HostSettings, ModelSpec, Tier
 
 Place = int | None
-"""A device, or None: all devices together."""
+"""Number of a device; None means all devices together."""
 
 
 def count_device_bytes(size: int, devices: tuple[int, ...], place: Place) -> int:
-    """Return the part of `size` bytes on a device; the size is spread evenly over `devices`, as with tensor parallelism."""
+    """Return the bytes on a device of a model of `size` bytes, which is spread evenly over `devices` (tensor parallelism)."""
     if place is None:
         return size
     return -(-size // len(devices)) if place in devices else 0
@@ -30,7 +30,8 @@ def count_device_bytes(size: int, devices: tuple[int, ...], place: Place) -> int
 class MemoryAccount:
     """Memory reservations of the models, for all devices together and for each device.
 
-    `capacity` is the total in bytes and `each` the bytes per device. An account of CPU memory has no devices.
+    `capacity` is the total in bytes, and `bytes_per_device` the size of each device. An account of CPU memory has no
+    devices.
     """
 
     def __init__(self, capacity: int, each: int = 0) -> None:
@@ -39,7 +40,7 @@ class MemoryAccount:
         self._devices: dict[str, tuple[int, ...]] = {}
 
     def record(self, model: str, size: int) -> None:
-        """Set the reservation of `model` in bytes, even if it exceeds the capacity."""
+        """Set the reservation of `model` in bytes, even if the total then exceeds the capacity."""
         self.used += size - self._reserved.get(model, 0)
         self._reserved[model] = size
 
@@ -47,7 +48,7 @@ class MemoryAccount:
         return count_device_bytes(self._reserved.get(model, 0), self.devices(model), place)
 
     def limit(self, place: Place) -> int:
-        """Return the capacity of a device, or of all devices together, in bytes."""
+        """Return the capacity of a device in bytes, or of all devices together for None."""
         return self.capacity if place is None else self.each
 
     def free(self, place: Place = None) -> int:
@@ -57,7 +58,7 @@ class MemoryAccount:
         return self.each - sum(self.reserved(model, place) for model in self._devices)
 
     def place(self, model: str, devices: tuple[int, ...]) -> None:
-        """Assign devices to a model, unless it holds memory on its current devices."""
+        """Assign a model to devices, unless it uses memory on its current devices."""
         if not self.reserved(model):
             self._devices[model] = devices
 
@@ -65,7 +66,7 @@ class MemoryAccount:
         return self._devices.get(model, ())
 
     def list_places(self) -> list[Place]:
-        """Return None, for all devices together, and each device to which a model was assigned."""
+        """Return None, which means all devices together, and each device with an assigned model."""
         return [None, *dict.fromkeys(number for devices in self._devices.values() for number in devices)]
 
 
@@ -166,9 +167,9 @@ class Residents:
         return list(self._draining.values())
 
     def find_max_memory(self, model: Model) -> int:
-        """Return the device bytes available to the model after the eviction of all models that are not pinned.
+        """Return the device memory in bytes that the model can use after all models that are not pinned are evicted.
 
-        The template process of the host keeps its memory.
+        The host's template process retains its memory.
         """
         others = [self.models[name] for name in self.pinned if name != model.spec.name]
         devices = model.spec.devices
@@ -181,15 +182,15 @@ class Residents:
         return min(most)
 
     def template_memory(self) -> int:
-        """Return the device bytes reserved for the template process of the host."""
+        """Return the device bytes reserved for the host's template process."""
         return self.device.reserved(_TEMPLATE_ACCOUNT)
 
     def fits(self, model: Model) -> bool:
-        """Return whether the model fits after the eviction of all models that are not pinned."""
+        """Return whether the model fits after all models that are not pinned are evicted."""
         return model.observed.memory <= self.find_max_memory(model)
 
     def find_shortages(self, model: Model) -> dict[Place, int]:
-        """Return the bytes that are missing to start the model, for each of its devices and for all devices together (None)."""
+        """Return how many bytes are missing to start the model, on each of its devices and on all devices together (None)."""
         name, memory = model.spec.name, model.observed.memory
         self.device.place(name, model.spec.devices)
         devices, device = self.device.devices(name), self.device
@@ -209,12 +210,12 @@ class Residents:
         )
 
     def find_eviction_tier(self, name: str, stop: bool = False) -> Tier:
-        """Return the tier of the model after an eviction: the next lower tier, or `stopped` with `stop`."""
+        """Return the tier of the model after an eviction: the next lower tier, or `stopped` if `stop` is set."""
         model = self.models[name]
         return model.spec.tiers[-1] if stop else self.find_lower_tier(model)
 
     def find_freed_bytes(self, name: str, stop: bool = False, place: Place = None) -> int:
-        """Return the bytes that an eviction of the model would free on a device, or on all devices."""
+        """Return how many bytes an eviction of the model would free on a device, or on all devices."""
         return self._count_freed_bytes(self.models[name], self.find_eviction_tier(name, stop), place)
 
     def _count_freed_bytes(self, model: Model, target: Tier, place: Place) -> int:
@@ -224,7 +225,7 @@ class Residents:
         )
 
     def update_cost(self, model: Model) -> None:
-        """Update the eviction cost of the model: the bytes that its next lower tier frees, and the added start time."""
+        """Update the model's eviction cost: the bytes that its next lower tier frees, and the start time that it adds."""
         top, down = self._find_current_tier(model), self.find_lower_tier(model)
         freed = model.observed.memory_in(top) - model.observed.memory_in(down)
         lost = model.observed.penalty_s(down) - model.observed.penalty_s(top)
@@ -234,7 +235,7 @@ class Residents:
         return model.tier if model.state is State.ASLEEP else model.spec.tiers[0]
 
     def find_lower_tier(self, model: Model) -> Tier:
-        """Return the lower tier with the shortest penalty that frees device memory and whose CPU memory is available."""
+        """Return the lower tier with the shortest penalty that frees device memory and for which CPU memory is available."""
         tiers, top = model.spec.tiers, self._find_current_tier(model)
         held, below = model.observed.memory_in(top), tiers[tiers.index(top) + 1 :]
         room = self.host_memory.free() + self.host_memory.reserved(model.spec.name)
@@ -242,7 +243,7 @@ class Residents:
         return next(fits, tiers[-1])
 
     def list_evictable(self, busy: bool = False) -> list[str]:
-        """Return the models whose eviction would free device memory now; with `busy`, include models with running requests."""
+        """Return the models whose eviction would free device memory now; `busy` includes models with running requests."""
         ready, asleep, held = State.READY, State.ASLEEP, self.device.reserved
         return [
             name
@@ -252,7 +253,7 @@ class Residents:
         ]
 
     def start(self, model: Model, now: float) -> Tier:
-        """Reserve the memory of the model and start it; return the tier from which it starts."""
+        """Reserve the model's memory and mark it as starting; return the tier from which it starts."""
         known = self.device.reserved(model.spec.name) > 0
         self.device.record(model.spec.name, model.observed.memory)
         model.start(now)
@@ -265,7 +266,7 @@ class Residents:
         self.policy.record_eviction(model.spec.name, now)
         model.drain(target, now, why, evicted_for)
         self._draining[model.spec.name] = model
-        # The host memory is freed only after the model has left.
+        # The CPU memory is freed only after the tier change.
         self._reserve_host_memory(model, max(self.host_memory.reserved(model.spec.name), target.host_memory))
 
     def _reserve_host_memory(self, model: Model, size: int) -> None:
@@ -310,7 +311,9 @@ def _check_specs(specs: tuple[ModelSpec, ...], settings: HostSettings) -> None:
     names = [spec.name for spec in specs]
     if len(set(names)) < len(names):
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
-        raise UsageError(f"models: {', '.join(twice)} is defined twice", hint="give each model a unique name")
+        raise UsageError(
+            f"models: {', '.join(twice)} is configured twice", hint="give each model a unique name"
+        )
     numbers = {number for spec in specs for number in spec.devices}
     for place, limit in (
         (None, settings.memory),

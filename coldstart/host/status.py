@@ -1,8 +1,8 @@
 """Status document of a host, for `GET /status`, `coldstart host status` and the page at /ui, and the progress of a start.
 
-docs/reference/http-api.md describes every field. Within a schema version, fields can be added but not removed or changed. Sizes
-are in bytes and times in seconds. This module does no I/O: the driver of the live host supplies facts that the core does not
-know.
+docs/reference/http-api.md describes every field. Within a schema version, fields can be added but not removed or changed.
+Sizes are in bytes and times in seconds. This module does no I/O: the driver of the live host supplies the facts that the
+core does not know.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from coldstart.host.core import Core
 from coldstart.host.model_state import Model, State
 from coldstart.system.start_progress import StartProgress
 
-# A start that takes longer than estimated is not complete.
+# Upper limit of the fraction while a start takes longer than estimated.
 _MAX_ESTIMATE = 0.99
 
 
@@ -26,8 +26,8 @@ _MAX_ESTIMATE = 0.99
 class Progress:
     """State of a model for which a request waits.
 
-    `fraction` is the completed part of the start, from 0 to 1; `eta_s` are the seconds until the model is ready; `step` is the
-    progress that the starting server reports, as JSON. None means unknown.
+    `fraction` is the completed part of the start, from 0 to 1. `eta_s` is the estimated time in seconds until the model
+    is ready. `step` is the progress that the starting server reported, as JSON. None means unknown.
     """
 
     model: str
@@ -42,7 +42,7 @@ class Progress:
 
 
 def estimate_progress(model: Model, now: float, reported: StartProgress | None = None) -> Progress:
-    """Return the progress of a model at the time `now`; `reported` is the progress that its starting server reports."""
+    """Return the progress of a model at the time `now`; `reported` is the progress that its starting server reported."""
     name, state = model.spec.name, str(model.state)
     step = reported.build_document() if reported else None
     if model.state is State.READY:
@@ -62,7 +62,7 @@ RECENT = 100
 
 @dataclass(slots=True)
 class ModelFacts:
-    """Facts about one model that the core does not know. `last_start` has the form of the status document."""
+    """Facts about one model that the core does not know. `last_start` is an object of the status document."""
 
     aliases: Sequence[str] = ()
     adapters: Sequence[str] = ()
@@ -104,7 +104,7 @@ class HostFacts:
 
 
 def document(core: Core, facts: HostFacts, now: float, unix_s: float) -> dict[str, Any]:
-    """Return the status document."""
+    """Build the status document at the time `now` on the core's clock, which is `unix_s` in Unix time."""
     waiting = Counter(core.pending.count_by_model())
     return {
         "schema_version": SCHEMA_VERSION,

@@ -1,7 +1,7 @@
 """Decode TOML tables into dataclasses by the types of their fields.
 
-A field of type `Size` accepts bytes or a text such as "14GiB", `Rate` the same per second, and `Seconds` a finite number from
-0. Invariant: every error contains the key and the invalid value.
+A field of type `Size` accepts a number of bytes or text such as "14GiB"; `Rate` accepts the same per second; `Seconds`
+accepts a finite number, 0 or more. Invariant: every error contains the key and the invalid value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EXAMPLES = {"str": '"text"', "bool": "true", "int": "4", "float": "1.5", "array
 
 
 def parse_seconds(given: object) -> float:
-    """Return a time in seconds. Raises UsageError unless `given` is a finite number of at least 0."""
+    """Return a time in seconds. Raises UsageError unless `given` is a finite number, 0 or more."""
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not (isfinite(given) and given >= 0):
         raise UsageError(f"invalid time {given!r}", hint="use a number of seconds, 0 or more, such as 8.0")
     return float(given)
@@ -48,7 +48,7 @@ def read_toml(path: Path, kind: str) -> dict[str, Any]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"the {kind} file {path} is not TOML: {describe_reason(error)}",
+            f"cannot parse the {kind} file {path} as TOML: {describe_reason(error)}",
             hint=f"save {path} in UTF-8, with lines such as [TABLE] and KEY = VALUE, and text in quotes",
         ) from error
 
@@ -107,7 +107,7 @@ def require_keys(table: Mapping[str, Any], needed: Collection[str], place: str) 
 
 
 def parse_at(place: str, parse: Callable[[object], T], given: object) -> T:
-    """Parse `given` with `parse`, and prefix the message of a UsageError with the place."""
+    """Parse `given` with `parse`, and prefix the message of a UsageError with `place`, the name of the key."""
     try:
         return parse(given)
     except UsageError as error:
@@ -137,7 +137,7 @@ def decode_arguments(kind: type, given: Any) -> Any:
     """Decode vLLM arguments, the only type that msgspec cannot decode itself (`dec_hook` of msgspec)."""
     if kind is Arguments:
         return Arguments(msgspec.convert(given, tuple[str, ...]))
-    raise NotImplementedError(f"a document cannot contain a {kind.__name__}")
+    raise NotImplementedError(f"cannot decode a field of type {kind.__name__}")
 
 
 def _prefix_place(place: str, message: str) -> str:

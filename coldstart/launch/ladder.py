@@ -20,7 +20,7 @@ from coldstart.errors import ColdstartError, LaunchRefusedError
 from coldstart.launch import caches, fetch, modes, planning, prepare
 from coldstart.launch.modes import FRESH, Reason, StartMode
 from coldstart.launch.planning import ServeRequest, ServerStart
-from coldstart.launch.server import UnusedModes, Server
+from coldstart.launch.server import Server, UnusedModes
 from coldstart.launch.server_process import ServerExitedError
 from coldstart.system import timeline
 from coldstart.system.ipc.peers import PeerError

@@ -363,7 +363,7 @@ def list_reasons() -> dict[str, Reason]:
 
 
 def find_criu_limit(mode: StartMode) -> Reason | None:
-    """Return why CRIU cannot run on this machine, with the hint of `coldstart doctor`; None if it can or the mode does not need it."""
+    """Return why CRIU, if the mode needs it, cannot run on this machine, with the hint of `coldstart doctor`."""
     from coldstart.system import probes
 
     if (

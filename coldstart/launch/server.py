@@ -85,7 +85,7 @@ class Server:
         return (*self.unused.fallbacks, *fallback.decode(self.running.report.get("fallbacks")))
 
     def document(self) -> dict[str, Any]:
-        """Build the ready file: address, start mode, PID, start time in seconds, and the server's report on its optimizations."""
+        """Build the ready file: address, start mode, PID, start time in seconds, and used optimizations."""
         report = self.running.report
         return {
             "url": self.url,

@@ -65,7 +65,7 @@ class ModelUnderTest:
 class VllmLauncher:
     """Launcher of plain vLLM.
 
-    RunningTemplate starts share `caches`. A cold start has empty caches; the first one creates and fills `caches`, which saves a
+    Warm starts share `caches`. A cold start has empty caches; the first one creates and fills `caches`, which saves a
     compilation. VLLM_FREE uses every vLLM option that shortens a start at no later cost. VLLM_EAGER neither compiles nor
     captures CUDA graphs. Both start warm.
     """

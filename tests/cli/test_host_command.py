@@ -53,7 +53,7 @@ def host() -> Iterator[str]:
 
     def respond(connection: socket.socket, asked: Asked) -> None:
         status = {"Bearer wrong": 401, "Bearer laptop": 403}.get(asked.headers.get("authorization", ""), 200)
-        refusal = {"error": {"message": "the client laptop may use models only"}} if status == 403 else {}
+        refusal = {"error": {"message": "client laptop has no admin access"}} if status == 403 else {}
         say(connection, _status_document() if asked.path == "/status" and status == 200 else refusal, status)
 
     with answering(respond) as server:

@@ -1,6 +1,6 @@
-"""Access to a gateway, by its own key, by a client's key, or without a key from a host and an origin that it accepts.
+"""Access control of a gateway: by its own key, by a client's key, or without a key by the Host and Origin headers.
 
-A page of another site can make a browser send requests to a gateway. It cannot choose the Host and Origin headers,
+A web page of another site can make a browser send requests to a gateway. It cannot choose the Host and Origin headers,
 and without the gateway's consent (CORS) it can send neither JSON nor a header that carries a key.
 """
 
@@ -39,11 +39,11 @@ PASSED = (
     "/detokenize",
 )
 READS = ("/load", "/ping", "/tokenizer_info", "/version")
-"""Routes of vLLM without a model's name, which a host reads from its only or its default model."""
+"""Paths of vLLM's server without a model name, which a host reads from its only or its default model."""
 HEALTH = "/health"
 MODELS = "/v1/models"
 OPEN = ("/", HEALTH, "/ui", "/ui/")
-"""Paths that need no key: they reveal nothing about the models."""
+"""Paths that require no key, because they reveal nothing about the models."""
 KEY_HEADERS = (b"authorization", b"x-api-key", b"x-coldstart-admin-key")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 JSON = b"application/json"
@@ -52,7 +52,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def allow_origins(app: Application, origins: Sequence[str]) -> Application:
-    """Wrap `app` so that pages of these origins can read its responses (CORS)."""
+    """Wrap `app` so that web pages of these origins can read its responses (CORS)."""
     if not origins:
         return app
     return CORSMiddleware(
@@ -80,11 +80,11 @@ def _proves_consent(headers: Mapping[bytes, bytes]) -> bool:
 
 
 CLIENT = "coldstart.client"
-"""Member of a scope: the client whose key the request has."""
+"""Key of an ASGI scope for the client whose API key the request contains."""
 
 
 class AccessControl:
-    """Access to one gateway. The paths `keyed` have keys of their own, which are not checked here."""
+    """Access control of one gateway. The paths in `keyed` have keys of their own, which are not checked here."""
 
     def __init__(self, front: Front[Any], endpoint: GatewayEndpoint, keyed: frozenset[str]) -> None:
         self.front, self.endpoint, self._keyed = front, endpoint, keyed
@@ -93,11 +93,11 @@ class AccessControl:
         self._origins = {origin.lower().encode() for origin in endpoint.allow_origins}
 
     def find_refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return the HTTP status and reason to reject a request with; None if the request is allowed."""
+        """Return the HTTP status and the reason for rejecting a request; None if the request is allowed."""
         path, given = scope["path"], dict(scope["headers"])
-        # OpenAI's clients send the first header, Anthropic's (/v1/messages) the second.
+        # OpenAI clients send the first header, Anthropic clients (/v1/messages) the second.
         key = given.get(b"authorization", b"").removeprefix(b"Bearer ") or given.get(b"x-api-key", b"")
-        # A foreign page does not know a key, so a request with a key needs no other check.
+        # A foreign web page does not know a key, so a request with a valid key needs no other check.
         is_own = self._key is not None and hmac.compare_digest(key, self._key)
         if path == HEALTH or path in self._keyed or is_own:
             return None
@@ -106,26 +106,26 @@ class AccessControl:
             scope[CLIENT] = client
             if client.admin or path in (*OPEN, *PASSED, *READS, MODELS) or path.startswith(f"{MODELS}/"):
                 return None
-            return 403, f"the client {client.name} may use models only"
+            return 403, f"client {client.name} has no admin access"
         if self.endpoint.requires_key and path not in OPEN:
             return 401, "the API key is missing or wrong"
         return self._find_violation(scope, given)
 
     def _find_violation(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[int, str] | None:
-        """Return the HTTP status and reason to reject a request without a key; None if the request is allowed."""
+        """Return the HTTP status and the reason for rejecting a request without a key; None if the request is allowed."""
         host, origin = headers.get(b"host"), headers.get(b"origin")
         if host is not None and not self._accepts_host(host):
             return 421, f"the host {_show(host)} is not a name of this gateway (--allow-host)"
         if origin is not None and origin not in self._origins and origin.partition(b"://")[2] != host:
             return 403, f"web pages of {_show(origin)} may not use this gateway (--allow-origin)"
         if scope["method"] not in SAFE_METHODS and not _proves_consent(headers):
-            return 415, "the request needs the header Content-Type: application/json"
+            return 415, "the request requires the header Content-Type: application/json"
         return None
 
     def _accepts_host(self, host: bytes) -> bool:
         """Return whether a Host header names this gateway.
 
-        An IP address is accepted: a foreign page can rebind only a name to the gateway's address.
+        An IP address is accepted, because a foreign page can rebind only a name to the gateway's address (DNS rebinding).
         """
         text = host.decode("latin-1").lower()
         bracketed = text.startswith("[")
@@ -142,9 +142,10 @@ class AccessControl:
             self.read_keys()
 
     def read_keys(self) -> Failure | None:
-        """Read the clients' keys again, if there are any; log exposed key files and unknown models.
+        """Reload the client keys, if any, and log exposed key files and unknown models.
 
-        Return why the files cannot be used, else None. The former keys then remain, and log and status show it.
+        Return why the files cannot be used, or None. On an error the previous keys remain valid, and log and status show
+        the error.
         """
         facts, log, keys = self.front.facts, self.front.log, self.endpoint.client_keys
         if keys is None:

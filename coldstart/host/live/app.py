@@ -1,16 +1,14 @@
-"""HTTP endpoint: OpenAI's and vLLM's paths, routed by `model`.
+"""HTTP application of a gateway: paths of OpenAI's API and of vLLM, routed by `model`.
 
-POST  PASSED                  to the model's server
-GET   /v1/models, /v1/models/{name}    all models and aliases, whether they are ready or not
-GET   /health                 200, or 503 once the gateway is stopping; needs no key
-GET   /metrics                Prometheus text
-GET   /status                 the status document of the host or the fleet
-GET   /ui                     the status as a page; the page contains no host data and needs no key
+POST  PASSED                  forwarded to the model's server GET   /v1/models, /v1/models/{name}    all models and
+aliases, whether they are ready or not GET   /health                 200, or 503 once the gateway is stopping; requires no
+key GET   /metrics                Prometheus text GET   /status                 the status document of the host or the
+fleet GET   /ui                     the status as a web page; requires no key
 
-Invariant: the page contains no data of the host. It reads all data from /status, with an API key that the reader
-enters if the host requires one. Its content security policy allows no other connection and no script but its own.
+Invariant: the page contains no data of the host. It reads all data from /status, with an API key that the reader enters
+if the host requires one. Its content security policy allows no other connections and only its own scripts.
 
-A host adds the routes of `host_routes`, a fleet those of its operators. vLLM routes that change a server (/sleep,
+A host adds the routes of `host_routes`, a fleet its operator routes. vLLM routes that change a server (/sleep,
 /v1/load_lora_adapter and similar) are not forwarded.
 """
 
@@ -41,7 +39,7 @@ from coldstart.host.live.messages import BodyMemory, Receive, Scope, Send
 
 @cache
 def read_page() -> tuple[bytes, dict[str, str]]:
-    """Return the page as one HTML document, and its headers. No other page may show it in a frame."""
+    """Return the status page as one HTML document, and its headers, which forbid other pages to embed it."""
     text = files(__package__).joinpath("ui.html").read_text(encoding="utf-8")
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
@@ -63,11 +61,12 @@ HEARTBEAT_S = 5.0
 
 
 class Gateway:
-    """ASGI application over one front.
+    """ASGI application of one front.
 
-    A key of `endpoint` is required everywhere except at OPEN and at the routes `more`, which have other keys. A
-    client's own key opens the routes of models, and the others if the client is an admin. `routes` are additional routes
-    that require a key; they replace routes with the same path. Requests without a key are checked by their host and origin.
+    The endpoint's API key is required for all paths except OPEN and the routes `more`, which have keys of their own. A
+    client's key grants access to the model paths, and to all others if the client is an admin. `routes` are additional
+    routes that require a key; they replace routes with the same path. Requests without a key are checked by their host
+    and origin.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class Gateway:
             if scope["method"] == "POST":
                 await Exchange(self.front, scope, receive, send, self._memory, self.heartbeat_s).run()
             else:
-                refused = messages.refuse(405, f"{scope['path']} takes POST", headers={"allow": "POST"})
+                refused = messages.refuse(405, f"{scope['path']} requires POST", headers={"allow": "POST"})
                 await refused(scope, receive, send)
         elif any(route.matches(scope)[0].value for route in self._own.routes):
             await self._own(scope, receive, send)
@@ -133,9 +132,9 @@ class Gateway:
         return messages.refuse(404, f"The model `{name}` does not exist.")
 
     def _cards(self, request: Request) -> list[dict[str, Any]]:
-        """Return model cards in vLLM's format, one for each name that the client may use.
+        """Return model cards in vLLM's format, one for each model name that the client may use.
 
-        The host's model is the `root` of an alias and the `parent` of an adapter.
+        The `root` of each card is the host's model, which is also the `parent` of an adapter.
         """
         client: ClientKey | None = request.scope.get(CLIENT)
         cards = []

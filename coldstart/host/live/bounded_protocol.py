@@ -1,10 +1,10 @@
-"""HTTP/1.1 protocol of a client connection, with the limits and checks that uvicorn's own protocol lacks.
+"""HTTP/1.1 protocol of a client connection, with limits and checks that uvicorn's own protocol lacks.
 
 This module limits the size and number of headers, the size of a body, the time until headers and body are complete,
-pipelined requests, and the number of connections. The kernel ends a connection whose client does
-not read (TCP_USER_TIMEOUT). This module does not look into bodies.
+pipelined requests, and the number of connections. The kernel closes the connection of a client that does not read
+(TCP_USER_TIMEOUT). This module does not parse bodies.
 
-A request whose end, host or key a proxy in front could read differently is refused (request smuggling), and its
+A request whose end, host or key a proxy in front could interpret differently (request smuggling) is rejected, and its
 connection is closed. Headers after the body (trailers) are ignored.
 """
 
@@ -23,9 +23,9 @@ from coldstart.host.endpoint import GatewayLimits
 from coldstart.host.live import messages
 from coldstart.host.live.access_control import KEY_HEADERS
 
-# A request has each of these headers once.
+# Headers that a request must not repeat.
 _SINGLE = (b"host", b"origin", b"content-length", b"transfer-encoding", b"upgrade", *KEY_HEADERS)
-# Protocols that HTTP libraries offer by default on plain connections: Java's and curl's (h2c), and Apache's (TLS).
+# Upgrades that HTTP libraries offer by default on plain connections: h2c (Java, curl) and TLS (Apache). They are ignored.
 _OFFERS = (b"h2c", b"tls/1.2")
 MAX_PIPELINED = 16
 MAX_UNSENT = 128 << 10
@@ -36,9 +36,9 @@ class _LimitExceededError(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Connection of one client, of at most `connections` open ones. httptools calls the on_* methods.
+    """Connection of one client, one of at most `connections`. httptools calls the on_* methods.
 
-    `refused` counts its answers that are errors, by status.
+    `refused` counts the error responses sent here, by status.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits, self._most_connections, self._refused = limits, connections, refused
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal = (400, "the request is not valid HTTP")
-        # Bytes that have arrived since the parser last completed headers, a part of a body or a message.
+        # Bytes received since the parser last completed headers, a part of a body, or a message.
         self._unparsed = 0
         self._body_bytes = 0
         self._in_head = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # uvicorn narrows the type
-        # The kernel holds few bytes for a client that does not read, and ends its connection after a while.
+        # For a client that does not read, the kernel buffers few bytes and closes the connection after a while.
         client, write_ms = transport.get_extra_info("socket"), round(1000 * self._limits.write_s)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, write_ms))
@@ -88,7 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._end(*self._refusal)
                 data = b""
             except httptools.HttpParserUpgrade as offer:
-                # The parser would take the body for the next request, so it gets the head again, without the offer.
+                # The parser would treat the body as the next request, so it gets the head again without the upgrade.
                 kept = [b"%b: %b\r\n" % one for one in self.headers if one[0] != b"upgrade"]
                 head = b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, b"".join(kept))
                 data = head + data[offer.args[0] :]
@@ -137,12 +137,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self.cycle.more_body and self.cycle.response_complete and not self.pipeline:
-            # Discard the rest of the body for a moment only, so that the client can read the answer.
+            # Discard the rest of the body for a limited time, so that the client can read the response.
             self._expect("body", self._limits.head_s)
         super().on_response_complete()
 
     def _find_fault(self) -> str | None:
-        """Return why a request head is ambiguous; None if it is not."""
+        """Return why the head of a request is ambiguous or unsupported; None if it is valid."""
         names = [name for name, _ in self.headers]
         given = {name: value.strip().lower() for name, value in self.headers}
         version, host = self.parser.get_http_version(), given.get(b"host")
@@ -150,17 +150,17 @@ class BoundedProtocol(HttpToolsProtocol):
             if names.count(name) > 1:
                 return f"the request has more than one header {name.decode()}"
         if version not in ("1.0", "1.1") or self.parser.get_method() == b"CONNECT":
-            return "the gateway serves HTTP/1.0 and HTTP/1.1 without CONNECT"
+            return "the gateway supports HTTP/1.0 and HTTP/1.1 without CONNECT"
         if version == "1.1" and host is None:
             return "the request has no header host"
         if not self.url.startswith(b"/") and _find_authority(self.url) != host:
             return "the request's target is neither a path nor an address at the header host"
         if version == "1.0" and (b"transfer-encoding" in given or self.parser.should_upgrade()):
-            return "a request of HTTP/1.0 has neither transfer-encoding nor upgrade"
+            return "HTTP/1.0 supports neither transfer-encoding nor upgrade"
         if given.get(b"transfer-encoding", b"chunked") != b"chunked":
             return "the request's transfer-encoding is not chunked"
         if self.parser.should_upgrade() and given[b"upgrade"] not in _OFFERS:
-            return "the gateway serves no other protocol by upgrade"
+            return "the gateway does not support protocol upgrades"
         return None
 
     def _describe_head_limit(self) -> str:
@@ -171,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(413, f"the request body has more than {self._limits.body_bytes} bytes")
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Make the parser stop; `_parse` then sends the answer."""
+        """Stop the parser; `_parse` then sends the error response."""
         self._refusal = status, reason
         raise _LimitExceededError(reason)
 
@@ -187,14 +187,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _is_answering(self) -> bool:
-        """Return whether a response has begun, or is due for an earlier request on this connection."""
+        """Return whether a response has begun, or an earlier request on this connection awaits one."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return False
         return cycle.response_started or not cycle.more_body or bool(self.pipeline)
 
     def _end(self, status: int, reason: str) -> None:
-        """Send an error response, if no response has begun, and close the connection."""
+        """Send an error response if no response has begun, and close the connection."""
         self._clear_deadline()
         if self.transport.is_closing():
             return

@@ -1,13 +1,14 @@
-"""Stream that can continue at another server of its model.
+"""Stream that can continue on another server of its model.
 
-Every request to vLLM has `return_token_ids`. The token ids are recorded here and removed from the answer unless the client
-requested them. The next server completes the prompt's ids and the generated ids over /v1/completions. For a chat, its
-answer is rewritten as a chat answer. The result is the same as without a change of server for greedy sampling, and
-has the same distribution for sampling without a seed: the next token depends only on those before it.
+Every request to vLLM has `return_token_ids` set. The token IDs are recorded here, and removed from the response unless
+the client requested them. The next server completes the prompt's IDs and the generated IDs over /v1/completions. For a
+chat, its response is rewritten as a chat response. With greedy sampling, the result is the same as without a change of
+server; with sampling without a seed, it has the same distribution, because the next token depends only on the tokens
+before it.
 
-Invariant: the client gets each token's text once and in order. A server's text may lag behind its tokens by an
+Invariant: the client receives each token's text once and in order. A server's text may lag behind its tokens by an
 incomplete character. The next server continues after the last token whose text was complete, and repeated text is
-dropped. Repeated text must be identical, else the stream ends with an error.
+dropped. Repeated text must be identical, otherwise the stream ends with an error.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from coldstart.contract.arguments import Arguments
 from coldstart.contract.handover import PARAMETER
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-# Parameters that the request for the rest can contain unchanged, with any value.
+# Parameters that the continuation request can contain unchanged, with any value.
 _SAMPLING = """model stream stream_options max_tokens temperature top_p top_k min_p repetition_penalty logit_bias stop_token_ids
     ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens include_stop_str_in_output allowed_token_ids
     user priority session_id cache_salt length_penalty return_token_ids"""
-# Parameters that only shape a chat's prompt, whose ids are then known; and the chat name of max_tokens.
+# Parameters that only affect a chat's prompt, whose token IDs are known by then; and the chat name of max_tokens.
 _TEMPLATE = """messages add_special_tokens add_generation_prompt continue_final_message chat_template chat_template_kwargs
     documents max_completion_tokens"""
 _SAME = frozenset(_SAMPLING.split())
 _PROMPT = {COMPLETIONS: frozenset(("prompt", "add_special_tokens")), CHAT: frozenset(_TEMPLATE.split())}
-# Parameters without effect at these values, as JSON: `0 == False`, and a list is not hashable.
+# Parameters that have no effect with these values. The values are JSON text, because `0 == False` in Python.
 _NEUTRAL: Mapping[str, tuple[str, ...]] = {
     "n": ("1",),
     "best_of": ("1",),
@@ -48,13 +49,13 @@ _NEUTRAL: Mapping[str, tuple[str, ...]] = {
     "logprob_token_ids": ("[]",),
     "parallel_tool_calls": ("true", "false"),
 }
-# Server arguments that turn a chat's text into more than text.
+# Server arguments that make a chat response contain more than text.
 _PARSERS = ("reasoning_parser", "tool_call_parser", "enable_auto_tool_choice")
 _DEFAULT_TOKENS = 16  # vLLM's default for a completion without max_tokens
 
 
 def obstacle(path: str, document: Mapping[str, Any], arguments: Arguments) -> str:
-    """Return the request field or server argument that prevents a continuation; empty if none does."""
+    """Return the request field or server argument that prevents a continuation; empty if there is none."""
     if path not in _PROMPT:
         return path
     if path == CHAT and any(arguments.gives(word) for word in _PARSERS):
@@ -82,9 +83,10 @@ def _text_only(message: Any) -> bool:
 
 
 class Continuation:
-    """One stream. `tokens` are the ids generated so far; the client has the complete text of the first `clean` of them.
+    """State of one stream.
 
-    The next request for the rest contains `kv`, with which its server loads the KV of the tokens so far.
+    `tokens` are the token IDs generated so far. The client has the complete text of the first `clean_count` tokens. If
+    `kv` is set, the next continuation request contains it, and its server loads the KV cache of the tokens so far.
     """
 
     def __init__(self, path: str, document: Mapping[str, Any]) -> None:
@@ -101,26 +103,26 @@ class Continuation:
         self._rest = b""
         self._later = self._diverged = self._foreign = False
         self._at = 0
-        # Text that the client has and this server will still repeat, and text of this server since `clean`.
+        # Text that the client has and this server will repeat, and this server's text since token `clean_count`.
         self._ahead = self._since = ""
 
     @classmethod
     def create(cls, path: str, document: Mapping[str, Any], arguments: Arguments) -> Self | None:
-        """Return a continuation, or None for a stream that cannot continue at another server."""
+        """Create a continuation; return None for a stream that cannot continue on another server."""
         return None if obstacle(path, document, arguments) else cls(path, document)
 
     @property
     def resumable(self) -> bool:
-        """Return whether another server can continue from here, or has nothing left to send."""
+        """Return whether another server can continue from here, or nothing remains to be sent."""
         if self._diverged or self._foreign:
             return False
-        # Tokens without text are sampled again; the client must not have seen any part of them.
+        # Tokens after `clean_count` are sampled again, so the client must not have received any part of them.
         known = self._greedy or not (self._ahead or self._since or (self._shows_ids and self._behind))
         return not self._head or self.finished or (self.prompt is not None and known)
 
     @property
     def over(self) -> bool:
-        """Return whether the stream is complete if its server exits now: its last event arrived, or its format is unknown."""
+        """Return whether the stream is complete: its last event has arrived, or its format is unknown."""
         return self.ended or self._foreign
 
     @property
@@ -128,7 +130,7 @@ class Continuation:
         return len(self.tokens) > self.clean
 
     def request(self, path: str) -> tuple[str, bytes]:
-        """Return the path and body to send next: first the client's request, later a completion request for the rest."""
+        """Return path and body of the next request: the client's own, later one for the remaining tokens."""
         self._rest, self.broken = b"", ""
         if self.prompt is None:
             return path, self._body({**self.document, "return_token_ids": True})
@@ -139,12 +141,12 @@ class Continuation:
         return COMPLETIONS, self._body(self._remaining())
 
     def warming(self, kv: Mapping[str, str] | None = None) -> bytes:
-        """Return the body of a one-token request that makes a server compute or load the KV cache of the tokens so far."""
+        """Build a one-token request that makes a server compute or load the KV cache of the tokens so far."""
         more = {name: self.document[name] for name in ("cache_salt",) if name in self.document}
         return self._one_token(self._so_far(), more | ({} if kv is None else {PARAMETER: kv}))
 
     def holding(self, request: str, key: str) -> bytes:
-        """Return a completion request that makes the current server retain the KV cache of this stream."""
+        """Build a completion request that makes the current server retain the KV cache of this stream."""
         known = [*(self.prompt or ()), *self.tokens]
         pin = handover.Pin(request, len(known), handover.digest_tokens(known))
         return self._one_token(known[:1], {PARAMETER: handover.sign(key, pin)})
@@ -175,9 +177,9 @@ class Continuation:
         return json.dumps(document).encode()
 
     def take(self, piece: bytes) -> bytes:
-        """Return the part of `piece` that the client gets, in complete events.
+        """Return the part of `chunk` that the client receives, in complete events.
 
-        `broken` is then not empty if the server cannot continue this stream.
+        Afterwards, `error` is not empty if the server cannot continue this stream.
         """
         *events, self._rest = (self._rest + piece).split(b"\n\n")
         passed = []
@@ -202,7 +204,7 @@ class Continuation:
             self.broken = str(chunk["error"])[:200]
             return b""
         if any(choice.get("finish_reason") == "abort" for choice in chunk["choices"]):
-            self.broken = "the server aborted the stream when it ended"
+            self.broken = "the server aborted the stream when it shut down"
             return b""
         return self._written(chunk) if self._later else self._seen(chunk, event)
 
@@ -256,18 +258,18 @@ class Continuation:
         self._ahead = self._ahead[again:]
         self._since += text
         if len(ids) == 1 and text:
-            # One token with text: an incomplete character would have delayed its text.
+            # A single token with text is complete: vLLM delays the text of an incomplete character.
             self.clean, self._since = self._at, ""
         return ids[len(known) :], text[again:]
 
     def _usage(self, usage: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the token usage of the full stream, summed over its servers."""
+        """Return the token usage of the full stream, over all its servers."""
         prompt, made = len(self.prompt or ()), len(self.tokens)
         counted = {"prompt_tokens": prompt, "total_tokens": prompt + made, "completion_tokens": made}
         return {**(usage or {}), **counted}
 
     def ending(self) -> bytes:
-        """Return the final events of a stream whose last token arrived without its last event."""
+        """Build the final events of a stream whose last token arrived without the final events."""
         options = self.document.get("stream_options") or {}
         usage = b""
         if options.get("include_usage"):

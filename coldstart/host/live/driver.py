@@ -1,8 +1,8 @@
-"""Live host: admits requests, sends events to the core and carries out its actions.
+"""Live host: admits requests, sends events to the core, and executes the core's actions.
 
-All code runs on one event loop, so the core processes one event at a time. A model with a cron expression is ordered to
-start at its moments: the wall clock can jump, and a machine can sleep, so the clock is read at least every CHECK_S seconds,
-and a moment that passed more than LATE_S seconds ago is reported as missed instead.
+All code runs on one event loop, so the core processes one event at a time. A model with a cron expression starts on that
+schedule. The wall clock can jump and a machine can sleep, so the clock is read at least every CHECK_S seconds, and a
+scheduled start that is more than LATE_S seconds late is reported as missed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ LATE_S = 60.0
 
 
 class Schedule:
-    """Next moment of each model. `prewarm` receives a model at its moment, `miss` a model and the reason."""
+    """Scheduled starts: the next start time of each model.
+
+    `prewarm` is called with a model that is due, `miss` with a model and a reason.
+    """
 
     def __init__(
         self,
@@ -47,22 +50,27 @@ class Schedule:
         self._timer: asyncio.TimerHandle | None = None
 
     def configure(self, crontabs: Mapping[str, str]) -> None:
-        """Apply the cron expressions by model; a moment of an unchanged one that has passed is not lost."""
+        """Apply the cron expressions by model. A start that is due under an unchanged expression is not lost."""
         known = self._crontabs
         self._next = {model: at for model, at in self._next.items() if crontabs.get(model) == known[model]}
         self._crontabs = dict(crontabs)
         self.check()
 
     def get_next(self, model: str) -> float | None:
-        """Return the model's next moment as Unix time; None if it has no schedule."""
+        """Return the model's next scheduled start as Unix time; None if it has no schedule."""
         return self._next.get(model)
 
     def check(self) -> None:
-        """Order the starts that are due, and wait for the next moment, which is found again: the clock may have been set."""
+        """Order the starts that are due, and set a timer for the next one.
+
+        All times are recomputed, because the clock may have been set.
+        """
         now = self._now()
         for model, at in self._next.items():
             if at <= now - LATE_S:
-                self._miss(model, f"the moment passed {now - at:.0f} s ago, while the host did not run")
+                self._miss(
+                    model, f"the scheduled time passed {now - at:.0f} s ago while the host was not running"
+                )
             elif at <= now:
                 self._prewarm(model)
         self._next = {model: find_next_moment(one, now) for model, one in self._crontabs.items()}
@@ -74,12 +82,12 @@ class Schedule:
 
 
 END_S = 10.0
-"""Time in seconds that a server has to end after its connections were lost."""
+"""Time in seconds for a server to exit after its connections were lost."""
 LOOK_S = 0.02
 
 
 class Driver(Front[Ticket]):
-    """Driver of one model host: connects its core to requests, servers and timers."""
+    """Driver of one model host: connects the core to requests, servers and timers."""
 
     stopping = STOPPING
 
@@ -112,7 +120,7 @@ class Driver(Front[Ticket]):
 
     @property
     def resumes(self) -> bool:  # type: ignore[override]
-        """Return whether a stream can continue at the next server of its model."""
+        """Return whether a stream can continue on the next server of its model."""
         return self.core.settings.resume_streams
 
     def _admit(self, route: Destination, *, counted: bool = True, tries: int = 0) -> Ticket:
@@ -127,10 +135,10 @@ class Driver(Front[Ticket]):
             self.emit(events.RequestEnded(ticket.number))
 
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a stream that the next server of its model can continue, or an aborted request; return None for any other.
+        """Admit a request again if the next server can continue its stream or if its server aborted it, else return None.
 
-        A request whose connection was lost before its answer is not admitted: it may have killed its server, and its
-        client can repeat it. Nor is one that was resumed before: it may be the cause of both failures.
+        A request whose connection was lost before its response began is not repeated, because it may have killed its
+        server. A request that was repeated before is not repeated again, because it may be the cause of both failures.
         """
         has_begun = ticket.stream is not None and bool(ticket.stream.tokens)
         is_resumable = (has_begun or isinstance(error, AbortedError)) and not ticket.tries
@@ -142,11 +150,11 @@ class Driver(Front[Ticket]):
         return self._admit(ticket.route, tries=ticket.tries + 1)
 
     async def _await_end(self, replica: Replica) -> bool:
-        """Wait until `replica` has ended and its model can start again; return whether it can within END_S."""
+        """Wait until `replica` has exited and its model can start again; return whether that happens within END_S seconds."""
         name, deadline = replica.name, self.clock() + END_S
         while (now := self.clock()) <= deadline:
             model, server = self.core.models.get(name), self.lifecycle.residences.get(name)
-            # Without a server, the core may not have seen its end yet, or the model is in backoff after a failure.
+            # Without a server, the core may not have processed its exit yet, or the model is in backoff after a failure.
             can_start = model is None or (model.state is not State.READY and now >= model.retry_at)
             if server is not replica and (server is not None or can_start):
                 return model is not None
@@ -166,22 +174,22 @@ class Driver(Front[Ticket]):
         return estimate_progress(known, self.clock(), self._find_step(model))
 
     def _find_step(self, model: str) -> StartProgress | None:
-        """Return the progress that the starting server of a model has reported."""
+        """Return the last progress report of a model's starting server."""
         known, residence = self.core.models.get(model), self.lifecycle.residences.get(model)
         return residence.server.progress if known and known.state is State.STARTING and residence else None
 
     def find_server(self, name: str | None) -> tuple[Residence | None, str]:
-        """Return the server of a model, an alias or the default model, or the reason why no server is available."""
+        """Return the running server for a model name, an alias or None (the default model), or None and the reason."""
         route = self.catalogue.route(name)
         if route is None:
             return None, unknown(name).reason
         residence = self.lifecycle.residences.get(route.model)
         return residence, "" if residence else (
-            f"No server of {route.model} is running: it is {self.state(route.model)}."
+            f"no server of {route.model} is running: it is {self.state(route.model)}"
         )
 
     def emit(self, event: Event) -> None:
-        """Send an event to the core and carry out the resulting actions."""
+        """Send an event to the core and execute the resulting actions."""
         for action in self.core.handle(event, self.clock()):
             self._do(action)
         self._set_timer(self.core.deadline())
@@ -205,7 +213,7 @@ class Driver(Front[Ticket]):
                 self.lifecycle.carry_out(action)
 
     def configure(self, file: HostFile) -> None:
-        """Apply a new configuration between two requests. Raise UsageError and change nothing if it is invalid."""
+        """Apply a new configuration between two events. Raises UsageError without changing anything if it is invalid."""
         self.emit(events.ConfigurationChanged(file.models, file.settings))
         self.catalogue = file.catalogue
         self.record.describe(file)
@@ -215,7 +223,7 @@ class Driver(Front[Ticket]):
         self.schedule.configure(file.crontabs)
 
     def load(self, model: str) -> Ticket:
-        """Start a model as a request would, without counting one; the ticket is granted once the model is ready.
+        """Start a model as a request would, without counting a request; the ticket is granted when the model is ready.
 
         Raises AdmissionRefusedError under the same conditions as `enter`.
         """
@@ -232,7 +240,10 @@ class Driver(Front[Ticket]):
         self.load(model).granted.add_done_callback(end)
 
     def unload(self, model: str | None) -> list[str]:
-        """Stop a model, or all that the host does not start by itself, after their running requests; return their names."""
+        """Stop a model after its running requests, and return its name in a list.
+
+        None stops all models except those that the host restarts by itself.
+        """
         models, returns = self.core.models, self.core.residents.restarts_by_itself
         names = [model] if model is not None else [name for name, one in models.items() if not returns(one)]
         gone = [name for name in names if models[name].state in (State.READY, State.ASLEEP)]
@@ -250,13 +261,13 @@ class Driver(Front[Ticket]):
         return status.document(self.core, self.facts, self.clock(), time.time())
 
     def begin(self) -> None:
-        """Start the pinned models and the core's timer."""
+        """Start the runtime template, the pinned models and the timers."""
         self.lifecycle.begin()
         self.schedule.configure(self._crontabs)
         self._tick()
 
     def drain(self) -> None:
-        """Refuse new and waiting requests; stop each model once its running requests have ended."""
+        """Reject new and pending requests; stop each model when its running requests have ended."""
         self.facts.stopping = True
         self.schedule.configure({})
         for number in [one for one, ticket in self._tickets.items() if not ticket.granted.done()]:

@@ -1,8 +1,8 @@
-"""One request through the gateway: wait until its model is ready, forward the request, stream the answer back.
+"""One request through the gateway: wait until its model is ready, forward the request, and stream the response to the client.
 
-Invariants: each piece is sent to the client as soon as it arrives, and no piece of one exchange reaches another. When
-the client disconnects, the connection to the server is closed, which makes vLLM abort the request. Each admitted
-request leaves the front exactly once, on every path.
+Invariants: each chunk is sent to the client as soon as it arrives, and no chunk of one exchange reaches another. When the
+client disconnects, the connection to the server is closed, which makes vLLM abort the request. Each admitted request is
+released by the front exactly once, on every path.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Exchange:
         self.stream: Continuation | None = None
 
     async def run(self) -> None:
-        """Serve the request and send the response to the client."""
+        """Handle the request and send the response to the client."""
         try:
             self.body = await self.memory.read(self.receive)
             self._held_bytes = len(self.body)
@@ -76,7 +76,7 @@ class Exchange:
             self._release()
 
     def _release(self) -> None:
-        """Release the memory of the request body, once."""
+        """Release the memory of the request body. Later calls do nothing."""
         self.memory.release(self._held_bytes)
         self._held_bytes = 0
 
@@ -93,7 +93,7 @@ class Exchange:
             await self._serve(ticket)
         except AdmissionRefusedError as refused:
             await self._refuse(refused)
-        except RecursionError as error:  # a body that can be read but not written again
+        except RecursionError as error:  # a body that can be decoded but not encoded
             await self._refuse(AdmissionRefusedError(400, f"the request body is invalid: {error}"))
         except asyncio.CancelledError:
             self.status = self.status or 499
@@ -119,7 +119,7 @@ class Exchange:
                 if isinstance(error, StreamInterruptedError):
                     ticket.interrupted()
                     continue
-                # The answer has not begun, or its stream is resumable: another server may answer.
+                # Another server may respond if the response has not begun or its stream is resumable.
                 open_ = self.first_s is None or (self.stream is not None and self.stream.resumable)
                 again = await self.front.readmit(ticket, replica, error) if open_ else None
                 if again is None:
@@ -128,7 +128,7 @@ class Exchange:
                 self.ticket = ticket = again
 
     def _prepare(self, ticket: Ticket) -> None:
-        """Replace the model name by the server's name for it, and record what another server needs to continue the stream."""
+        """Replace the model name by the name that the server expects, and create the state with which a stream can continue."""
         if ticket.route.served != self.asked:
             self.body = messages.replace_model(self.body, ticket.route.served)
         if self.front.resumes and self.streams:
@@ -140,8 +140,11 @@ class Exchange:
         return str(self.scope["raw_path"].partition(b"?")[0].decode("ascii"))
 
     async def _granted(self, ticket: Ticket) -> Replica:
-        """Wait until a server is granted, sending SSE comments to keep a stream alive. Raises AdmissionRefusedError."""
-        # All requests wait in the same way, so that they resume in the order in which they were granted.
+        """Wait until a server is granted; meanwhile send SSE comments to keep a stream alive.
+
+        Raises AdmissionRefusedError.
+        """
+        # All requests wait in the same way, so they continue in the order in which they were granted.
         while not ticket.granted.done():
             limit_s = self.heartbeat_s if self.streams else None
             if not (await asyncio.wait([ticket.granted], timeout=limit_s))[0]:
@@ -167,15 +170,15 @@ class Exchange:
             if answer.status != 200 and (later or self.status):
                 content = await answer.read()
                 if not later:
-                    # The response headers announced a stream: the error is its only event.
+                    # The headers have already announced a stream, so the error is sent as its only event.
                     await self._more(messages.event(content), last=True)
                     return
                 detail = content[:200].decode(errors="replace")
                 raise DisconnectedError(
-                    f"the server that should continue a broken stream answered {answer.status} {detail}"
+                    f"the server that should continue a broken stream returned HTTP {answer.status}: {detail}"
                 )
             piece = await answer.piece()
-            # A longer answer would have to be held back.
+            # Only a response that has arrived completely is checked; a longer one would have to be buffered.
             if not self.streams and answer.whole and _is_aborted(piece):
                 raise AbortedError("the server aborted the request when it ended")
             ticket.went_on()
@@ -184,7 +187,7 @@ class Exchange:
             await self._forward(answer, piece, replica.name)
 
     async def _begin_answer(self, answer: UpstreamAnswer, replica: Replica, ticket: Ticket) -> None:
-        """Send the headers of the first answer, or what they would say if a stream has begun."""
+        """Send the headers of the first response; if a stream has begun already, send the timing as a comment."""
         self.first_s, self.body = time.perf_counter() - self.began, b""
         if self.stream is not None and answer.status != 200:
             self.stream = ticket.stream = None
@@ -199,7 +202,7 @@ class Exchange:
         await self._start(answer.status, [*passed, (b"x-request-id", self.id), *own])
 
     async def _forward(self, answer: UpstreamAnswer, piece: bytes, model: str) -> None:
-        """Pass the pieces on, those of a resumable stream as complete events, which are recorded.
+        """Forward the chunks of a response. Those of a resumable stream are recorded and forwarded as complete events.
 
         Raises:
             DisconnectedError: The stream ended too early.
@@ -218,13 +221,13 @@ class Exchange:
         await self._more(b"", last=True)
 
     async def _break(self, replica: Replica, error: Exception) -> None:
-        """Report the failure of the server or its connection in the form in which the answer began."""
+        """Report the failure of a server or its connection to the client, in a form that fits the response so far."""
         reason, detail = f"the server of {replica.name} {replica.fault or 'disconnected'}", str(error)
         self.front.log.write(
             "broken", model=replica.name, request=self.id.decode(), reason=detail or type(error).__name__
         )
         if self.status and not self.streams:
-            # A partial answer must not look complete: close the connection without the last piece.
+            # A partial response must not look complete, so the connection is closed without the last chunk.
             raise RuntimeError(reason) from error
         await self._fail(502, reason)
 
@@ -242,7 +245,7 @@ class Exchange:
     ) -> None:
         """Send an error response, or an error event if a stream has begun.
 
-        The error contains the request ID found in the log.
+        The error contains the request ID, which also appears in the log.
         """
         number = self.id.decode()
         if self.status or status >= 500:
@@ -263,7 +266,7 @@ class Exchange:
 
 
 def _is_aborted(answer: bytes) -> bool:
-    """Return whether a complete response reports that vLLM aborted the request, as vLLM does when it exits."""
+    """Return whether a complete response reports that vLLM aborted the request, as vLLM does when it shuts down."""
     if b'"abort"' not in answer:
         return False
     with suppress(ValueError, AttributeError, TypeError):

@@ -1,6 +1,6 @@
-"""Admission of requests before a pure core: what the driver of a host and the control of a fleet share.
+"""Admission of requests to a core without I/O: the common part of a host's driver and a fleet's control.
 
-The HTTP application knows no other interface. All code runs on one event loop, so the core processes one event at a time.
+The HTTP application uses no other interface. All code runs on one event loop, so the core processes one event at a time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from coldstart.host.status import HostFacts, Progress
 
 
 class AdmissionRefusedError(Exception):
-    """The request is rejected: HTTP status, reason, and the seconds after which a retry may succeed.
+    """The request is rejected with an HTTP status and a reason; a retry may succeed after `retry_after_s` seconds, if set.
 
-    `reason` and `hint` are for the client; `detail` is added in the log.
+    The client receives `reason` and `hint`; the log also contains `detail`.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class AdmissionRefusedError(Exception):
 def unknown(asked: str | None) -> AdmissionRefusedError:
     """Return the error for a request with an unknown model name or without a model name."""
     missing = asked is None
-    reason = "the request names no model" if missing else f"The model `{asked}` does not exist."
+    reason = "the request does not specify a model" if missing else f"The model `{asked}` does not exist."
     return AdmissionRefusedError(404, reason)
 
 
 @dataclass(eq=False)
 class Ticket:
-    """A request, from its arrival until it has ended.
+    """Admission ticket of a request, from its arrival until its end.
 
-    `granted` returns the server of the request, or raises AdmissionRefusedError. `hit`: the request did not wait.
-
-    `stream` is the state of a response that can continue at another server, `answer` the current response. The request was
-    admitted `tries` times before. `evicted` are the models whose memory it needed. Its servers know it as `request_id`.
+    The future `granted` returns the server of the request, or raises AdmissionRefusedError. `hit` is True if the request
+    did not wait. `stream` is the state of a response that can continue on another server, and `response` the current
+    response. `tries` is the number of earlier admissions. `evicted` are the models that were evicted for the request.
+    `request_id` is its ID at servers.
     """
 
     number: str
@@ -71,22 +71,21 @@ class Ticket:
     request_id: str = ""
 
     def refuse(self, refused: AdmissionRefusedError) -> None:
-        """Make `granted` raise this error, unless the request already has a server."""
+        """Make `granted` raise this error, unless a server was granted."""
         if not self.granted.done():
             self.granted.set_exception(refused)
-            # Its client may be disconnected: without this the event loop logs an exception that was never
-            # retrieved.
+            # Retrieve the exception: if the client has disconnected, the event loop would log it.
             self.granted.exception()
 
     def interrupted(self) -> None:
-        """Requeue the request after its response was interrupted; it continues at the server that `granted` returns."""
+        """Requeue the request after its response was interrupted; it continues on the server that `granted` returns."""
 
     def went_on(self) -> None:
         """Record the first chunk of a response."""
 
     @property
     def queued_s(self) -> float | None:
-        """Return the seconds from arrival until the request was forwarded."""
+        """Return the seconds from the arrival until the request was forwarded; None if it was not forwarded."""
         return None if self.dispatched is None else self.dispatched - self.arrived
 
 
@@ -94,9 +93,10 @@ T = TypeVar("T", bound=Ticket)
 
 
 class Front(ABC, Generic[T]):
-    """Admits requests, and decides which server answers each.
+    """Admits requests, and decides which server handles each.
 
-    `stopping` is the reason of refusals once it stops. With `resumes` a stream whose server ended continues elsewhere.
+    `stopping` is the reason of rejections after the gateway begins to stop. If `resumes` is set, a stream whose server
+    exited continues on another one.
     """
 
     metrics: Metrics
@@ -111,11 +111,11 @@ class Front(ABC, Generic[T]):
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(self, asked: str | None, *, counted: bool = True) -> T:
-        """Admit a request for the model name `asked`; `counted` is false for an operator's order.
+        """Admit a request for the model name `requested_name`; `counted` is False for an operator's order.
 
         Raises:
-            AdmissionRefusedError: The model is unknown or the gateway is stopping; the ticket's `granted` raises every
-                later rejection.
+            AdmissionRefusedError: The model is unknown or the gateway is stopping. Later rejections are raised by
+                `granted`.
         """
         if self.facts.stopping:
             raise AdmissionRefusedError(503, self.stopping, 5.0)
@@ -130,13 +130,13 @@ class Front(ABC, Generic[T]):
 
     @abstractmethod
     def leave(self, ticket: Ticket) -> None:
-        """Report the end of a request to the core, whether it was served or not."""
+        """Report the end of a request to the core, whether it succeeded or not."""
 
     @abstractmethod
     async def readmit(self, ticket: Ticket, replica: Replica, error: Exception) -> Ticket | None:
-        """Admit a request again after its server failed, if no response had begun or its stream can continue elsewhere.
+        """Admit a request again after its server failed; return None if no other server can handle it.
 
-        Returns None if no other server can serve it.
+        That requires that its response had not begun, or that its stream can continue on another server.
         """
 
     @abstractmethod
@@ -145,7 +145,7 @@ class Front(ABC, Generic[T]):
 
     @abstractmethod
     def status(self) -> Mapping[str, Any]:
-        """Return the document of GET /status."""
+        """Build the document of GET /status."""
 
     @abstractmethod
     def _tick(self) -> None:
@@ -159,7 +159,7 @@ class Front(ABC, Generic[T]):
         return ticket
 
     def _note_arrival(self, ticket: T, counted: bool) -> None:
-        """Record whether a request was granted at its arrival, and count it."""
+        """Record whether a request was granted on arrival, and count it."""
         ticket.hit = ticket.granted.done() and ticket.granted.exception() is None
         if not counted:
             return
@@ -180,7 +180,7 @@ class Front(ABC, Generic[T]):
         ticket.granted.set_result(replica)
 
     def _set_timer(self, due: float) -> None:
-        """Schedule a Tick at the time `due`; infinity schedules none."""
+        """Schedule the next Tick event at the time `due`; infinity cancels it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

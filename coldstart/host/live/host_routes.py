@@ -1,13 +1,11 @@
 """HTTP routes of a single host, whose servers run on this machine.
 
-GET   /logs/{name}            the end of the log of that model's server, while it runs; with ?follow also later lines;
-POST  /load/{name}            start a model, and respond once it is ready; with ?wait=false at once;
-POST  /unload, /unload/{name}    stop all models, or one, after their running requests; the next request starts them again;
-GET   /metrics                Prometheus text of the host and of its running servers;
-GET   /upstream/{name}/{path}    a running server's answer at one of READABLE;
-GET   READS                   the same of the only or the default model;
-POST  /reload                 read the configuration again now;
-POST  /stop                   stop the host as SIGTERM does.
+GET   /logs/{name}            the end of the log of the model's running server; with ?follow also later lines; POST
+/load/{name}            start a model, and respond when it is ready; with ?wait=false immediately; POST  /unload,
+/unload/{name}    stop all models, or one, after their running requests; the next request restarts them; GET   /metrics
+Prometheus metrics of the host and its running servers; GET   /upstream/{name}/{path}    response of a running server at
+one of the paths READABLE; GET   READS                   the same for the only or the default model; POST  /reload
+reload the configuration; POST  /stop                   stop the host, as SIGTERM does.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ from coldstart.host.live.messages import ClientGoneError, run_while_connected
 from coldstart.host.live.upstream import DisconnectedError
 
 TAIL_BYTES = 64 << 10
-# Time in seconds that a server may take to answer a read, and for its metrics.
+# Time limits in seconds for a server's response to a read, and for reading its metrics.
 READ_S, METRICS_S = 10.0, 1.0
 MAX_BYTES = 8 << 20
 READABLE = ("/health", "/load", "/metrics", "/ping", "/tokenizer_info", "/version")
-"""Routes of vLLM's server that a GET may read: they change nothing and reveal no arguments and no paths."""
+"""Paths of vLLM's server that clients may read: they change nothing and reveal neither arguments nor file paths."""
 _READ = "coldstart_host_server_metrics_read"
 _ABOUT = ("# HELP ", "# TYPE ")
 _LABELS = r'(?:\w+="(?:[^"\\]|\\.)*"(?:,|(?=\})))*'
@@ -45,10 +43,10 @@ _SAMPLE = re.compile(rf"[a-zA-Z_:][\w:]*(?:\{{{_LABELS}\}})? {_VALUE}", re.ASCII
 
 
 async def read(residence: Residence, path: str, timeout_s: float) -> tuple[int, str, bytes]:
-    """Return status, content type and body of a GET.
+    """Read a path of a server; return status, content type and body.
 
     Raises:
-        OSError: The server does not answer in time, disconnects, or answers with more than MAX_BYTES.
+        OSError: The server does not respond in time, disconnects, or sends more than MAX_BYTES.
     """
     own = messages.present_key(residence.key)
     async with (
@@ -66,10 +64,10 @@ async def read(residence: Residence, path: str, timeout_s: float) -> tuple[int, 
 
 
 def merge(own: str, servers: Iterable[tuple[str, str]]) -> str:
-    """Add the metrics of `servers`, pairs of a model and vLLM's text, to `own`, each sample labelled with its model.
+    """Append the metrics of `servers`, pairs of a model and vLLM's text, to `own`; label each sample with its model.
 
-    A family has one HELP and TYPE, and its samples stand together. prometheus_client's parser takes half a second of CPU time
-    for each server, which streams of tokens need; so whole lines are labelled.
+    Each metric family has one HELP and TYPE line, followed by all its samples. Lines are labelled as text:
+    prometheus_client's parser would use half a second of CPU time per server, which delays token streams.
     """
     families: dict[str, tuple[list[str], list[str]]] = {}
     for model, text in servers:
@@ -90,22 +88,25 @@ def merge(own: str, servers: Iterable[tuple[str, str]]) -> str:
 
 
 def is_exposition(text: str) -> bool:
-    """Return whether each line is a sample or a comment in Prometheus' text format: one other line would spoil all metrics."""
+    """Return whether each line is a sample or a comment in the Prometheus text format.
+
+    One invalid line would invalidate all metrics.
+    """
     return all(not line or line.startswith("#") or _SAMPLE.fullmatch(line) for line in text.split("\n"))
 
 
 def escape(value: str) -> str:
-    """Return `value` as the content of a quoted label value."""
+    """Escape `value` for a quoted label value."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 async def add_metrics(own: bytes, residences: Iterable[Residence]) -> str:
-    """Return the host's own metrics with those of its running servers, each labelled with its model."""
+    """Return the host's own metrics and those of its running servers, each labelled with its model."""
     serving = [residence for residence in residences if residence.serves]
     found = await asyncio.gather(*map(_read_metrics, serving))
     texts = dict(zip([one.name for one in serving], found, strict=True))
     given = [(model, text) for model, text in texts.items() if text is not None]
-    # A thread, because many servers have many lines.
+    # Use a thread, because the metrics of many servers have many lines.
     merged = await asyncio.to_thread(merge, own.decode(), given)
     about = f"# HELP {_READ} 1 if the server's own metrics are included, else 0.\n# TYPE {_READ} gauge\n"
     were_read = (
@@ -124,13 +125,13 @@ async def _read_metrics(residence: Residence) -> str | None:
 
 
 async def _load(driver: Driver, request: Request) -> Response:
-    """Start the model in the path; respond once it is ready, or at once with `wait=false`.
+    """Start the model in the path; respond when it is ready, or immediately with `wait=false`.
 
-    The order is admitted as a request is: it waits for memory, and is rejected for the same reasons. It is not counted.
+    The order is admitted like a request: it waits for memory, and is rejected for the same reasons. It is not counted.
     """
     waits = request.query_params.get("wait", "true")
     if waits not in ("true", "false"):
-        return messages.refuse(400, f"wait is {waits!r}; it is true or false")
+        return messages.refuse(400, f"invalid query parameter wait={waits!r}: use true or false")
     try:
         ticket = driver.load(request.path_params["name"])
         model, was_ready = ticket.route.model, ticket.granted.done()  # or it is refused at once
@@ -150,7 +151,7 @@ async def _load(driver: Driver, request: Request) -> Response:
 
 
 async def _show_log(driver: Driver, request: Request) -> Response:
-    """Return the log of the model in the path; with the query member `follow`, also all later lines."""
+    """Return the log of the model in the path; with the query parameter `follow`, also all later lines."""
     residence, missing = driver.find_server(request.path_params["name"])
     if residence is None:
         return messages.refuse(404, missing)
@@ -161,7 +162,10 @@ async def _show_log(driver: Driver, request: Request) -> Response:
 
 
 async def _read_server(driver: Driver, request: Request) -> Response:
-    """Return the running server's answer at a readable path. A read starts no model: monitors read in intervals."""
+    """Return the running server's response at a readable path.
+
+    Reading never starts a model, because monitors poll these paths.
+    """
     name, target = request.path_params.get("name"), request.scope["path"]
     path = target if name is None else "/" + request.path_params["path"]
     client = request.scope.get(CLIENT)
@@ -176,13 +180,13 @@ async def _read_server(driver: Driver, request: Request) -> Response:
     try:
         status, kind, body = await read(residence, path, READ_S)
     except OSError as error:
-        reason = str(error) or f"no answer within {READ_S:g} s"
-        return messages.refuse(502, f"the server of {residence.name} cannot be read: {reason}")
+        reason = str(error) or f"no response within {READ_S:g} s"
+        return messages.refuse(502, f"cannot read {path} of the server of {residence.name}: {reason}")
     return Response(body, status_code=status, media_type=kind)
 
 
 def host_routes(driver: Driver) -> list[Route]:
-    """Return the routes for the servers of `driver`."""
+    """Create the routes for the servers of `driver`."""
 
     async def show_metrics(request: Request) -> Response:
         residences = driver.lifecycle.residences.values()
@@ -209,11 +213,11 @@ def host_routes(driver: Driver) -> list[Route]:
 
 
 def process_routes(reload: Callable[[], Awaitable[dict[str, Any]]], stop: Callable[[], int]) -> list[Route]:
-    """Return the routes for the host's process.
+    """Create the routes for the host's process.
 
     Args:
-        reload: Reads the configuration again and returns the changes. Raises UsageError.
-        stop: Begins to stop the host; returns the number of running requests.
+        reload: Function that reloads the configuration and returns the changes. Raises UsageError.
+        stop: Function that begins to stop the host, and returns the number of running requests.
     """
 
     async def reload_configuration(request: Request) -> Response:

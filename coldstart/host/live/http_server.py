@@ -23,14 +23,17 @@ from coldstart.host.live.bounded_protocol import BoundedProtocol
 from coldstart.system.ipc import addresses
 
 BACKLOG = 2048
-# Descriptors for log files, sockets of servers that start, and libraries.
+# Descriptors reserved for log files, sockets of starting servers, and libraries.
 RESERVED_DESCRIPTORS = 256
-# Time in which the answers of killed servers reach their clients when the gateway ends at once.
+# Time in seconds for responses about killed servers to reach their clients when the gateway stops immediately.
 LAST_ANSWERS_S = 1.0
 
 
 class GatewayServer(uvicorn.Server):
-    """Uvicorn server without signal handlers, which a gateway's process has. It calls `look_at_files` once a second."""
+    """Uvicorn server without signal handlers, which the gateway's process installs itself.
+
+    It calls `check_files` once per second.
+    """
 
     def __init__(self, config: uvicorn.Config, look_at_files: Callable[[], None]) -> None:
         super().__init__(config)
@@ -41,29 +44,29 @@ class GatewayServer(uvicorn.Server):
         yield
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Accept no more connections, and end when the running requests have ended; `at_once` waits for none of them."""
+        """Accept no more connections, and exit after the running requests have ended, or immediately with `at_once`."""
         self.should_exit = True
         if at_once:
             self.force_exit = True
-            # Uvicorn leaves connections open, for which asyncio's server waits from Python 3.12 on.
+            # Uvicorn leaves connections open, and from Python 3.12 on asyncio's server waits for them.
             asyncio.get_running_loop().call_later(LAST_ANSWERS_S, self.break_connections)
 
     def break_connections(self) -> None:
-        """End all connections without the rest of their answers."""
+        """Abort all connections without sending the rest of their responses."""
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
     async def on_tick(self, counter: int) -> bool:
-        """Look at the files (uvicorn's Server calls this ten times per second)."""
+        """Call `check_files` once per second (uvicorn calls this method ten times per second)."""
         if counter % 10 == 0:
             self.look_at_files()
         return await super().on_tick(counter)
 
 
 def create_server(app: Gateway, look_at_files: Callable[[], None] = lambda: None) -> GatewayServer:
-    """Return a server for `app` with the limits of its endpoint; raise this process's limit of open files.
+    """Create a server for `app` with the limits of its endpoint, and raise this process's limit of open files.
 
-    Once a second it reads changed keys of clients, and calls `look_at_files`.
+    Once per second the server reloads changed client keys and calls `check_files`.
     """
 
     def refresh_files() -> None:
@@ -79,12 +82,12 @@ def create_server(app: Gateway, look_at_files: Callable[[], None] = lambda: None
         lifespan="off",
         access_log=False,
         log_config=None,
-        # Uvicorn warns of each invalid request, so any client could fill the log.
+        # Uvicorn logs a warning for each invalid request, so any client could fill the log.
         log_level="error",
         # Any local process could claim another client's address by X-Forwarded-For.
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=cast("int", limits.idle_s),  # a float works, too
+        timeout_keep_alive=cast("int", limits.idle_s),  # a float also works
         ssl_certfile=app.endpoint.tls_cert,
         ssl_keyfile=app.endpoint.tls_key,
         backlog=BACKLOG,
@@ -93,9 +96,9 @@ def create_server(app: Gateway, look_at_files: Callable[[], None] = lambda: None
 
 
 def raise_connection_limit() -> int:
-    """Raise the soft limit of descriptors to the hard limit; return how many clients can then be connected.
+    """Raise the soft limit of open files to the hard limit; return the number of clients that can then be connected.
 
-    A client takes two descriptors: its connection and one to the model's server.
+    A client uses two descriptors: its own connection, and one to the model's server.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -107,9 +110,9 @@ def raise_connection_limit() -> int:
 
 @contextmanager
 def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
-    """Listen on a socket during the block.
+    """Open a listening socket for the duration of the block.
 
-    Raises UsageError if the endpoint is open to others by accident, or its certificate or its address cannot be used.
+    Raises UsageError if the endpoint would be exposed unintentionally, or if its certificate or address cannot be used.
     """
     endpoint.check()
     if endpoint.tls_cert is not None:
@@ -129,7 +132,7 @@ def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise addresses.explain_port_in_use(host, port) from error
-        # Python adds the address to the text of `strerror`, except for a name that is not found.
+        # `strerror` of an OSError contains the address already, except if the name was not found.
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise UsageError(
             f"cannot listen at {host}:{port}: {reason}",
@@ -140,6 +143,6 @@ def listen(endpoint: GatewayEndpoint) -> Iterator[socket.socket]:
 
 
 def format_url(sock: socket.socket, endpoint: GatewayEndpoint) -> str:
-    """Return the URL of a bound socket for clients on this machine."""
+    """Return the URL at which clients on this machine reach a bound socket."""
     host, port = sock.getsockname()[:2]
     return addresses.build_url(host, port, "http" if endpoint.tls_cert is None else "https")

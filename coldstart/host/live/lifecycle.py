@@ -1,14 +1,14 @@
-"""Servers of the host's models, from the start order until their processes have ended; in between they may sleep and wake up.
+"""Servers of the host's models, from the start order until their processes have exited; in between they can sleep and wake up.
 
-The tiers `asleep-N` are vLLM's sleep levels (`/sleep?level=N`, `/wake_up`), which vLLM offers with
-`--enable-sleep-mode` on platforms that support it, and only in its development mode. That mode also opens routes that
-call methods of the worker, replace weights and show the configuration.
+The tiers `asleep-N` are vLLM's sleep levels (`/sleep?level=N`, `/wake_up`), which vLLM offers with `--enable-sleep-mode`
+on platforms that support it, and only in its development mode. That mode also opens routes that call worker methods,
+replace weights and show the configuration.
 
 Invariant: only a model with a sleeping tier is started in development mode. Its server listens at a Unix socket in this
 host's private directory, and the gateway forwards none of these routes.
 
-Invariant: every order results in exactly one event, whatever happens to the process: a start in Started or Failed, a
-leave order in Left.
+Invariant: every order results in exactly one event, whatever happens to the process: StartModel in ModelReady or
+ModelFailed, ChangeTier in TierChanged or ModelFailed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from coldstart.host.specification import STOPPED
 
 STOPPING = "the host is stopping"
 MEASURE_FIRST_S, MEASURE_EVERY_S = 1.0, 30.0
-# Time in seconds above which the wait for a template is a phase of the start; a ready template takes less.
+# A longer wait for a template, in seconds, is shown as a phase of the start. Waiting for a ready template takes less.
 WAIT_S = 0.001
 _SLEEP = "asleep-"
 
 
 class Residence(Replica):
-    """A server of this host, whose start was ordered at the time `began`."""
+    """Replica of a model that runs on this host. Its start was ordered at the time `began`, in seconds."""
 
     def __init__(self, launch: Launch, server: ModelServer, began: float) -> None:
         super().__init__(launch.name, Upstream(server.socket), messages.find_server_key(launch.args))
@@ -54,11 +54,11 @@ class Residence(Replica):
 
     @property
     def serves(self) -> bool:
-        """Return whether the server is ready and not ending."""
+        """Return whether the server is ready and is not shutting down."""
         return bool(self.start_s) and not self.is_ending
 
     async def post(self, path: str, timeout_s: float) -> bool:
-        """Return whether the server carries out an order in this time."""
+        """Send a POST request to the server; return whether it succeeds within `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s), await self.upstream.request("POST", path) as answer:
                 await answer.read()
@@ -67,14 +67,14 @@ class Residence(Replica):
             return False
 
     async def end(self, reason: str = "") -> None:
-        """Ask the server to end, and force it after a while; `reason` is reported to waiting requests."""
+        """Stop the server, by force after a while; waiting requests receive `reason`."""
         self.is_ending = True
         self.reason = self.reason or reason
         await end_by_force(self.server)
 
 
 class Lifecycle:
-    """Servers and template of one host. `emit` sends an event to the core; `residences` are the servers by model."""
+    """Servers and template of one host. `emit` sends an event to the core; `replicas` are the servers by model."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Lifecycle:
         self._tasks = Tasks(self.log)
 
     def carry_out(self, order: events.StartModel | events.ChangeTier) -> None:
-        """Begin to carry out an order of the core."""
+        """Start to execute an action of the core."""
         match order:
             case events.StartModel(model, tier):
                 known = self.residences.get(model)
@@ -111,10 +111,10 @@ class Lifecycle:
         return self.core.settings.ready_timeout_s
 
     async def _start(self, model: str, tier: str) -> None:
-        """Start a server, and observe it until its end."""
+        """Start a server, and supervise it until it exits."""
         launch, began = self.launches[model], self.clock()
         self.log.write("start", model=model, tier=tier)
-        # The timer of the wait can end a moment before the deadline of the start.
+        # The wait can time out slightly before the deadline of the start.
         in_time = await self.template.wait(launch)
         waited_s = self.clock() - began
         server = self._begin(launch, self._ready_timeout_s - waited_s if in_time else 0.0)
@@ -134,7 +134,7 @@ class Lifecycle:
         if residence.is_ending and residence.start_s:
             self.emit(events.TierChanged(model))
             if (known := self.core.models.get(model)) and known.state is State.ASLEEP:
-                # It should have gone to sleep and failed: nothing of it remains.
+                # The server exited instead of going to sleep, so it cannot wake up.
                 self.emit(events.ServerOutdated(model, "it did not go to sleep"))
             return
         if residence.start_s:
@@ -144,7 +144,7 @@ class Lifecycle:
         self.emit(events.ModelFailed(model, cause.message, external, cause.hint, cause.code))
 
     def _begin(self, launch: Launch, remaining_s: float) -> ModelServer | None:
-        """Return a new server, which has `remaining_s` to get ready; without one, report a failed start and return None."""
+        """Start a server that must be ready within `remaining_s` seconds; return None after reporting a failure."""
         try:
             if remaining_s > 0 and not self.facts.stopping:
                 environment = {**show_devices(launch), **self._open_sleep_routes(launch)}
@@ -157,13 +157,13 @@ class Lifecycle:
         return None
 
     def _open_sleep_routes(self, launch: Launch) -> Mapping[str, str]:
-        """Return the environment that opens the routes of `_leave` and `_wake` in vLLM, if the model has a sleeping tier."""
+        """Return the environment variables that open vLLM's sleep and wake-up routes, if the model has a sleeping tier."""
         can_sleep = launch.args.gives("enable_sleep_mode")
         tiers = self.core.models[launch.name].spec.tiers if can_sleep else ()
         return {str(VLLM_SERVER_DEV_MODE): "1"} if any(tier.name.startswith(_SLEEP) for tier in tiers) else {}
 
     async def _came_up(self, residence: Residence, waited_s: float) -> bool:
-        """Wait until the server is ready, and return whether it is. Before it began, its start waited for a template."""
+        """Wait for the server, and return whether it became ready. Its start had waited `waited_s` seconds for a template."""
         left = self._ready_timeout_s - (self.clock() - residence.began)
         if not (await asyncio.wait([residence.server.ready], timeout=left))[0]:
             self.log.write("start aborted", model=residence.name, reason=self._too_late())
@@ -199,7 +199,7 @@ class Lifecycle:
                     self.emit(events.MemoryMeasured(name, max(1, memory)))
 
     async def _end_if_hung(self, residence: Residence) -> None:
-        """Kill the server if it hangs; its end is then a failure."""
+        """Kill the server when it hangs; the core then receives a failure."""
         server = residence.server
         found = await find_hang(server, server.socket, lambda: self.core.settings.hang_timeout_s)
         residence.fault, residence.reason = "hung and was killed", f"the server hung and was killed: {found}"
@@ -207,7 +207,7 @@ class Lifecycle:
         server.kill()
 
     async def _leave(self, model: str, tier: str, reason: str) -> None:
-        """Put the server to sleep for a sleeping tier; end it for another tier, or if it cannot sleep."""
+        """Put the server to sleep for a sleeping tier; stop it for another tier, or if it does not go to sleep."""
         if (residence := self.residences.get(model)) is None:
             self.emit(events.TierChanged(model))
             return
@@ -223,11 +223,11 @@ class Lifecycle:
         self._retire_if_outdated(residence.launch)
 
     async def _wake(self, residence: Residence, tier: str) -> None:
-        """Wake the server up; end it if that fails."""
+        """Wake up the server; stop it if that fails."""
         began = self.clock()
         if await residence.post("/wake_up", self._ready_timeout_s):
             residence.start_s = self.clock() - began
-            # The stages and fallbacks in the ready file are those of the start, not of this waking.
+            # The phases and fallbacks in the ready file belong to the start, not to this wake-up.
             self._report_ready(residence, replace(residence.ready, document={}), tier)
             return
         residence.start_s, residence.reason = 0.0, "the server did not wake up"
@@ -244,17 +244,17 @@ class Lifecycle:
             self.record.record_failed_start(model, reason, seconds)
 
     def _retire_if_outdated(self, launch: Launch) -> None:
-        """Retire a server if it would now be started with other arguments."""
+        """Retire a server whose launch specification has changed since its start."""
         now = self.launches.get(launch.name)
         if now is not None and now.server_identity != launch.server_identity:
             self.emit(events.ServerOutdated(launch.name))
 
     def begin(self) -> None:
-        """Start the runtime template if the settings require one."""
+        """Start the runtime template if the settings require it."""
         self.template.configure(self.launches.values(), self.core.settings)
 
     def configure(self, launches: Mapping[str, Launch]) -> None:
-        """Apply other launches and the core's settings; retire servers with outdated arguments."""
+        """Apply new launch specifications and the core's settings; retire servers with outdated arguments."""
         self.launches = launches
         for name, residence in list(self.residences.items()):
             if self.core.models[name].state is not State.STARTING:
@@ -262,21 +262,21 @@ class Lifecycle:
         self.begin()
 
     def drain(self) -> None:
-        """End starts in progress and build no further template."""
+        """Stop servers that are still starting, and start no further template."""
         for name, model in list(self.core.models.items()):
             if model.state is State.STARTING and name in self.residences:
                 self._tasks.spawn(self.residences[name].end())
         self.template.drain()
 
     def kill(self) -> None:
-        """End every server at once."""
+        """Stop every server immediately."""
         for residence in self.residences.values():
             residence.is_ending = True
             residence.server.stop()
             residence.server.stop()
 
     async def close(self) -> None:
-        """Wait until every server and the template have ended."""
+        """Wait until every server and the template have exited."""
         await self._tasks.wait()
         await self.template.close()
         await self.servers.close()

@@ -1,7 +1,7 @@
 """Log of the host: one line per event on standard error, with secrets masked.
 
-A line is text on a terminal, and a JSON object elsewhere. Members: ts (UTC, ISO 8601), event, and members of the event (model,
-request, seconds, mode, reason, ...). Background tasks log their errors here.
+A line is text on a terminal and a JSON object elsewhere. Its fields are ts (UTC, ISO 8601), event, and fields of the
+event, such as model, request, seconds, mode and reason. Errors of background tasks are logged here.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from coldstart.system import secrets
 
 
 class Log:
-    """Log with the output `sink`, by default standard error.
+    """Log that writes to `sink` (default: standard error).
 
-    `write` never raises: a failed write must not end a server.
+    `write` never raises an exception, so a failed write does not stop a server.
     """
 
     def __init__(self, sink: IO[str] | None = None, *, quiet: bool = False) -> None:
         self._sink, self._quiet = sink, quiet
 
     def write(self, event: str, **members: Any) -> None:
-        """Write one line; members that are None are omitted."""
+        """Write one line. Fields that are None are omitted."""
         if self._quiet:
             return
         given = {name: value for name, value in members.items() if value is not None}
@@ -46,14 +46,14 @@ class Log:
 
 
 class _LogHandler(logging.Handler):
-    """Handler that writes each record as one line of a log."""
+    """Handler that writes each record of Python's logging as one line of a log."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(logging.WARNING)
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record, with its exception as one line (logging.Handler)."""
+        """Write the record and its exception as one line (logging.Handler)."""
         error = record.exc_info[1] if record.exc_info else None
         about = None if error is None else f"{type(error).__name__}: {error}"
         try:
@@ -65,7 +65,7 @@ class _LogHandler(logging.Handler):
 
 @contextmanager
 def capture_loggers(log: Log) -> Iterator[None]:
-    """Write what libraries log during the block, such as uvicorn and asyncio, as lines of `log`."""
+    """During the block, write messages that libraries such as uvicorn and asyncio log as lines of `log`."""
     handler, root = _LogHandler(log), logging.getLogger()
     root.addHandler(handler)
     try:
@@ -89,19 +89,19 @@ def _format_text(line: dict[str, Any]) -> str:
 def _format_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
-    # JSON escapes the control characters of a text.
+    # JSON escapes control characters in text.
     return value if isinstance(value, str) and value.isalnum() else json.dumps(value)
 
 
 class Tasks:
-    """Tasks of one owner; the event loop itself holds only weak references to tasks."""
+    """Background tasks of one owner. It holds references to them, because the event loop holds only weak references."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` as a task."""
+        """Run a coroutine as a background task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -112,7 +112,7 @@ class Tasks:
             self.log.write("internal error", reason=f"{type(error).__name__}: {error}")
 
     async def wait(self) -> None:
-        """Wait until no task is left, including tasks that were spawned meanwhile."""
+        """Wait until all tasks have ended, including tasks that are spawned during the wait."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -123,11 +123,11 @@ class Tasks:
 
 
 def describe_failure(error: Exception) -> Failure | None:
-    """Return message, hint and code of an error that has them; None for an internal error."""
+    """Return the message, hint and code of a known error; None for an internal error."""
     if isinstance(error, BundleError):
         return Failure(error.message, error.hint or "", error.code)
     if isinstance(error, ColdstartError):
-        # The text passes through HTTP and the log, which cannot tell a line of ours from a quoted line break.
+        # Join the lines: HTTP responses and the log cannot distinguish them from quoted line breaks.
         summary, *details = error.lines
         message = f"{summary} {'; '.join(details)}".rstrip()
         return Failure(message, error.hint or "", NO_BUNDLE if isinstance(error, NoBundleError) else "")

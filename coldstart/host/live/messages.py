@@ -1,6 +1,6 @@
-"""HTTP messages of an exchange: bodies of requests, the gateway's own responses, and headers in each direction.
+"""HTTP messages of an exchange: request bodies, the gateway's own responses, and headers in each direction.
 
-Of a body the gateway parses the model and whether the response streams; the model's server parses the rest.
+The gateway parses only the model name and the `stream` flag of a body; the model's server parses the rest.
 
 Invariant: hop-by-hop headers (RFC 9110, section 7.6.1) and the client's keys and cookies are not forwarded.
 """
@@ -28,18 +28,18 @@ T = TypeVar("T")
 
 
 class BodyMemory:
-    """Memory in bytes that all request bodies of one gateway use together, and its limit."""
+    """Memory used by the request bodies of one gateway, in bytes, and its limit."""
 
     def __init__(self, limits: GatewayLimits) -> None:
         self.total = max(limits.buffered_bytes, limits.body_bytes)
         self.used = 0
 
     async def read(self, receive: Receive) -> bytes:
-        """Return the complete body of a request. Its size counts until `release`.
+        """Return the complete body of a request. Its size counts as used until `release`.
 
         Raises:
             ClientGoneError: The client disconnected.
-            AdmissionRefusedError: No memory is left for the body.
+            AdmissionRefusedError: The body exceeds the remaining memory.
         """
         parts: list[bytes] = []
         try:
@@ -50,7 +50,7 @@ class BodyMemory:
                 part = message.get("body", b"")
                 if self.used + len(part) > self.total:
                     raise AdmissionRefusedError(
-                        503, "waiting requests use all memory for request bodies", 1.0
+                        503, "no memory for the request body: waiting requests use all of it", 1.0
                     )
                 self.used += len(part)
                 parts.append(part)
@@ -66,7 +66,7 @@ class BodyMemory:
 
 
 class _Routing(msgspec.Struct):
-    """Members of a request that the gateway reads; msgspec skips all others without creating objects."""
+    """Fields of a request that the gateway reads; msgspec skips all others without creating objects."""
 
     model: str | None = None
     stream: msgspec.Raw = msgspec.Raw(b"")
@@ -77,25 +77,25 @@ _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def parse_routing(body: bytes) -> tuple[str | None, bool]:
-    """Return the model's name in a request, and whether its answer streams.
+    """Return the model name in a request, and whether its response is streamed.
 
-    Raises AdmissionRefusedError for an invalid body.
+    Raises AdmissionRefusedError if the body is invalid.
     """
     found = decode(_ROUTING.decode, body)
     return found.model, bytes(found.stream) == b"true"
 
 
 def replace_model(body: bytes, model: str) -> bytes:
-    """Return the body with another model's name. Raises AdmissionRefusedError for an invalid body."""
+    """Return the body with the model name `model`. Raises AdmissionRefusedError if the body is invalid."""
     return msgspec.json.encode({**decode(_MEMBERS.decode, body), "model": model})
 
 
 def decode(parse: Callable[[bytes], T], body: bytes) -> T:
-    """Return the result of `parse`. Raises AdmissionRefusedError for an invalid body."""
+    """Return the result of `parse` on the body. Raises AdmissionRefusedError if the body is invalid."""
     try:
         return parse(body)
     except (ValueError, RecursionError) as error:
-        raise AdmissionRefusedError(400, f"the request body is invalid: {error}") from error
+        raise AdmissionRefusedError(400, f"invalid request body: {error}") from error
 
 
 Scope = MutableMapping[str, Any]
@@ -115,7 +115,7 @@ _TYPES = {
 
 
 def error(status: int, reason: str, hint: str = "") -> bytes:
-    """Return the JSON body of an error, with the hint in a field of its own."""
+    """Build the JSON body of an error response, with a separate field for the hint."""
     kind = _TYPES.get(status, "BadRequestError" if status < 500 else "ServiceUnavailableError")
     content = {"message": reason, "type": kind, "param": None, "code": status}
     content |= {"hint": hint} if hint else {}
@@ -129,19 +129,19 @@ def refuse(
     headers: Mapping[str, str] | None = None,
     hint: str = "",
 ) -> Response:
-    """Return a complete error response, which is also an ASGI application."""
+    """Build a complete error response, which is also an ASGI application."""
     retry = {} if retry_after_s is None else {"retry-after": str(max(1, ceil(retry_after_s)))}
     content = error(status, reason, hint)
     return Response(content, status, {**(headers or {}), **retry}, media_type="application/json")
 
 
 def event(data: bytes) -> bytes:
-    """Return `data` as one server-sent event."""
+    """Format `data` as one server-sent event."""
     return b"data: " + b"\ndata: ".join(data.splitlines() or [b""]) + b"\n\n"
 
 
 def comment(text: str) -> bytes:
-    """Return a server-sent-events comment, which keeps the connection alive and which clients ignore."""
+    """Format a server-sent-events comment, which keeps the connection alive and is ignored by clients."""
     return b": " + text.encode() + b"\n\n"
 
 
@@ -181,14 +181,14 @@ _HOP = frozenset(
     b"connection http2-settings keep-alive proxy-authenticate proxy-authorization te trailer trailers transfer-encoding"
     b" upgrade".split()
 )
-# A client's keys and cookies are for the gateway alone.
+# A client's keys and cookies are only for the gateway.
 _SECRET = frozenset((b"authorization", b"x-api-key", b"cookie", b"x-coldstart-admin-key"))
 _NOT_SENT = _HOP | _SECRET | {b"host", b"content-length", b"x-request-id", b"expect"}
 _NOT_PASSED = _HOP | {b"x-request-id", b"server", b"date", b"server-timing"}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=/+@-]{1,128}")
-# nginx and compatible proxies buffer an answer without this header.
+# nginx and compatible proxies buffer a response without this header.
 UNBUFFERED = (b"x-accel-buffering", b"no")
-# Of a stream that begins before its server responds.
+# Response headers of a stream that begins before its server responds.
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -197,24 +197,24 @@ STREAM_HEADERS = (
 
 
 def choose_request_id(scope: Scope) -> bytes:
-    """Return the client's request id, or a new one if it has none that can be forwarded."""
+    """Return the client's request ID if it is valid, else a new one."""
     given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
     return given if _REQUEST_ID.fullmatch(given) else uuid4().hex.encode()
 
 
 def forward_request(scope: Scope, number: bytes, key: str) -> Headers:
-    """Return the client's headers for the server, with the request id `number` and the server's own key, if any."""
+    """Return the headers that the server receives, with the request ID `number` and the server's own API key, if any."""
     given = [(name, value) for name, value in scope["headers"] if name not in _NOT_SENT]
     return [*given, *present_key(key), (b"x-request-id", number)]
 
 
 def present_key(key: str) -> Headers:
-    """Return the Authorization header for a server's own key; empty without a key."""
+    """Return the Authorization header with a server's own API key; empty without a key."""
     return [(b"authorization", b"Bearer " + key.encode())] if key else []
 
 
 def find_server_key(args: Arguments) -> str:
-    """Return the API key that a model's server requires by its arguments or its environment; empty for none."""
+    """Return the API key that a model's server requires, from its arguments or the environment; empty if it requires none."""
     keys = args.value("api_key")
     if isinstance(keys, (list, tuple)):
         keys = keys[0] if keys else None
@@ -222,13 +222,13 @@ def find_server_key(args: Arguments) -> str:
 
 
 def forward_response(headers: Headers, *, streams: bool) -> Headers:
-    """Return the server's headers for the client; with `streams`, disable buffering by proxies."""
+    """Return the server's headers that the client receives; with `streams`, disable buffering by proxies."""
     passed = [(name.lower(), value) for name, value in headers if name.lower() not in _NOT_PASSED]
     return [*passed, UNBUFFERED] if streams else passed
 
 
 def format_timing(replica: Replica, ticket: Ticket, first_s: float | None) -> str:
-    """Return the Server-Timing value of a request whose first chunk came after `first_s` seconds."""
+    """Format the Server-Timing header of a request whose first chunk arrived after `first_s` seconds."""
     start_s = None if ticket.hit else replica.start_s
     marks = (("queued", ticket.queued_s), ("start", start_s), ("first-token", first_s))
     about = {"start": f';desc="{replica.mode}"'} if replica.mode else {}

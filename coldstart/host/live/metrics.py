@@ -1,4 +1,4 @@
-"""Prometheus metrics of a host or a fleet, and the record of a host's starts; times in seconds, sizes in bytes."""
+"""Prometheus metrics of a host or a fleet, and the recorder of a host's starts. Times are in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Metric that is read from the status document at `path`, such as `host.memory_bytes`; text counts as 1, and "" as 0.
+    """Metric with the value at `path` in the status document, such as `host.memory_bytes`. Text counts as 1, and "" as 0.
 
-    A path in a list, such as `models.held`, has a value for each model with this member; a mapping has one for each HTTP
-    status. With `choices` the value is 1 for the choice that the member equals, else 0.
+    A path into a list, such as `models.held`, yields one value for each model that has the field; a mapping yields one
+    for each HTTP status. With `choices`, the value is 1 for the choice that the field equals, and 0 for the others.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Figure:
     choices: tuple[str, ...] = ()
 
     def measure(self, prefix: str, document: Document) -> Metric:
-        """Return the metric of a status document."""
+        """Build the metric from a status document."""
         part, _, member = self.path.partition(".")
         holder, labels = document[part], list[str]()
         found: dict[tuple[str, ...], Any]
@@ -83,7 +83,7 @@ HOST = (
 
 
 class Metrics(Collector):
-    """Counters that are updated as requests end, and `figures` of the status document, which are read on demand."""
+    """Counters that are updated when requests end, and `figures` of the status document, which is read on demand."""
 
     def __init__(
         self,
@@ -123,22 +123,23 @@ class Metrics(Collector):
         return Histogram(name, about, labels, buckets=BUCKETS_S, registry=self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of the status document (prometheus_client's Collector)."""
+        """Yield the metrics of the current status document (prometheus_client's Collector)."""
         document = self._status()
         return (one.measure(self._prefix, document) for one in self._figures)
 
     def describe(self) -> Iterable[Metric]:
-        """Name no metric before the first reading (prometheus_client's Collector)."""
+        """Return no names before the first collection (prometheus_client's Collector)."""
         return ()
 
     def count_client(self, name: str, outcome: str) -> None:
-        """Count a request of the client `name`: "admitted", or the reason of its refusal."""
+        """Count a request of the client `name`; `outcome` is "admitted" or the reason of the rejection."""
         self._clients.labels(name, outcome).inc()
 
     def count_response(self, model: str, code: int, queued_s: float | None, first_s: float | None) -> None:
-        """Count the response to an admitted request: HTTP status `code`.
+        """Count the response to an admitted request, with the HTTP status `code`.
 
-        It was forwarded after `queued_s` seconds, and its first chunk came after `first_s` seconds.
+        The request was forwarded after `queued_s` seconds, and the first chunk arrived after `first_s` seconds; None if
+        neither happened.
         """
         self._responses.labels(model, str(code)).inc()
         if queued_s is not None:
@@ -152,7 +153,7 @@ class Metrics(Collector):
 
 
 class Record:
-    """Facts, metrics and log of one host; each event is recorded in all of them."""
+    """Recorder of the events of one host: updates facts and metrics, and writes the log."""
 
     def __init__(self, log: Log, facts: HostFacts, status: Callable[[], Mapping[str, Any]]) -> None:
         self.log, self.facts = log, facts
@@ -177,7 +178,7 @@ class Record:
         )
 
     def record_start(self, name: str, ready: Ready, mode: str, seconds: float) -> None:
-        """Record that a server is ready, or awake again."""
+        """Record that a server is ready or woke up, `seconds` after its start was ordered."""
         facts, document = self.facts.get_model(name), ready.document
         facts.starts += 1
         facts.mode, facts.pid, facts.gpu_memory_bytes = ready.mode, ready.pid, None
@@ -192,7 +193,7 @@ class Record:
         }
         summed: dict[str, float] = {}
         for span, spent_s in phases.items():
-            # The spans of all CUDA graphs are one phase.
+            # Sum the spans of all CUDA graphs as one phase.
             phase = span.partition(": ")[0]
             summed[phase] = summed.get(phase, 0.0) + spent_s
         self._remember(name, mode, seconds, None, summed)
@@ -213,7 +214,7 @@ class Record:
         self.log.write("start failed", model=name, seconds=round(seconds, 4), reason=reason)
 
     def record_missed_prewarming(self, name: str, reason: str) -> None:
-        """Record that a model did not start at a moment of its schedule."""
+        """Record that a model did not start at a scheduled time."""
         self._missed.labels(name).inc()
         self.log.write("prewarm missed", model=name, reason=reason)
 
@@ -225,7 +226,7 @@ class Record:
     def describe(self, file: HostFile) -> None:
         """Register the models of a new configuration in the status table."""
         for name, launch in file.catalogue.launches.items():
-            # Prometheus sees no increase in a counter that begins at 1.
+            # Prometheus sees no increase in a counter whose first value is 1.
             self._failed.labels(name)
             self._missed.labels(name)
             facts = self.facts.get_model(name)

@@ -1,7 +1,7 @@
-"""Bundle, memory, start time and devices of models, as far as they are known before the first start on this host.
+"""Bundle, memory, start time and devices of models, before their first start on this host.
 
-A bundle's section `stages` contains the time to ready and the memory of the start that verified it: on the CPU the
-proportional set size of its processes, on a GPU the peak on all devices.
+The section `stages` of a bundle contains the time to ready and the memory use of its verification run: on the CPU the
+proportional set size of its processes, on GPUs the peak of all devices together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from coldstart.system.proc import processes
 
 
 def look_up_model(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
-    """Look up the bundle of a launch; `weights_from` allows a machine without the model's weights.
+    """Look up the bundle of a launch. With `weights_from`, the model's weights need not be on this machine.
 
     Raises the errors of `inspection.look_up`.
     """
@@ -44,9 +44,9 @@ def look_up_model(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
 
 
 def adopt_arguments(launch: Launch, cache: Cache, *, offline: bool) -> tuple[Arguments, str]:
-    """Return the arguments of the newest trusted bundle of the launch's model, and that bundle; none and "" without one.
+    """Return the arguments and the name of the newest trusted bundle of the launch's model; both are empty without one.
 
-    Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail" and the only bundle is not trusted.
+    Raises the errors of `inspection.look_up`, and NoBundleError if `on_miss` is "fail" and the only bundle is untrusted.
     """
     asked = look_up_model(replace(launch, args=Arguments(), weights_from=None), cache, offline=offline)
     found = resolver.adopt_arguments(asked)
@@ -66,19 +66,19 @@ def look_up_launch(launch: Launch, cache: Cache, *, offline: bool) -> Lookup:
     return found
 
 
-# vLLM's default on the CPU backend, the libraries of its two processes, and an ordinary start.
+# Assumptions: vLLM's default KV cache on the CPU, the libraries of its two processes, and the time of an ordinary start.
 ASSUMED_KV = 4 << 30
 ASSUMED_RUNTIME = 1 << 30
 ASSUMED_START_S = 60.0
-# Pages of torch and vLLM in a runtime template. A server forked from it shares them.
+# Memory of torch and vLLM in a runtime template, which forked servers share.
 RUNTIME_TEMPLATE_BYTES = 540 << 20
 
 
 def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
-    """Return profiles that are read from bundles.
+    """Return a function that reads the profile of a launch from its bundle.
 
-    They raise what a lookup raises, NoBundleError if the launch requires a bundle, and UsageError if no source gives
-    the memory.
+    The function raises the errors of a lookup, NoBundleError if the launch requires a bundle, and UsageError if the
+    memory is unknown.
     """
 
     def profile(launch: Launch) -> Profile:
@@ -92,15 +92,15 @@ def create_profiles(cache: Cache, *, offline: bool) -> Profiles:
 
 
 def find_template_bytes() -> int:
-    """Return the bytes that a runtime template counts with: the GPU's memory has none of it."""
+    """Return the memory to reserve for a runtime template in bytes; 0 on a GPU, where it uses no device memory."""
     return RUNTIME_TEMPLATE_BYTES if runtime.targets_cpu() else 0
 
 
 def choose_profile(launch: Launch, found: Lookup, memory: int | None = None) -> Profile:
-    """Return memory and seconds of the bundle's verification run, else on the CPU an assumed profile.
+    """Return the memory and start time measured by the bundle's verification run; on the CPU, estimate them if there is none.
 
-    `memory` is what the user stated, in bytes. Raises UsageError if there are no local weights either, and without
-    `memory` on a GPU, which vLLM fills as far as it may.
+    `memory` is the size in bytes that the user specified. Raises UsageError if the CPU estimate needs local weights that
+    are missing, or if the GPU memory is unknown: vLLM uses as much of it as it is allowed to.
     """
     proof, on_cpu = found.bundle and inspection.read_proof(found.bundle), runtime.targets_cpu()
     if proof and (known := memory or (proof.memory_bytes if on_cpu else proof.device_bytes)):
@@ -110,32 +110,32 @@ def choose_profile(launch: Launch, found: Lookup, memory: int | None = None) -> 
     if memory:
         return Profile(memory, ASSUMED_START_S, "assumed")
     raise UsageError(
-        f"models.{launch.name}: its memory on the device is unknown: no bundle records it",
-        hint=f"{found.format_materialize('--force')}; or state its memory and start_s yourself",
+        f"models.{launch.name}: its GPU memory is unknown: no bundle records it",
+        hint=f"{found.format_materialize('--force')}; or set memory and start_s in [models.{launch.name}]",
     )
 
 
 def weights_bytes(model: Path | None) -> int:
-    """Return the bytes of the weights in a model's directory; 0 if there are none."""
+    """Return the size of the weights in a model directory in bytes; 0 without weights."""
     return 0 if model is None else sum(file.stat().st_size for file in weight_files(model))
 
 
 def assumed(launch: Launch, model: Path | None) -> Profile:
-    """Return a profile assumed from the sizes of weights and KV cache. Raises UsageError without local weights."""
+    """Estimate a profile from the sizes of weights and KV cache. Raises UsageError without local weights."""
     weights = weights_bytes(model)
     if not weights:
         raise UsageError(
             f"models.{launch.name}: its memory is unknown: no bundle records it, and there are no local weights",
-            hint="write memory and start_s for it in the host file",
+            hint=f"set memory and start_s in [models.{launch.name}]",
         )
     kv = launch.args.number("kv_cache_memory_bytes", ASSUMED_KV)
     return Profile(weights + kv + ASSUMED_RUNTIME, ASSUMED_START_S, "assumed")
 
 
 def limit_devices(file: HostFile) -> HostFile:
-    """Return a configuration with the memory of its smallest device, where models name devices and it sets none.
+    """Set the memory per device to that of the smallest device that models use, unless the configuration sets it.
 
-    Raises UsageError if a model names a device that this machine does not show to the host.
+    Raises UsageError if a model uses a device that the host cannot see.
     """
     if not any(launch.devices for launch in file.catalogue.launches.values()):
         return file
@@ -144,13 +144,13 @@ def limit_devices(file: HostFile) -> HostFile:
         beyond = [number for number in launch.devices if number >= len(found)]
         if found and beyond:
             raise UsageError(
-                f"models.{launch.name}.devices: device {beyond[0]} does not exist, the host sees {len(found)}",
-                hint="see the devices: coldstart doctor",
+                f"models.{launch.name}.devices: device {beyond[0]} does not exist: the host sees {len(found)} device(s)",
+                hint="list the devices: coldstart doctor",
             )
     if file.settings.device_memory is not None:
         return file
     if not found:
-        note = "the memory of the devices cannot be read: set device_memory in the host file"
+        note = "cannot read the memory of the devices: set device_memory in the host file"
         return replace(file, notes=(*file.notes, note))
     named = {number for launch in file.catalogue.launches.values() for number in launch.devices}
     smallest = min(found[number].memory_bytes for number in named)
@@ -158,7 +158,7 @@ def limit_devices(file: HostFile) -> HostFile:
 
 
 def show_devices(launch: Launch) -> Mapping[str, str]:
-    """Return the environment in which a server sees only its devices, by CUDA's names for them; empty: it sees all."""
+    """Return the environment variables that restrict a server to its devices; empty if it can use all."""
     if not launch.devices:
         return {}
     visible = os.environ.get(nvml.VISIBLE)
@@ -168,18 +168,18 @@ def show_devices(launch: Launch) -> Mapping[str, str]:
 
 
 class Meter:
-    """Memory of a process and its descendants in bytes; None if it cannot be measured.
+    """Meter of the memory of a process and its descendants, in bytes; None if it cannot be measured.
 
-    Each method raises ProcessLookupError if the process has ended. On a GPU reservations remain as estimated.
+    Its methods raise ProcessLookupError if the process has exited.
     """
 
     def __init__(self, *, on_cpu: bool = False) -> None:
         self.on_cpu = on_cpu
 
     def process_memory(self, pid: int) -> int | None:
-        """Return the proportional set size. All servers together count the pages of a template at most once more."""
+        """Return the proportional set size on the CPU; None on a GPU, where reservations keep their estimates."""
         return processes.measure_pss_bytes(processes.list_tree(pid)) if self.on_cpu else None
 
     def gpu_memory(self, pid: int) -> int | None:
-        """Return the GPU memory, as the driver reports it."""
+        """Return the GPU memory that the driver reports; None on the CPU."""
         return None if self.on_cpu else nvml.read_tree_memory(pid)

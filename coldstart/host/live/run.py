@@ -1,8 +1,9 @@
-"""Process of the host: listens, reloads its configuration file, and stops in order.
+"""Process of the host: listens, reloads its configuration file, and shuts down.
 
-On SIGTERM, SIGINT or POST /stop, new requests are rejected, running requests are answered, every server ends, and then this
-process. A second signal, or `drain_s`, ends everything at once. On SIGHUP or POST /reload, or when the file changes, it is read
-again; an invalid file changes nothing. The SIGHUP of a closed terminal stops the host as SIGTERM does.
+On SIGTERM, SIGINT or POST /stop, the host rejects new requests, completes running ones, stops every server, and exits. A
+second signal, or the end of `drain_s` seconds, stops everything immediately. The host reloads its configuration on
+SIGHUP, on POST /reload, and when the file changes; an invalid file changes nothing. The SIGHUP of a closed terminal stops
+the host.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from coldstart.system.proc.processes import has_terminal
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Address and behaviour of a host; `config` is the file to watch."""
+    """Endpoint and behavior of a host; `config` is the configuration file to watch."""
 
     cache: Cache
     endpoint: GatewayEndpoint = field(default_factory=GatewayEndpoint)
@@ -50,7 +51,7 @@ class HostOptions:
 
 
 class ModelHost:
-    """One run of the host. `source` reads the configuration again; `announce` gets the URL once the host listens."""
+    """One run of the host. `source` reads the configuration again; `announce` receives the URL once the host listens."""
 
     def __init__(
         self,
@@ -64,11 +65,14 @@ class ModelHost:
         self.log, self.announce = log, announce
         self.caught: list[int] = []
         self._tasks = Tasks(log)
-        # A change before the first look must be seen.
+        # Record the state now, so that a change before the first check is detected.
         self._known = options.config and find_state(options.config)
 
     def run(self) -> int:
-        """Run until a signal; return the exit code, 128 + its number. Raises UsageError if the host cannot listen."""
+        """Run until a signal arrives; return the exit code, 128 + signal number.
+
+        Raises UsageError if the host cannot listen.
+        """
         with (
             capture_loggers(self.log),
             listen(self.options.endpoint) as sock,
@@ -98,7 +102,7 @@ class ModelHost:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         self._reloading = asyncio.Lock()
-        # nohup ignores SIGHUP so that a process outlives its terminal.
+        # With nohup, SIGHUP is ignored, so that a process outlives its terminal.
         self._stops_with_terminal = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN and has_terminal()
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         self.driver.begin()
@@ -155,13 +159,14 @@ class ModelHost:
             await self.reload()
 
     async def reload(self) -> dict[str, Any]:
-        """Apply the current configuration and client keys; return the changes of the configuration.
+        """Reload the configuration and the client keys; return the changes of the configuration.
 
         Raises:
-            UsageError: The host is stopping, or a file is invalid. The host retains what it has read from that file before.
+            UsageError: The host is stopping, or a file is invalid. The previous content of an invalid file remains in
+                effect.
         """
         self._known = self.options.config and find_state(self.options.config)
-        # An older reading of the file must not replace a newer one.
+        # Serialize reloads, so that an older version of the file does not replace a newer one.
         async with self._reloading:
             refused = self.gateway.access.read_keys()
             changes = await self._read()
@@ -173,7 +178,7 @@ class ModelHost:
         """Reload and apply the configuration; return the changes. Raises UsageError if it is invalid."""
         facts = self.driver.facts
         try:
-            # Lookups of bundles are slow: run them in a thread so that the loop is not blocked.
+            # Bundle lookups are slow, so they run in a thread to keep the event loop responsive.
             file = await asyncio.to_thread(self.source)
             if not facts.stopping:
                 self.driver.configure(file)

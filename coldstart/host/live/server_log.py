@@ -1,6 +1,6 @@
 """Log of one server: the newest part of its standard output and error.
 
-The server holds the file open, so the file is truncated in place after its newest bytes were copied to `NAME.1`. Lines
+The server keeps the file open, so its newest bytes are copied to `NAME.1` and the file is truncated in place. Lines
 written between the two steps are lost, as with logrotate's copytruncate.
 """
 
@@ -17,21 +17,21 @@ from coldstart.system import secrets
 from coldstart.system.proc import exits
 
 LIMIT = 4 << 20
-"""Limit of the file in bytes; the previous file has the same limit."""
+"""Maximum size of the log file, and of its previous part, in bytes."""
 
 BLOCK = 64 << 10
-# Interval in seconds at which a followed log is read.
+# Interval in seconds between reads of a followed log.
 FOLLOW_S = 0.2
 
 
 class ServerLog:
-    """File that a server appends to. No method raises OSError: a log must not end a server."""
+    """Log file to which a server appends. No method raises OSError, because a log error must not stop a server."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.before = path, path.with_name(f"{path.name}.1")
 
     def bound(self, limit: int = LIMIT) -> None:
-        """Truncate the file if it exceeds `limit` bytes, after copying its newest `limit` bytes to the previous file."""
+        """If the file exceeds `limit` bytes, copy its newest `limit` bytes to the previous file and truncate it."""
         with suppress(OSError), self.path.open("rb") as file:
             if os.fstat(file.fileno()).st_size > limit:
                 file.seek(-limit, os.SEEK_END)
@@ -40,7 +40,7 @@ class ServerLog:
                 os.truncate(self.path, 0)
 
     def tail(self, size: int) -> str:
-        """Return the last `size` bytes of the log from the start of a line, with secrets masked."""
+        """Return the last `size` bytes of the log, from the start of a line, with secrets masked."""
         text = b""
         for path in (self.before, self.path):
             with suppress(OSError), path.open("rb") as file:
@@ -51,7 +51,7 @@ class ServerLog:
         return secrets.redact_text(text.decode(errors="replace"))
 
     async def follow(self, size: int, ended: asyncio.Future[str]) -> AsyncIterator[str]:
-        """Yield the last `size` bytes and all later lines until the server has `ended`, with secrets masked."""
+        """Yield the last `size` bytes and all later lines until the future `ended` is done, with secrets masked."""
         with suppress(OSError), self.path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - size))
             if file.tell():
@@ -62,8 +62,7 @@ class ServerLog:
                 if os.fstat(file.fileno()).st_size < file.tell():  # it was truncated
                     file.seek(0)
                 text = rest + file.read(BLOCK)
-                # A secret could be split at the end of a part, so parts end with a line; a line longer than a block
-                # is passed on in parts.
+                # Yield complete lines, so that no secret is split and missed. A line longer than a block is split.
                 end = text.rfind(b"\n") + 1
                 if has_ended or (not end and len(text) > BLOCK):
                     end = len(text)
@@ -76,13 +75,13 @@ class ServerLog:
                     await asyncio.wait([ended], timeout=FOLLOW_S)
 
     def find_error(self) -> str:
-        """Return the error that ended the server, as `exits.find_last_error` finds it; empty if the log contains none."""
+        """Return the error that ended the server (`exits.find_last_error`); empty if the log contains none."""
         with suppress(OSError):
             return exits.find_last_error(self.path) or ""
         return ""
 
     def remove(self) -> None:
-        """Delete the log of a server that has ended."""
+        """Delete the log files of a server that has exited."""
         for path in (self.path, self.before):
             with suppress(OSError):
                 path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Server processes of a gateway, each observed over its lease, a connection to its supervisor.
+"""Server processes of a gateway, each observed over its lease, which is a connection to its supervisor.
 
-The end of the lease reports the end of the server, for any reason; also of an order that the starter process did not begin
-because it was killed or replaced. The socket and log of a server are deleted when it ends.
+The end of the lease reports the exit of the server, for any reason. It also reports an order that was never started
+because the starter process was killed or replaced. The socket and log of a server are deleted when it exits.
 
-Invariant: a starter process that has ended or does not begin an order is replaced. The supervisors that it has forked
+Invariant: a starter process that has exited, or that does not start an order in time, is replaced. Its forked supervisors
 continue.
 """
 
@@ -39,7 +39,7 @@ from coldstart.system.timeline import Span, Timeline
 
 
 class StartFailedError(Exception):
-    """The server did not become ready."""
+    """The server did not become ready. `failure` is the cause."""
 
     def __init__(self, reason: str, hint: str = "", code: str = "") -> None:
         self.failure = Failure(reason, hint, code)
@@ -48,14 +48,14 @@ class StartFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Facts about a ready server: `document` is its ready file; `pid` is None without a process to measure."""
+    """Facts about a ready server: start mode, PID (None without a process to measure), and its ready file as `document`."""
 
     mode: str
     pid: int | None
     document: Mapping[str, Any]
 
     def add_wait(self, waited_s: float) -> Ready:
-        """Return these facts with a first span and phase: the start waited so long for its template."""
+        """Return the same facts with an additional first phase: the start waited `waited_s` seconds for its template."""
         wait = Timeline([Span("wait for the template", 0.0, waited_s, "host")])
         spans = [
             {**span, "start_s": span["start_s"] + waited_s, "end_s": span["end_s"] + waited_s}
@@ -71,11 +71,12 @@ LOOK_AT_LOG_S = 10.0
 
 
 class ModelServer:
-    """One server, or template, from its start order to its end, observed over its `lease`.
+    """Server process, or template process, from its start order to its exit, observed over its `lease`.
 
-    `ready` raises StartFailedError. `ended` returns how it ended, after its files are deleted; `was_killed` is then
-    whether another program killed it with SIGKILL. `progress` is what it last reported about its start, None before
-    that and once it is ready. It listens at `socket` unless its order names another address.
+    The future `ready` raises StartFailedError. The future `ended` returns the reason of the exit, after the server's
+    files were deleted; `was_killed` is then True if another program killed it with SIGKILL. `progress` is the last
+    reported progress of the start; None before the first report and after the start. The server listens at `socket`
+    unless its order sets another address.
     """
 
     def __init__(self, path: Path, log: Path, lease: socket.socket) -> None:
@@ -86,7 +87,7 @@ class ModelServer:
         self.ordered_s = loop.time()
         self.is_begun = self.was_killed = False
         self.progress: StartProgress | None = None
-        # Mark the exception as retrieved: a caller may use only one of the two futures.
+        # Mark the exception as retrieved, because a caller may use only one of the two futures.
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._loop, self._reason, self._failure, self._is_final = loop, "", Failure(""), False
         self._trees: list[ProcessTree] = []
@@ -97,15 +98,15 @@ class ModelServer:
         self._looks = loop.call_later(LOOK_AT_LOG_S, self._look)
 
     def stop(self) -> None:
-        """Request the server to exit; a second call stops it at once."""
+        """Ask the server to exit; a second call stops it by force."""
         self._signal(signal.SIGTERM)
 
     def retire(self) -> None:
-        """Retire a template: it exits after all processes forked from it have exited."""
+        """Retire a template: it exits after all processes forked from it."""
         self._signal(signal.SIGUSR1)
 
     def kill(self) -> None:
-        """Kill the server and its supervisor, even if they are stopped or do not respond."""
+        """Kill the server and its supervisor, even if they are suspended or do not respond."""
         for tree in self._trees:
             tree.kill()
         if not self.is_begun and not self.ended.done():
@@ -145,7 +146,7 @@ class ModelServer:
         elif "ready" in message and not self.ready.done():
             document = message["ready"]
             ready = Ready(document["mode"], document["pid"], document)
-            # The process of an engine that slept continues after its server has ended.
+            # A woken engine goes back to sleep after its server exits, so its process must not be killed.
             if ready.pid is not None and ready.mode not in (STANDBY.name, PARKED_ENGINE.name):
                 self._trees.append(ProcessTree(ready.pid))
             self.progress = None
@@ -167,12 +168,12 @@ class ModelServer:
         if not self._reason:
             died = "supervisor" if self.is_begun else "starter process"
             self._reason, self.was_killed = f"the server's {died} was killed", True
-            # The supervisor ends a server with its session; without it, a stopped process would remain.
+            # Without its supervisor, which kills the session, a suspended process would remain.
             for tree in self._trees:
                 tree.kill()
         if self.was_killed and exits.count_oom_kills() > self._kernel_kills:
             self.was_killed = False
-            self._reason = f"{self._reason}: out of memory, the kernel killed a process"
+            self._reason = f"{self._reason}: the kernel killed a process because memory was exhausted"
         if not self.ready.done():
             cause = "" if self._is_final else self.log.find_error()
             reason = f"{self._reason}: {cause}" if cause and cause not in self._reason else self._reason
@@ -182,31 +183,31 @@ class ModelServer:
         self.ended.set_result(self._reason)
 
 
-# Time in seconds that a server has to end before it is ended by force.
+# Time in seconds until a server that was asked to exit is stopped by force.
 PATIENCE_S = 20.0
-# Time in seconds in which its supervisor ends it by force, before all its processes are killed.
+# Time in seconds for its supervisor to stop it by force, before all its processes are killed.
 FORCE_S = 5.0
 
 
 async def end_by_force(server: ModelServer) -> None:
-    """Ask a server to end, then have its supervisor end it, then kill all its processes; return when it has ended."""
+    """Ask a server to exit, then have its supervisor stop it by force, then kill all its processes; return after its exit."""
     for ask, wait_s in ((server.stop, PATIENCE_S), (server.stop, FORCE_S), (server.kill, None)):
         ask()
         if (await asyncio.wait([server.ended], timeout=wait_s))[0]:
             return
 
 
-# Number of intervals between checks in the time after which a server hangs.
+# Number of checks during the timeout after which a server counts as hung.
 INTERVALS = 4
 
 
 async def find_hang(
     server: ModelServer, place: Path | tuple[str, int] | None, timeout_s: Callable[[], float]
 ) -> str:
-    """Wait until the server hangs, and return the reason. `place` is the address of its API process, None without one.
+    """Wait until the server hangs, and return the reason. `place` is the address of its API server; None if it has none.
 
-    A server hangs if one of these conditions holds at each check during `timeout_s()` seconds: a signal has stopped one of its
-    processes; or it was ready, and its API process does not answer GET /health.
+    A server hangs if every check during `timeout_s()` seconds finds the same fault: one of its processes is suspended by
+    a signal, or its API server, once ready, does not answer GET /health.
     """
     probe = Upstream(place) if place is not None else None
     before, failed = "", 0
@@ -224,26 +225,26 @@ async def find_hang(
 
 async def _find_fault(server: ModelServer, probe: Upstream | None, limit_s: float) -> str:
     if await asyncio.to_thread(server.is_stopped):
-        return "one of its processes was stopped"
+        return "one of its processes was suspended by a signal"
     if probe is None or not server.ready.done():
         return ""
     with suppress(OSError):  # includes TimeoutError
         async with asyncio.timeout(limit_s), await probe.request("GET", "/health") as answer:
             await answer.read()
             return ""
-    return "the API server did not answer"
+    return "the API server did not respond"
 
 
-# Interval in seconds at which the starter process is checked.
+# Interval in seconds between checks of the starter process.
 CHECK_S = 1.0
-# Time in seconds in which it must begin an order: at the first one it still imports modules, on a busy machine.
+# Time in seconds within which it must begin an order. The first order also waits for its imports.
 BEGIN_S = 30.0
-# Time in seconds after which a process that has ended is restarted before an order needs it.
+# Minimum time in seconds between the starts of two starter processes, unless an order needs one.
 RESTART_S = 5.0
 
 
 class Starter:
-    """Factory of servers that uses the starter process, and restarts it if it died."""
+    """Factory of servers, which uses the starter process and restarts it if it exits."""
 
     module = "coldstart.host.live.starter"
 
@@ -265,7 +266,7 @@ class Starter:
         self._checks: asyncio.TimerHandle | None = None
 
     def warm(self) -> None:
-        """Start the starter process, so that its imports are done before the first start; restart it if it has ended."""
+        """Start the starter process if it is not running, so that its imports are done before the first order."""
         if self._checks is None:
             self._checks = asyncio.get_running_loop().call_later(CHECK_S, self._check)
         if self._process is not None and self._process.poll() is None:
@@ -280,13 +281,13 @@ class Starter:
                 pass_fds=(theirs.fileno(),),
                 env={**self.env, **supervisor},
                 stdin=subprocess.DEVNULL,
-                # Only the gateway handles Ctrl-C at the terminal; it then ends the servers.
+                # Only the gateway handles Ctrl-C at the terminal; it then stops the servers.
                 start_new_session=True,
             )
         self._channel, self._began_s = json_lines.Channel(ours), asyncio.get_running_loop().time()
 
     def _check(self) -> None:
-        """Replace the starter process if it is overdue, and restart it if it has exited."""
+        """Replace the starter process if it does not begin an order in time, and restart it if it has exited."""
         loop = asyncio.get_running_loop()
         self._checks = loop.call_later(CHECK_S, self._check)
         due = loop.time() - BEGIN_S
@@ -300,7 +301,7 @@ class Starter:
                 self.warm()
 
     def begin(self, order: StartOrder) -> ModelServer:
-        """Start a server, or a template for the servers that are begun here; returns at once.
+        """Order the start of a server, or of a template for the servers started here, without waiting for it.
 
         Raises:
             OSError: The order cannot be sent.
@@ -318,7 +319,7 @@ class Starter:
         with log.open("ab") as file:
             ours, theirs = socket.socketpair()
             with theirs:
-                # If this fails, closing `theirs` ends the lease at once.
+                # If sending fails, closing `theirs` ends the lease immediately.
                 self._send(order.encode(), (theirs.fileno(), file.fileno()))
         server = ModelServer(path, log, ours)
         self._living.add(server)
@@ -335,17 +336,17 @@ class Starter:
             self._process = None
 
     async def close(self) -> None:
-        """Wait until every server and the starter process have ended; no server may be begun afterwards."""
+        """Wait until every server and the starter process have exited. No server may be started after this call."""
         while self._living:
             await asyncio.wait([one.ended for one in self._living])
         if self._checks is not None:
             self._checks.cancel()
         if self._process is not None and self._channel is not None:
             self._channel.close()
-            # No supervisor depends on it, and a stopped process would not notice the end of its connection.
+            # No supervisor depends on the starter process. If suspended, it would not see that the connection closed.
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
-        with suppress(OSError, UsageError):  # what killed supervisors have left
+        with suppress(OSError, UsageError):  # directories of killed supervisors
             await asyncio.to_thread(scratch.remove_dead_directories)
 
 
@@ -354,6 +355,6 @@ def own_directory() -> AbstractContextManager[Path]:
 
     Raises OSError.
     """
-    # The longest path of a socket below the base is that of a server.
+    # A server's socket has the longest path below the base directory.
     base = paths.runtime_dir(len("/host-12345678/99999.sock"))
     return scratch.create_owned_directory(base, "host-")

@@ -1,7 +1,7 @@
 """Runtime template of a host: a process that has imported vLLM, from which the servers of all models are forked.
 
-It is not a tier of a model: it shortens every start from `stopped`. The host reserves its memory as long as the configuration
-requires one.
+It is not a tier of a model: it shortens every start from `stopped`. The host reserves its memory while the configuration
+requires a template.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coldstart.host.specification import HostSettings
 from coldstart.host.status import HostFacts
 
 RUNTIME = "runtime"
-# Time in seconds until a template that failed or ended is built again; a killed one is so at once.
+# Time in seconds until a template that failed or exited is restarted. A killed template is restarted immediately.
 AGAIN_S = 60.0
 
 
@@ -27,7 +27,7 @@ class RuntimeTemplate:
     def __init__(self, servers: Starter, log: Log, facts: HostFacts) -> None:
         self.servers, self.log, self.facts = servers, log, facts
         self._process: ModelServer | None = None
-        # With those that are retired, whose servers still run.
+        # Includes retired templates whose servers are still running.
         self._all: set[ModelServer] = set()
         self._launches: list[Launch] = []
         self._ready_timeout_s, self._is_draining, self._tried = 0.0, False, 0
@@ -35,7 +35,7 @@ class RuntimeTemplate:
         self._again: asyncio.TimerHandle | None = None
 
     def configure(self, launches: Collection[Launch], settings: HostSettings) -> None:
-        """Start a template if a model uses one; if none does, fork nothing more from it: it ends after its last server."""
+        """Start a template if a model uses one. If no model does, retire it: it exits after its last forked server."""
         self._ready_timeout_s = settings.ready_timeout_s
         self._launches = [one for one in launches if settings.runtime_template and one.mode in FORKED]
         if self._launches and self._process is None:
@@ -48,7 +48,7 @@ class RuntimeTemplate:
     def _begin(self) -> None:
         if self._is_draining or self._process is not None or not self._launches:
             return
-        # Use another model's arguments at the next attempt, in case these are the cause of a failure.
+        # Each attempt uses another model's arguments, in case some arguments cause the failure.
         launch, self._tried = self._launches[self._tried % len(self._launches)], self._tried + 1
         self.log.write("template", model=launch.name, level=RUNTIME)
         try:
@@ -64,7 +64,7 @@ class RuntimeTemplate:
         self._tasks.spawn(self._live(launch, process))
 
     async def _live(self, launch: Launch, process: ModelServer) -> None:
-        """Supervise a template until it exits, then start the next template."""
+        """Supervise a template until it exits, then schedule the start of the next one."""
         try:
             ready = await process.ready
         except StartFailedError as reason:
@@ -87,9 +87,9 @@ class RuntimeTemplate:
         self.facts.template_error = reason
 
     async def wait(self, launch: Launch) -> bool:
-        """Wait until the template is ready or has failed, if the start of this model uses it; return False after the timeout.
+        """Wait until the template is ready or has failed, if this launch uses it; return False after the timeout.
 
-        A start without a template would have to import the same modules.
+        Without the template, the start would have to import the same modules.
         """
         if self._process is None or launch.mode not in FORKED:
             return True
@@ -97,7 +97,7 @@ class RuntimeTemplate:
         return bool(done)
 
     def drain(self) -> None:
-        """Start no further template."""
+        """Start no further template, and stop one that is still starting."""
         self._is_draining = True
         if self._again is not None:
             self._again.cancel()
@@ -105,7 +105,7 @@ class RuntimeTemplate:
             self._process.stop()
 
     async def close(self) -> None:
-        """Stop the template and all running servers that were forked from it."""
+        """Stop the template and all servers that were forked from it."""
         self.drain()
         for process in list(self._all):
             await end_by_force(process)

@@ -1,7 +1,7 @@
 """Requests to one model's server, over aiohttp.
 
-Invariant: a connection is used again only after a complete answer. An answer that is not read to its end closes its
-connection, which makes vLLM abort the request.
+Invariant: a connection is reused only after a complete response. If a response is not read to its end, its connection is
+closed, which makes vLLM abort the request.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from coldstart.system.ipc import addresses
 
 Header = tuple[bytes, bytes]
 CONNECT_S = 10.0
-# Below vLLM's own keep-alive (5 s): a connection must not be reused just as the server closes it.
+# Shorter than vLLM's keep-alive (5 s), so that no connection is reused while the server closes it.
 KEEP_ALIVE_S = 3.0
 CROWDED_S = 0.005
-# A machine whose link is cut sends nothing: its kernel is probed every second and must answer in this time.
+# A machine whose network link is cut sends nothing, so its kernel is probed every second and must respond within this time.
 PROBE_S, SILENT_S = 1, 1.9
-# A busy server may leave a large request unread for a while, which must not count as silence.
+# A busy server may not read a large request for a while, so such a request gets more time.
 LARGE, LARGE_SILENT_S = 1 << 15, 10.0
-# The client's own headers are passed on, and no others.
+# Headers that aiohttp must not add: only the client's own headers are forwarded.
 _NOT_ADDED = ("accept", "accept-encoding", "content-type", "user-agent")
 
 
 class NothingSentError(ConnectionError):
-    """No server accepted the connection: nothing was sent."""
+    """No server accepted the connection, so nothing was sent."""
 
 
 class DisconnectedError(ConnectionError):
@@ -49,7 +49,7 @@ class StreamInterruptedError(Exception):
 
 
 class UpstreamAnswer:
-    """One answer, an asynchronous context manager: the headers are complete on entry, the connection is released on exit."""
+    """Response of a server, an async context manager: on entry the headers are complete, on exit the connection is freed."""
 
     def __init__(self, upstream: Upstream, pending: asyncio.Task[aiohttp.ClientResponse]) -> None:
         self._upstream, self._pending = upstream, pending
@@ -82,11 +82,11 @@ class UpstreamAnswer:
         return self._response is not None and self._response.content.is_eof()
 
     async def piece(self) -> bytes:
-        """Return the data since the last call; empty at the end.
+        """Return the data that arrived since the last call; empty at the end of the response.
 
         Raises:
-            DisconnectedError: The answer ended too early.
-            StreamInterruptedError: The answer was interrupted.
+            DisconnectedError: The response ended too early.
+            StreamInterruptedError: The response was interrupted.
         """
         assert self._response is not None
         content = self._response.content
@@ -110,7 +110,7 @@ class UpstreamAnswer:
         return b"".join(parts)
 
     def interrupt(self) -> None:
-        """Interrupt this response so that the exchange continues it at another replica."""
+        """Interrupt this response, so that the exchange continues it at another replica."""
         self._interrupted = True
         if self._response is None:
             self._pending.cancel()
@@ -118,7 +118,7 @@ class UpstreamAnswer:
             self._response.content.set_exception(StreamInterruptedError())
 
     def abort(self) -> None:
-        """Close the connection, unless the response was read to its end."""
+        """Close the connection unless the response was read to its end."""
         self._upstream.answers.discard(self)
         if self._response is None:
             self._pending.cancel()
@@ -143,9 +143,9 @@ def _describe(error: Exception) -> DisconnectedError:
 
 
 class Upstream:
-    """Connections to the server at `place`, a unix socket or host and port. An idle one is closed after KEEP_ALIVE_S.
+    """Connections to the server at `address`, a Unix socket or a host and port.
 
-    `answers` are those in progress.
+    Idle connections are closed after KEEP_ALIVE_S. `responses` are the responses in progress.
     """
 
     def __init__(self, place: Path | tuple[str, int], *, connect_s: float = CONNECT_S) -> None:
@@ -190,14 +190,13 @@ class Upstream:
                 return answer
             self.answers.discard(answer)
             error = pending.exception()
-            # A unix socket with a full backlog fails at once, so the connection is tried again. (uvloop reports this;
-            # asyncio's own loop takes such a socket for connected.)
+            # Connecting to a Unix socket with a full backlog fails immediately under uvloop, so it is retried.
             if not isinstance(error, OSError) or error.errno != errno.EAGAIN:
                 raise NothingSentError(str(error) or "the server did not respond in time") from error
             await asyncio.sleep(CROWDED_S)
 
     def _open(self, silent_s: float) -> aiohttp.ClientSession:
-        """Return the session whose connections end when the other machine is silent for this time."""
+        """Return the session whose connections are closed if the other machine is silent for `silent_s` seconds."""
         if silent_s not in self._sessions:
             shared: dict[str, Any] = {"limit": 0, "keepalive_timeout": KEEP_ALIVE_S}
             connector: aiohttp.BaseConnector
@@ -235,7 +234,7 @@ async def _report_sent(session: aiohttp.ClientSession, context: SimpleNamespace,
 
 
 def _create_socket(address: Any, silent_s: float) -> socket.socket:
-    """Return a socket whose connection ends when the other machine is silent for this time."""
+    """Create a socket whose connection is closed if the other machine is silent for `silent_s` seconds."""
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -246,10 +245,10 @@ def _create_socket(address: Any, silent_s: float) -> socket.socket:
 
 
 class Replica:
-    """A server that answers for the model `name` over `upstream`, and requires the API key `key` if it is not empty.
+    """Server of the model `name`, reached over `upstream`; it requires the API key `key` unless that is empty.
 
-    `mode` is its start mode, `start_s` the duration of its start in seconds. Requests that waited together are sent one
-    after another, under the lock `order`. `fault` is why the host ended it, for its requests; empty if it did not.
+    `mode` is its start mode, and `start_s` the duration of its start in seconds. The lock `send_lock` sends requests that
+    waited together one after another. `fault` is the reason why the gateway killed the server; empty if it did not.
     """
 
     def __init__(self, name: str, upstream: Upstream, key: str = "") -> None:

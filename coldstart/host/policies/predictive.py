@@ -32,9 +32,10 @@ Item = tuple[float, int, str]
 
 
 def find_cheapest_victims(items: Sequence[Item], need: int, credit: float) -> list[str]:
-    """Return the cheapest set of models that holds `need` bytes, or all models if they hold less.
+    """Return the cheapest set of models that uses at least `need` bytes, or all models if they use less.
 
-    The search completes a set in density order from each of the first SEEDS models, and removes models that are not needed.
+    From each of the first SEEDS models, the search completes a set in density order and removes models that are not
+    needed.
     """
     ranked = sorted(items)
     count = _count_needed(ranked, need)
@@ -47,7 +48,7 @@ def find_cheapest_victims(items: Sequence[Item], need: int, credit: float) -> li
 
 
 def _count_needed(ranked: Sequence[Item], need: int) -> int | None:
-    """Return how many of the first items together hold `need` bytes; None if all of them hold less."""
+    """Return how many of the first items together use at least `need` bytes; None if all of them use less."""
     for count, (_, size, _) in enumerate(ranked, start=1):
         need -= size
         if need <= 0:
@@ -81,13 +82,13 @@ def _sum_loss(chosen: Sequence[Item], price: float) -> float:
 
 
 KEEP = np.array([0.7, 0.9, 0.97, 0.995])
-"""Fraction of its past that each law retains at a request: a memory of about 3, 10, 30 and 200 requests."""
+"""Forgetting factor of each law per request, which gives memories of about 3, 10, 30 and 200 requests."""
 PRIOR = 1.0
 """Weight of the prior, in requests."""
 LEARNING = 0.01
-"""Learning rate of the weights, per request."""
+"""Learning rate of the mixture weights, per request."""
 CREDIT = 0.25
-"""Credit for bytes freed beyond the need."""
+"""Credit for bytes freed beyond the need, as a fraction of their price."""
 TEMPO = 0.002
 """Learning rate of the mean time between requests of all models, per request."""
 

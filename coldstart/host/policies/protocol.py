@@ -40,14 +40,14 @@ class Policy(Protocol):
         """Record that the memory of the model is freed, for any reason."""
 
     def choose_victims(self, free: Collection[str], need: int, now: float) -> Sequence[str]:
-        """Return models from `free` that together hold at least `need` bytes, or all of them if they hold less.
+        """Return models from `free` that together use at least `need` bytes, or all of them if they use less.
 
         `free` contains the models that can be evicted: loaded, not busy, not pinned. The call does not change the policy.
         """
 
 
 def take_first(order: Iterable[str], need: int, costs: Costs) -> list[str]:
-    """Return the first models in eviction order that together hold at least `need` bytes."""
+    """Return the first models in eviction order that together use at least `need` bytes."""
     chosen: list[str] = []
     for model in order:
         if need <= 0:
@@ -62,7 +62,7 @@ class LRU:
 
     def __init__(self, costs: Costs, capacity: int) -> None:
         self.costs = costs
-        # In order of use, the latest last. The values are unused.
+        # An ordered set: the keys are models, the most recently used last.
         self._uses: dict[str, None] = {}
 
     def record_request(self, model: str, now: float, resident: bool) -> None:

@@ -29,7 +29,7 @@ def test_no_representation_shows_a_key(tmp_path: Path) -> None:
         ('[a]\nkey_file = "one"\nrequests_per_minute = 60\n', "a: unknown key requests_per_minute"),
         ('[a]\nkey_file = "one"\n[b]\nkey_file = "one"\n', "a and b have the same key"),
         ("a = 1\n", "expected a table"),
-        ("[a\n", "is not TOML"),
+        ("[a\n", "as TOML: "),
     ],
 )
 def test_file_that_cannot_be_used_is_refused_with_its_place(

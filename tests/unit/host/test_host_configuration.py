@@ -74,7 +74,7 @@ def test_example_of_the_documentation_is_read(tmp_path: Path) -> None:
         ('memory = "1GiB"\n[models]\nm = 3\n', "models.m: expected a table, found 3"),
         ('memory = "1GiB"\n' + MODEL + "tiers = [3]\n", r"models\.m\.tiers\[0\]: expected a table, found 3"),
         ('memory = "1GiB"\nresume_streams = 1\n' + MODEL, "resume_streams: expected `bool`, got `int`"),
-        ("memory = ", "is not TOML"),
+        ("memory = ", "as TOML: "),
     ],
 )
 def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, text: str, complaint: str) -> None:

@@ -62,7 +62,7 @@ def test_unknown_paths_are_not_forwarded(tmp_path: Path) -> None:
                 status, _, body = await stage.ask(path=path, model="a")
                 assert status == 404 and body["error"]["code"] == 404
             status, said = await _get(stage, "/v1/completions")
-            assert status == 405 and "takes POST" in said["error"]["message"]
+            assert status == 405 and "requires POST" in said["error"]["message"]
             assert said["error"]["type"] == "invalid_request_error"
             status, said = await _get(stage, "/")
             assert status == 200 and "<html" in said

@@ -25,7 +25,7 @@ def test_server_is_killed_when_its_api_does_not_answer(tmp_path: Path) -> None:
             lines = asyncio.create_task(stage.events(model="a", prompt=2, pause_s=60))
             await wait_until(lambda: len(server.asked) == 2)
             server.hangs = True
-            assert "the API server did not answer for 1 s" in await _hung(stage, server)
+            assert "the API server did not respond for 1 s" in await _hung(stage, server)
             assert b"the server of a hung and was killed" in (await lines)[-1]
             # The cause was not the model: it starts again at once.
             assert stage.model("a")["failures"] == 0
@@ -42,7 +42,7 @@ def test_server_is_killed_when_a_process_of_it_is_stopped(tmp_path: Path) -> Non
             stage.servers.last("a").stopped = True
             status, _, document = await asked
             assert status == 502 and "hung and was killed" in document["error"]["message"]
-            assert "one of its processes was stopped for 1 s" in stage.model("a")["error"]
+            assert "one of its processes was suspended by a signal for 1 s" in stage.model("a")["error"]
 
     run(work())
 

@@ -99,7 +99,7 @@ def test_reads_without_a_model_reach_the_default_or_the_only_model(tmp_path: Pat
                 assert (await stage.ask(model=name, prompt=1))[0] == 200
             found, text = await get("/version")
             assert found == status
-            assert ("names no model" in text) if status == 404 else ("Bearer of-a" in text)
+            assert ("does not specify a model" in text) if status == 404 else ("Bearer of-a" in text)
             # The server of the double knows /version only and answers others itself.
             for path in READS:
                 _, text = await get(path)
